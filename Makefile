@@ -1,0 +1,58 @@
+# Everything a contributor runs. Nothing needs to be installed but make and a Python 3.11 to 3.14.
+
+# The first that fits. Tried by running it: a version manager may have a command for a Python that is not there.
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 ''; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1 && break; \
+	done; echo $${p:-python3})
+endif
+BIN := .venv/bin
+MODEL ?=
+ARGS ?=
+TIERS := unit runtime contract cpu e2e deploy
+
+.PHONY: help venv serve test $(TIERS:%=test-%) check fmt docs clean distclean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make venv                      set up .venv with the vLLM for this machine (once; then instant)"
+	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine"
+	@echo "make test                      all tiers: $(TIERS)"
+	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
+	@echo "make check                     lint, format, types, imports, generated docs"
+	@echo "make fmt                       format and fix what can be fixed"
+	@echo "make docs                      write the generated docs"
+	@echo "make clean | distclean         remove caches | and .venv"
+
+venv:
+	@$(PYTHON) scripts/setup.py
+
+serve: venv
+	@$(BIN)/dynamo-vllm serve $(MODEL) $(ARGS)
+
+test: venv
+	@PYTEST_ARGS="$(ARGS)" $(BIN)/python scripts/test.py
+
+$(TIERS:%=test-%): test-%: venv
+	@PYTEST_ARGS="$(ARGS)" $(BIN)/python scripts/test.py $*
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit/test_imports.py
+	$(BIN)/python -m dynamo_vllm.cli.docs --check
+
+fmt: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: venv
+	$(BIN)/python -m dynamo_vllm.cli.docs
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv

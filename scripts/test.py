@@ -1,0 +1,41 @@
+"""Runs the test tiers given, one pytest each, and says what each took; a tier without tests does not fail.
+
+Further arguments for pytest come from PYTEST_ARGS.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "deploy")
+NO_TESTS = 5  # pytest's exit status
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(tiers: list[str]) -> int:
+    unknown = [tier for tier in tiers if tier not in TIERS]
+    if unknown:
+        print(f"no tier called {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
+        return 2
+    rows = [run_tier(tier) for tier in tiers or TIERS]
+    print("\n" + "\n".join(f"{tier:<10}{seconds:7.1f} s  {result}" for tier, seconds, result in rows))
+    return int(any(result == "FAILED" for _, _, result in rows))
+
+
+def run_tier(tier: str) -> tuple[str, float, str]:
+    folder = ROOT / "tests" / tier
+    if not folder.is_dir():
+        return tier, 0.0, "no tests"
+    print(f"\n== {tier} ==", flush=True)
+    began = time.monotonic()
+    arguments = shlex.split(os.environ.get("PYTEST_ARGS", ""))
+    code = subprocess.run([sys.executable, "-m", "pytest", folder, *arguments], cwd=ROOT).returncode
+    result = {0: "passed", NO_TESTS: "no tests"}.get(code, "FAILED")
+    return tier, time.monotonic() - began, result
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

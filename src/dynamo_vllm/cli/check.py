@@ -1,0 +1,298 @@
+"""`dynamo-vllm check`: what a worker would do with these settings; with --live, proof that a system works."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.cli import versions
+from dynamo_vllm.config import build, checks
+from dynamo_vllm.config.build import opt
+from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dynamo_vllm.config.checks import EngineFlags
+
+PROG = "dynamo-vllm check"
+DESCRIPTION = (
+    "Show versions, a worker's resolved configuration, the engine defaults we set and the ports it needs.\n"
+    "With --live URL: prove that a running system answers and that its KV events arrive."
+)
+EPILOG = (
+    "Every option of 'dynamo-vllm worker' and every engine flag of vLLM is accepted; nothing is started.\n"
+    "With --live, --model NAME says which served model to ask (default: the first)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """What to look at, and how to print it."""
+
+    live: str | None = opt(
+        None, "check", "Frontend of a running system to prove.", env="DYN_VLLM_CHECK_LIVE", metavar="URL"
+    )
+    timeout: float = opt(
+        60.0,
+        "check",
+        "With --live: seconds to wait for one answer.",
+        env="DYN_VLLM_CHECK_TIMEOUT",
+        metavar="SECONDS",
+    )
+    strict: bool = opt(
+        False, "check", "With --live: what could not be proven counts as failed.", env="DYN_VLLM_CHECK_STRICT"
+    )
+    engine: bool = opt(
+        True,
+        "check",
+        "Leave the engine defaults out, which need vLLM imported (about 10 s).",
+        env="DYN_VLLM_CHECK_ENGINE",
+        flags=("--no-engine",),
+    )
+    json: bool = opt(False, "check", "Print JSON for other programs.", env="DYN_VLLM_CHECK_JSON")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOptions:
+    """What --live takes beside the options of check."""
+
+    model: str | None = opt(None, "check", "Served model to ask.", env="DYN_VLLM_CHECK_MODEL", metavar="NAME")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option that is not at its default, and the flag or variable that says so."""
+
+    name: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDefault:
+    argument: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    use: str
+    port: int
+    free: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    versions: Mapping[str, str]
+    facts: Mapping[str, str]
+    settings: Sequence[Setting]
+    engine_flags: Sequence[str]
+    engine_defaults: Sequence[EngineDefault] | None
+    """None where they were not looked at."""
+    ports: Sequence[Port]
+    problems: Sequence[str]
+
+
+def main(argv: Sequence[str]) -> int:
+    environment = build.environment()
+    options, rest = build.parse(CheckOptions, argv, environment, PROG, DESCRIPTION, EPILOG)
+    if options.live is not None:
+        return live(options, rest, environment)
+    found = look(options, rest, environment)
+    print(json.dumps(dataclasses.asdict(found), indent=2, default=str) if options.json else text(found))
+    return 2 if found.problems else 0
+
+
+# --- a running system -------------------------------------------------------------------------------------
+
+
+def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, str]) -> int:
+    chosen, unknown = build.parse(LiveOptions, rest, environment, PROG, DESCRIPTION)
+    if unknown:
+        raise ConfigError(f"{unknown[0]} says nothing about a running system; --live takes --model only")
+    from dynamo_vllm.cli.client import Client
+    from dynamo_vllm.cli.prove import OK, Proof, prove
+
+    steps = []
+    for step in prove(Client(str(options.live), options.timeout), chosen.model):
+        steps.append(step)
+        if not options.json:
+            print(step, flush=True)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(step) for step in steps], indent=2))
+    accepted = {OK} if options.strict else {OK, Proof.NOT_PROVEN}
+    return 0 if all(step.outcome in accepted for step in steps) else 1
+
+
+# --- a worker that is not started -------------------------------------------------------------------------
+
+
+def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, str]) -> Report:
+    given, engine_argv = build.parser(WorkerOptions, PROG, DESCRIPTION).parse_known_args(list(argv))
+    worker = build.from_values(WorkerOptions, vars(given), environment)
+    flags = checks.engine_flags(engine_argv)
+    ports = list(ports_of(worker, flags, environment))
+    problems = list(refusals(worker, flags))
+    problems += [
+        f"port {p.port} ({p.use}) is taken; choose another or end what holds it" for p in ports if not p.free
+    ]
+    defaults = None
+    if options.engine and worker.model and worker.engine == "vllm" and not problems:
+        defaults, complaint = engine_defaults(worker, engine_argv, environment)
+        problems += [complaint] if complaint else []
+    return Report(
+        versions=versions.found(),
+        facts=facts_of(worker, flags),
+        settings=list(settings_of(worker, vars(given))),
+        engine_flags=engine_argv,
+        engine_defaults=defaults,
+        ports=ports,
+        problems=problems,
+    )
+
+
+def settings_of(worker: WorkerOptions, given: Mapping[str, Any]) -> Iterator[Setting]:
+    """The options that differ from their defaults."""
+    for item in build.declared(WorkerOptions):
+        value = getattr(worker, item.name)
+        if value != item.default:
+            yield Setting(item.flags[0], value, "flag" if item.name in given else item.option.env)
+
+
+def facts_of(worker: WorkerOptions, flags: EngineFlags) -> dict[str, str]:
+    """What follows from the options, in words."""
+    named = worker.served_model_name or ((worker.model,) if worker.model else ())
+    return {
+        "model": worker.model or "none given",
+        "served as": ", ".join(named) or "-",
+        "role": worker.role,
+        "address": worker.address,
+        "discovery": _discovery(worker),
+        "planes": f"requests over {worker.request_plane}, events over {worker.event_plane}",
+        "bound to": worker.bind_host or "the machine's own address",
+        "kv events": _kv_events(worker, flags),
+    }
+
+
+def _discovery(worker: WorkerOptions) -> str:
+    if worker.discovery_backend != "file":
+        return worker.discovery_backend
+    # The runtime's own choice when DYN_FILE_KV is unset.
+    return f"file, in {worker.file_kv or Path(tempfile.gettempdir()) / 'dynamo_store_kv'}"
+
+
+def _kv_events(worker: WorkerOptions, flags: EngineFlags) -> str:
+    if worker.engine == "fake":
+        return "none from the fake engine"
+    if worker.kv_events is False or "no_enable_prefix_caching" in flags:
+        return "off"
+    if "kv_events_config" in flags:
+        return "as --kv-events-config says"
+    if worker.kv_event_port is not None:
+        return f"from port {worker.kv_event_port} on"
+    return "over a local socket" if _ranks(flags) == 1 else f"over {_ranks(flags)} free ports in a row"
+
+
+def _ranks(flags: EngineFlags) -> int:
+    given = flags.get("data_parallel_size") or "1"
+    return int(given) if given.isdecimal() else 1
+
+
+def ports_of(worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]) -> Iterator[Port]:
+    """The ports that are named; all others are free ones that the system picks."""
+    host = worker.system_host or worker.bind_host or "0.0.0.0"
+    if worker.system_port:
+        yield Port("health and metrics", worker.system_port, is_free(host, worker.system_port))
+    if worker.kv_event_port is not None and worker.kv_events is not False:
+        for rank in range(_ranks(flags)):
+            port = worker.kv_event_port + rank
+            yield Port(f"KV events of rank {rank}", port, is_free("0.0.0.0", port))
+    rpc = environment.get("DYN_TCP_RPC_PORT", "")
+    if worker.request_plane == "tcp" and rpc.isdecimal() and int(rpc):
+        yield Port("requests (DYN_TCP_RPC_PORT)", int(rpc), is_free(worker.bind_host or "0.0.0.0", int(rpc)))
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+def refusals(worker: WorkerOptions, flags: EngineFlags) -> Iterator[str]:
+    """Every refusal, where a start would stop at the first."""
+    for rule in (lambda o, _: checks.check_runtime(o), *checks.WORKER_RULES):
+        # Somebody who only wants to see versions and settings has no model to name.
+        if rule is checks.model_is_named:
+            continue
+        try:
+            rule(worker, flags)
+        except ConfigError as exc:
+            yield str(exc)
+
+
+def engine_defaults(
+    worker: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[EngineDefault] | None, str | None]:
+    """The defaults we set over vLLM's, or vLLM's complaint about the flags."""
+    from dynamo_vllm.engine import vllm_start
+    from dynamo_vllm.serving.worker import engine_settings
+
+    print("importing vLLM, about 10 s (--no-engine leaves it out) …", file=sys.stderr, flush=True)
+    try:
+        # vLLM logs to stdout, which is ours.
+        with contextlib.redirect_stdout(sys.stderr):
+            settings = engine_settings(worker, engine_argv, environment, tempfile.gettempdir())
+            vllm_start.set_environment(settings)
+            fired = vllm_start.resolve(settings).fired
+    except ConfigError as exc:
+        return None, str(exc)
+    return [EngineDefault(rule.argument, rule.value, rule.reason) for rule in fired], None
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+def text(found: Report) -> str:
+    defaults = found.engine_defaults or ()
+    parts = [
+        _block("versions", found.versions.items()),
+        _block("worker", found.facts.items()),
+        _block("set", [(s.name, f"{_shown(s.value)}  ({s.source})") for s in found.settings]),
+        _block("for vLLM", [("flags", " ".join(found.engine_flags))] if found.engine_flags else []),
+        _block(
+            "engine defaults we set", [(d.argument, f"{_shown(d.value)}  ({d.reason})") for d in defaults]
+        ),
+        _block("ports", [(str(p.port), f"{p.use}: {'free' if p.free else 'TAKEN'}") for p in found.ports]),
+        "\n  ".join(("problems", *found.problems)) if found.problems else "no problem found",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _block(title: str, rows: Any) -> str:
+    lines = [(str(name), str(value)) for name, value in rows]
+    if not lines:
+        return ""
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in lines)])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return " ".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,87 @@
+"""The `dynamo-vllm` command: finds the sub-command and imports only that."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import ConfigError, DynamoVllmError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = {
+    "serve": ("dynamo_vllm.cli.serve", "serve a model on this machine: frontend, router and workers"),
+    "worker": ("dynamo_vllm.cli.worker", "run one worker of a deployment"),
+    "frontend": ("dynamo_vllm.cli.frontend", "run the OpenAI server and router of a deployment"),
+    "check": (
+        "dynamo_vllm.cli.check",
+        "show versions and the resolved configuration, or prove a running system",
+    ),
+    "status": ("dynamo_vllm.cli.status", "show what a running system serves"),
+    "chat": ("dynamo_vllm.cli.chat", "talk to a running system"),
+}
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 could not start or serve, 2 bad settings, 3 the engine died, 128+n signal n."
+)
+
+
+def usage() -> str:
+    lines = [
+        "usage: dynamo-vllm COMMAND [OPTIONS]",
+        "",
+        "Serve large models with vLLM on the Dynamo runtime.",
+        "",
+    ]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [
+        "",
+        "  --version  versions of this package and its parts",
+        "  COMMAND --help  options of a command",
+        "",
+    ]
+    return "\n".join([*lines, EXIT_CODES])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command; never returns."""
+    code = run(list(sys.argv[1:] if argv is None else argv))
+    from dynamo_vllm.cli.process import exit_process
+
+    exit_process(code)
+
+
+def run(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        from dynamo_vllm.cli.versions import report
+
+        print(report())
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"dynamo-vllm: {argv[0]!r} is no command\n\n{usage()}", file=sys.stderr)
+        return 2
+    return run_command(COMMANDS[argv[0]][0], argv[1:])
+
+
+def run_command(module: str, argv: Sequence[str]) -> int:
+    """A sub-command's exit code; its refusals become one line on stderr."""
+    try:
+        return int(importlib.import_module(module).main(argv))
+    except ConfigError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
+    except DynamoVllmError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What every long-running process of ours does at its start and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+def refuse_taken_port(flag: str, host: str, port: int) -> None:
+    """Say so now: the Rust servers would only log it and go on without the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise StartError(
+                f"{flag} {port} on {host} cannot be used: {exc.strerror}; choose another"
+            ) from None
+
+
+def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
+    """Run a process' life; a signal during the start ends it, later the life itself handles signals."""
+    import uvloop
+
+    signal.signal(signal.SIGTERM, _end_now)
+    try:
+        return uvloop.run(life)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _end_now(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def exit_process(code: int) -> None:
+    """End without waiting for the runtime's or the engine's threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,171 @@
+"""`dynamo-vllm serve`: a frontend and its workers on this machine, started, watched and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynamo_vllm.cli.frontend import refuse_taken_port
+from dynamo_vllm.config import build, topology
+from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.topology import CommandLine, Topology
+from dynamo_vllm.errors import ConfigError, StartError
+from dynamo_vllm.supervise import plan as plans
+from dynamo_vllm.supervise import run_folder
+from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.plan import Plan
+from dynamo_vllm.supervise.run_folder import RunFolder
+
+PROG = "dynamo-vllm serve"
+DESCRIPTION = """\
+Serve a model on this machine: the OpenAI server, its router and one or more workers.
+
+  dynamo-vllm serve                         a tiny demo model, made on the spot
+  dynamo-vllm serve MODEL                   a local folder or a hub id
+  dynamo-vllm serve MODEL --workers 2 --port 8080 --max-model-len 8192
+  dynamo-vllm serve --config deployment.yaml"""
+EPILOG = """\
+Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
+and passed on to each worker, for example --served-model-name, --max-model-len or --enforce-eager."""
+
+
+def main(argv: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(argv):
+        print(parser().format_help(), end="")
+        return 0
+    environment = build.environment()
+    options, wanted = understand(argv, environment)
+    folder = run_folder.choose(options.run_dir, environment)
+    if plans.lacks_model(wanted, environment):
+        wanted = with_demo_model(wanted, environment)
+    plan = plans.make(wanted, environment, folder.discovery)
+    refuse_missing_models(plan)
+    refuse_taken_ports(plan)
+    limits = Limits(start_seconds=options.start_seconds, restarts=options.restarts)
+    with folder.opened():
+        code = asyncio.run(run(plan, limits, folder))
+        if code == 0:
+            folder.forget()
+    return code
+
+
+def parser() -> build.Parser:
+    """Of serve's own options and the frontend's."""
+    made = build.parser(ServeOptions, PROG, DESCRIPTION, EPILOG)
+    made.usage = f"{PROG} [MODEL] [options] [worker options] [vLLM flags]"
+    build.add_options(made, FrontendOptions)
+    return made
+
+
+# --- what was asked for ---------------------------------------------------------------------------------
+
+
+def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServeOptions, Topology]:
+    """The command line over the file; the environment comes last."""
+    words = with_model_flag(argv)
+    namespace, rest = parser().parse_known_args(words)
+    given = vars(namespace)
+    options = build.from_values(ServeOptions, given, environment)
+    check(options)
+    # Some flags concern both kinds of process, so the workers' parser sees all words, and vLLM gets the
+    # ones that nobody knew.
+    workers = build.parser(WorkerOptions, PROG, DESCRIPTION)
+    for_workers, _ = workers.parse_known_args(words)
+    _, for_vllm = workers.parse_known_args(rest)
+    if for_vllm and not for_vllm[0].startswith("-"):
+        raise ConfigError(f"{for_vllm[0]!r} stands alone; the model goes first: {PROG} MODEL [options]")
+    line = CommandLine(
+        frontend=_of(FrontendOptions, given, without=("system_port",)),
+        worker=vars(for_workers),
+        args=tuple(for_vllm),
+        workers=options.workers if "workers" in given else None,
+    )
+    return options, topology.override(from_file(options) if options.config else from_options(options), line)
+
+
+def with_model_flag(argv: Sequence[str]) -> list[str]:
+    """MODEL as the first word is short for --model MODEL."""
+    if not argv or argv[0].startswith("-"):
+        return list(argv)
+    if any(word == "--model" or word.startswith("--model=") for word in argv[1:]):
+        raise ConfigError(f"the model is named twice, {argv[0]} and --model; give one of them")
+    return ["--model", *argv]
+
+
+def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+    names = {item.name for item in build.declared(cls)} - set(without)
+    return {name: value for name, value in given.items() if name in names}
+
+
+def check(options: ServeOptions) -> None:
+    if options.workers < 1:
+        raise ConfigError(f"--workers {options.workers} must be 1 or more")
+    if options.restarts < 0:
+        raise ConfigError(f"--restarts {options.restarts} must be 0 or more")
+    if options.start_seconds <= 0:
+        raise ConfigError(f"--start-seconds {options.start_seconds} must be above 0")
+
+
+def from_options(options: ServeOptions) -> Topology:
+    return Topology(workers=(topology.WorkerGroup(count=options.workers),))
+
+
+def from_file(options: ServeOptions) -> Topology:
+    import yaml
+
+    path = str(options.config)
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except OSError as exc:
+        raise ConfigError(f"--config {path} cannot be read: {exc.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(exc).split())}") from None
+    return topology.read(data, path)
+
+
+def with_demo_model(wanted: Topology, environment: Mapping[str, str]) -> Topology:
+    from dynamo_vllm.models.tiny import make_tiny_model
+
+    folder = run_folder.cache_folder(environment) / "models" / plans.DEMO_NAME
+    try:
+        make_tiny_model(folder)
+    except OSError as exc:
+        raise StartError(f"the demo model cannot be made in {folder}: {exc}; name a model") from None
+    return plans.with_demo(wanted, folder, environment)
+
+
+# --- before anything starts -----------------------------------------------------------------------------
+
+
+def refuse_missing_models(plan: Plan) -> None:
+    for model in plan.models:
+        if looks_like_a_path(model) and not Path(model).exists():
+            raise StartError(f"{model}: there is no such folder; give a model's folder or its hub id")
+
+
+def looks_like_a_path(model: str) -> bool:
+    """A hub id has one slash at most and begins with a letter or a digit."""
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1
+
+
+def refuse_taken_ports(plan: Plan) -> None:
+    refuse_taken_port(plan.host, plan.port)
+    for worker in plan.workers:
+        if worker.port is not None:
+            refuse_taken_port("0.0.0.0", worker.port, "--system-port")
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+async def run(plan: Plan, limits: Limits, folder: RunFolder) -> int:
+    from dynamo_vllm.supervise.screen import Screen
+    from dynamo_vllm.supervise.supervisor import Supervisor
+
+    screen = Screen(sys.stdout, sys.stderr)
+    screen.say(f"serving {', '.join(dict.fromkeys(plan.models))}; logs in {folder.logs}")
+    return await Supervisor(plan, limits, folder.logs, screen).run()

@@ -1,0 +1,35 @@
+"""`dynamo-vllm worker`: one worker process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
+from dynamo_vllm.config import build, checks, runtime_env
+from dynamo_vllm.config.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROG = "dynamo-vllm worker"
+DESCRIPTION = "Serve one model as a worker of a deployment."
+EPILOG = (
+    "Every engine flag of vLLM is accepted too and passed on untouched, for example --max-model-len, "
+    "--tensor-parallel-size or --enforce-eager; 'vllm serve --help' lists them."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    environment = build.environment()
+    options, engine_argv = build.parse(WorkerOptions, argv, environment, PROG, DESCRIPTION, EPILOG)
+    checks.check_worker(options, engine_argv)
+    if options.system_port:
+        refuse_taken_port(
+            "--system-port", options.system_host or options.bind_host or "0.0.0.0", options.system_port
+        )
+    runtime_env.export(options, environment)
+    from dynamo_vllm.serving import worker
+    from dynamo_vllm.serving.logging import set_up
+
+    set_up(options.log_level)
+    return run_to_exit(worker.run(options, engine_argv, environment))

@@ -1,0 +1,76 @@
+"""From engine outputs to OpenAI stream chunks (text mode)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.codec.chunks import usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_vllm.job import Output, Position, TokenLogprob
+    from dynamo_vllm.wire import Chunk
+
+FINISH = {"abort": "stop"}
+
+
+class TextEncoder:
+    """One per request; chat deltas or completion texts."""
+
+    def __init__(self, job_id: str, model: str, prompt_tokens: int, is_chat: bool) -> None:
+        self._head: Chunk = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{job_id}",
+            "object": "chat.completion.chunk" if is_chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._is_chat = is_chat
+        self._prompt = prompt_tokens
+        self._completion = 0
+        self._introduced: set[int] = set()
+
+    def encode(self, output: Output) -> Chunk:
+        self._completion += len(output.token_ids)
+        choice = self._chat(output) if self._is_chat else self._completion_choice(output)
+        choice["index"] = output.index
+        choice["finish_reason"] = FINISH.get(output.finish or "", output.finish)
+        chunk: Chunk = {**self._head, "choices": [choice]}
+        if output.finished:
+            chunk["usage"] = usage(self._prompt, self._completion, output.cached_tokens)
+        return chunk
+
+    def _chat(self, output: Output) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": output.text or ""}
+        if output.index not in self._introduced:
+            self._introduced.add(output.index)
+            delta["role"] = "assistant"
+        choice: dict[str, Any] = {"delta": delta}
+        if output.logprobs is not None:
+            choice["logprobs"] = {"content": [_chat_logprob(p) for p in output.logprobs]}
+        return choice
+
+    def _completion_choice(self, output: Output) -> dict[str, Any]:
+        choice: dict[str, Any] = {"text": output.text or ""}
+        if output.logprobs is not None:
+            choice["logprobs"] = _completion_logprobs(output.logprobs)
+        return choice
+
+
+def _chat_logprob(position: Position) -> dict[str, Any]:
+    return {**_token(position.chosen), "top_logprobs": [_token(c) for c in position.candidates]}
+
+
+def _token(c: TokenLogprob) -> dict[str, Any]:
+    text = c.text or ""
+    return {"token": text, "logprob": c.logprob, "bytes": list(text.encode())}
+
+
+def _completion_logprobs(positions: Sequence[Position]) -> dict[str, Any]:
+    return {
+        "tokens": [p.chosen.text or "" for p in positions],
+        "token_logprobs": [p.chosen.logprob for p in positions],
+        "top_logprobs": [{c.text or "": c.logprob for c in p.candidates} for p in positions],
+        "text_offset": [],
+    }

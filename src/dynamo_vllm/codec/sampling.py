@@ -1,0 +1,258 @@
+"""From a request's options to a SamplingSpec, refusing what an engine cannot do, with the field's name."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import GUIDE_KINDS, EngineFacts, Guide, SamplingSpec
+from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dynamo_vllm.wire import GenerateRequest, GuidedDecoding, SamplingOptions
+
+MAX_STOP_STRINGS = 4
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SEED_RANGE = range(-(2**63), 2**63)
+
+
+def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> SamplingSpec:
+    """The spec of a tokenised request; `room` is how many tokens still fit behind the prompt.
+
+    Stop strings are the frontend's work in this mode: it holds the text, the worker only ids.
+    """
+    stop, sampling, output = request.stop_conditions, request.sampling_options, request.output_options
+    _stop_strings(stop.stop or ())
+    _beam_search(sampling)
+    ignore_eos = bool(stop.ignore_eos)
+    hidden = () if ignore_eos else stop.stop_token_ids_hidden or ()
+    return spec(
+        room=room,
+        facts=facts,
+        max_tokens=stop.max_tokens,
+        min_tokens=stop.min_tokens,
+        n=sampling.n,
+        temperature=rounded(sampling.temperature),
+        top_p=rounded(sampling.top_p),
+        top_k=sampling.top_k,
+        min_p=rounded(sampling.min_p),
+        presence_penalty=rounded(sampling.presence_penalty),
+        frequency_penalty=rounded(sampling.frequency_penalty),
+        repetition_penalty=rounded(sampling.repetition_penalty),
+        seed=sampling.seed,
+        stop_token_ids=_merged(stop.stop_token_ids or (), stop.stop_token_ids_visible or (), hidden),
+        ignore_eos=ignore_eos,
+        include_stop_in_output=bool(sampling.include_stop_str_in_output),
+        logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
+        skip_special_tokens=output.skip_special_tokens is not False,
+        guide=guide(sampling.guided_decoding),
+        max_thinking_tokens=stop.max_thinking_tokens,
+        logit_bias=sampling.logit_bias,
+    )
+
+
+def from_text(body: Body, room: int, facts: EngineFacts) -> SamplingSpec:
+    """The spec of an OpenAI body; here the engine writes the text and watches the stop strings."""
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    _stop_strings(stop)
+    if isinstance(body, ChatBody):
+        max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    else:
+        max_tokens, logprobs = body.max_tokens if body.max_tokens is not None else 16, body.logprobs
+    return spec(
+        room=room,
+        facts=facts,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        n=body.n,
+        temperature=rounded(body.temperature),
+        top_p=rounded(body.top_p),
+        top_k=body.top_k,
+        min_p=rounded(body.min_p),
+        presence_penalty=rounded(body.presence_penalty),
+        frequency_penalty=rounded(body.frequency_penalty),
+        repetition_penalty=rounded(body.repetition_penalty),
+        seed=body.seed,
+        stop=stop,
+        stop_token_ids=_merged(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        include_stop_in_output=bool(body.include_stop_str_in_output),
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        guide=text_guide(body),
+        logit_bias=_bias(body.logit_bias),
+        detokenize=True,
+    )
+
+
+def spec(
+    *, room: int, facts: EngineFacts, max_tokens: int | None, min_tokens: int | None, **rest: Any
+) -> SamplingSpec:
+    """A checked SamplingSpec. `max_tokens` defaults to what fits and is cut to it."""
+    for name, value in facts.sampling_defaults.items():
+        if name in _MODEL_DEFAULTS and rest[name] is None:
+            rest[name] = value
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"{max_tokens} is not above 0", parameter="max_tokens")
+    limit = room if max_tokens is None else min(max_tokens, room)
+    if min_tokens is not None and min_tokens < 0:
+        raise InvalidRequest(f"{min_tokens} is negative", parameter="min_tokens")
+    n = rest.pop("n")
+    made = SamplingSpec(
+        max_tokens=limit,
+        # A request that moved here from another worker has a smaller max_tokens but its first min_tokens.
+        min_tokens=min(min_tokens or 0, limit),
+        n=1 if n is None else n,
+        **rest,
+    )
+    _check(made, facts.vocab_size)
+    return made
+
+
+def _check(s: SamplingSpec, vocab_size: int) -> None:
+    _within("n", s.n, 1, MAX_CHOICES)
+    _within("temperature", s.temperature, 0, 2)
+    _within("top_p", s.top_p, 0, 1)
+    if s.top_p == 0:
+        raise InvalidRequest("0 leaves no token to choose; use a number above 0", parameter="top_p")
+    if s.top_k is not None and s.top_k < -1:
+        raise InvalidRequest(f"{s.top_k} is below -1; use -1 or 0 for all tokens", parameter="top_k")
+    _within("min_p", s.min_p, 0, 1)
+    _within("presence_penalty", s.presence_penalty, -2, 2)
+    _within("frequency_penalty", s.frequency_penalty, -2, 2)
+    _within("repetition_penalty", s.repetition_penalty, 0, 2)
+    if s.repetition_penalty == 0:
+        raise InvalidRequest("0 is not above 0", parameter="repetition_penalty")
+    if s.seed is not None and s.seed not in _SEED_RANGE:
+        raise InvalidRequest(f"{s.seed} does not fit into 64 bits", parameter="seed")
+    _within("logprobs", s.logprobs, 0, MAX_LOGPROBS)
+    _within("prompt_logprobs", s.prompt_logprobs, 0, MAX_LOGPROBS)
+    in_vocabulary("stop_token_ids", s.stop_token_ids, vocab_size)
+    if s.logit_bias is not None:
+        in_vocabulary("logit_bias", s.logit_bias, vocab_size)
+        for value in s.logit_bias.values():
+            _within("logit_bias", value, -100, 100)
+    if s.max_thinking_tokens is not None and s.max_thinking_tokens < 0:
+        raise InvalidRequest(f"{s.max_thinking_tokens} is negative", parameter="max_thinking_tokens")
+
+
+def _within(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:  # also false for NaN
+        raise InvalidRequest(f"{value} is not between {low} and {high}", parameter=name)
+
+
+def in_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse ids the model does not have; the engine would read beyond its embedding table."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise InvalidRequest(f"{wrong} is not in the vocabulary of {vocab_size} tokens", parameter=name)
+
+
+def _stop_strings(stop: Sequence[str]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"{len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed", parameter="stop")
+    if "" in stop:
+        raise InvalidRequest("an empty string would stop at once", parameter="stop")
+
+
+def _beam_search(options: SamplingOptions) -> None:
+    if options.use_beam_search:
+        raise InvalidRequest("beam search is not supported; leave it out", parameter="use_beam_search")
+    if options.length_penalty not in (None, 1.0):
+        raise InvalidRequest("only beam search uses it, which is not supported", parameter="length_penalty")
+    if options.best_of is not None and options.best_of != (options.n or 1):
+        raise InvalidRequest(
+            "vLLM makes exactly n choices; set best_of to n or leave it out", parameter="best_of"
+        )
+
+
+def _merged(*groups: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(token for group in groups for token in group))
+
+
+def _bias(raw: Mapping[str, float] | None) -> dict[int, float] | None:
+    if raw is None:
+        return None
+    try:
+        return {int(token): value for token, value in raw.items()}
+    except ValueError:
+        raise InvalidRequest("its keys must be token ids", parameter="logit_bias") from None
+
+
+def rounded(value: float | None) -> float | None:
+    """The shortest decimal that is the same 32-bit float: the frontend turns 0.9 into 0.8999999761581421."""
+    if value is None or not math.isfinite(value):
+        return value
+    for digits in range(6, 10):
+        short = float(f"{value:.{digits}g}")
+        if abs(short) < 3e38 and struct.pack("f", short) == struct.pack("f", value):
+            return short
+    return value
+
+
+def guide(options: GuidedDecoding | None) -> Guide | None:
+    """The one constraint of a tokenised request."""
+    if options is None:
+        return None
+    tag = options.structural_tag
+    is_object = options.json is True or options.json == {} or options.json == "{}"
+    made = Guide(
+        json=None if is_object or isinstance(options.json, bool) else options.json,
+        json_object=True if is_object else None,
+        regex=options.regex,
+        choice=options.choice,
+        grammar=options.grammar,
+        structural_tag=json.dumps(tag) if isinstance(tag, dict) else tag,
+        whitespace_pattern=options.whitespace_pattern,
+    )
+    return _one_constraint(made, "guided_decoding")
+
+
+def text_guide(body: Body) -> Guide | None:
+    """The one constraint of an OpenAI body: response_format or a guided_* field."""
+    schema, is_object, tag = _response_format(body.response_format)
+    made = Guide(
+        json=schema if schema is not None else body.guided_json,
+        json_object=is_object,
+        regex=body.guided_regex,
+        choice=body.guided_choice,
+        grammar=body.guided_grammar,
+        structural_tag=tag,
+        whitespace_pattern=body.guided_whitespace_pattern,
+    )
+    return _one_constraint(made, "response_format")
+
+
+def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, str | None]:
+    match chosen:
+        case None | ResponseFormat(type="text"):
+            return None, None, None
+        case ResponseFormat(type="json_object"):
+            return None, True, None
+        case ResponseFormat(type="json_schema", json_schema={"schema": dict() as schema}):
+            return schema, None, None
+        case ResponseFormat(type="structural_tag"):
+            tag = {"type": "structural_tag", "structures": chosen.structures, "triggers": chosen.triggers}
+            return None, None, json.dumps(tag)
+    raise InvalidRequest(f"type {chosen.type!r} is unknown or incomplete", parameter="response_format")
+
+
+def _one_constraint(made: Guide, parameter: str) -> Guide | None:
+    named = [kind for kind in GUIDE_KINDS if getattr(made, kind) is not None]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise InvalidRequest(f"{' and '.join(named)} exclude each other; give one", parameter=parameter)
+    if made.choice is not None and (not made.choice or "" in made.choice):
+        raise InvalidRequest("choices must be a list of non-empty strings", parameter="guided_choice")
+    return made

@@ -1,0 +1,204 @@
+"""From a dataclass of options to a command line: argparse, environment and docs share one declaration.
+
+A flag beats its environment variable, which beats the default. This is the only module that reads the
+environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from dynamo_vllm.errors import ConfigError
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+T = TypeVar("T")
+_META = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The declaration of one option beside its type and default."""
+
+    group: str
+    help: str
+    env: str
+    flags: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    hidden: bool = False
+    shared_with_engine: bool = False
+    """The engine has a flag of this name too and gets the value as well."""
+
+
+def opt(
+    default: Any,
+    group: str,
+    help: str,
+    *,
+    env: str,
+    flags: Sequence[str] = (),
+    choices: Sequence[str] = (),
+    metavar: str | None = None,
+    hidden: bool = False,
+    shared_with_engine: bool = False,
+) -> Any:
+    """A dataclass field that is also a flag and an environment variable."""
+    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden, shared_with_engine)
+    return dataclasses.field(default=default, metadata={_META: declared})
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One option of one class, with everything a parser or a page of docs needs."""
+
+    name: str
+    kind: type
+    many: bool
+    default: Any
+    option: Option
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return self.option.flags or ("--" + self.name.replace("_", "-"),)
+
+
+def declared(cls: type) -> list[Declared]:
+    """The options of a dataclass in the order they were written."""
+    hints = typing.get_type_hints(cls)
+    found = []
+    for field in dataclasses.fields(cls):
+        option = field.metadata.get(_META)
+        if option is not None:
+            kind, many = _kind(hints[field.name])
+            found.append(Declared(field.name, kind, many, field.default, option))
+    return found
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """`int | None` → int; `tuple[str, ...]` → str, many."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (hint,) = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose refusals are ConfigErrors, so that there is one way out for bad settings."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def parser(cls: type, prog: str, description: str, epilog: str = "") -> Parser:
+    """An argument parser with the options of `cls`, grouped as declared."""
+    made = Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for item in declared(cls):
+        group = groups.get(item.option.group)
+        if group is None:
+            group = groups[item.option.group] = made.add_argument_group(item.option.group)
+        _add(group, item)
+    return made
+
+
+def _add(group: argparse._ArgumentGroup, item: Declared) -> None:
+    option = item.option
+    text = argparse.SUPPRESS if option.hidden else _help_text(item).replace("%", "%%")
+    if item.kind is bool:
+        group.add_argument(
+            *item.flags,
+            dest=item.name,
+            # A flag that is itself a no- has no second form.
+            action="store_false" if item.flags[0].startswith("--no-") else argparse.BooleanOptionalAction,
+            default=argparse.SUPPRESS,
+            help=text,
+        )
+    else:
+        group.add_argument(
+            *item.flags,
+            dest=item.name,
+            default=argparse.SUPPRESS,
+            metavar=option.metavar
+            or ("|".join(option.choices) if option.choices else item.kind.__name__.upper()),
+            nargs="+" if item.many else None,
+            help=text,
+        )
+
+
+def _help_text(item: Declared) -> str:
+    default = "" if item.default in (None, (), False) else f" (default: {_show(item.default)})"
+    return f"{item.option.help}{default} [{item.option.env}]"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def parse(
+    cls: type[T], argv: Sequence[str], env: Mapping[str, str], prog: str, description: str, epilog: str = ""
+) -> tuple[T, list[str]]:
+    """The options of `cls` and the arguments it does not know, in their order."""
+    given, rest = parser(cls, prog, description, epilog).parse_known_args(list(argv))
+    return from_values(cls, vars(given), env), rest
+
+
+def from_values(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str]) -> T:
+    """Options from flag values (by field name), then the environment, then the defaults."""
+    values: dict[str, Any] = {}
+    for item in declared(cls):
+        if item.name in given:
+            values[item.name] = _value(item, given[item.name], item.flags[0])
+        elif env.get(item.option.env, "") != "":
+            values[item.name] = _value(item, env[item.option.env], item.option.env)
+    return cls(**values)
+
+
+def _value(item: Declared, raw: Any, source: str) -> Any:
+    if item.many:
+        words = raw.replace(",", " ").split() if isinstance(raw, str) else raw
+        return tuple(_scalar(item, word, source) for word in words)
+    return _scalar(item, raw, source)
+
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+def _scalar(item: Declared, raw: Any, source: str) -> Any:
+    """One value of the declared type; a refusal names the source, the value and what would do."""
+    if item.kind is bool:
+        if isinstance(raw, bool):
+            return raw
+        if str(raw).lower() in _TRUE | _FALSE:
+            return str(raw).lower() in _TRUE
+        raise ConfigError(f"{source}={raw!r} is not a yes or no; use 1 or 0")
+    if item.kind in (int, float):
+        try:
+            return item.kind(raw)
+        except (TypeError, ValueError):
+            word = "a whole number" if item.kind is int else "a number"
+            raise ConfigError(f"{source}={raw!r} is not {word}") from None
+    if item.option.choices and raw not in item.option.choices:
+        raise ConfigError(f"{source}={raw!r} is unknown; choose one of {', '.join(item.option.choices)}")
+    return str(raw)
+
+
+def environment() -> Mapping[str, str]:
+    """The process environment, read once per process by the command line."""
+    return dict(os.environ)

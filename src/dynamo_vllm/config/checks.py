@@ -1,0 +1,323 @@
+"""Rules that span several options: one function and one message each.
+
+Every rule takes the parsed options and the flags left for the engine, and raises ConfigError.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import FrontendOptions, RuntimeOptions, WorkerOptions
+
+CONNECTORS = ("nixl", "lmcache", "kvbm", "none", "null")
+ENDPOINT_TYPES = ("chat", "completions")
+MULTIMODAL_ROLES = (
+    "multimodal_worker",
+    "multimodal_encode_worker",
+    "multimodal_decode_worker",
+    "multimodal_encode_prefill_worker",
+    "multimodal_processor",
+    "ec_processor",
+    "vllm_native_encoder_worker",
+)
+MAX_SYSTEM_PORT = 32767
+"""ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
+EngineFlags = Mapping[str, str | None]
+
+
+def engine_flags(argv: Sequence[str]) -> dict[str, str | None]:
+    """The engine's flags as the user wrote them: '--block-size 16' → {'block_size': '16'}."""
+    found: dict[str, str | None] = {}
+    last: str | None = None
+    for word in argv:
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            last = None if has_value else name.replace("-", "_").split(".")[0]
+            found[name.replace("-", "_").split(".")[0]] = value if has_value else None
+        elif last is not None and found[last] is None:
+            found[last] = word
+    return found
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# --- worker ---------------------------------------------------------------------------------------------
+
+
+def one_role(o: WorkerOptions, _: EngineFlags) -> None:
+    named = [flag(n) for n in ("is_prefill_worker", "is_decode_worker") if getattr(o, n)]
+    named += ["--disaggregation-mode"] if o.disaggregation_mode not in (None, o.role) else []
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} name different roles; a worker has one, give one of them")
+
+
+def known_connectors(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in o.connector:
+        if name not in CONNECTORS:
+            raise ConfigError(f"--connector {name!r} is unknown; choose from {', '.join(CONNECTORS)}")
+
+
+def none_stands_alone(o: WorkerOptions, _: EngineFlags) -> None:
+    if len(o.connector) > 1 and {"none", "null"} & set(o.connector):
+        raise ConfigError(
+            f"--connector {' '.join(o.connector)}: none stands alone; leave it out or the others"
+        )
+
+
+def one_source_of_connectors(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.connector and "kv_transfer_config" in engine:
+        raise ConfigError(
+            f"--connector {' '.join(o.connector)} cannot stand beside --kv-transfer-config; give one of them"
+        )
+
+
+def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
+    named = [flag(n) for n in MULTIMODAL_ROLES if getattr(o, n)]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} are different multimodal roles; give one of them")
+
+
+def multimodal_needs_its_switch(o: WorkerOptions, _: EngineFlags) -> None:
+    names = (*MULTIMODAL_ROLES, "route_to_encoder", "frontend_decoding", "mm_prompt_template")
+    named = [flag(n) for n in names if getattr(o, n)]
+    if named and not o.enable_multimodal:
+        raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")
+
+
+def example_encoder_cache_needs_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.ec_connector_backend == "ECExampleConnector" and not o.ec_storage_path:
+        raise ConfigError("--ec-connector-backend ECExampleConnector needs --ec-storage-path FOLDER")
+
+
+def encoder_cache_flags_need_a_user(o: WorkerOptions, _: EngineFlags) -> None:
+    named = [flag(n) for n in ("ec_connector_backend", "ec_storage_path", "ec_extra_config") if getattr(o, n)]
+    if named and not (o.vllm_native_encoder_worker or o.ec_consumer_mode):
+        raise ConfigError(f"{named[0]} needs --vllm-native-encoder-worker or --ec-consumer-mode")
+
+
+def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.ec_extra_config is not None:
+        json_object("--ec-extra-config", o.ec_extra_config)
+
+
+def stages_need_omni(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.stage_configs_path and not o.omni:
+        raise ConfigError(
+            f"--stage-configs-path {o.stage_configs_path} needs --omni; add it or leave the file out"
+        )
+
+
+def omni_has_no_connector(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.omni and set(o.connector) - {"none", "null"}:
+        raise ConfigError(f"--connector {' '.join(o.connector)} cannot stand beside --omni; leave it out")
+
+
+def kv_event_port_is_registered(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.kv_event_port is not None and not 1024 <= o.kv_event_port <= 49151:
+        raise ConfigError(f"DYN_VLLM_KV_EVENT_PORT={o.kv_event_port} is out of range; use 1024 to 49151")
+
+
+def kv_events_have_one_source(o: WorkerOptions, engine: EngineFlags) -> None:
+    if "kv_events_config" in engine and (o.kv_event_port is not None or o.kv_events is not None):
+        raise ConfigError(
+            "--kv-events-config already says where KV events go; leave --kv-event-port/--kv-events out"
+        )
+
+
+def known_endpoint_types(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in o.endpoint_types:
+        if name not in ENDPOINT_TYPES:
+            raise ConfigError(
+                f"--endpoint-types {name!r} is unknown; choose from {', '.join(ENDPOINT_TYPES)}"
+            )
+    if not o.endpoint_types:
+        raise ConfigError("--endpoint-types is empty; give chat, completions or both")
+
+
+def template_exists(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.custom_jinja_template and not Path(o.custom_jinja_template).is_file():
+        raise ConfigError(f"--custom-jinja-template {o.custom_jinja_template}: there is no such file")
+
+
+def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
+    parts = o.address.split(".")
+    if len(parts) != 3 or not all(parts):
+        raise ConfigError(
+            f"--endpoint {o.endpoint!r} is no address; write dyn://namespace.component.endpoint"
+        )
+
+
+def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in ("health_seconds", "canary_seconds", "canary_timeout_seconds"):
+        if getattr(o, name) <= 0:
+            raise ConfigError(f"{flag(name)} {getattr(o, name)} must be above 0")
+    if o.drain_seconds < 0:
+        raise ConfigError(f"--drain-seconds {o.drain_seconds} must not be negative")
+
+
+def worker_migration_is_a_count(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.migration_limit < 0:
+        raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
+
+
+def fake_settings_need_the_fake_engine(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.fake_engine is not None and o.engine != "fake":
+        raise ConfigError("--fake-engine describes the fake engine; add --engine fake or leave it out")
+    if o.fake_engine is not None:
+        json_object("--fake-engine", o.fake_engine)
+
+
+def fake_engine_takes_no_engine_flags(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.engine == "fake" and engine:
+        raise ConfigError(f"{flag(next(iter(engine)))} is a flag of vLLM; the fake engine does not know it")
+
+
+def gpu_memory_service_is_installed(_: WorkerOptions, engine: EngineFlags) -> None:
+    if engine.get("load_format") == "gms" and importlib.util.find_spec("gpu_memory_service") is None:
+        raise ConfigError(
+            "--load-format gms needs the package gpu_memory_service, which is not on PyPI; "
+            "install it from the Dynamo sources or use another load format"
+        )
+
+
+def model_is_named(o: WorkerOptions, _: EngineFlags) -> None:
+    if not o.model:
+        raise ConfigError("--model is missing; give a folder or a hub id")
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """A capability whose flags are known but which this version does not have."""
+
+    name: str
+    asked: Callable[[WorkerOptions, EngineFlags], bool]
+
+
+NOT_YET: tuple[NotYet, ...] = (
+    NotYet("--disaggregation-mode prefill", lambda o, _: o.role == "prefill"),
+    NotYet("--disaggregation-mode decode", lambda o, _: o.role == "decode"),
+    NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
+    NotYet("--connector", lambda o, _: bool(set(o.connector) - {"none", "null"})),
+    NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
+    NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
+    NotYet("--omni", lambda o, _: o.omni),
+    NotYet("--enable-prompt-embeds", lambda o, e: o.enable_prompt_embeds or "enable_prompt_embeds" in e),
+    NotYet("DYN_LORA_ENABLED / --enable-lora", lambda o, e: o.lora_enabled or "enable_lora" in e),
+    NotYet("--headless", lambda _, e: "headless" in e),
+    NotYet("--nnodes / --node-rank", lambda _, e: bool({"nnodes", "node_rank"} & set(e))),
+)
+
+
+def is_available(o: WorkerOptions, engine: EngineFlags) -> None:
+    for capability in NOT_YET:
+        if capability.asked(o, engine):
+            raise ConfigError(f"{capability.name} is not available yet in this version")
+
+
+WORKER_RULES = (
+    one_role,
+    known_connectors,
+    none_stands_alone,
+    one_source_of_connectors,
+    one_multimodal_role,
+    multimodal_needs_its_switch,
+    example_encoder_cache_needs_a_folder,
+    encoder_cache_flags_need_a_user,
+    extra_encoder_config_is_json,
+    stages_need_omni,
+    omni_has_no_connector,
+    kv_event_port_is_registered,
+    kv_events_have_one_source,
+    known_endpoint_types,
+    template_exists,
+    address_has_three_parts,
+    budgets_are_positive,
+    worker_migration_is_a_count,
+    fake_settings_need_the_fake_engine,
+    fake_engine_takes_no_engine_flags,
+    gpu_memory_service_is_installed,
+    model_is_named,
+    is_available,
+)
+
+
+def check_worker(options: WorkerOptions, engine_argv: Sequence[str]) -> None:
+    """Refuse what cannot work, before anything heavy is imported."""
+    flags = engine_flags(engine_argv)
+    check_runtime(options)
+    for rule in WORKER_RULES:
+        rule(options, flags)
+
+
+# --- every process --------------------------------------------------------------------------------------
+
+
+def port_is_a_port(name: str, port: int | None) -> None:
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"{name} {port} is no port; use 0 to 65535")
+
+
+def check_runtime(o: RuntimeOptions) -> None:
+    if o.system_port is not None and not 0 <= o.system_port <= MAX_SYSTEM_PORT:
+        raise ConfigError(f"--system-port {o.system_port} is out of range; the runtime takes 0 to {MAX_SYSTEM_PORT}")
+    if not o.namespace or "." in o.namespace or "/" in o.namespace:
+        raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
+
+
+# --- frontend -------------------------------------------------------------------------------------------
+
+
+def tls_needs_both_files(o: FrontendOptions) -> None:
+    if (o.tls_cert_path is None) != (o.tls_key_path is None):
+        raise ConfigError("--tls-cert-path and --tls-key-path go together; give both or neither")
+
+
+def thresholds_are_shares(o: FrontendOptions) -> None:
+    if o.busy_blocks is not None and not 0 < o.busy_blocks <= 1:
+        raise ConfigError(f"--busy-blocks {o.busy_blocks} is a share; use a number above 0 and up to 1")
+
+
+def frontend_migration_is_a_count(o: FrontendOptions) -> None:
+    if o.migration_limit < 0:
+        raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
+
+
+def temperature_is_not_negative(o: FrontendOptions) -> None:
+    if o.router_temperature < 0:
+        raise ConfigError(f"--router-temperature {o.router_temperature} must be 0 or more")
+
+
+FRONTEND_RULES = (
+    tls_needs_both_files,
+    thresholds_are_shares,
+    frontend_migration_is_a_count,
+    temperature_is_not_negative,
+)
+
+
+def check_frontend(options: FrontendOptions) -> None:
+    check_runtime(options)
+    port_is_a_port("--port", options.port)
+    for rule in FRONTEND_RULES:
+        rule(options)
+
+
+def json_object(name: str, text: str) -> dict[str, object]:
+    """The JSON object in `text`, or a refusal that names the flag."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise ConfigError(f"{name} is not JSON: {exc}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object")
+    return value

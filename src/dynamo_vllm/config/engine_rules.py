@@ -1,0 +1,93 @@
+"""Our defaults over vLLM's, each with its reason. What the user sets stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+UserArgs = Mapping[str, Any]
+"""The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a rule may look at beside the user's arguments."""
+
+    device: str
+    publishes_kv_events: bool = True
+    nixl: bool = False
+    kv_event_port: int | None = None
+    """First port of KV events; the caller names one when there are several data-parallel ranks."""
+    socket_folder: str = "/tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One default we set, and why; `check` prints these."""
+
+    argument: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.argument} = {self.value}: {self.reason}"
+
+
+Rule = Callable[[UserArgs, Situation], Fired | None]
+
+
+def prefix_caching(user: UserArgs, _: Situation) -> Fired | None:
+    if "enable_prefix_caching" in user:
+        return None
+    return Fired("enable_prefix_caching", True, "KV-aware routing needs a prefix cache to route to")
+
+
+def block_size(user: UserArgs, at: Situation) -> Fired | None:
+    if "block_size" in user:
+        return None
+    if at.device == "cpu":
+        return Fired("block_size", 32, "vLLM's CPU attention needs a multiple of 32")
+    return Fired("block_size", 16, "small blocks let the router match prefixes finely")
+
+
+def runner(user: UserArgs, _: Situation) -> Fired | None:
+    if "runner" in user:
+        return None
+    return Fired("runner", "generate", "this worker serves generation")
+
+
+def request_logging(user: UserArgs, _: Situation) -> Fired | None:
+    if "enable_log_requests" in user:
+        return None
+    return Fired("enable_log_requests", False, "prompts do not belong into logs")
+
+
+def executor(user: UserArgs, at: Situation) -> Fired | None:
+    single = user.get("tensor_parallel_size", 1) == 1 and user.get("pipeline_parallel_size", 1) == 1
+    if not at.nixl or not single or user.get("distributed_executor_backend") not in (None, "uni"):
+        return None
+    return Fired(
+        "distributed_executor_backend", "mp", "NIXL's threads and a one-process engine share one GIL"
+    )
+
+
+def kv_events(user: UserArgs, at: Situation) -> Fired | None:
+    cached = user.get("enable_prefix_caching", True)
+    if "kv_events_config" in user or not at.publishes_kv_events or not cached:
+        return None
+    ranks = int(user.get("data_parallel_size", 1) or 1)
+    # vLLM 0.30 binds an address with *, :: or ipc://; tcp://127.0.0.1 connects and nothing ever arrives.
+    # It adds the rank to a TCP port, and refuses ipc:// for ranks above 0.
+    local = at.kv_event_port is None and ranks == 1
+    endpoint = f"ipc://{at.socket_folder}/kv-events" if local else f"tcp://*:{at.kv_event_port}"
+    value = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint, "topic": ""}
+    return Fired("kv_events_config", value, "the router follows the cache through these events")
+
+
+RULES: tuple[Rule, ...] = (prefix_caching, block_size, runner, request_logging, executor, kv_events)
+
+
+def apply(user: UserArgs, situation: Situation) -> list[Fired]:
+    """The defaults that apply to these arguments, in the order of RULES."""
+    return [fired for rule in RULES if (fired := rule(user, situation)) is not None]

@@ -1,0 +1,50 @@
+"""The runtime's environment variables for our options. The Rust side reads them, some when it is imported."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dynamo_vllm.config.options import RuntimeOptions
+
+_HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
+# The runtime writes two INFO lines per request; an operator wants them when debugging only.
+_LOG = {"error": "error", "warning": "warn", "info": "warn", "debug": "debug"}
+
+
+def export(options: RuntimeOptions, environment: Mapping[str, str], **more: str) -> None:
+    """Write the variables before `dynamo` is imported; `more` are further ones of one process."""
+    os.environ.update({**variables(options), **more})
+    for name, value in defaults(options).items():
+        if name not in environment:
+            os.environ[name] = value
+
+
+def variables(options: RuntimeOptions) -> dict[str, str]:
+    """What our options say; they already include what the user's environment said."""
+    found = {
+        "DYN_NAMESPACE": options.namespace,
+        "DYN_DISCOVERY_BACKEND": options.discovery_backend,
+        "DYN_REQUEST_PLANE": options.request_plane,
+        "DYN_EVENT_PLANE": options.event_plane,
+    }
+    if options.file_kv:
+        found["DYN_FILE_KV"] = options.file_kv
+    if options.system_host:
+        found["DYN_SYSTEM_HOST"] = options.system_host
+    if options.system_port is not None:
+        found["DYN_SYSTEM_PORT"] = str(options.system_port)
+    return found
+
+
+def defaults(options: RuntimeOptions) -> dict[str, str]:
+    """What follows from our options where the user's environment is silent."""
+    found = {"DYN_LOG": _LOG[options.log_level], "DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
+    if options.system_port is None:
+        found["DYN_SELF_HOST_METADATA"] = "0"  # the model card is handed out over the system port
+    if options.bind_host:
+        found |= dict.fromkeys(_HOSTS, options.bind_host)
+    return found

@@ -1,0 +1,179 @@
+"""What `serve` starts, as plain data: a frontend and groups of workers, from a file and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo_vllm.config import build
+from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.errors import ConfigError
+
+Values = Mapping[str, Any]
+"""Option values by field name, as text or as the file has them."""
+
+_SECTIONS = ("model", "frontend", "workers")
+_SHORT_NAMES = {"role": "disaggregation_mode"}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """Workers that are alike."""
+
+    count: int = 1
+    options: Values = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    """Flags of vLLM, untouched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One frontend and its workers; `model` is for every group that names none."""
+
+    model: str | None = None
+    frontend: Values = field(default_factory=dict)
+    workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What the command line said; it stands above the file."""
+
+    frontend: Values = field(default_factory=dict)
+    worker: Values = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    workers: int | None = None
+
+
+# --- the file -------------------------------------------------------------------------------------------
+
+
+def read(data: object, source: str) -> Topology:
+    """The topology in a parsed YAML document; `source` names it in refusals."""
+    top = _mapping(data, source)
+    for key in top:
+        if key not in _SECTIONS:
+            raise ConfigError(f"{source}: {key!r} is unknown; {_hint(key, _SECTIONS)}")
+    groups = top.get("workers", [{}])
+    if not isinstance(groups, list) or not groups:
+        raise ConfigError(f"{source}: workers must be a list of groups, such as '- count: 2'")
+    return Topology(
+        model=_text(top["model"], f"{source}: model") if "model" in top else None,
+        frontend=_options(FrontendOptions, top.get("frontend", {}), f"{source}: frontend"),
+        workers=tuple(_group(group, f"{source}: workers[{index}]") for index, group in enumerate(groups)),
+    )
+
+
+def _group(data: object, where: str) -> WorkerGroup:
+    values = dict(_mapping(data, where))
+    count = values.pop("count", 1)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"{where}: count {count!r} is no number of workers; use 1 or more")
+    env = _mapping(values.pop("env", {}), f"{where}: env")
+    args = values.pop("args", [])
+    if not isinstance(args, list):
+        raise ConfigError(f"{where}: args must be a list of vLLM flags, such as [--max-model-len, 4096]")
+    return WorkerGroup(
+        count=count,
+        options=_options(WorkerOptions, values, where, ("count", "env", "args")),
+        env={name: _text(value, f"{where}: env: {name}") for name, value in env.items()},
+        args=tuple(_text(word, f"{where}: args") for word in args),
+    )
+
+
+def _options(cls: type, data: object, where: str, more_keys: Iterable[str] = ()) -> dict[str, Any]:
+    """Values by field name; keys may be written like the flags, with dashes or underscores."""
+    names = option_names(cls)
+    found: dict[str, Any] = {}
+    for key, value in _mapping(data, where).items():
+        name = names.get(key.replace("-", "_"))
+        if name is None:
+            more = "; flags of vLLM go under args" if cls is WorkerOptions else ""
+            raise ConfigError(f"{where}: {key!r} is unknown; {_hint(key, [*names, *more_keys])}{more}")
+        if value is None:
+            raise ConfigError(f"{where}: {key} has no value; give one or leave it out")
+        found[name] = json.dumps(value) if isinstance(value, dict) else value
+    return found
+
+
+def option_names(cls: type) -> dict[str, str]:
+    """Every way to write an option in the file → its field."""
+    found = {}
+    for item in build.declared(cls):
+        if not item.option.hidden:
+            found[item.name] = item.name
+            found |= {flag.removeprefix("--").replace("-", "_"): item.name for flag in item.flags}
+    return found | {short: name for short, name in _SHORT_NAMES.items() if name in found}
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"use one of {', '.join(names)}" if len(names) < 10 else "'dynamo-vllm serve --help' lists the options"
+
+
+def _mapping(data: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{where} must be a mapping of names to values")
+    return data
+
+
+def _text(value: object, where: str) -> str:
+    """A word for a command line or an environment."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, str | int | float):
+        return str(value)
+    if isinstance(value, dict):
+        return json.dumps(value)
+    raise ConfigError(f"{where}: {value!r} is no text and no number")
+
+
+# --- the command line over the file ---------------------------------------------------------------------
+
+
+def override(topology: Topology, line: CommandLine) -> Topology:
+    """The file's topology with what the command line said."""
+    groups = topology.workers
+    if line.workers is not None:
+        if len(groups) > 1:
+            raise ConfigError(f"--workers {line.workers}: the file has {len(groups)} groups; set count in each")
+        groups = (dataclasses.replace(groups[0], count=line.workers),)
+    return Topology(
+        model=topology.model,
+        frontend={**topology.frontend, **line.frontend},
+        workers=tuple(
+            dataclasses.replace(
+                group,
+                options={**group.options, **line.worker},
+                args=(*group.args, *line.args),  # of a flag given twice vLLM takes the last
+            )
+            for group in groups
+        ),
+    )
+
+
+def to_argv(cls: type, values: Values) -> list[str]:
+    """The flags that say `values`; a value of the wrong type is refused."""
+    typed = build.from_values(cls, values, {})
+    argv: list[str] = []
+    for item in build.declared(cls):
+        if item.name in values:
+            argv += _flag(item, getattr(typed, item.name))
+    return argv
+
+
+def _flag(item: build.Declared, value: Any) -> Sequence[str]:
+    name = item.flags[0]
+    if item.kind is bool:
+        return [name if value else name.replace("--", "--no-", 1)]
+    if item.many:
+        return [name, *map(str, value)] if value else []
+    return [f"{name}={value}"]  # in one word, for values that begin with a dash

@@ -1,0 +1,61 @@
+"""What the rest of the worker knows of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from dynamo_vllm.job import EngineFacts, Job, Output
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """How full one data-parallel rank is, after one step of its scheduler."""
+
+    rank: int
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+OnLoad = Callable[[LoadFigures], None]
+OnPhase = Callable[[str], None]
+"""Told about each phase of a long start: importing, loading, …"""
+
+
+class Engine(Protocol):
+    async def start(self) -> EngineFacts:
+        """Ready to generate when it returns."""
+
+    def generate(self, job: Job) -> AsyncIterator[Output]: ...
+
+    async def abort(self, job_id: str) -> None:
+        """Idempotent; unknown ids are ignored."""
+
+    async def check_health(self) -> None:
+        """Raises EngineDead once the engine is gone. A hung engine passes: only a job shows a hang."""
+
+    def outputs_seen(self) -> int:
+        """Grows with everything the engine puts out; standing still while work waits means a hang."""
+
+    def metrics_text(self) -> str:
+        """The engine's own series in Prometheus' text format."""
+
+    async def close(self) -> None:
+        """Idempotent, also after a failed start."""
+
+
+class Renderer(Protocol):
+    """An engine that can turn text into tokens (text mode)."""
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[int]: ...
+
+    async def render_text(self, prompt: str) -> list[int]: ...
+
+
+class TextEngine(Engine, Renderer, Protocol):
+    """An engine for text mode."""

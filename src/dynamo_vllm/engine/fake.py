@@ -1,0 +1,181 @@
+"""A deterministic engine without a model: for tests, and for measuring everything around an engine.
+
+The token at position p of a sequence depends only on p and the prompt's first token, so a request that
+moves to another worker with its generated tokens appended goes on exactly where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dynamo_vllm.engine.base import LoadFigures, OnLoad, OnPhase
+from dynamo_vllm.errors import ConfigError, EngineDead, EngineRequestFailed
+from dynamo_vllm.job import EngineFacts, Job, Output, Position, TokenLogprob
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the fake engine behaves."""
+
+    start_ms: float = 0
+    """Time the start takes."""
+    prefill_ms: float = 0
+    """Time before the first token."""
+    token_ms: float = 0
+    """Time between tokens; 0 yields to the loop only."""
+    tokens_per_output: int = 1
+    context_length: int = 4096
+    vocab_size: int = 1000
+    block_size: int = 32
+    total_kv_blocks: int = 1024
+    max_num_seqs: int = 256
+    die_after: int | None = None
+    """The engine dies after this many tokens over all requests."""
+    stall_after: int | None = None
+    """The engine hangs after this many tokens over all requests."""
+    fail_on_token: int | None = None
+    """A prompt that begins with this id fails inside the engine."""
+    stall_on_token: int | None = None
+    """A prompt that begins with this id never gets a token."""
+    refuse_start: bool = False
+
+
+def parse_spec(text: str | None) -> FakeSpec:
+    try:
+        return msgspec.json.decode(text or "{}", type=FakeSpec)
+    except msgspec.DecodeError as exc:
+        raise ConfigError(f"--fake-engine: {exc}") from None
+
+
+class FakeEngine:
+    """Counts up from the prompt; obeys its spec to the letter."""
+
+    def __init__(self, spec: FakeSpec, on_load: OnLoad, on_phase: OnPhase) -> None:
+        self.spec = spec
+        self.aborted: list[str] = []
+        self.running: dict[str, asyncio.Event] = {}
+        self._on_load = on_load
+        self._on_phase = on_phase
+        self._made = 0
+        self._dead = False
+        self._stalled = asyncio.Event()
+
+    async def start(self) -> EngineFacts:
+        self._on_phase("loading")
+        await asyncio.sleep(self.spec.start_ms / 1000)
+        if self.spec.refuse_start:
+            raise EngineDead("the fake engine was told not to start")
+        return EngineFacts(
+            context_length=self.spec.context_length,
+            vocab_size=self.spec.vocab_size,
+            block_size=self.spec.block_size,
+            total_kv_blocks=self.spec.total_kv_blocks,
+            max_num_seqs=self.spec.max_num_seqs,
+            max_num_batched_tokens=self.spec.context_length,
+            prefix_caching=False,
+            versions={"engine": "fake"},
+        )
+
+    async def generate(self, job: Job) -> AsyncIterator[Output]:
+        aborted = self.running[job.id] = asyncio.Event()
+        self._report()
+        try:
+            if job.prompt[0] == self.spec.fail_on_token:
+                raise EngineRequestFailed("the fake engine was told to fail on this prompt")
+            if job.prompt[0] == self.spec.stall_on_token:
+                await aborted.wait()
+            await self._pause(self.spec.prefill_ms, aborted)
+            for index in range(job.sampling.n):
+                async for output in self._choice(job, index, aborted):
+                    yield output
+        finally:
+            self.running.pop(job.id, None)
+            self._report()
+
+    async def _choice(self, job: Job, index: int, aborted: asyncio.Event) -> AsyncIterator[Output]:
+        last = index == job.sampling.n - 1
+        done = 0
+        while done < job.sampling.max_tokens:
+            if done:
+                await self._pause(self.spec.token_ms, aborted)
+            if aborted.is_set():
+                yield Output([], index, finish="abort", finished=True, cached_tokens=0)
+                return
+            count = min(self.spec.tokens_per_output, job.sampling.max_tokens - done)
+            ids = [token_at(job, len(job.prompt) + done + i, self.spec.vocab_size) for i in range(count)]
+            await self._count(count, aborted)
+            done += count
+            finish = "length" if done == job.sampling.max_tokens else None
+            yield Output(
+                ids,
+                index,
+                text="".join(f" {i}" for i in ids) if job.sampling.detokenize else None,
+                finish=finish,
+                finished=finish is not None and last,
+                cached_tokens=0 if finish else None,
+                logprobs=None if job.sampling.logprobs is None else [_certain(i) for i in ids],
+            )
+
+    async def _pause(self, ms: float, aborted: asyncio.Event) -> None:
+        if ms <= 0:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(aborted.wait(), ms / 1000)
+
+    async def _count(self, tokens: int, aborted: asyncio.Event) -> None:
+        """Die or hang where the spec says so."""
+        self._made += tokens
+        if self.spec.die_after is not None and self._made > self.spec.die_after:
+            self._dead = True
+        if self._dead:
+            raise EngineDead("the fake engine was told to die")
+        if self.spec.stall_after is not None and self._made > self.spec.stall_after:
+            self._made -= tokens
+            await aborted.wait()
+
+    def _report(self) -> None:
+        self._on_load(
+            LoadFigures(0, len(self.running), 0, min(1.0, len(self.running) / self.spec.max_num_seqs))
+        )
+
+    async def abort(self, job_id: str) -> None:
+        self.aborted.append(job_id)
+        if job_id in self.running:
+            self.running[job_id].set()
+
+    async def check_health(self) -> None:
+        if self._dead:
+            raise EngineDead("the fake engine is dead")
+
+    def outputs_seen(self) -> int:
+        return self._made
+
+    def metrics_text(self) -> str:
+        return ""
+
+    async def close(self) -> None:
+        for aborted in self.running.values():
+            aborted.set()
+
+    async def render_text(self, prompt: str) -> list[int]:
+        return [ord(char) % self.spec.vocab_size for char in prompt]
+
+    async def render_chat(self, messages: object, options: object) -> list[int]:
+        return await self.render_text(str(messages))
+
+
+def token_at(job: Job, position: int, vocab_size: int) -> int:
+    """Ids 10 … vocab_size-1, counting up with the position."""
+    return 10 + (job.prompt[0] * 7 + position) % (vocab_size - 10)
+
+
+def _certain(token_id: int) -> Position:
+    only = TokenLogprob(token_id, -0.5, 1, None)
+    return Position(only, [only])

@@ -1,0 +1,23 @@
+"""What a worker tells its engine, whichever engine it is; no vLLM import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The part of the worker's options an engine needs."""
+
+    model: str
+    argv: tuple[str, ...] = ()
+    """The engine's flags as the user wrote them."""
+    reasoning_parser: str | None = None
+    publishes_kv_events: bool = True
+    kv_event_port: int | None = None
+    scratch_folder: str = "/tmp"
+    """Removed with the worker; sockets live here."""
+    bind_host: str | None = None
+    prometheus_folder: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """The variables the user set; what stands there is kept."""

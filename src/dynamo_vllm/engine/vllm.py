@@ -1,0 +1,173 @@
+"""vLLM's AsyncLLM behind the Engine protocol."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.errors import EngineDead, InvalidRequest, StartError
+from dynamo_vllm.job import EngineFacts, Job, Output
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from dynamo_vllm.engine.base import OnLoad, OnPhase
+    from dynamo_vllm.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """Starts vLLM, feeds it jobs and turns what it yields into outputs."""
+
+    def __init__(self, settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -> None:
+        self._settings = settings
+        self._on_load = on_load
+        self._on_phase = on_phase
+        self._llm: AsyncLLM | None = None
+        self._seen = 0
+
+    async def start(self) -> EngineFacts:
+        self._on_phase("importing")
+        vllm_start.set_environment(self._settings)
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from dynamo_vllm.engine import vllm_stats
+
+        resolved = vllm_start.resolve(self._settings)
+        for fired in resolved.fired:
+            logger.info("default %s", fired)
+        config = vllm_start.create_config(resolved.args, self._settings)
+        self._on_phase("loading")
+        try:
+            self._llm = AsyncLLM.from_vllm_config(
+                config,
+                stat_loggers=[vllm_stats.load_logger(self._on_load, self._step)],
+                enable_log_requests=resolved.args.enable_log_requests,
+                disable_log_stats=resolved.args.disable_log_stats,
+            )
+        except (RuntimeError, ValueError, OSError) as exc:
+            raise StartError(f"vLLM did not start: {exc}") from exc
+        self._on_phase("cache")
+        return self._facts(resolved)
+
+    def _step(self, tokens: int) -> None:
+        self._seen += 1
+
+    def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
+        llm = self._engine
+        config = llm.vllm_config
+        cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
+        endpoints, topic = _kv_events(config)
+        defaults = config.model_config.get_diff_sampling_param()
+        return EngineFacts(
+            context_length=config.model_config.max_model_len,
+            vocab_size=config.model_config.get_vocab_size(),
+            block_size=cache.block_size,
+            total_kv_blocks=cache.num_gpu_blocks or 0,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            data_parallel_size=parallel.data_parallel_size,
+            data_parallel_start_rank=parallel.data_parallel_rank,
+            prefix_caching=bool(cache.enable_prefix_caching),
+            kv_event_endpoints=endpoints,
+            kv_event_topic=topic,
+            eos_token_ids=_eos(config.model_config.hf_config),
+            bos_token_id=getattr(config.model_config.hf_config, "bos_token_id", None),
+            sampling_defaults={k: v for k, v in defaults.items() if isinstance(v, int | float)},
+            versions=vllm_start.versions(),
+            rules=[str(fired) for fired in resolved.fired],
+        )
+
+    @property
+    def _engine(self) -> AsyncLLM:
+        if self._llm is None:
+            raise EngineDead("the engine is not running")
+        return self._llm
+
+    async def generate(self, job: Job) -> AsyncIterator[Output]:
+        from dynamo_vllm.engine import vllm_convert as convert
+
+        try:
+            stream = self._engine.generate(
+                convert.engine_input(job),
+                convert.sampling_params(job.sampling),
+                job.id,
+                priority=job.priority,
+                data_parallel_rank=job.data_parallel_rank,
+                trace_headers=job.trace_headers,
+            )
+            async for result in stream:
+                for output in convert.outputs(result):
+                    if output.finish == "error":
+                        raise convert.gave_up(job)
+                    yield output
+        except Exception as exc:
+            raise convert.error(exc, job) from exc
+
+    async def abort(self, job_id: str) -> None:
+        if self._llm is not None:
+            await self._llm.abort(job_id)
+
+    async def check_health(self) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            await self._engine.check_health()
+        except EngineDeadError as exc:
+            raise EngineDead(str(exc)) from exc
+
+    def outputs_seen(self) -> int:
+        return self._seen
+
+    def metrics_text(self) -> str:
+        from dynamo_vllm.engine import vllm_stats
+
+        return vllm_stats.prometheus_text()
+
+    async def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown()
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[int]:
+        from vllm.renderers import ChatParams
+
+        params = ChatParams(
+            chat_template=options.get("template"), chat_template_kwargs=options.get("kwargs", {})
+        )
+        try:
+            _, (rendered,) = await self._engine.renderer.render_chat_async([list(messages)], params)
+        except (ValueError, TypeError, KeyError) as exc:
+            raise InvalidRequest(f"the chat template refuses them: {exc}", parameter="messages") from exc
+        return list(rendered["prompt_token_ids"])
+
+    async def render_text(self, prompt: str) -> list[int]:
+        renderer = self._engine.renderer
+        (rendered,) = await renderer.render_cmpl_async([{"prompt": prompt}])
+        return list(rendered["prompt_token_ids"])
+
+
+def _kv_events(config: Any) -> tuple[dict[int, str], str]:
+    """Where each rank's events can be heard, and under which topic."""
+    events = config.kv_events_config
+    if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
+        return {}, ""
+    from vllm.distributed.kv_events import ZmqEventPublisher
+
+    first = config.parallel_config.data_parallel_rank
+    endpoints = {}
+    for rank in range(first, first + config.parallel_config.data_parallel_size):
+        bound = ZmqEventPublisher.offset_endpoint_port(events.endpoint, rank)
+        endpoints[rank] = bound.replace("*", "127.0.0.1").replace("[::]", "127.0.0.1")
+    return endpoints, events.topic
+
+
+def _eos(hf_config: Any) -> list[int]:
+    eos = getattr(hf_config, "eos_token_id", None)
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

@@ -1,0 +1,164 @@
+"""Between our jobs and vLLM's types; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm import SamplingParams
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMNotFoundError
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from dynamo_vllm.errors import (
+    DynamoVllmError,
+    EngineDead,
+    EngineOverloaded,
+    EngineRequestFailed,
+    InvalidRequest,
+    UnknownModel,
+)
+from dynamo_vllm.job import Guide, Job, Output, Position, SamplingSpec, TokenLogprob
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+_DIRECT = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+def sampling_params(spec: SamplingSpec) -> SamplingParams:
+    """vLLM's parameters; fields that are None keep vLLM's defaults."""
+    given: dict[str, Any] = {name: value for name in _DIRECT if (value := getattr(spec, name)) is not None}
+    if spec.top_k is not None:
+        given["top_k"] = max(spec.top_k, 0)  # -1 and 0 both mean all tokens
+    if spec.guide is not None:
+        given["structured_outputs"] = structured_outputs(spec.guide)
+    if spec.max_thinking_tokens is not None:
+        given["thinking_token_budget"] = spec.max_thinking_tokens
+    if spec.logit_bias:
+        given["logit_bias"] = dict(spec.logit_bias)
+    return SamplingParams(
+        n=spec.n,
+        max_tokens=spec.max_tokens,
+        min_tokens=spec.min_tokens,
+        stop=list(spec.stop),
+        stop_token_ids=list(spec.stop_token_ids),
+        ignore_eos=spec.ignore_eos,
+        include_stop_str_in_output=spec.include_stop_in_output,
+        skip_special_tokens=spec.skip_special_tokens,
+        detokenize=spec.detokenize,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+        **given,
+    )
+
+
+def structured_outputs(guide: Guide) -> StructuredOutputsParams:
+    return StructuredOutputsParams(
+        json=dict(guide.json) if isinstance(guide.json, Mapping) else guide.json,
+        json_object=guide.json_object,
+        regex=guide.regex,
+        choice=list(guide.choice) if guide.choice is not None else None,
+        grammar=guide.grammar,
+        structural_tag=guide.structural_tag,
+        whitespace_pattern=guide.whitespace_pattern,
+    )
+
+
+def engine_input(job: Job) -> dict[str, Any]:
+    """A prompt that needs no further rendering."""
+    made: dict[str, Any] = {"type": "token", "prompt_token_ids": job.prompt}
+    if job.cache_salt:
+        made["cache_salt"] = job.cache_salt
+    return made
+
+
+def outputs(result: RequestOutput) -> Iterator[Output]:
+    """One Output per choice that moved in this step."""
+    choices = result.outputs
+    last = len(choices) - 1
+    for at, choice in enumerate(choices):
+        ended = result.finished and at == last
+        yield Output(
+            token_ids=_ids(choice),
+            index=choice.index,
+            text=choice.text,
+            finish=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            finished=ended,
+            cached_tokens=result.num_cached_tokens if ended else None,
+            logprobs=_positions(choice.token_ids, choice.logprobs) if choice.logprobs else None,
+            prompt_logprobs=_prompt_positions(result) if at == 0 and result.prompt_logprobs else None,
+        )
+
+
+def _ids(choice: CompletionOutput) -> list[int]:
+    ids = choice.token_ids
+    return ids if isinstance(ids, list) else list(ids)
+
+
+def _positions(ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]]) -> list[Position]:
+    return [_position(token, at) for token, at in zip(ids, logprobs, strict=True)]
+
+
+def _position(token: int, at: Mapping[int, Any]) -> Position:
+    candidates = [TokenLogprob(i, lp.logprob, lp.rank, lp.decoded_token) for i, lp in at.items()]
+    chosen = next(c for c in candidates if c.token_id == token)
+    return Position(chosen, candidates)
+
+
+def _prompt_positions(result: RequestOutput) -> list[Position | None]:
+    ids, logprobs = result.prompt_token_ids or [], result.prompt_logprobs or []
+    return [None if at is None else _position(token, at) for token, at in zip(ids, logprobs, strict=True)]
+
+
+def gave_up(job: Job) -> DynamoVllmError:
+    """For a request vLLM ended with an error and no exception, as with a grammar it cannot compile."""
+    if job.sampling.guide is not None:
+        return InvalidRequest("the engine cannot compile it", parameter=job.sampling.guide.parameter)
+    return EngineRequestFailed("the engine ended the request with an error")
+
+
+def error(exc: Exception, job: Job) -> DynamoVllmError:
+    """Our error for anything vLLM raised out of a request."""
+    found = _error(exc)
+    if isinstance(found, InvalidRequest) and found.parameter is None and job.sampling.guide is not None:
+        return InvalidRequest(str(found), parameter=job.sampling.guide.parameter)
+    return found
+
+
+def _error(exc: Exception) -> DynamoVllmError:
+    match exc:
+        case DynamoVllmError():
+            return exc
+        case EngineDeadError():
+            return EngineDead(str(exc))
+        case VLLMNotFoundError():
+            return UnknownModel(str(exc))
+        case VLLMClientError():
+            return InvalidRequest(_message(exc), parameter=getattr(exc, "parameter", None))
+        case GracefulHTTPError():
+            return EngineOverloaded(exc.message)
+        case ValueError() | TypeError():
+            return InvalidRequest(_message(exc))
+    # vLLM 0.30: an EngineGenerateError is empty, the reason is its cause.
+    reason = exc.__cause__ or exc
+    if isinstance(reason, EngineDeadError):
+        return EngineDead(str(reason))
+    if isinstance(reason, ValueError | VLLMClientError):
+        return InvalidRequest(_message(reason))
+    return EngineRequestFailed(f"{type(reason).__name__}: {reason}")
+
+
+def _message(exc: BaseException) -> str:
+    return str(exc.args[0]) if exc.args else str(exc)

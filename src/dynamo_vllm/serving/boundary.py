@@ -1,0 +1,47 @@
+"""Where our errors become the runtime's, once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dynamo.llm import HttpError
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
+
+from dynamo_vllm.errors import EngineDead, EngineError, RequestError, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def boundary(request_id: str, on_dead: Callable[[EngineDead], None]) -> Iterator[None]:
+    """Any error of a request leaves as an exception the frontend understands.
+
+    InvalidArgument is the only one whose message reaches the client. StreamIncomplete and EngineShutdown make
+    the frontend move the request and pass this worker by for some seconds: only for a worker that is going.
+    Causes are cut off because the runtime prints the whole chain for every refused request.
+    """
+    try:
+        yield
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except RequestError as exc:
+        logger.debug("request %s: refused: %s", request_id, exc)
+        raise (InvalidArgument(str(exc)) if exc.status == 400 else HttpError(exc.status, str(exc))) from None
+    except WorkerError as exc:
+        logger.info("request %s: moves to another worker: %s", request_id, exc)
+        raise StreamIncomplete(str(exc)) from None
+    except EngineDead as exc:
+        on_dead(exc)
+        raise EngineShutdown(str(exc)) from None
+    except EngineError as exc:
+        logger.error("request %s: %s", request_id, exc)
+        raise HttpError(exc.status, "the engine failed on this request") from None
+    except Exception:
+        logger.exception("request %s: unexpected error", request_id)
+        raise HttpError(500, "internal error") from None

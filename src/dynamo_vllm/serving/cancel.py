@@ -1,0 +1,94 @@
+"""The jobs in flight: how a client that leaves, or a worker that must, ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from dynamo_vllm.engine.base import Engine
+    from dynamo_vllm.job import Job
+
+
+class Cancellable(Protocol):
+    """The part of the runtime's context we use."""
+
+    def id(self) -> str: ...
+
+    def is_stopped(self) -> bool: ...
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]: ...
+
+
+class InFlight:
+    """Knows every running job and aborts them in the engine; no task per request."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._jobs: set[str] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._count = 0
+        self.last_change = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def new_id(self, wanted: str) -> str:
+        """`wanted`, or a variant where it is taken: vLLM does not refuse a second job of the same id."""
+        if wanted not in self._jobs:
+            return wanted
+        self._count += 1
+        return f"{wanted}#{self._count}"
+
+    def watch(self, context: Cancellable, job: Job) -> Watch:
+        return Watch(self, context, job.id)
+
+    def abort(self, job_id: str) -> None:
+        """Ask the engine to end a job; safe to call from a callback."""
+        task = asyncio.get_running_loop().create_task(self._engine.abort(job_id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    def abort_all(self) -> None:
+        for job_id in list(self._jobs):
+            self.abort(job_id)
+
+    def enter(self, job_id: str) -> None:
+        self._jobs.add(job_id)
+        self.last_change = time.monotonic()
+
+    def leave(self, job_id: str) -> None:
+        self._jobs.discard(job_id)
+        self.last_change = time.monotonic()
+
+
+class Watch:
+    """While open, a client that leaves aborts the job."""
+
+    __slots__ = ("_future", "_in_flight", "_job_id", "client_left")
+
+    def __init__(self, in_flight: InFlight, context: Cancellable, job_id: str) -> None:
+        self._in_flight = in_flight
+        self._job_id = job_id
+        self._future = context.async_killed_or_stopped()
+        self.client_left = False
+
+    def __enter__(self) -> Watch:
+        self._in_flight.enter(self._job_id)
+        self._future.add_done_callback(self._left)
+        return self
+
+    def _left(self, future: asyncio.Future[bool]) -> None:
+        if not future.cancelled():
+            self.client_left = True
+            self._in_flight.abort(self._job_id)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._future.remove_done_callback(self._left)
+        self._future.cancel()
+        self._in_flight.leave(self._job_id)

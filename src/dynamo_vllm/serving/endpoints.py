@@ -1,0 +1,110 @@
+"""The worker's place in discovery: its model card and its endpoint."""
+
+from __future__ import annotations
+
+import logging
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+from dynamo.llm import (
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    RouterConfig,
+    RouterMode,
+    WorkerType,
+    register_model,
+    unregister_model,
+)
+
+if TYPE_CHECKING:
+    from dynamo.runtime import Endpoint
+
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.job import EngineFacts
+    from dynamo_vllm.roles.base import RoleCard
+
+logger = logging.getLogger(__name__)
+_MODEL_TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
+
+
+class Registration:
+    """Registers the model once, and takes the worker out of service and back as often as needed."""
+
+    def __init__(
+        self, endpoint: Endpoint, options: WorkerOptions, card: RoleCard, facts: EngineFacts
+    ) -> None:
+        self._endpoint = endpoint
+        self._options = options
+        self._card = card
+        self._facts = facts
+        self._listed = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._options.served_model_name or (str(self._options.model),)
+
+    async def publish(self) -> None:
+        """Put the model card into discovery. The instance itself appears when the endpoint is served."""
+        model, *aliases = self.names
+        text_input = self._card.input == "Text"
+        await register_model(
+            getattr(ModelInput, self._card.input),
+            reduce(or_, (_MODEL_TYPES[name] for name in self._options.endpoint_types)),
+            self._endpoint,
+            str(self._options.model),
+            model,
+            worker_type=getattr(WorkerType, self._card.worker_type),
+            kv_cache_block_size=self._facts.block_size,
+            runtime_config=self._runtime_config(),
+            custom_template_path=self._options.custom_jinja_template,
+            model_aliases=aliases or None,
+            # The KV router needs the tokens, which text mode does not give it; it would refuse the model.
+            router_config=RouterConfig(RouterMode.RoundRobin) if text_input else None,
+        )
+        self._listed = True
+
+    def _runtime_config(self) -> ModelRuntimeConfig:
+        options, facts = self._options, self._facts
+        config = ModelRuntimeConfig()
+        config.context_length = facts.context_length
+        config.total_kv_blocks = facts.total_kv_blocks
+        config.max_num_seqs = facts.max_num_seqs
+        config.max_num_batched_tokens = facts.max_num_batched_tokens
+        config.data_parallel_size = facts.data_parallel_size
+        config.data_parallel_start_rank = facts.data_parallel_start_rank
+        config.kv_event_publishing_enabled = bool(facts.kv_event_endpoints)
+        config.enable_local_indexer = options.enable_local_indexer and bool(facts.kv_event_endpoints)
+        config.tool_call_parser = options.tool_call_parser
+        config.reasoning_parser = options.reasoning_parser
+        config.exclude_tools_when_tool_choice_none = options.exclude_tools_when_tool_choice_none
+        config.set_engine_specific(
+            "migration_limit", str(options.migration_limit if self._card.may_migrate else 0)
+        )
+        return config
+
+    async def withdraw(self) -> None:
+        """Out of routing; requests under way go on."""
+        if self._listed:
+            self._listed = False
+            await self._endpoint.unregister_endpoint_instance()
+
+    async def restore(self) -> None:
+        if not self._listed:
+            await self._endpoint.register_endpoint_instance()
+            self._listed = True
+
+    async def remove(self) -> None:
+        """Out of discovery for good: the instance and the model card."""
+        await self.withdraw()
+        await unregister_model(self._endpoint)
+
+    async def serve(self, handler: Any, health_check: dict[str, Any]) -> None:
+        """Serve until the runtime shuts down."""
+        await self._endpoint.serve_endpoint(
+            handler,
+            graceful_shutdown=True,
+            metrics_labels=[("model", self.names[0])],
+            health_check_payload=health_check,
+        )

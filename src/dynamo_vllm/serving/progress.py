@@ -1,0 +1,34 @@
+"""Tells whoever started this process how far the start has come: one JSON line per phase."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """Phases of a start, on a file descriptor when one was given, in the log always."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        self._since = time.monotonic()
+
+    def phase(self, name: str, **details: object) -> None:
+        elapsed = round(time.monotonic() - self._since, 1)
+        logger.info("%s (%.1f s)%s", name, elapsed, "".join(f" {k}={v}" for k, v in details.items()))
+        self._write({"phase": name, "elapsed": elapsed, **details})
+
+    def failed(self, reason: str) -> None:
+        self._write({"phase": "failed", "reason": reason})
+
+    def _write(self, line: dict[str, object]) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, json.dumps(line).encode() + b"\n")
+        except OSError:  # nobody listens any more
+            self._fd = None

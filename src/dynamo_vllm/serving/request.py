@@ -1,0 +1,58 @@
+"""The one loop every request goes through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dynamo_vllm.errors import Draining, EngineDead
+from dynamo_vllm.serving.boundary import boundary
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from dynamo_vllm.engine.base import Engine
+    from dynamo_vllm.roles.base import Role
+    from dynamo_vllm.serving.cancel import Cancellable, InFlight
+
+
+class Sender(Protocol):
+    """The runtime's push egress."""
+
+    def send(self, chunk: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Service:
+    """Parse, prepare, generate, encode, send."""
+
+    def __init__(
+        self, role: Role[Any], engine: Engine, in_flight: InFlight, on_dead: Callable[[EngineDead], None]
+    ) -> None:
+        self._role = role
+        self._engine = engine
+        self._in_flight = in_flight
+        self._on_dead = on_dead
+
+    async def generate(
+        self, request: object, context: Cancellable, response_sender: Sender
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The runtime wants an async generator; with push egress it yields nothing.
+
+        The parameter names are the runtime's: `response_sender` in the signature switches push egress on.
+        """
+        with boundary(context.id(), self._on_dead):
+            parsed = self._role.parse(request)
+            job = await self._role.prepare(parsed, self._in_flight.new_id(context.id()))
+            encoder = self._role.encoder(parsed, job)
+            with self._in_flight.watch(context, job) as watch:
+                if context.is_stopped():
+                    return
+                send, encode = response_sender.send, encoder.encode
+                async for output in self._engine.generate(job):
+                    if output.finish == "abort" and not watch.client_left:
+                        raise Draining("this worker is going away")
+                    send(encode(output))
+            response_sender.close()
+        return
+        yield  # type: ignore[unreachable]  # makes this a generator

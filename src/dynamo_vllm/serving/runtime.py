@@ -1,0 +1,20 @@
+"""Creates the runtime on the running loop; `config.runtime_env` has written its variables before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dynamo.runtime import DistributedRuntime
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import RuntimeOptions
+
+
+def create(options: RuntimeOptions) -> DistributedRuntime:
+    return DistributedRuntime(
+        asyncio.get_running_loop(),
+        options.discovery_backend,
+        options.request_plane,
+        event_plane=options.event_plane,
+    )

@@ -1,0 +1,268 @@
+"""Assembles a worker; the only file that knows everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo.llm import WorkerMetricsPublisher, fetch_model
+
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.errors import EngineDead, StartError
+from dynamo_vllm.kv import events
+from dynamo_vllm.roles import aggregated, text
+from dynamo_vllm.serving import metrics, runtime
+from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.endpoints import Registration
+from dynamo_vllm.serving.lifecycle import Lifecycle
+from dynamo_vllm.serving.monitor import Monitor
+from dynamo_vllm.serving.peers import Peers
+from dynamo_vllm.serving.progress import Progress
+from dynamo_vllm.serving.request import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dynamo.runtime import DistributedRuntime
+
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.engine.base import Engine, OnLoad, OnPhase, TextEngine
+    from dynamo_vllm.job import EngineFacts, Job
+    from dynamo_vllm.roles.base import Role, RoleCard
+
+logger = logging.getLogger(__name__)
+SHUTDOWN_SECONDS = 25.0
+EXIT_ENGINE_DEAD = 3
+
+
+async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The life of a worker, from options to exit code."""
+    progress = Progress(options.status_fd)
+    with scratch_folder() as scratch:
+        drt = runtime.create(options)
+        options = await with_local_model(options, progress)
+        meter = metrics.LoadMeter()
+        engine = make_engine(options, engine_argv, environment, scratch, meter.record, progress.phase)
+        try:
+            facts = await engine.start()
+            progress.phase("registering")
+            return await serve(options, drt, engine, facts, meter, progress)
+        finally:
+            await close(engine, drt)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="dynamo-vllm-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def with_local_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:
+    """The options with the model as a folder; a hub id is fetched and stays the served name."""
+    model = str(options.model)
+    if os.path.isdir(model):  # noqa: ASYNC240  # nothing else runs yet
+        return options
+    if model.startswith(("/", ".", "~")):
+        raise StartError(f"--model {model}: there is no such folder")
+    progress.phase("fetching", model=model)
+    try:
+        folder = await fetch_model(model)
+    except Exception as exc:
+        raise StartError(
+            f"--model {model}: not a folder, and the hub does not give it: {exc}. "
+            "Check the name and the network, or give a local folder"
+        ) from exc
+    return dataclasses.replace(options, model=folder, served_model_name=options.served_model_name or (model,))
+
+
+def role_card(options: WorkerOptions) -> RoleCard:
+    return text.CARD if options.use_vllm_tokenizer else aggregated.CARD
+
+
+def make_engine(
+    options: WorkerOptions,
+    engine_argv: Sequence[str],
+    environment: Mapping[str, str],
+    scratch: str,
+    on_load: OnLoad,
+    on_phase: OnPhase,
+) -> TextEngine:
+    if options.engine == "fake":
+        from dynamo_vllm.engine.fake import FakeEngine, parse_spec
+
+        return FakeEngine(parse_spec(options.fake_engine), on_load, on_phase)
+    from dynamo_vllm.engine.vllm import VllmEngine
+
+    settings = engine_settings(options, engine_argv, environment, scratch)
+    return VllmEngine(settings, on_load, on_phase)
+
+
+def engine_settings(
+    options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], scratch: str
+) -> EngineSettings:
+    return EngineSettings(
+        model=str(options.model),
+        argv=tuple(engine_argv),
+        reasoning_parser=options.reasoning_parser,
+        publishes_kv_events=role_card(options).publishes_kv_events and options.kv_events is not False,
+        kv_event_port=options.kv_event_port,
+        scratch_folder=scratch,
+        bind_host=options.bind_host,
+        prometheus_folder=options.prometheus_multiproc_dir,
+        environment=dict(environment),
+    )
+
+
+def make_role(options: WorkerOptions, facts: EngineFacts, engine: TextEngine, peers: Peers) -> Role[Any]:
+    if options.use_vllm_tokenizer:
+        template = options.custom_jinja_template
+        return text.AggregatedText(
+            facts,
+            engine,
+            (options.served_model_name or (str(options.model),))[0],
+            Path(template).read_text() if template else None,
+        )
+    return aggregated.Aggregated(facts, peers.may_have_moved)
+
+
+async def serve(
+    options: WorkerOptions,
+    drt: DistributedRuntime,
+    engine: TextEngine,
+    facts: EngineFacts,
+    meter: metrics.LoadMeter,
+    progress: Progress,
+) -> int:
+    """Register, serve until a signal or the engine's death, leave; returns the exit code."""
+    endpoint = drt.endpoint(options.address)
+    client = await endpoint.client()
+    peers = Peers(endpoint.connection_id(), client.instances)
+    role = make_role(options, facts, engine, peers)
+    in_flight = InFlight(engine)
+    registration = Registration(endpoint, options, role.card, facts)
+    lifecycle = Lifecycle(registration, drt, in_flight)
+    ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def engine_died(exc: EngineDead) -> None:
+        if not ending.done():
+            logger.error("the engine is dead: %s", exc)
+            ending.set_result(EXIT_ENGINE_DEAD)
+
+    service = Service(role, engine, in_flight, engine_died)
+    publisher = WorkerMetricsPublisher()
+    await publisher.create_endpoint(endpoint)
+    meter.connect(publisher, facts.total_kv_blocks, ranks(facts))
+    endpoint.metrics.register_prometheus_expfmt_callback(
+        lambda: engine.metrics_text() + metrics.exposition(meter, len(in_flight), registration.names[0])
+    )
+    dump(options, facts)
+    with events.publishers(endpoint, facts, options.enable_local_indexer) as publishers:
+        await registration.publish()
+        serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
+        watching = asyncio.create_task(watch(monitor(options, engine, role, lifecycle), peers))
+        on_signals(ending)
+        lifecycle.ready()
+        progress.phase("ready", models=list(registration.names), kv_event_publishers=publishers)
+        code = await first_ending(ending, serving, watching)
+        await leave(options, lifecycle, drt, serving, watching, code)
+    return code
+
+
+async def watch(engine: Monitor, peers: Peers) -> None:
+    """Until cancelled; raises EngineDead."""
+    looking = asyncio.create_task(peers.run())
+    try:
+        await engine.run()
+    finally:
+        looking.cancel()
+
+
+def ranks(facts: EngineFacts) -> range:
+    return range(facts.data_parallel_start_rank, facts.data_parallel_start_rank + facts.data_parallel_size)
+
+
+def monitor(options: WorkerOptions, engine: Engine, role: Role[Any], lifecycle: Lifecycle) -> Monitor:
+    async def canary(job_id: str) -> Job:
+        job: Job = await role.prepare(role.parse(role.health_check()), job_id)
+        return job
+
+    return Monitor(
+        engine,
+        canary,
+        lifecycle.unwell,
+        lifecycle.well,
+        health_seconds=options.health_seconds,
+        canary_seconds=options.canary_seconds,
+        canary_timeout_seconds=options.canary_timeout_seconds,
+    )
+
+
+def on_signals(ending: asyncio.Future[int]) -> None:
+    """The first SIGTERM or SIGINT asks for a drain, the second ends at once."""
+    loop = asyncio.get_running_loop()
+
+    def asked(number: int) -> None:
+        if ending.done():
+            raise SystemExit(128 + number)
+        ending.set_result(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number)
+
+
+async def first_ending(
+    ending: asyncio.Future[int], serving: asyncio.Task[None], watching: asyncio.Task[None]
+) -> int:
+    """Whatever comes first: a signal, a dead engine, the runtime going away."""
+    every: list[asyncio.Future[Any]] = [ending, serving, watching]
+    await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+    if ending.done():
+        return ending.result()
+    if watching.done():
+        exc = watching.exception()
+        if isinstance(exc, EngineDead):
+            logger.error("the engine is dead: %s", exc)
+            return EXIT_ENGINE_DEAD
+        watching.result()
+    serving.result()
+    logger.error("the runtime stopped serving")
+    return 1
+
+
+async def leave(
+    options: WorkerOptions,
+    lifecycle: Lifecycle,
+    drt: DistributedRuntime,
+    serving: asyncio.Task[None],
+    watching: asyncio.Task[None],
+    code: int,
+) -> None:
+    """Drain (a dead engine has nothing to drain), then stop serving; bounded as a whole."""
+    watching.cancel()
+    await lifecycle.drain(options.drain_seconds if code == 0 else 0)
+    drt.shutdown()
+    await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)
+
+
+async def close(engine: Engine, drt: DistributedRuntime) -> None:
+    """Also after a failed start."""
+    await engine.close()
+    drt.shutdown()
+
+
+def dump(options: WorkerOptions, facts: EngineFacts) -> None:
+    if options.dump_config_to:
+        found = {"options": dataclasses.asdict(options), "engine": dataclasses.asdict(facts)}
+        Path(options.dump_config_to).write_text(json.dumps(found, indent=2, default=str) + "\n")

@@ -1,0 +1,67 @@
+"""How patient the supervisor is, and the two judgements that follow from it: pure, told the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every number the supervisor goes by."""
+
+    start_seconds: float = 600.0
+    """From a process' start until it says that it is ready."""
+    restarts: int = 10
+    """Replacements of one process in a row."""
+    healthy_seconds: float = 60.0
+    """Ready for this long, a process that ends begins a new row."""
+    max_pause_seconds: float = 30.0
+    look_seconds: float = 2.0
+    """Between two looks at a process' health."""
+    hang_seconds: float = 30.0
+    """Without any answer, the process is replaced."""
+    unwell_seconds: float = 120.0
+    """Answering that it is not ready, the process is replaced."""
+    first_answer_seconds: float = 120.0
+    """For the request that proves that all is well."""
+    stop_seconds: float = 10.0
+    """For leaving, beside the time requests get to finish."""
+
+
+class Restarts:
+    """Decides when an ended process is started again."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.in_a_row = 0
+
+    def pause_after(self, ready_seconds: float) -> float | None:
+        """Seconds until the next start of a process that was ready for so long; None when it is enough."""
+        if ready_seconds >= self._limits.healthy_seconds:
+            self.in_a_row = 0
+        if self.in_a_row >= self._limits.restarts:
+            return None
+        self.in_a_row += 1
+        return min(2.0 ** (self.in_a_row - 1), self._limits.max_pause_seconds)
+
+
+class Pulse:
+    """Judges a process that was ready by the answers of its health server."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._answered_at = now
+        self._well_at = now
+
+    def verdict(self, status: int | None, now: float) -> str | None:
+        """Why the process must be replaced; None while it need not. `status` is None for no answer."""
+        if status is not None:
+            self._answered_at = now
+        if status is None or status < 400:
+            # Silence has its own limit; it says nothing about the state inside.
+            self._well_at = now
+        if now - self._answered_at > self._limits.hang_seconds:
+            return f"did not answer for {now - self._answered_at:.0f} s"
+        if now - self._well_at > self._limits.unwell_seconds:
+            return f"was not ready for {now - self._well_at:.0f} s"
+        return None

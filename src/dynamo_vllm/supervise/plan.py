@@ -1,0 +1,198 @@
+"""From a topology to the processes `serve` starts. Pure: nothing is opened, started or made here."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_vllm.config import build, checks, topology
+from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.topology import Topology, WorkerGroup
+
+# -P keeps the current folder off the module path, as the installed command does.
+COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
+DEMO_NAME = "tiny"
+LOOPBACK = "127.0.0.1"
+_ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process to start and to keep."""
+
+    name: str
+    argv: tuple[str, ...]
+    """The command, without what differs at each start: a worker's system port and the status pipe."""
+    env: Mapping[str, str]
+    """Its whole environment."""
+    health: str
+    """Where it answers while it is not hung; {port} stands for the port."""
+    port: int | None
+    """Port of `health`; None takes a free one at each start."""
+    drain_seconds: float
+    is_worker: bool
+
+    def command(self, port: int, status_fd: int) -> list[str]:
+        ports = ["--system-port", str(port)] if self.is_worker else []
+        return [*self.argv, *ports, "--status-fd", str(status_fd)]
+
+    def health_url(self, port: int) -> str:
+        return self.health.format(port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything `serve` starts, and where it will answer."""
+
+    url: str
+    """Of the frontend, without a path."""
+    host: str
+    port: int
+    models: tuple[str, ...]
+    """Folder or hub id of each group's model."""
+    processes: tuple[Process, ...]
+
+    @property
+    def workers(self) -> tuple[Process, ...]:
+        return tuple(process for process in self.processes if process.is_worker)
+
+
+def make(wanted: Topology, environment: Mapping[str, str], discovery: Path) -> Plan:
+    """The processes of a topology; settings that cannot work are refused here."""
+    shared = shared_environment(environment, discovery)
+    front = build.from_values(FrontendOptions, wanted.frontend, shared)
+    checks.check_frontend(front)
+    url = f"{'https' if front.tls_cert_path else 'http'}://{reachable(front.host)}:{front.port}"
+    frontend = Process(
+        name="frontend",
+        argv=(*COMMAND, "frontend", *topology.to_argv(FrontendOptions, wanted.frontend)),
+        env=shared,
+        health=f"{url}/live",
+        port=front.port,
+        drain_seconds=front.drain_seconds,
+        is_worker=False,
+    )
+    workers = _Workers(wanted.model, shared, environment)
+    for group in wanted.workers:
+        workers.add(group)
+    return Plan(url, front.host, front.port, tuple(workers.models), (frontend, *workers.made))
+
+
+def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[str, str]:
+    """One machine, no services; what the user's environment says stands."""
+    defaults = {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(discovery),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_VLLM_BIND_HOST": LOOPBACK,
+        "PYTHONUNBUFFERED": "1",
+    }
+    # One port cannot serve several processes: each worker gets its own as a flag.
+    return {name: value for name, value in {**defaults, **environment}.items() if name != "DYN_SYSTEM_PORT"}
+
+
+def reachable(host: str) -> str:
+    """An address to connect to what listens on `host`, as it stands in a URL."""
+    host = _ANY.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+class _Workers:
+    """Counts names and ports while groups become processes."""
+
+    def __init__(self, model: str | None, shared: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        self.made: list[Process] = []
+        self.models: list[str] = []
+        self._model = model
+        self._shared = shared
+        self._system_port = environment.get("DYN_SYSTEM_PORT")
+        self._names: Counter[str] = Counter()
+        self._ports: Counter[tuple[str, int]] = Counter()
+
+    def add(self, group: WorkerGroup) -> None:
+        values = {"model": self._model} if self._model is not None else {}
+        if self._system_port:
+            values["system_port"] = self._system_port
+        values |= group.options
+        env = {**self._shared, **group.env}
+        argv = [*topology.to_argv(WorkerOptions, values), *group.args]
+        options, engine_argv = build.parse(WorkerOptions, argv, env, "dynamo-vllm worker", "")
+        checks.check_worker(options, engine_argv)
+        self.models.append(str(options.model))
+        ranks = checks.engine_flags(engine_argv).get("data_parallel_size") or "1"
+        for _ in range(group.count):
+            self._one(options, argv, env, int(ranks) if ranks.isdigit() else 1)
+
+    def _one(self, options: WorkerOptions, argv: list[str], env: Mapping[str, str], ranks: int) -> None:
+        kind = "worker" if options.role == "agg" else options.role
+        self._names[kind] += 1
+        events = self._next_port("kv_event_port", options.kv_event_port, ranks)
+        more = [f"--kv-event-port={events}"] if events else []
+        host = options.system_host or env.get("DYN_SYSTEM_HOST") or options.bind_host or "0.0.0.0"
+        self.made.append(
+            Process(
+                name=f"{kind}-{self._names[kind]}",
+                argv=(*COMMAND, "worker", *argv, *more),
+                env=env,
+                health=f"http://{reachable(host)}:{{port}}/health",
+                port=self._next_port("system_port", options.system_port, 1),
+                drain_seconds=options.drain_seconds,
+                is_worker=True,
+            )
+        )
+
+    def _next_port(self, option: str, first: int | None, step: int) -> int | None:
+        """The port of the next worker; workers that were given the same first port get consecutive ones."""
+        if not first:
+            return None
+        taken = self._ports[option, first]
+        self._ports[option, first] += step
+        return first + taken
+
+
+# --- the demo model -------------------------------------------------------------------------------------
+
+
+def lacks_model(wanted: Topology, environment: Mapping[str, str]) -> bool:
+    return any(_is_without_model(wanted, group, environment) for group in wanted.workers)
+
+
+def _is_without_model(wanted: Topology, group: WorkerGroup, environment: Mapping[str, str]) -> bool:
+    named = group.options.get("model") or wanted.model
+    return not (named or {**environment, **group.env}.get("DYN_VLLM_MODEL"))
+
+
+def with_demo(wanted: Topology, folder: Path, environment: Mapping[str, str], device: str) -> Topology:
+    """Groups without a model serve the demo model in `folder`."""
+    groups = (
+        _demo(group, folder, environment, device) if _is_without_model(wanted, group, environment) else group
+        for group in wanted.workers
+    )
+    return dataclasses.replace(wanted, workers=tuple(groups))
+
+
+def _demo(group: WorkerGroup, folder: Path, environment: Mapping[str, str], device: str) -> WorkerGroup:
+    env = {**environment, **group.env}
+    options = {"model": str(folder), **group.options}
+    if not env.get("DYN_VLLM_SERVED_MODEL_NAME"):
+        options.setdefault("served_model_name", (DEMO_NAME,))
+    if (options.get("engine") or env.get("DYN_VLLM_ENGINE")) == "fake":
+        return dataclasses.replace(group, options=options)
+    space = {} if "VLLM_CPU_KVCACHE_SPACE" in env or device != "cpu" else {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    args = (*_demo_flags(group, device), *group.args)
+    return dataclasses.replace(group, options=options, env={**group.env, **space}, args=args)
+
+
+def _demo_flags(group: WorkerGroup, device: str) -> list[str]:
+    """A quick start; what the user set stands."""
+    flags = {"max_model_len": ["--max-model-len", "4096"], "enforce_eager": ["--enforce-eager"]}
+    if device == "cpu":
+        flags["dtype"] = ["--dtype", "float32"]
+    given = checks.engine_flags(group.args)
+    wanted = [words for name, words in flags.items() if name not in given and f"no_{name}" not in given]
+    return [word for words in wanted for word in words]

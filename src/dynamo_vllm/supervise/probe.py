@@ -1,0 +1,73 @@
+"""Asks the started processes over HTTP: does it answer, and does a model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from dynamo_vllm.errors import StartError
+
+LOOK_TIMEOUT_SECONDS = 5.0
+_RETRY_SECONDS = 0.1
+# The frontend learns of workers through discovery: a moment after they are ready it may not know them yet.
+_NOT_YET = (404, 503)
+
+
+class Probe:
+    """An HTTP client for this machine: no proxy, and certificates are our own affair."""
+
+    def __init__(self) -> None:
+        self._client = httpx.AsyncClient(trust_env=False, verify=False)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def status(self, url: str) -> int | None:
+        """The status of a GET; None when there is no answer."""
+        try:
+            return (await self._client.get(url, timeout=LOOK_TIMEOUT_SECONDS)).status_code
+        except httpx.HTTPError:
+            return None
+
+    async def first_answer(self, url: str, models: tuple[str, ...], limit_seconds: float) -> None:
+        """Until the frontend is ready and each model has answered a request; StartError when one does not."""
+        deadline = time.monotonic() + limit_seconds
+        while await self.status(f"{url}/health") != 200:
+            if time.monotonic() > deadline:
+                raise StartError(f"{url}/health did not become ready within {limit_seconds:.0f} s")
+            await asyncio.sleep(_RETRY_SECONDS)
+        for model in models:
+            await self._answer(url, model, deadline)
+
+    async def _answer(self, url: str, model: str, deadline: float) -> None:
+        while True:
+            refusals = []
+            for path, body in _smallest_requests(model):
+                refusal = await self._refusal(url + path, body, deadline)
+                if refusal is None:
+                    return
+                refusals.append(refusal)
+            if time.monotonic() > deadline or all(status not in _NOT_YET for status, _ in refusals):
+                raise StartError(f"the first request to {model} failed: {refusals[0][1]}")
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _refusal(self, url: str, body: dict[str, Any], deadline: float) -> tuple[int, str] | None:
+        """Status and text of a refused request; None when it was answered with a choice."""
+        try:
+            reply = await self._client.post(url, json=body, timeout=max(deadline - time.monotonic(), 1.0))
+        except httpx.HTTPError as exc:
+            return 503, f"POST {url}: {exc or type(exc).__name__}"
+        if reply.status_code == 200 and reply.json().get("choices"):
+            return None
+        return reply.status_code, f"POST {url} answered {reply.status_code}: {reply.text[:500]}"
+
+
+def _smallest_requests(model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A model may answer on one of the two only."""
+    yield "/v1/completions", {"model": model, "prompt": "Hello", "max_tokens": 1}
+    message = {"role": "user", "content": "Hello"}
+    yield "/v1/chat/completions", {"model": model, "messages": [message], "max_tokens": 1}

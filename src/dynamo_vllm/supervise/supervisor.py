@@ -1,0 +1,228 @@
+"""Starts the processes of a plan, keeps them running, and leaves none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynamo_vllm.errors import StartError
+from dynamo_vllm.supervise import child as children
+from dynamo_vllm.supervise import logs
+from dynamo_vllm.supervise.child import Child
+from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.plan import Plan, Process
+from dynamo_vllm.supervise.probe import Probe
+from dynamo_vllm.supervise.screen import Screen
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_REDRAW_SECONDS = 0.5
+_CODES = {2: " (bad settings)", 3: " (the engine died)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why everything stops, and serve's exit code for it."""
+
+    code: int
+    text: str
+
+
+class Supervisor:
+    """One life: `run`, from the first start until the last process is gone."""
+
+    def __init__(self, plan: Plan, limits: Limits, log_folder: Path, screen: Screen) -> None:
+        self._plan = plan
+        self._limits = limits
+        self._log_folder = log_folder
+        self._screen = screen
+        self._probe = Probe()
+        self._children: dict[str, Child] = {}
+        self._changed = asyncio.Event()
+        self._is_serving = False
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._killed_by: int | None = None
+
+    async def run(self) -> int:
+        """Serve until a signal or a failure that cannot be mended; the exit code."""
+        with self._signals():
+            try:
+                await self._serve()
+            finally:
+                await self._stop()
+                await self._probe.close()
+        return self._ending.result().code if self._killed_by is None else 128 + self._killed_by
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._keep(process)) for process in self._plan.processes]
+            running += [tasks.create_task(self._announce()), tasks.create_task(self._redraw())]
+            ending = await self._ending
+            self._screen.say(ending.text)
+            self._screen.settle()
+            for task in running:
+                task.cancel()
+
+    def _end(self, code: int, text: str) -> None:
+        if not self._ending.done():
+            self._ending.set_result(Ending(code, text))
+
+    # --- signals ----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._signal, number)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _signal(self, number: int) -> None:
+        """The first asks everything to leave, the second does not ask."""
+        if not self._ending.done():
+            seconds = self._drain_seconds()
+            self._end(0, f"stopping: running requests get {seconds:.0f} s; once more ends everything at once")
+            return
+        self._killed_by = number
+        self._screen.say("ending at once")
+        for child in self._children.values():
+            child.kill_group()
+
+    # --- one process ------------------------------------------------------------------------------------
+
+    async def _keep(self, process: Process) -> None:
+        """Start the process, and start it again whenever it ends."""
+        restarts = Restarts(self._limits)
+        while True:
+            child = await self._start(process)
+            reason = await self._life(child)
+            await child.destroy()
+            if not child.ready.is_set() and restarts.in_a_row == 0:
+                self._end(_start_code(child), _story(child, reason))
+                return
+            pause = restarts.pause_after(child.ready_seconds)
+            if pause is None:
+                self._end(1, f"{_story(child, reason)}\n  giving up after {self._limits.restarts} restarts in a row")
+                return
+            self._screen.say(f"{child.name} {reason}; starting it again in {pause:.0f} s (log: {child.log})")
+            await asyncio.sleep(pause)
+
+    async def _start(self, process: Process) -> Child:
+        self._screen.phase(process.name, "starting")
+        child = await children.start(process, self._log_folder / f"{process.name}.log", self._status)
+        self._children[process.name] = child
+        return child
+
+    def _status(self, child: Child, status: children.Status) -> None:
+        child.note(status)
+        self._screen.phase(child.name, str(status.get("phase")))
+        self._changed.set()
+
+    async def _life(self, child: Child) -> str:
+        """Until the process has ended or has to be ended; why."""
+        exited = asyncio.create_task(child.wait())
+        hung = asyncio.create_task(self._hang(child))
+        try:
+            await asyncio.wait({exited, hung}, return_when=asyncio.FIRST_COMPLETED)
+            return describe(exited.result()) if exited.done() else hung.result()
+        finally:
+            exited.cancel()
+            hung.cancel()
+
+    async def _hang(self, child: Child) -> str:
+        """Returns when the process does not get ready, or stops answering."""
+        try:
+            async with asyncio.timeout(self._limits.start_seconds):
+                await child.ready.wait()
+        except TimeoutError:
+            return f"was not ready after {self._limits.start_seconds:.0f} s (--start-seconds)"
+        pulse = Pulse(self._limits, time.monotonic())
+        url = child.plan.health_url(child.port)
+        while True:
+            await asyncio.sleep(self._limits.look_seconds)
+            verdict = pulse.verdict(await self._probe.status(url), time.monotonic())
+            if verdict is not None:
+                return verdict
+
+    # --- all of them ------------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        """Say that it serves once a real request was answered."""
+        while not self._all_ready():
+            self._changed.clear()
+            await self._changed.wait()
+        models = tuple(dict.fromkeys(name for child in self._children.values() for name in child.models[:1]))
+        try:
+            await self._probe.first_answer(self._plan.url, models, self._limits.first_answer_seconds)
+        except StartError as exc:
+            self._end(1, f"error: {exc}\n  logs: {self._log_folder}")
+            return
+        self._is_serving = True
+        workers = len(self._plan.workers)
+        self._screen.announce(f"ready: {self._plan.url}/v1 model={','.join(models)} workers={workers}")
+
+    def _all_ready(self) -> bool:
+        found = [self._children.get(process.name) for process in self._plan.processes]
+        return all(child is not None and child.ready.is_set() for child in found)
+
+    async def _redraw(self) -> None:
+        while not self._is_serving:
+            await asyncio.sleep(_REDRAW_SECONDS)
+            self._screen.redraw()
+
+    def _drain_seconds(self) -> float:
+        """What running requests get; before the first answer there are none."""
+        return max(process.drain_seconds for process in self._plan.workers) if self._is_serving else 0.0
+
+    async def _stop(self) -> None:
+        """Workers first, so that the frontend can deliver what they still say; then whatever is left."""
+        workers = [child for child in self._children.values() if child.plan.is_worker]
+        others = [child for child in self._children.values() if not child.plan.is_worker]
+        await self._leave(workers, self._drain_seconds() + self._limits.stop_seconds)
+        await self._leave(others, self._limits.stop_seconds)
+        for child in self._children.values():
+            if left := await child.destroy():
+                self._screen.say(f"error: processes {left} of {child.name} do not end")
+        self._screen.say("stopped")
+
+    async def _leave(self, leaving: Sequence[Child], limit_seconds: float) -> None:
+        waiting = [asyncio.create_task(child.wait()) for child in leaving]
+        for child in leaving:
+            child.terminate()
+        if not waiting:
+            return
+        _, late = await asyncio.wait(waiting, timeout=limit_seconds)
+        for task in late:
+            task.cancel()
+        for child in leaving:
+            if child.exit_code is None:
+                self._screen.say(f"{child.name} did not leave within {limit_seconds:.0f} s: killed")
+
+
+def describe(code: int) -> str:
+    """An exit status in words."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}{_CODES.get(code, '')}"
+
+
+def _start_code(child: Child) -> int:
+    """serve's own exit code for a process that did not start."""
+    return child.exit_code if child.exit_code in (1, 2, 3) else 1
+
+
+def _story(child: Child, reason: str) -> str:
+    """The failure in words; bad settings need their one line only, anything else shows the end of the log."""
+    text = logs.read_from(child.log, child.log_start)
+    error = logs.error_line(text)
+    lines = [f"error: {child.name} {reason}: {error}" if error else f"error: {child.name} {reason}"]
+    if error is None or child.exit_code != 2:
+        lines += [f"  | {line}" for line in logs.last_lines(text)]
+    return "\n".join([*lines, f"  log: {child.log}"])

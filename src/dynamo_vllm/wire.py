@@ -1,0 +1,104 @@
+"""The runtime's token protocol: the request a worker receives and the chunks it sends back.
+
+Unknown fields are ignored, so that a newer frontend can talk to an older worker; a known field of the
+wrong type is refused with its path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dynamo_vllm.errors import InvalidRequest
+
+
+class StopConditions(msgspec.Struct, frozen=True):
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_token_ids_visible: list[int] | None = None
+    stop_token_ids_hidden: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_thinking_tokens: int | None = None
+
+
+class GuidedDecoding(msgspec.Struct, frozen=True):
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
+    backend: str | None = None
+
+
+class SamplingOptions(msgspec.Struct, frozen=True):
+    n: int | None = None
+    best_of: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    seed: int | None = None
+    include_stop_str_in_output: bool | None = None
+    guided_decoding: GuidedDecoding | None = None
+    logit_bias: dict[int, float] | None = None
+
+
+class OutputOptions(msgspec.Struct, frozen=True):
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    formatted_prompt: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class Routing(msgspec.Struct, frozen=True):
+    dp_rank: int | None = None
+    priority: int | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """One request, tokenised by the frontend."""
+
+    token_ids: list[int]
+    model: str | None = None
+    stop_conditions: StopConditions = StopConditions()
+    sampling_options: SamplingOptions = SamplingOptions()
+    output_options: OutputOptions = OutputOptions()
+    eos_token_ids: list[int] | None = None
+    annotations: list[str] | None = None
+    routing: Routing | None = None
+    prefill_result: dict[str, Any] | None = None
+    multi_modal_data: dict[str, Any] | None = None
+    prompt_embeds: str | None = None
+    extra_args: dict[str, Any] | None = None
+    is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
+
+
+def parse(raw: object) -> GenerateRequest:
+    """The request as a struct; a field of the wrong type raises InvalidRequest with the field's path."""
+    try:
+        return msgspec.convert(raw, GenerateRequest)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(*refusal(exc)) from exc
+
+
+def refusal(exc: msgspec.ValidationError) -> tuple[str]:
+    """msgspec's words with the JSON path turned into the field's name: 'stop_conditions.max_tokens: …'."""
+    text, _, path = str(exc).partition(" - at `$")
+    return (f"{path.rstrip('`').lstrip('.') or 'request'}: {text[:1].lower()}{text[1:]}",)
+
+
+Chunk = dict[str, Any]
+"""What goes back: token_ids (required), index, finish_reason, stop_reason, completion_usage, log_probs,
+top_logprobs, cum_log_probs. A plain dict, because one is made per token."""

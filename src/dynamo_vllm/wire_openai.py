@@ -1,0 +1,78 @@
+"""The part of OpenAI bodies that text mode reads; the frontend has checked ranges, we check types again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.wire import refusal
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+    json_schema: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+
+class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    nvext: dict[str, Any] | None = None
+    is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
+
+
+class ChatBody(_Sampling, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = msgspec.field(default=None)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionBody(_Sampling, frozen=True, kw_only=True):
+    prompt: str | list[Any]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+Body = ChatBody | CompletionBody
+
+
+def parse(raw: object) -> Body:
+    """A chat body when it has messages, a completion body otherwise."""
+    kind: type[Body] = ChatBody if isinstance(raw, dict) and "messages" in raw else CompletionBody
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(*refusal(exc)) from exc

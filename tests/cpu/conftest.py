@@ -1,0 +1,32 @@
+"""One warm vLLM and one tiny model for the whole tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.models.tiny import make_tiny_model
+from harness.stack import Stack, stack
+from harness.warm import Zygote, zygote
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    with zygote(tmp_path_factory.mktemp("warm")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def one_worker(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A frontend and one worker, shared by the tests of a module."""
+    with stack(tmp_path_factory.mktemp("one")) as made:
+        made.start_frontend()
+        warm.start_worker(made, model)
+        yield made.wait_ready(60)

@@ -1,0 +1,204 @@
+"""A deployment on this machine for a test: a frontend and workers, on free ports, in their own folder."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import openai
+import psutil
+
+from harness.waiting import until
+
+COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def free_system_port() -> int:
+    """A free port the runtime takes for its system server: below 32768."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """Loopback only, no outside services, nothing of the caller's own settings."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "VLLM_", "PROMETHEUS_"))}
+    return kept | {
+        "DYN_FILE_KV": str(folder / "discovery"),
+        "DYN_VLLM_BIND_HOST": "127.0.0.1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+class Process(Protocol):
+    """A worker or frontend, however it was started."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+
+def kill_tree(pid: int) -> None:
+    """End a process and everything below it at once."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in [*root.children(recursive=True), root]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@dataclass
+class Worker:
+    """A running worker and the port of its own /health and /metrics."""
+
+    process: Process
+    system_port: int
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's series."""
+        text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=10).text
+        lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.system_port}/health", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def busy(self) -> int:
+        """Requests the engine runs or has queued."""
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        return int(sum(self.metric(name) for name in names))
+
+
+@dataclass
+class Stack:
+    """Frontend and workers of one test."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    processes: list[Process] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @functools.cached_property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def start_frontend(self, *args: str) -> Process:
+        return self._start("frontend", ["frontend", "--port", str(self.port), *args])
+
+    def start_worker(self, *args: str, env: Mapping[str, str] | None = None) -> Worker:
+        """A worker as a process of its own."""
+        port = free_system_port()
+        name = f"worker{len(self.workers)}"
+        process = self._start(name, ["worker", "--system-port", str(port), *args], env)
+        return self.add(process, port, self.folder / f"{name}.log")
+
+    def add(self, process: Process, system_port: int, log: Path) -> Worker:
+        worker = Worker(process, system_port, log)
+        self.workers.append(worker)
+        if process not in self.processes:
+            self.processes.append(process)
+        return worker
+
+    def _start(self, name: str, args: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*COMMAND, *args],
+                env=environment(self.folder, **(env or {})),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def wait_ready(self, seconds: float = 30.0) -> Stack:
+        """Every worker and the frontend say ready."""
+        for worker in self.workers:
+            until(f"{worker.log.name} ready", lambda w=worker: self._alive(w) and w.is_ready(), seconds)
+        until("frontend ready", lambda: self.get("/health").status_code == 200, seconds)
+        until("all workers seen", lambda: len(self.instances()) == len(self.workers), seconds)
+        return self
+
+    def _alive(self, worker: Worker) -> bool:
+        if worker.process.poll() is not None:
+            raise AssertionError(f"{worker.log.name} ended:\n{worker.log.read_text()[-3000:]}")
+        return True
+
+    def get(self, path: str) -> httpx.Response:
+        try:
+            return httpx.get(self.url + path, timeout=10)
+        except httpx.TransportError:
+            return httpx.Response(599)
+
+    def post(self, path: str, body: object = None, **more: Any) -> httpx.Response:
+        if body is not None:
+            more["json"] = body
+        return httpx.post(self.url + path, timeout=60, **more)
+
+    def instances(self) -> list[dict[str, Any]]:
+        found = self.get("/instances")
+        if found.status_code != 200:
+            return []
+        return [i for i in found.json()["instances"] if i["endpoint"] == "generate"]
+
+    def models(self) -> list[str]:
+        return [model["id"] for model in self.get("/v1/models").json()["data"]]
+
+    def stop(self) -> None:
+        self.openai.close()
+        for process in self.processes:
+            kill_tree(process.pid)
+        for process in self.processes:
+            process.wait(10)
+
+
+@contextlib.contextmanager
+def stack(folder: Path) -> Iterator[Stack]:
+    made = Stack(folder)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+__all__ = ["COMMAND", "Process", "Stack", "Worker", "environment", "free_port", "free_system_port", "kill_tree", "signal", "stack"]

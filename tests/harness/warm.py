@@ -1,0 +1,109 @@
+"""The test's side of the zygote: start it once, fork workers and references from it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.stack import Stack, Worker, environment, free_system_port
+from harness.waiting import until
+
+TESTS = Path(__file__).parents[1]
+# Fork the engine core too, and let it run its one worker itself.
+FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ENGINE_FLAGS = (
+    "--max-model-len",
+    "2048",
+    "--enforce-eager",
+    "--dtype",
+    "float32",
+    "--distributed-executor-backend",
+    "uni",
+)
+
+
+@dataclass
+class Forked:
+    """A child of the zygote."""
+
+    pid: int
+    connection: socket.socket
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.connection.setblocking(False)
+            try:
+                self._read()
+            except BlockingIOError:
+                return None
+        return self.code
+
+    def wait(self, timeout: float) -> int:
+        if self.code is None:
+            self.connection.settimeout(timeout)
+            self._read()
+        assert self.code is not None
+        return self.code
+
+    def _read(self) -> None:
+        line = self.connection.recv(4096)
+        self.code = json.loads(line)["code"] if line else -1
+        self.connection.close()
+
+
+@dataclass
+class Zygote:
+    path: Path
+
+    def fork(self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path) -> Forked:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(30)
+        connection.connect(str(self.path))
+        task = {"call": call, "args": args, "env": dict(env), "log": str(log)}
+        connection.sendall(json.dumps(task).encode() + b"\n")
+        line = b""
+        while not line.endswith(b"\n"):
+            line += connection.recv(1)
+        return Forked(json.loads(line)["pid"], connection)
+
+    def start_worker(self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None) -> Worker:
+        """A real worker with a real engine, in seconds."""
+        port = free_system_port()
+        log = stack.folder / f"worker{len(stack.workers)}.log"
+        argv = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
+        process = self.fork(
+            "dynamo_vllm.cli.main:run_command",
+            ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
+            environment(stack.folder, **FORKED, **(env or {})),
+            log,
+        )
+        return stack.add(process, port, log)
+
+
+@contextmanager
+def zygote(folder: Path) -> Iterator[Zygote]:
+    path = folder / "zygote"
+    with (folder / "zygote.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness.zygote", str(path)],
+            cwd=TESTS,
+            env=environment(folder, **FORKED, PYTHONPATH=str(TESTS)),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            until("warm vLLM", Path(f"{path}.ready").exists, 120, every=0.2)
+            yield Zygote(path)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(20)

