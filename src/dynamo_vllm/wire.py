@@ -95,8 +95,11 @@ def parse(raw: object) -> GenerateRequest:
 
 def refusal(exc: msgspec.ValidationError) -> tuple[str]:
     """msgspec's words with the JSON path turned into the field's name: 'stop_conditions.max_tokens: …'."""
-    text, _, path = str(exc).partition(" - at `$")
-    return (f"{path.rstrip('`').lstrip('.') or 'request'}: {text[:1].lower()}{text[1:]}",)
+    text, _, where = str(exc).partition(" - at `")
+    # The path of a bad key reads "key` in `$.path".
+    path = where.removeprefix("key` in `").rstrip("`").lstrip("$.")
+    of_key = "a key: " if where.startswith("key`") else ""
+    return (f"{path or 'request'}: {of_key}{text[:1].lower()}{text[1:]}",)
 
 
 Chunk = dict[str, Any]

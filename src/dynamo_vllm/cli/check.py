@@ -32,6 +32,7 @@ EPILOG = (
     "Every option of 'dynamo-vllm worker' and every engine flag of vLLM is accepted; nothing is started.\n"
     "With --live, --model NAME says which served model to ask (default: the first)."
 )
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,16 +211,22 @@ def _ranks(flags: EngineFlags) -> int:
 
 def ports_of(worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]) -> Iterator[Port]:
     """The ports that are named; all others are free ones that the system picks."""
-    host = worker.system_host or worker.bind_host or "0.0.0.0"
-    if worker.system_port:
-        yield Port("health and metrics", worker.system_port, is_free(host, worker.system_port))
+    for use, host, port in _named_ports(worker, flags, environment):
+        if 0 < port <= MAX_PORT:
+            yield Port(use, port, is_free(host, port))
+
+
+def _named_ports(
+    worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]
+) -> Iterator[tuple[str, str, int]]:
+    anywhere = worker.bind_host or "0.0.0.0"
+    yield "health and metrics", worker.system_host or anywhere, worker.system_port or 0
     if worker.kv_event_port is not None and worker.kv_events is not False:
         for rank in range(_ranks(flags)):
-            port = worker.kv_event_port + rank
-            yield Port(f"KV events of rank {rank}", port, is_free("0.0.0.0", port))
+            yield f"KV events of rank {rank}", "0.0.0.0", worker.kv_event_port + rank
     rpc = environment.get("DYN_TCP_RPC_PORT", "")
-    if worker.request_plane == "tcp" and rpc.isdecimal() and int(rpc):
-        yield Port("requests (DYN_TCP_RPC_PORT)", int(rpc), is_free(worker.bind_host or "0.0.0.0", int(rpc)))
+    if worker.request_plane == "tcp" and rpc.isdecimal():
+        yield "requests, DYN_TCP_RPC_PORT", anywhere, int(rpc)
 
 
 def is_free(host: str, port: int) -> bool:
@@ -227,7 +234,7 @@ def is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except (OSError, OverflowError):
+        except OSError:
             return False
     return True
 

@@ -85,3 +85,7 @@ def run_command(module: str, argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     main()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.frontend import refuse_taken_port
+from dynamo_vllm.cli.process import refuse_taken_port
 from dynamo_vllm.config import build, topology
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology
+from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.supervise import plan as plans
-from dynamo_vllm.supervise import run_folder
+from dynamo_vllm.supervise import ports, run_folder
 from dynamo_vllm.supervise.limits import Limits
-from dynamo_vllm.supervise.plan import Plan
-from dynamo_vllm.supervise.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.supervise.plan import Plan
+    from dynamo_vllm.supervise.run_folder import RunFolder
 
 PROG = "dynamo-vllm serve"
 DESCRIPTION = """\
@@ -40,14 +44,10 @@ def main(argv: Sequence[str]) -> int:
     environment = build.environment()
     options, wanted = understand(argv, environment)
     folder = run_folder.choose(options.run_dir, environment)
-    if plans.lacks_model(wanted, environment):
-        wanted = with_demo_model(wanted, environment)
-    plan = plans.make(wanted, environment, folder.discovery)
-    refuse_missing_models(plan)
-    refuse_taken_ports(plan)
+    plan = prepare(wanted, environment, folder)
     limits = Limits(start_seconds=options.start_seconds, restarts=options.restarts)
     with folder.opened():
-        code = asyncio.run(run(plan, limits, folder))
+        code = supervise(plan, limits, folder)
         if code == 0:
             folder.forget()
     return code
@@ -127,18 +127,35 @@ def from_file(options: ServeOptions) -> Topology:
     return topology.read(data, path)
 
 
-def with_demo_model(wanted: Topology, environment: Mapping[str, str]) -> Topology:
+# --- before anything starts -----------------------------------------------------------------------------
+
+
+def prepare(wanted: Topology, environment: Mapping[str, str], folder: RunFolder) -> Plan:
+    """The plan; whatever can be refused without starting a process is refused here."""
+    device = vllm_start.device() if plans.needs_vllm(wanted, environment) else "none"
+    if plans.lacks_model(wanted, environment):
+        wanted = plans.with_demo(wanted, demo_model(environment), environment, device)
+    plan = plans.make(with_port(wanted, environment), environment, folder.discovery)
+    refuse_missing_models(plan)
+    refuse_taken_ports(plan)
+    return plan
+
+
+def demo_model(environment: Mapping[str, str]) -> Path:
     from dynamo_vllm.models.tiny import make_tiny_model
 
     folder = run_folder.cache_folder(environment) / "models" / plans.DEMO_NAME
     try:
-        make_tiny_model(folder)
+        return make_tiny_model(folder)
     except OSError as exc:
         raise StartError(f"the demo model cannot be made in {folder}: {exc}; name a model") from None
-    return plans.with_demo(wanted, folder, environment)
 
 
-# --- before anything starts -----------------------------------------------------------------------------
+def with_port(wanted: Topology, environment: Mapping[str, str]) -> Topology:
+    """Port 0 asks for a free one, which serve must know."""
+    if build.from_values(FrontendOptions, wanted.frontend, environment).port != 0:
+        return wanted
+    return dataclasses.replace(wanted, frontend={**wanted.frontend, "port": ports.free()})
 
 
 def refuse_missing_models(plan: Plan) -> None:
@@ -153,19 +170,25 @@ def looks_like_a_path(model: str) -> bool:
 
 
 def refuse_taken_ports(plan: Plan) -> None:
-    refuse_taken_port(plan.host, plan.port)
+    refuse_taken_port("--port", plan.host, plan.port)
     for worker in plan.workers:
         if worker.port is not None:
-            refuse_taken_port("0.0.0.0", worker.port, "--system-port")
+            refuse_taken_port("--system-port", "0.0.0.0", worker.port)
 
 
 # --- the run --------------------------------------------------------------------------------------------
 
 
-async def run(plan: Plan, limits: Limits, folder: RunFolder) -> int:
+def supervise(plan: Plan, limits: Limits, folder: RunFolder) -> int:
+    from dynamo_vllm.supervise.child import watch_without_threads
     from dynamo_vllm.supervise.screen import Screen
     from dynamo_vllm.supervise.supervisor import Supervisor
 
     screen = Screen(sys.stdout, sys.stderr)
     screen.say(f"serving {', '.join(dict.fromkeys(plan.models))}; logs in {folder.logs}")
-    return await Supervisor(plan, limits, folder.logs, screen).run()
+
+    async def run() -> int:
+        return await Supervisor(plan, limits, folder.logs, screen).run()
+
+    watch_without_threads()
+    return asyncio.run(run())

@@ -107,13 +107,18 @@ def parser(cls: type, prog: str, description: str, epilog: str = "") -> Parser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_options(made, cls)
+    return made
+
+
+def add_options(made: Parser, cls: type) -> None:
+    """Give a parser the options of `cls` too, grouped as declared."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for item in declared(cls):
         group = groups.get(item.option.group)
         if group is None:
             group = groups[item.option.group] = made.add_argument_group(item.option.group)
         _add(group, item)
-    return made
 
 
 def _add(group: argparse._ArgumentGroup, item: Declared) -> None:

@@ -85,7 +85,22 @@ def kv_events(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("kv_events_config", value, "the router follows the cache through these events")
 
 
-RULES: tuple[Rule, ...] = (prefix_caching, block_size, runner, request_logging, executor, kv_events)
+def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
+    if at.device != "cpu" or "worker_extension_cls" in user:
+        return None
+    value = "dynamo_vllm.engine.cpu_mend.KeepsSeeds"
+    return Fired("worker_extension_cls", value, "a seeded prompt prefilled in steps ends vLLM's CPU engine")
+
+
+RULES: tuple[Rule, ...] = (
+    prefix_caching,
+    block_size,
+    runner,
+    request_logging,
+    executor,
+    kv_events,
+    seeded_prefill,
+)
 
 
 def apply(user: UserArgs, situation: Situation) -> list[Fired]:

@@ -116,7 +116,11 @@ def _hint(key: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"use one of {', '.join(names)}" if len(names) < 10 else "'dynamo-vllm serve --help' lists the options"
+    return (
+        f"use one of {', '.join(names)}"
+        if len(names) < 10
+        else "'dynamo-vllm serve --help' lists the options"
+    )
 
 
 def _mapping(data: object, where: str) -> Mapping[str, Any]:
@@ -144,7 +148,9 @@ def override(topology: Topology, line: CommandLine) -> Topology:
     groups = topology.workers
     if line.workers is not None:
         if len(groups) > 1:
-            raise ConfigError(f"--workers {line.workers}: the file has {len(groups)} groups; set count in each")
+            raise ConfigError(
+                f"--workers {line.workers}: the file has {len(groups)} groups; set count in each"
+            )
         groups = (dataclasses.replace(groups[0], count=line.workers),)
     return Topology(
         model=topology.model,
@@ -162,7 +168,7 @@ def override(topology: Topology, line: CommandLine) -> Topology:
 
 def to_argv(cls: type, values: Values) -> list[str]:
     """The flags that say `values`; a value of the wrong type is refused."""
-    typed = build.from_values(cls, values, {})
+    typed: Any = build.from_values(cls, values, {})
     argv: list[str] = []
     for item in build.declared(cls):
         if item.name in values:

@@ -23,7 +23,7 @@ from dynamo_vllm.roles import aggregated, text
 from dynamo_vllm.serving import metrics, runtime
 from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.endpoints import Registration
-from dynamo_vllm.serving.lifecycle import Lifecycle
+from dynamo_vllm.serving.lifecycle import Lifecycle, State
 from dynamo_vllm.serving.monitor import Monitor
 from dynamo_vllm.serving.peers import Peers
 from dynamo_vllm.serving.progress import Progress
@@ -172,7 +172,7 @@ async def serve(
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
         watching = asyncio.create_task(watch(monitor(options, engine, role, lifecycle), peers))
-        on_signals(ending)
+        on_signals(ending, lifecycle)
         lifecycle.ready()
         progress.phase("ready", models=list(registration.names), kv_event_publishers=publishers)
         code = await first_ending(ending, serving, watching)
@@ -209,14 +209,17 @@ def monitor(options: WorkerOptions, engine: Engine, role: Role[Any], lifecycle: 
     )
 
 
-def on_signals(ending: asyncio.Future[int]) -> None:
+def on_signals(ending: asyncio.Future[int], lifecycle: Lifecycle) -> None:
     """The first SIGTERM or SIGINT asks for a drain, the second ends at once."""
     loop = asyncio.get_running_loop()
 
     def asked(number: int) -> None:
-        if ending.done():
+        if not ending.done():
+            ending.set_result(0)
+        elif lifecycle.state is State.STOPPED:  # nothing is cut short any more
+            raise SystemExit(ending.result())
+        else:
             raise SystemExit(128 + number)
-        ending.set_result(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)

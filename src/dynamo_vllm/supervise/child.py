@@ -8,15 +8,19 @@ import ctypes
 import json
 import os
 import signal
-import socket
+import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from dynamo_vllm.supervise.plan import Process
+from dynamo_vllm.supervise import logs, ports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dynamo_vllm.supervise.plan import Process
 
 PR_SET_PDEATHSIG = 1
 GONE_SECONDS = 5.0
@@ -27,12 +31,13 @@ Status = dict[str, Any]
 class Child:
     """A started process in a session of its own, so that its own children can be ended with it."""
 
-    def __init__(self, plan: Process, running: asyncio.subprocess.Process, port: int, log: Path, log_start: int):
+    def __init__(
+        self, plan: Process, running: asyncio.subprocess.Process, port: int, log: Path, log_start: int
+    ):
         self.plan = plan
         self.port = port
-        self.log = log
-        self.log_start = log_start
-        """Where this process' lines begin in the log, behind those of the ones before it."""
+        self._log = log
+        self._log_start = log_start  # behind the lines of the processes before this one
         self.ready = asyncio.Event()
         self.models: tuple[str, ...] = ()
         self._ready_at: float | None = None
@@ -56,6 +61,10 @@ class Child:
     def ready_seconds(self) -> float:
         """How long it has been ready."""
         return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+
+    def written(self) -> str:
+        """What it wrote into its log."""
+        return logs.read_from(self._log, self._log_start)
 
     def note(self, status: Status) -> None:
         """Remember what a status line said."""
@@ -89,7 +98,7 @@ class Child:
 
 async def start(plan: Process, log: Path, on_status: Callable[[Child, Status], None]) -> Child:
     """Start the process; `on_status` is called with each of its status lines."""
-    port = plan.port or free_port()
+    port = plan.port or ports.free()
     read_end, write_end = os.pipe()
     try:
         with log.open("ab") as output:
@@ -114,10 +123,16 @@ async def start(plan: Process, log: Path, on_status: Callable[[Child, Status], N
     return child
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def watch_without_threads() -> None:
+    """Make asyncio wait for processes through the kernel; call it before the loop runs.
+
+    Python 3.11 would start a thread per process, and when its parent is killed a process gets the signal
+    of `_leave_with` once for each thread the parent had: the second one would cut a worker's drain short.
+    """
+    if sys.version_info < (3, 12):
+        with contextlib.suppress(OSError):  # Linux before 5.3
+            os.close(os.pidfd_open(os.getpid()))
+            asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
 
 
 def members(group: int) -> list[int]:

@@ -18,6 +18,8 @@ class Limits:
     max_pause_seconds: float = 30.0
     look_seconds: float = 2.0
     """Between two looks at a process' health."""
+    answer_seconds: float = 5.0
+    """For the answer to a look."""
     hang_seconds: float = 30.0
     """Without any answer, the process is replaced."""
     unwell_seconds: float = 120.0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _MAX_BYTES = 256 * 1024
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import build, checks, topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
-from dynamo_vllm.config.topology import Topology, WorkerGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from dynamo_vllm.config.topology import Topology, WorkerGroup
 
 # -P keeps the current folder off the module path, as the installed command does.
 COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
@@ -167,6 +171,14 @@ def _is_without_model(wanted: Topology, group: WorkerGroup, environment: Mapping
     return not (named or {**environment, **group.env}.get("DYN_VLLM_MODEL"))
 
 
+def needs_vllm(wanted: Topology, environment: Mapping[str, str]) -> bool:
+    return any(_engine(group, environment) != "fake" for group in wanted.workers)
+
+
+def _engine(group: WorkerGroup, environment: Mapping[str, str]) -> str | None:
+    return group.options.get("engine") or {**environment, **group.env}.get("DYN_VLLM_ENGINE")
+
+
 def with_demo(wanted: Topology, folder: Path, environment: Mapping[str, str], device: str) -> Topology:
     """Groups without a model serve the demo model in `folder`."""
     groups = (
@@ -181,7 +193,7 @@ def _demo(group: WorkerGroup, folder: Path, environment: Mapping[str, str], devi
     options = {"model": str(folder), **group.options}
     if not env.get("DYN_VLLM_SERVED_MODEL_NAME"):
         options.setdefault("served_model_name", (DEMO_NAME,))
-    if (options.get("engine") or env.get("DYN_VLLM_ENGINE")) == "fake":
+    if _engine(group, environment) == "fake":
         return dataclasses.replace(group, options=options)
     space = {} if "VLLM_CPU_KVCACHE_SPACE" in env or device != "cpu" else {"VLLM_CPU_KVCACHE_SPACE": "1"}
     args = (*_demo_flags(group, device), *group.args)

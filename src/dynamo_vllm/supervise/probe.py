@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from dynamo_vllm.errors import StartError
 
-LOOK_TIMEOUT_SECONDS = 5.0
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _RETRY_SECONDS = 0.1
 # The frontend learns of workers through discovery: a moment after they are ready it may not know them yet.
 _NOT_YET = (404, 503)
@@ -20,8 +21,8 @@ _NOT_YET = (404, 503)
 class Probe:
     """An HTTP client for this machine: no proxy, and certificates are our own affair."""
 
-    def __init__(self) -> None:
-        self._client = httpx.AsyncClient(trust_env=False, verify=False)
+    def __init__(self, answer_seconds: float) -> None:
+        self._client = httpx.AsyncClient(trust_env=False, verify=False, timeout=answer_seconds)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -29,7 +30,7 @@ class Probe:
     async def status(self, url: str) -> int | None:
         """The status of a GET; None when there is no answer."""
         try:
-            return (await self._client.get(url, timeout=LOOK_TIMEOUT_SECONDS)).status_code
+            return (await self._client.get(url)).status_code
         except httpx.HTTPError:
             return None
 

@@ -7,11 +7,14 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,16 @@ class RunFolder:
             self.logs.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a+")
         except OSError as exc:
-            raise StartError(f"--run-dir {self.path} cannot be used: {exc.strerror}; choose another") from None
+            raise StartError(
+                f"--run-dir {self.path} cannot be used: {exc.strerror}; choose another"
+            ) from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StartError(f"--run-dir {self.path} is in use by another serve; choose another") from None
+                raise StartError(
+                    f"--run-dir {self.path} is in use by another serve; choose another"
+                ) from None
             self.forget()
             self.discovery.mkdir()
             yield

@@ -81,7 +81,7 @@ class Screen:
             self._drawn = 0
 
     def _line(self, text: str) -> None:
-        stamp = "" if self._live else time.strftime("%H:%M:%S ")
+        stamp = "" if self._live or text.startswith("error: ") else time.strftime("%H:%M:%S ")
         _write(self._err, f"{stamp}{text}\n")
 
 

@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.supervise import child as children
 from dynamo_vllm.supervise import logs
-from dynamo_vllm.supervise.child import Child
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
-from dynamo_vllm.supervise.plan import Plan, Process
 from dynamo_vllm.supervise.probe import Probe
-from dynamo_vllm.supervise.screen import Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from dynamo_vllm.supervise.child import Child
+    from dynamo_vllm.supervise.plan import Plan, Process
+    from dynamo_vllm.supervise.screen import Screen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _REDRAW_SECONDS = 0.5
@@ -32,6 +36,18 @@ class Ending:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One life of a process, when it is over."""
+
+    reason: str
+    was_ready: bool
+    ready_seconds: float
+    code: int | None
+    log: str
+    """What this life wrote into its log."""
+
+
 class Supervisor:
     """One life: `run`, from the first start until the last process is gone."""
 
@@ -40,7 +56,7 @@ class Supervisor:
         self._limits = limits
         self._log_folder = log_folder
         self._screen = screen
-        self._probe = Probe()
+        self._probe = Probe(limits.answer_seconds)
         self._children: dict[str, Child] = {}
         self._changed = asyncio.Event()
         self._is_serving = False
@@ -101,24 +117,41 @@ class Supervisor:
         """Start the process, and start it again whenever it ends."""
         restarts = Restarts(self._limits)
         while True:
-            child = await self._start(process)
-            reason = await self._life(child)
-            await child.destroy()
-            if not child.ready.is_set() and restarts.in_a_row == 0:
-                self._end(_start_code(child), _story(child, reason))
+            ended = await self._live_once(process)
+            if not ended.was_ready and restarts.in_a_row == 0:
+                self._end(ended.code if ended.code in (1, 2, 3) else 1, self._story(process, ended))
                 return
-            pause = restarts.pause_after(child.ready_seconds)
+            pause = restarts.pause_after(ended.ready_seconds)
             if pause is None:
-                self._end(1, f"{_story(child, reason)}\n  giving up after {self._limits.restarts} restarts in a row")
+                limit = self._limits.restarts
+                self._end(1, f"{self._story(process, ended)}\n  giving up after {limit} restarts in a row")
                 return
-            self._screen.say(f"{child.name} {reason}; starting it again in {pause:.0f} s (log: {child.log})")
+            self._screen.say(f"{process.name} {ended.reason}; starting it again in {pause:.0f} s")
             await asyncio.sleep(pause)
 
-    async def _start(self, process: Process) -> Child:
+    async def _live_once(self, process: Process) -> Ended:
         self._screen.phase(process.name, "starting")
-        child = await children.start(process, self._log_folder / f"{process.name}.log", self._status)
+        try:
+            child = await children.start(process, self._log(process), self._status)
+        except OSError as exc:
+            return Ended(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
-        return child
+        reason = await self._life(child)
+        ready_seconds = child.ready_seconds
+        await child.destroy()
+        del self._children[process.name]
+        return Ended(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
+
+    def _log(self, process: Process) -> Path:
+        return self._log_folder / f"{process.name}.log"
+
+    def _story(self, process: Process, ended: Ended) -> str:
+        """A failure for a person; bad settings need their one line only, the rest the end of the log too."""
+        error = logs.error_line(ended.log)
+        lines = [f"error: {process.name} {ended.reason}" + (f": {error}" if error else "")]
+        if error is None or ended.code != 2:
+            lines += [f"  | {line}" for line in logs.last_lines(ended.log)]
+        return "\n".join([*lines, f"  log: {self._log(process)}"])
 
     def _status(self, child: Child, status: children.Status) -> None:
         child.note(status)
@@ -211,18 +244,3 @@ def describe(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code}{_CODES.get(code, '')}"
-
-
-def _start_code(child: Child) -> int:
-    """serve's own exit code for a process that did not start."""
-    return child.exit_code if child.exit_code in (1, 2, 3) else 1
-
-
-def _story(child: Child, reason: str) -> str:
-    """The failure in words; bad settings need their one line only, anything else shows the end of the log."""
-    text = logs.read_from(child.log, child.log_start)
-    error = logs.error_line(text)
-    lines = [f"error: {child.name} {reason}: {error}" if error else f"error: {child.name} {reason}"]
-    if error is None or child.exit_code != 2:
-        lines += [f"  | {line}" for line in logs.last_lines(text)]
-    return "\n".join([*lines, f"  log: {child.log}"])

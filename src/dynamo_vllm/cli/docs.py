@@ -1,0 +1,163 @@
+"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md from the declarations in the code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.cli import main as commands
+from dynamo_vllm.cli.chat import ChatOptions
+from dynamo_vllm.cli.check import CheckOptions, LiveOptions
+from dynamo_vllm.cli.status import StatusOptions
+from dynamo_vllm.config import build, checks, engine_rules
+from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+SECTIONS: tuple[tuple[str, type], ...] = (
+    ("serve", ServeOptions),
+    ("worker", WorkerOptions),
+    ("frontend", FrontendOptions),
+    ("check", CheckOptions),
+    ("check --live URL", LiveOptions),
+    ("status", StatusOptions),
+    ("chat", ChatOptions),
+)
+HEAD = """# Configuration
+
+<!-- Written by `make docs` from the code; edit the declarations there, not this page. -->
+
+Every option is a flag and an environment variable. A flag beats its variable, a variable beats the default.
+A list takes several words as a flag, and words with spaces or commas between them as a variable. A yes-or-no
+variable takes 1 or 0. A bad value is refused at the start with its name, and the process ends with exit code 2.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    if list(argv) not in ([], ["--check"]):
+        print("usage: python -m dynamo_vllm.cli.docs [--check]", file=sys.stderr)
+        return 2
+    if not PAGE.parents[1].joinpath("pyproject.toml").is_file():
+        print("error: the docs are written inside a checkout of the repository", file=sys.stderr)
+        return 1
+    wanted = page()
+    if argv:
+        return compare(wanted)
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(wanted)
+    return 0
+
+
+def compare(wanted: str) -> int:
+    if PAGE.is_file() and PAGE.read_text() == wanted:
+        return 0
+    print(f"error: {PAGE.name} is not what the code says; run 'make docs'", file=sys.stderr)
+    return 1
+
+
+def page() -> str:
+    parts = [HEAD]
+    parts += [section(command, cls) for command, cls in SECTIONS]
+    parts += [engine_defaults(), not_yet(), f"## Exit codes\n\n{commands.EXIT_CODES}\n"]
+    return "\n".join(parts)
+
+
+def section(command: str, cls: type) -> str:
+    """One command: a table per group, in the order of the declarations."""
+    name = command.split()[0]
+    about = commands.COMMANDS[name][1] if name == command else (cls.__doc__ or "").splitlines()[0]
+    lines = [f"## `dynamo-vllm {command}`", "", f"{about[:1].upper()}{about[1:].rstrip('.')}.", ""]
+    shown = [item for item in build.declared(cls) if not item.option.hidden]
+    for group in dict.fromkeys(item.option.group for item in shown):
+        rows = [row(item) for item in shown if item.option.group == group]
+        if group != name:
+            lines += [f"### {name}: {group}", ""]
+        lines += [*table(("flag", "variable", "default", "meaning"), rows), ""]
+    return "\n".join(lines)
+
+
+def row(item: build.Declared) -> tuple[str, ...]:
+    meaning = item.option.help
+    if item.option.choices:
+        meaning += " One of " + ", ".join(f"`{choice}`" for choice in item.option.choices) + "."
+    return flags(item), f"`{item.option.env}`", default(item), meaning
+
+
+def flags(item: build.Declared) -> str:
+    """Every spelling, newest first, with what it takes."""
+    if item.kind is bool:
+        value = ""
+    else:
+        value = " " + (item.option.metavar or ("…" if item.option.choices else item.kind.__name__.upper()))
+        value += " …" if item.many else ""
+    spelled = [f"`{flag}{value}`" for flag in item.flags]
+    if item.kind is bool and not item.flags[0].startswith("--no-"):
+        spelled.append(f"`--no-{item.flags[0].removeprefix('--')}`")
+    return ", ".join(spelled)
+
+
+def default(item: build.Declared) -> str:
+    if item.default in (None, ()):
+        return "unset"
+    if isinstance(item.default, bool):
+        return "on" if item.default else "off"
+    return f"`{' '.join(item.default) if isinstance(item.default, tuple) else item.default}`"
+
+
+def engine_defaults() -> str:
+    """What each rule sets on either device, asked from the rules themselves."""
+    rows = [tuple(cells) for rule in engine_rules.RULES if (cells := _rule(rule))]
+    return "\n".join(
+        (
+            "## Engine defaults",
+            "",
+            "What we set over vLLM's own defaults, unless you set the argument yourself. "
+            "`dynamo-vllm check --model …` shows which of them apply to your settings.",
+            "",
+            *table(("argument", "on CPU", "on GPU", "reason"), rows),
+            "",
+        )
+    )
+
+
+def _rule(rule: engine_rules.Rule) -> list[str]:
+    seen = {
+        (device, nixl): rule(
+            {}, engine_rules.Situation(device, nixl=nixl, socket_folder="<temporary folder>")
+        )
+        for device in ("cpu", "cuda")
+        for nixl in (False, True)
+    }
+    fired = seen["cpu", True] or seen["cuda", True]
+    if fired is None:
+        return []
+    only = "" if any(seen[device, False] for device in ("cpu", "cuda")) else " (only with NIXL)"
+    values = [_value(seen[device, True]) for device in ("cpu", "cuda")]
+    reasons = dict.fromkeys(f.reason for f in (seen["cpu", True], seen["cuda", True]) if f is not None)
+    return [f"`{fired.argument}`{only}", *values, "; ".join(reasons)]
+
+
+def _value(fired: engine_rules.Fired | None) -> str:
+    return "–" if fired is None else f"`{json.dumps(fired.value)}`"
+
+
+def not_yet() -> str:
+    lines: Iterator[str] = (f"- `{capability.name}`" for capability in checks.NOT_YET)
+    head = "These flags are known and refused with exit code 2: what they switch on is not in this version."
+    return "\n".join(("## Not available yet", "", head, "", *lines, ""))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

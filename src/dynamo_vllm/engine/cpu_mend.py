@@ -1,0 +1,37 @@
+"""Keeps a seeded request from ending vLLM's engine on CPU; loaded in vLLM's workers as their extension.
+
+vLLM 0.30: when a prompt is prefilled in several steps, the tokens sampled on the way are thrown away and the
+request's random generator is set back with set_offset, which a CPU generator does not have. The exception ends
+the engine. Here the generator is put back to its seed instead, so the answer does not depend on the steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class KeepsSeeds:
+    """vLLM mixes this into its worker; importing it is what mends the model runner."""
+
+
+def _mended(original: Any) -> Any:
+    @functools.wraps(original)
+    def bookkeeping(self: Any, *args: Any, **kwargs: Any) -> Any:
+        generators = self.input_batch.generators
+        thrown_away = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        held = {int(i): generators.pop(int(i)) for i in thrown_away if int(i) in generators}
+        for generator in held.values():
+            generator.manual_seed(generator.initial_seed())
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            generators.update(held)
+
+    return bookkeeping
+
+
+GPUModelRunner._bookkeeping_sync = _mended(GPUModelRunner._bookkeeping_sync)

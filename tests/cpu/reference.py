@@ -1,0 +1,60 @@
+"""Bare AsyncLLM: what a request should give. Runs in a child of the zygote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def run(model: str, cases_file: str, out_file: str) -> None:
+    cases = json.loads(Path(cases_file).read_text())
+    Path(out_file).write_text(json.dumps(asyncio.run(answers(model, cases))))
+
+
+async def answers(model: str, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(
+        model=model,
+        max_model_len=2048,
+        enforce_eager=True,
+        dtype="float32",
+        block_size=32,
+        distributed_executor_backend="uni",
+    )
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    engine = AsyncLLM.from_vllm_config(config)
+    try:
+        return [await answer(engine, f"case-{i}", case) for i, case in enumerate(cases)]
+    finally:
+        engine.shutdown()
+
+
+async def answer(engine: Any, request_id: str, case: dict[str, Any]) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    params = dict(case["params"])
+    if "structured_outputs" in params:
+        params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
+    prompt = case["prompt"]
+    given = {"prompt_token_ids": prompt} if isinstance(prompt, list) else {"prompt": prompt}
+    async for result in engine.generate(given, SamplingParams(**params), request_id):
+        last = result
+    return [
+        {
+            "text": choice.text,
+            "token_ids": list(choice.token_ids),
+            "finish_reason": choice.finish_reason,
+            "logprobs": [at[t].logprob for t, at in zip(choice.token_ids, choice.logprobs, strict=True)]
+            if choice.logprobs
+            else None,
+        }
+        for choice in sorted(last.outputs, key=lambda c: c.index)
+    ]

@@ -1,0 +1,127 @@
+"""Bad input over real HTTP: a 4xx that names the field, and the engine goes on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.stack import Stack
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **more}
+
+
+def completion(**more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "hello", "max_tokens": 4, **more}
+
+
+SCHEMA_OF_NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+CASES: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("unknown model", CHAT, chat(model="nobody"), 404, "model"),
+    ("no messages", CHAT, chat(messages=[]), 400, "messages"),
+    ("prompt longer than the context", COMPLETIONS, completion(prompt=[20] * 3000), 400, "prompt"),
+    ("max_tokens 0", CHAT, chat(max_tokens=0), 400, "max tokens"),
+    ("max_tokens negative", CHAT, chat(max_tokens=-1), 400, "-1"),
+    ("temperature -1", CHAT, chat(temperature=-1), 400, "temperature"),
+    ("n 0", CHAT, chat(n=0), 400, "n must"),
+    ("logprobs 50", COMPLETIONS, completion(logprobs=50), 400, "logprobs"),
+    ("top_logprobs 50", CHAT, chat(logprobs=True, top_logprobs=50), 400, "top_logprobs"),
+    ("five stop strings", CHAT, chat(stop=list("abcde")), 400, "stop"),
+    ("an empty stop string", CHAT, chat(stop=[""]), 400, "stop"),
+    ("stop token out of vocabulary", CHAT, chat(stop_token_ids=[99999]), 400, "stop_token_ids"),
+    ("invalid JSON schema", CHAT, chat(response_format=SCHEMA_OF_NONSENSE), 400, "guided_json"),
+    ("invalid regex", CHAT, chat(guided_regex="["), 400, "guided_regex"),
+    ("invalid grammar", CHAT, chat(guided_grammar="root ::= nowhere"), 400, "guided_grammar"),
+    ("unclosed grammar", CHAT, chat(guided_grammar="root ::= ("), 400, "guided_grammar"),
+    ("two constraints", CHAT, chat(guided_regex="a", guided_choice=["a"]), 400, "guided"),
+    ("best_of", COMPLETIONS, completion(best_of=3), 400, "best_of"),
+    ("a picture", CHAT, chat(messages=[{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa"}}]}]), 400, "messages"),
+    ("wrong type", CHAT, chat(temperature="hot"), 400, "hot"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def engine_goes_on(one_worker: Stack) -> Iterator[None]:
+    """After every case the same worker answers a good request."""
+    yield
+    answer = one_worker.post(COMPLETIONS, completion(prompt=[30, 31], temperature=0))
+    assert answer.status_code == 200, answer.text
+    assert one_worker.workers[0].process.poll() is None
+    assert one_worker.workers[0].busy() == 0
+
+
+@pytest.mark.parametrize(("path", "body", "status", "named"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_refused(one_worker: Stack, path: str, body: dict[str, Any], status: int, named: str) -> None:
+    answer = one_worker.post(path, body)
+    assert answer.status_code == status, answer.text
+    assert named in answer.json()["message"].lower()
+
+
+@pytest.mark.parametrize(("path", "body", "status", "named"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_refused_with_its_status_when_streamed(
+    one_worker: Stack, path: str, body: dict[str, Any], status: int, named: str
+) -> None:
+    answer = one_worker.post(path, {**body, "stream": True})
+    assert answer.status_code == status, answer.text
+    assert named in answer.json()["message"].lower()
+
+
+def test_malformed_json(one_worker: Stack) -> None:
+    answer = one_worker.post(CHAT, content=b"{bad", headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+
+
+def test_token_ids_out_of_vocabulary(one_worker: Stack) -> None:
+    """The frontend refuses ids its tokenizer does not have, in its own words."""
+    for ids in ([5, 99999], [2**31]):
+        assert one_worker.post(COMPLETIONS, completion(prompt=ids)).status_code == 400
+
+
+def test_body_of_10_megabytes(one_worker: Stack) -> None:
+    answer = one_worker.post(COMPLETIONS, completion(prompt=[20] * 2_500_000))
+    assert answer.status_code in (400, 413)
+
+
+def test_same_request_id_twice_at_once(one_worker: Stack) -> None:
+    """Both requests get their own answer."""
+    found: dict[int, str] = {}
+
+    def ask(first: int) -> None:
+        answer = one_worker.post(
+            COMPLETIONS,
+            completion(prompt=[first, 31], temperature=0, max_tokens=40),
+            headers={"x-request-id": "11111111-1111-4111-8111-111111111111"},
+        )
+        found[first] = answer.json()["choices"][0]["text"]
+
+    def both(starts: list[int]) -> None:
+        threads = [threading.Thread(target=ask, args=(first,)) for first in starts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    both([30, 50])
+    together = dict(found)
+    both([30])
+    both([50])
+    assert together == found
+
+
+@pytest.mark.parametrize("header", ["x-dynamo-dp-rank", "x-data-parallel-rank"])
+def test_unknown_data_parallel_rank(one_worker: Stack, header: str) -> None:
+    """Whatever a client says about ranks, the router's choice stands or the worker refuses."""
+    for nvext in ({"dp_rank": 7}, {"decode_dp_rank": 7}):
+        answer = one_worker.post(CHAT, chat(nvext=nvext), headers={header: "7"})
+        assert answer.status_code in (200, 400), answer.text
+        if answer.status_code == 400:
+            assert "rank" in json.dumps(answer.json())

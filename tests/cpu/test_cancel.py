@@ -1,0 +1,110 @@
+"""A client that leaves frees the engine within a second: in the queue, in prefill and in decode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.stack import Stack, stack
+from harness.waiting import until
+from harness.warm import Zygote
+
+TIMES = 20
+
+
+@pytest.fixture(scope="module")
+def narrow(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One request at a time, and a prefill of many small steps."""
+    with stack(tmp_path_factory.mktemp("narrow")) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, "--max-num-seqs", "1", "--max-num-batched-tokens", "32")
+        yield made.wait_ready(60)
+
+
+def completion(prompt: list[int], max_tokens: int) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "temperature": 0,
+    }
+
+
+@contextlib.contextmanager
+def open_stream(made: Stack, prompt: list[int], max_tokens: int) -> Iterator[httpx.Response]:
+    """A streamed request; leaving the block closes the connection."""
+    with (
+        httpx.Client(timeout=30) as client,
+        client.stream("POST", f"{made.url}/v1/completions", json=completion(prompt, max_tokens)) as response,
+    ):
+        yield response
+
+
+class Abandoned:
+    """A request sent and not read; `leave` closes its connection."""
+
+    def __init__(self, made: Stack, prompt: list[int], max_tokens: int) -> None:
+        body = json.dumps(completion(prompt, max_tokens)).encode()
+        self._socket = socket.create_connection(("127.0.0.1", made.port))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        self._socket.sendall(head.encode() + b"\r\n\r\n" + body)
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
+def assert_engine_empty(made: Stack) -> None:
+    worker = made.workers[0]
+    began = time.monotonic()
+    until("an empty engine", lambda: worker.busy() == 0 and in_flight(made) == 0, 1.0)
+    assert time.monotonic() - began < 1.0
+
+
+def in_flight(made: Stack) -> int:
+    return int(made.workers[0].metric("dynamo_component_requests_in_flight"))
+
+
+def test_client_gone_in_decode(narrow: Stack) -> None:
+    for number in range(TIMES):
+        with open_stream(narrow, [20 + number] * 5, 1500) as response:
+            lines = response.iter_lines()
+            for _ in range(6):
+                next(lines)
+            assert narrow.workers[0].busy() == 1
+        assert_engine_empty(narrow)
+
+
+def test_client_gone_in_prefill(narrow: Stack) -> None:
+    for number in range(TIMES):
+        request = Abandoned(narrow, [(number * 37 + i) % 800 + 10 for i in range(1900)], 4)
+        until("a running prefill", lambda: in_flight(narrow) == 1)
+        request.leave()
+        assert_engine_empty(narrow)
+
+
+def test_client_gone_while_queued(narrow: Stack) -> None:
+    for number in range(TIMES):
+        with open_stream(narrow, [20 + number] * 5, 1500) as response:
+            lines = response.iter_lines()  # kept: dropping it would close the stream
+            next(lines)
+            request = Abandoned(narrow, [40 + number] * 7, 4)
+            until("a queued request", lambda: narrow.workers[0].busy() == 2 and in_flight(narrow) == 2)
+            request.leave()
+            until("an empty queue", lambda: narrow.workers[0].busy() == 1, 1.0)
+        assert_engine_empty(narrow)
+
+
+def test_next_request_is_right_after_all_that(narrow: Stack) -> None:
+    ask = {"model": "tiny", "prompt": [30, 31, 32], "max_tokens": 8, "temperature": 0}
+    first, second = (narrow.openai.completions.create(**ask).choices[0].text for _ in range(2))
+    assert first == second != ""

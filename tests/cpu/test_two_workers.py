@@ -1,0 +1,149 @@
+"""Two workers: the cache decides where a request goes, and a worker that leaves takes no answer with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.stack import Stack, Worker, stack
+from harness.waiting import until
+from harness.warm import Zygote
+
+
+@pytest.fixture
+def two_workers(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, "--drain-seconds", "1")
+        warm.start_worker(made, model, "--drain-seconds", "1")
+        yield made.wait_ready(60)
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [10 + (number * 97 + i * 13) % 850 for i in range(length)]
+
+
+def who(answer: Any) -> int:
+    return int(answer.model_extra["nvext"]["worker_id"]["decode_worker_id"])
+
+
+def ask(made: Stack, number: int, length: int = 640, max_tokens: int = 2) -> Any:
+    return made.openai.completions.create(
+        model="tiny",
+        prompt=prompt(number, length),
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_body={"nvext": {"extra_fields": ["worker_id", "timing"]}, "ignore_eos": True},
+    )
+
+
+def test_repeats_go_to_the_warm_worker(two_workers: Stack) -> None:
+    first = [ask(two_workers, number) for number in range(12)]
+    assert len({who(answer) for answer in first}) == 2, "load should have spread the first round over both"
+    again = [ask(two_workers, number) for number in range(12)]
+    hits = [who(a) == who(b) and b.usage.prompt_tokens_details.cached_tokens >= 608 for a, b in zip(first, again, strict=True)]
+    assert hits == [True] * 12
+
+
+@dataclass
+class Load:
+    """Streams over and over until told to stop; keeps every text and every failure."""
+
+    made: Stack
+    clients: int = 4
+    texts: list[tuple[int, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Load:
+        self.threads = [threading.Thread(target=self._run, args=(n,)) for n in range(self.clients)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(60)
+
+    def _run(self, number: int) -> None:
+        while not self.stopping.is_set():
+            try:
+                self.texts.append((number, stream_text(self.made, number)))
+            except Exception as exc:
+                self.failures.append(repr(exc))
+
+    def settled(self, more: int = 4) -> None:
+        """Wait until that many further requests have ended."""
+        wanted = len(self.texts) + len(self.failures) + more
+        until("requests to end", lambda: len(self.texts) + len(self.failures) >= wanted, 60)
+
+
+def stream(made: Stack, number: int, max_tokens: int = 120) -> Any:
+    return made.openai.completions.create(
+        model="tiny",
+        prompt=prompt(number, 40),
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+
+
+def stream_text(made: Stack, number: int) -> str:
+    return "".join(chunk.choices[0].text for chunk in stream(made, number) if chunk.choices)
+
+
+@pytest.mark.timeout(180)
+def test_rolling_restart_under_load_loses_nothing(
+    two_workers: Stack, warm: Zygote, model: Path
+) -> None:
+    """The drain budget is shorter than the answers, so requests also move in mid-stream."""
+    undisturbed = {number: stream_text(two_workers, number) for number in range(4)}
+    with Load(two_workers) as load:
+        for worker in list(two_workers.workers):
+            load.settled()
+            worker.signal(signal.SIGTERM)
+            assert worker.process.wait(30) == 0, worker.log.read_text()[-2000:]
+            fresh = warm.start_worker(two_workers, model, "--drain-seconds", "1")
+            until("the replacement", fresh.is_ready, 60)
+            until("both in discovery", lambda: len(two_workers.instances()) == 2, 10)
+        load.settled()
+    assert load.failures == []
+    assert len(load.texts) >= 12
+    assert all(text == undisturbed[number] for number, text in load.texts)
+
+
+def busy_worker(made: Stack) -> Worker:
+    def find() -> Worker | None:
+        return next((w for w in made.workers if w.metric("dynamo_component_requests_in_flight") > 0), None)
+
+    found = until("a busy worker", find)
+    assert found is not None
+    return found
+
+
+def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
+    """The stream goes on elsewhere; text and usage are those of an undisturbed run."""
+    undisturbed = list(stream(two_workers, 9))
+    text, chunks = "", iter(stream(two_workers, 9))
+    for _ in range(20):
+        text += next(chunks).choices[0].text
+    os.killpg(busy_worker(two_workers).pid, signal.SIGKILL)
+    usage = None
+    for chunk in chunks:
+        text += chunk.choices[0].text if chunk.choices else ""
+        usage = chunk.usage or usage
+    assert text == "".join(c.choices[0].text for c in undisturbed if c.choices)
+    wanted = undisturbed[-1].usage
+    assert usage is not None and wanted is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (40, 120)
+    assert (wanted.prompt_tokens, wanted.completion_tokens) == (40, 120)

@@ -1,0 +1,340 @@
+"""`dynamo-vllm serve` as a person runs it: real processes, the real runtime, the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from dynamo_vllm.cli import serve as command
+from dynamo_vllm.models.tiny import make_tiny_model
+from dynamo_vllm.supervise import run_folder
+from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.screen import Screen
+from dynamo_vllm.supervise.supervisor import Supervisor
+from harness.waiting import until
+
+MARK = "DYNAMO_VLLM_TEST_MARK"
+pytestmark = pytest.mark.timeout(45)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+class Serve:
+    """One `serve`; every process it starts carries a mark of this run in its environment."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self._out, self._err = folder / "out.txt", folder / "err.txt"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "dynamo_vllm.cli.main",
+                    "serve",
+                    *words,
+                    "--run-dir",
+                    str(folder / "run"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment(folder, self.mark),
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def wait_ready(self) -> Serve:
+        until("the ready line", lambda: self._is_over() or "ready:" in self.out, 15)
+        assert re.fullmatch(r"ready: http://127\.0\.0\.1:\d+/v1 model=\S+ workers=\d+\n", self.out), self.err
+        return self
+
+    def _is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def wait(self, seconds: float) -> int:
+        return self.process.wait(seconds)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    @property
+    def url(self) -> str:
+        return self.out.split()[1]
+
+    def complete(self, **more: Any) -> httpx.Response:
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, **more}
+        return httpx.post(f"{self.url}/completions", json=body, timeout=10)
+
+    def instances(self) -> list[int]:
+        reply = httpx.get(f"{self.url.removesuffix('/v1')}/instances", timeout=10).json()
+        return [found["instance_id"] for found in reply["instances"] if found["endpoint"] == "generate"]
+
+    def pids(self, kind: str = "") -> list[int]:
+        """Processes of this run that are alive: all, or the workers or the frontend only."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                alive = process.status() != psutil.STATUS_ZOMBIE
+                if (
+                    alive
+                    and process.environ().get(MARK) == self.mark
+                    and (not kind or kind in process.cmdline())
+                ):
+                    found.append(process.pid)
+        return found
+
+    def log(self, name: str) -> str:
+        return (self.folder / "run" / "logs" / f"{name}.log").read_text()
+
+    def wait_gone(self, seconds: float) -> None:
+        until("every process of this run to be gone", lambda: not self.pids(), seconds)
+
+
+def environment(folder: Path, mark: str = "") -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "VLLM_"))}
+    return {**kept, "XDG_CACHE_HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", MARK: mark}
+
+
+Start = Callable[..., Serve]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `serve` with these words; at the end nothing of it is left, whatever happened."""
+    begun: list[Serve] = []
+
+    def begin(*words: str) -> Serve:
+        begun.append(Serve(tmp_path, *words))
+        return begun[-1]
+
+    yield begin
+    for serve in begun:
+        for pid in serve.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        serve.wait(5)
+
+
+def fake(model: Path, **spec: float) -> tuple[str, ...]:
+    behaviour = json.dumps({"vocab_size": 500, **spec})
+    return (
+        str(model), "--served-model-name", "tiny", "--port", "0", "--engine", "fake", "--fake-engine", behaviour,
+    )  # fmt: skip
+
+
+# --- the start ------------------------------------------------------------------------------------------
+
+
+def test_ready_line_comes_when_a_chat_is_answered(start: Start, model: Path) -> None:
+    serve = start(*fake(model, token_ms=5)).wait_ready()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    reply = httpx.post(f"{serve.url}/chat/completions", json=body, timeout=10)
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["completion_tokens"] == 3
+    assert "worker-1: loading" in serve.err
+
+
+def test_without_a_model_a_demo_is_served(start: Start) -> None:
+    serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":500}').wait_ready()
+    assert serve.out.endswith("model=tiny workers=1\n")
+    assert serve.complete().status_code == 200
+
+
+def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        f"model: {model}\nfrontend: {{port: 1, router: round-robin}}\n"
+        "workers: [{count: 2, engine: fake, served_model_name: [tiny], fake_engine: {vocab_size: 500}}]\n"
+    )
+    serve = start("--config", str(file), "--port", "0").wait_ready()
+    assert serve.out.endswith("workers=2\n")
+    until("both workers registered", lambda: len(serve.instances()) == 2)
+    assert len(serve.pids("worker")) == 2
+
+
+def test_taken_port_is_refused_at_once(start: Start, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        serve = start(*fake(model), "--port", str(port))
+        assert serve.wait(3) == 1
+    assert f"error: --port {port} on 127.0.0.1 cannot be used" in serve.err
+
+
+def test_missing_model_folder_is_refused_at_once(start: Start, tmp_path: Path) -> None:
+    serve = start(*fake(tmp_path / "no-model"))
+    assert serve.wait(3) == 1
+    assert "no-model: there is no such folder" in serve.err
+
+
+def test_bad_worker_flag_is_refused_at_once(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--connector", "quux")
+    assert serve.wait(3) == 2
+    assert serve.err.startswith("error: --connector 'quux' is unknown")
+
+
+def test_worker_that_cannot_start_ends_serve_with_its_reason(start: Start, model: Path) -> None:
+    serve = start(*fake(model, refuse_start=True))
+    assert serve.wait(8) == 1
+    assert "error: worker-1 exited with code 1: the fake engine was told not to start" in serve.err
+    assert f"log: {serve.folder}/run/logs/worker-1.log" in serve.err
+    serve.wait_gone(1)
+
+
+def test_start_that_takes_too_long_has_failed(start: Start, model: Path) -> None:
+    serve = start(*fake(model, start_ms=60_000), "--start-seconds", "2")
+    assert serve.wait(8) == 1
+    assert "error: worker-1 was not ready after 2 s (--start-seconds)" in serve.err
+    serve.wait_gone(1)
+
+
+# --- keeping it up --------------------------------------------------------------------------------------
+
+
+def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
+    serve = start(*fake(model)).wait_ready()
+    (worker,) = serve.pids("worker")
+    os.kill(worker, signal.SIGKILL)
+    until("another worker", lambda: set(serve.pids("worker")) - {worker})
+    until("an answer", lambda: serve.complete().status_code == 200)
+    assert "worker-1 was killed by SIGKILL; starting it again in 1 s" in serve.err
+
+
+def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path) -> None:
+    serve = start(*fake(model)).wait_ready()
+    os.kill(serve.pids("frontend")[0], signal.SIGKILL)
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return serve.complete().status_code == 200
+        return False
+
+    until("an answer", answers)
+
+
+def test_too_many_restarts_end_serve(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--restarts", "0").wait_ready()
+    os.kill(serve.pids("worker")[0], signal.SIGKILL)
+    assert serve.wait(8) == 1
+    assert "giving up after 0 restarts in a row" in serve.err
+    serve.wait_gone(1)
+
+
+async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
+    limits = Limits(look_seconds=0.1, answer_seconds=0.5, hang_seconds=1.0)
+    async with supervised(tmp_path, limits, *fake(model)) as err:
+        worker().suspend()
+        await said(err, "worker-1: ready", times=2)
+    assert "worker-1 did not answer for 1 s; starting it again in 1 s" in err.getvalue()
+
+
+async def test_worker_that_does_not_leave_is_killed(model: Path, tmp_path: Path) -> None:
+    async with supervised(tmp_path, Limits(stop_seconds=1.0), *fake(model), "--drain-seconds", "0") as err:
+        stopped = worker()
+        stopped.suspend()
+    assert "worker-1 did not leave within 1 s: killed" in err.getvalue()
+    assert not stopped.is_running()
+
+
+@contextlib.asynccontextmanager
+async def supervised(folder: Path, limits: Limits, *words: str) -> AsyncIterator[io.StringIO]:
+    """A supervisor in this process, for limits no flag sets: what it says; it is stopped at the end."""
+    environ = environment(folder)
+    run = run_folder.choose(str(folder / "run"), environ)
+    _, wanted = command.understand(words, environ)
+    plan = command.prepare(wanted, environ, run)
+    err = io.StringIO()
+    with run.opened():
+        life = asyncio.create_task(Supervisor(plan, limits, run.logs, Screen(io.StringIO(), err)).run())
+        await said(err, "worker-1: ready")
+        yield err
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await life == 0
+
+
+def worker() -> psutil.Process:
+    (found,) = [process for process in psutil.Process().children() if "worker" in process.cmdline()]
+    return found
+
+
+async def said(text: io.StringIO, words: str, times: int = 1) -> None:
+    await asyncio.to_thread(until, words, lambda: text.getvalue().count(words) >= times)
+
+
+# --- the end --------------------------------------------------------------------------------------------
+
+
+def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: Path) -> None:
+    serve = start(*fake(model, token_ms=100)).wait_ready()
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 15, "stream": True}
+    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=10) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+        next(lines)
+        serve.signal(signal.SIGINT)
+        rest = list(lines)
+    assert len(rest) >= 14
+    assert '"finish_reason":"length"' in "".join(rest)
+    assert serve.wait(8) == 0
+    assert serve.pids() == []
+    assert not (serve.folder / "run" / "discovery").exists()
+    assert "stopping:" in serve.err
+
+
+def test_second_interrupt_ends_at_once(start: Start, model: Path) -> None:
+    serve = start(*fake(model, token_ms=2000)).wait_ready()
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 1000, "stream": True}
+    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=10) as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: ")
+        serve.signal(signal.SIGINT)
+        until("the drain", lambda: "draining 1 requests" in serve.log("worker-1"))
+        began = time.monotonic()
+        serve.signal(signal.SIGINT)
+        assert serve.wait(3) == 130
+    assert time.monotonic() - began < 1.5
+    assert serve.pids() == []
+
+
+def test_interrupt_during_the_start_ends_it(start: Start, model: Path) -> None:
+    serve = start(*fake(model, start_ms=60_000))
+    until("the worker loads", lambda: "worker-1: loading" in serve.err)
+    serve.signal(signal.SIGTERM)
+    assert serve.wait(5) == 0
+    assert serve.pids() == []
+    assert serve.out == ""
+
+
+def test_killed_serve_leaves_nothing_and_workers_drain(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--workers", "2").wait_ready()
+    assert len(serve.pids()) == 4
+    serve.signal(signal.SIGKILL)
+    serve.wait_gone(40)
+    assert "drained in" in serve.log("worker-1")
+    assert "drained in" in serve.log("worker-2")

@@ -1,0 +1,150 @@
+"""From declarations to values: flag before variable before default; refusals name their source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import pytest
+
+from dynamo_vllm.cli.chat import ChatOptions
+from dynamo_vllm.cli.check import CheckOptions, LiveOptions
+from dynamo_vllm.cli.status import StatusOptions
+from dynamo_vllm.config import build
+from dynamo_vllm.config.build import opt
+from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.errors import ConfigError
+
+EVERY_CLASS = (
+    WorkerOptions,
+    FrontendOptions,
+    ServeOptions,
+    CheckOptions,
+    LiveOptions,
+    StatusOptions,
+    ChatOptions,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Small:
+    name: str = opt("anna", "group", "Who.", env="X_NAME")
+    count: int | None = opt(None, "group", "How many.", env="X_COUNT", flags=("--count", "--number"))
+    share: float = opt(0.5, "group", "How much.", env="X_SHARE")
+    loud: bool = opt(False, "group", "Whether loud.", env="X_LOUD")
+    colour: bool = opt(True, "group", "Leave colours out.", env="X_COLOUR", flags=("--no-colour",))
+    words: tuple[str, ...] = opt(("a",), "group", "Which.", env="X_WORDS")
+    kind: str = opt("red", "group", "Of which kind.", env="X_KIND", choices=("red", "blue"))
+    secret: int = opt(1, "group", "For tools.", env="X_SECRET", hidden=True)
+
+
+def parsed(*argv: str, **env: str) -> Small:
+    options, rest = build.parse(Small, argv, env, "prog", "about")
+    assert rest == []
+    return options
+
+
+def test_default_stands_when_nothing_is_given() -> None:
+    assert parsed() == Small()
+
+
+def test_variable_beats_the_default() -> None:
+    assert parsed(X_NAME="berta").name == "berta"
+
+
+def test_flag_beats_the_variable() -> None:
+    assert parsed("--name", "carla", X_NAME="berta").name == "carla"
+
+
+def test_empty_variable_counts_as_unset() -> None:
+    assert parsed(X_NAME="", X_COUNT="") == Small()
+
+
+def test_older_name_of_a_flag_sets_the_same_option() -> None:
+    assert parsed("--number", "3") == parsed("--count", "3") == parsed(X_COUNT="3")
+
+
+def test_numbers_get_their_declared_type() -> None:
+    options = parsed("--count", "3", "--share", "1")
+    assert (options.count, options.share) == (3, 1.0)
+    assert isinstance(options.share, float)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)]
+)
+def test_yes_or_no_variable_takes_the_usual_words(word: str, value: bool) -> None:
+    assert parsed(X_LOUD=word).loud is value
+
+
+def test_yes_or_no_flag_has_both_forms() -> None:
+    assert parsed("--loud").loud is True
+    assert parsed("--no-loud", X_LOUD="1").loud is False
+
+
+def test_flag_that_begins_with_no_switches_off_and_has_one_form() -> None:
+    assert parsed("--no-colour").colour is False
+    assert parsed(X_COLOUR="0").colour is False
+    assert "--no-no-colour" not in build.parser(Small, "prog", "about").format_help()
+
+
+def test_list_comes_as_several_words_or_in_one_variable() -> None:
+    assert parsed("--words", "x", "y").words == ("x", "y")
+    assert parsed(X_WORDS="x,y z").words == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "message"),
+    [
+        (["--count", "many"], {}, "--count='many' is not a whole number"),
+        (["--number", "1.5"], {}, "--count='1.5' is not a whole number"),
+        ([], {"X_COUNT": "many"}, "X_COUNT='many' is not a whole number"),
+        (["--share", "half"], {}, "--share='half' is not a number"),
+        ([], {"X_LOUD": "perhaps"}, "X_LOUD='perhaps' is not a yes or no; use 1 or 0"),
+        (["--kind", "green"], {}, "--kind='green' is unknown; choose one of red, blue"),
+        ([], {"X_KIND": "green"}, "X_KIND='green' is unknown; choose one of red, blue"),
+        (["--count"], {}, "argument --count/--number: expected one argument"),
+        (["--loud=1"], {}, "ignored explicit argument '1'"),
+    ],
+)
+def test_bad_value_is_refused_with_its_source_and_what_would_do(
+    argv: list[str], env: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        build.parse(Small, argv, env, "prog", "about")
+    assert message in str(refusal.value)
+
+
+def test_unknown_flags_come_back_in_their_order() -> None:
+    argv = ["--alpha", "1", "--name", "carla", "-O3", "--beta=2", "--gamma", "x", "y"]
+    options, rest = build.parse(Small, argv, {}, "prog", "about")
+    assert options.name == "carla"
+    assert rest == ["--alpha", "1", "-O3", "--beta=2", "--gamma", "x", "y"]
+
+
+def test_beginning_of_a_flag_is_not_the_flag() -> None:
+    """The engine has flags of its own that begin like ours."""
+    options, rest = build.parse(Small, ["--nam", "carla"], {}, "prog", "about")
+    assert (options.name, rest) == ("anna", ["--nam", "carla"])
+
+
+def test_help_names_default_and_variable_and_leaves_hidden_options_out() -> None:
+    text = build.parser(Small, "prog", "about").format_help()
+    assert "Who. (default: anna) [X_NAME]" in text
+    assert "--secret" not in text
+
+
+@pytest.mark.parametrize("cls", EVERY_CLASS)
+def test_every_field_of_our_options_is_declared_once(cls: type) -> None:
+    declared = build.declared(cls)
+    assert [item.name for item in declared] == [field.name for field in fields(cls)]
+    spelled = [flag for item in declared for flag in item.flags]
+    variables = [item.option.env for item in declared]
+    assert len(set(spelled)) == len(spelled)
+    assert len(set(variables)) == len(variables)
+    assert all(item.option.help and item.option.group for item in declared)
+
+
+@pytest.mark.parametrize("cls", EVERY_CLASS)
+def test_our_defaults_hold_without_any_setting(cls: type) -> None:
+    options, rest = build.parse(cls, [], {}, "prog", "about")
+    assert (options, rest) == (cls(), [])

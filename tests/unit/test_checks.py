@@ -1,0 +1,260 @@
+"""Every rule over several options refuses what it should, and only its own removal lets it pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dynamo_vllm.config import build, checks
+from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
+WORKER = [
+    (checks.one_role, ["--is-prefill-worker", "--is-decode-worker"], "name different roles"),
+    (checks.one_role, ["--is-prefill-worker", "--disaggregation-mode", "decode"], "name different roles"),
+    (
+        checks.known_connectors,
+        ["--connector", "carrier-pigeon"],
+        "'carrier-pigeon' is unknown; choose from nixl",
+    ),
+    (checks.none_stands_alone, ["--connector", "none", "nixl"], "none stands alone"),
+    (
+        checks.one_source_of_connectors,
+        ["--connector", "nixl", "--kv-transfer-config", "{}"],
+        "cannot stand beside --kv-transfer-config",
+    ),
+    (
+        checks.one_multimodal_role,
+        ["--enable-multimodal", "--multimodal-worker", "--ec-processor"],
+        "--multimodal-worker and --ec-processor are different multimodal roles",
+    ),
+    (
+        checks.multimodal_needs_its_switch,
+        ["--multimodal-worker"],
+        "--multimodal-worker needs --enable-multimodal",
+    ),
+    (
+        checks.multimodal_needs_its_switch,
+        ["--frontend-decoding"],
+        "--frontend-decoding needs --enable-multimodal",
+    ),
+    (
+        checks.example_encoder_cache_needs_a_folder,
+        [*EC, "--ec-connector-backend", "ECExampleConnector"],
+        "needs --ec-storage-path FOLDER",
+    ),
+    (
+        checks.encoder_cache_flags_need_a_user,
+        ["--ec-storage-path", "folder"],
+        "--ec-storage-path needs --vllm-native-encoder-worker or --ec-consumer-mode",
+    ),
+    (checks.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "{"], "--ec-extra-config is not JSON"),
+    (checks.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "[]"], "must be a JSON object"),
+    (checks.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
+    (checks.omni_has_no_connector, ["--omni", "--connector", "nixl"], "cannot stand beside --omni"),
+    (
+        checks.kv_event_port_is_registered,
+        ["--kv-event-port", "1023"],
+        "DYN_VLLM_KV_EVENT_PORT=1023 is out of range",
+    ),
+    (checks.kv_event_port_is_registered, ["--kv-event-port", "49152"], "use 1024 to 49151"),
+    (
+        checks.kv_events_have_one_source,
+        ["--kv-events-config", "{}", "--kv-event-port", "20080"],
+        "--kv-events-config already says where",
+    ),
+    (checks.kv_events_have_one_source, ["--kv-events-config={}", "--no-kv-events"], "already says where"),
+    (checks.known_endpoint_types, ["--endpoint-types", "chat", "smoke"], "'smoke' is unknown"),
+    (
+        checks.template_exists,
+        ["--custom-jinja-template", "/no/such/file"],
+        "/no/such/file: there is no such file",
+    ),
+    (
+        checks.address_has_three_parts,
+        ["--endpoint", "dyn://only.two"],
+        "write dyn://namespace.component.endpoint",
+    ),
+    (checks.address_has_three_parts, ["--endpoint", "dyn://a..c"], "is no address"),
+    (checks.budgets_are_positive, ["--health-seconds", "0"], "--health-seconds 0.0 must be above 0"),
+    (checks.budgets_are_positive, ["--canary-seconds", "-1"], "--canary-seconds -1.0 must be above 0"),
+    (checks.budgets_are_positive, ["--drain-seconds", "-1"], "--drain-seconds -1.0 must not be negative"),
+    (
+        checks.worker_migration_is_a_count,
+        ["--migration-limit", "-1"],
+        "--migration-limit -1 must be 0 or more",
+    ),
+    (checks.fake_settings_need_the_fake_engine, ["--fake-engine", "{}"], "add --engine fake or leave it out"),
+    (checks.fake_settings_need_the_fake_engine, ["--engine", "fake", "--fake-engine", "{"], "is not JSON"),
+    (
+        checks.fake_engine_takes_no_engine_flags,
+        ["--engine", "fake", "--block-size", "8"],
+        "--block-size is a flag of",
+    ),
+    (
+        checks.gpu_memory_service_is_installed,
+        ["--load-format", "gms"],
+        "needs the package gpu_memory_service",
+    ),
+    (checks.model_is_named, ["--model="], "--model is missing"),
+    (checks.is_available, ["--omni"], "--omni is not available yet"),
+]
+FRONTEND = [
+    (checks.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
+    (checks.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
+    (checks.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
+    (checks.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
+    (checks.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
+    (checks.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
+]
+NOT_YET = {
+    "--disaggregation-mode prefill": [["--is-prefill-worker"], ["--disaggregation-mode", "prefill"]],
+    "--disaggregation-mode decode": [["--is-decode-worker"], ["--disaggregation-mode", "decode"]],
+    "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
+    "--connector": [["--connector", "nixl"], ["--connector", "lmcache", "nixl"]],
+    "--enable-multimodal": [["--enable-multimodal"]],
+    "--ec-consumer-mode": [["--ec-consumer-mode"]],
+    "--omni": [["--omni"]],
+    "--enable-prompt-embeds": [["--enable-prompt-embeds"]],
+    "DYN_LORA_ENABLED / --enable-lora": [["--lora-enabled"], ["--enable-lora"]],
+    "--headless": [["--headless"]],
+    "--nnodes / --node-rank": [["--nnodes", "2"], ["--node-rank=1"]],
+}
+
+
+def worker(argv: Iterable[str]) -> tuple[WorkerOptions, list[str]]:
+    return build.parse(WorkerOptions, ["--model", "m", *argv], {}, "prog", "about")
+
+
+def frontend(argv: Iterable[str]) -> FrontendOptions:
+    options, rest = build.parse(FrontendOptions, list(argv), {}, "prog", "about")
+    assert rest == []
+    return options
+
+
+def refusal(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except ConfigError as exc:
+        return str(exc)
+    return None
+
+
+def named(case: object) -> str:
+    return getattr(case, "__name__", "")
+
+
+@pytest.mark.parametrize(("rule", "argv", "message"), WORKER, ids=named)
+def test_worker_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, rest = worker(argv)
+    assert message in (refusal(lambda: checks.check_worker(options, rest)) or "")
+    monkeypatch.setattr(checks, "WORKER_RULES", tuple(r for r in checks.WORKER_RULES if r is not rule))
+    assert message not in (refusal(lambda: checks.check_worker(options, rest)) or "")
+
+
+@pytest.mark.parametrize(("rule", "argv", "message"), FRONTEND, ids=named)
+def test_frontend_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = frontend(argv)
+    assert message in (refusal(lambda: checks.check_frontend(options)) or "")
+    monkeypatch.setattr(checks, "FRONTEND_RULES", tuple(r for r in checks.FRONTEND_RULES if r is not rule))
+    assert refusal(lambda: checks.check_frontend(options)) is None
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule for rule, _, _ in WORKER} == set(checks.WORKER_RULES)
+    assert {rule for rule, _, _ in FRONTEND} == set(checks.FRONTEND_RULES)
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"), [(name, argv) for name, cases in NOT_YET.items() for argv in cases]
+)
+def test_capability_of_a_later_version_is_refused_by_name(
+    name: str, argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, rest = worker(argv)
+    assert (
+        refusal(lambda: checks.check_worker(options, rest)) == f"{name} is not available yet in this version"
+    )
+    monkeypatch.setattr(checks, "NOT_YET", tuple(c for c in checks.NOT_YET if c.name != name))
+    assert refusal(lambda: checks.check_worker(options, rest)) is None
+
+
+def test_every_capability_of_a_later_version_has_a_case() -> None:
+    assert set(NOT_YET) == {capability.name for capability in checks.NOT_YET}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--disaggregation-mode", "agg"],
+        ["--connector", "none"],
+        ["--connector", "null"],
+        ["--kv-event-port", "1024"],
+        ["--kv-event-port", "49151"],
+        ["--endpoint", "dyn://a.b.c"],
+        ["--endpoint-types", "completions"],
+        ["--drain-seconds", "0"],
+        ["--engine", "fake", "--fake-engine", "{}"],
+        ["--load-format", "dummy", "--max-model-len", "-1", "--enforce-eager"],
+        ["--use-vllm-tokenizer", "--system-port", "0"],
+    ],
+)
+def test_settings_that_work_pass(argv: list[str]) -> None:
+    checks.check_worker(*worker(argv))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--system-port", "-1"], "--system-port -1 is out of range"),
+        (["--system-port", "70000"], "--system-port 70000 is out of range"),
+        (["--namespace", "a.b"], "--namespace 'a.b' must be one word"),
+        (["--namespace", "a/b"], "--namespace 'a/b' must be one word"),
+        (["--namespace="], "--namespace '' must be one word"),
+    ],
+)
+def test_what_every_process_shares_is_checked_in_both(argv: list[str], message: str) -> None:
+    for check in (lambda: checks.check_worker(*worker(argv)), lambda: checks.check_frontend(frontend(argv))):
+        assert message in (refusal(check) or "")
+
+
+def test_frontend_port_must_be_a_port() -> None:
+    assert refusal(lambda: checks.check_frontend(frontend(["--port", "65536"]))) == (
+        "--port 65536 is no port; use 0 to 65535"
+    )
+
+
+def test_empty_list_of_endpoint_types_is_refused() -> None:
+    options = build.from_values(WorkerOptions, {"model": "m", "endpoint_types": []}, {})
+    assert refusal(lambda: checks.check_worker(options, [])) == (
+        "--endpoint-types is empty; give chat, completions or both"
+    )
+
+
+def test_engine_flags_are_read_in_every_spelling() -> None:
+    argv = [
+        "--block-size",
+        "16",
+        "--kv_cache_dtype=fp8",
+        "--enforce-eager",
+        "--hf-overrides.a.b",
+        "1",
+        "-tp",
+        "2",
+    ]
+    assert checks.engine_flags(argv) == {
+        "block_size": "16",
+        "kv_cache_dtype": "fp8",
+        "enforce_eager": None,
+        "hf_overrides": "1",
+    }

@@ -1,0 +1,153 @@
+"""The command: quick help, exit codes, one line for a refusal."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dynamo_vllm import __version__
+from dynamo_vllm.cli import main as cli
+from dynamo_vllm.cli import versions
+from dynamo_vllm.errors import ConfigError, StartError
+
+HELP_SECONDS = 0.5
+HEAVY = {"vllm", "torch", "transformers", "dynamo", "httpx"}
+RUN = "import sys; from dynamo_vllm.cli.main import run; code = run(sys.argv[1:]);"
+REPORT = f"heavy = sorted({HEAVY!r} & set(sys.modules)); sys.exit(code or ' '.join(heavy) or 0)"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", dict)
+
+
+@pytest.mark.parametrize("argv", [["--help"], [], ["--version"], *([name, "--help"] for name in cli.COMMANDS)])
+def test_help_is_instant_and_imports_nothing_heavy(argv: list[str]) -> None:
+    seconds = []
+    for _ in range(3):  # the quickest counts: the machine may be busy
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", RUN + REPORT, *argv], capture_output=True, text=True, timeout=30)
+        seconds.append(time.monotonic() - began)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout
+        if seconds[-1] < HELP_SECONDS:
+            return
+    assert min(seconds) < HELP_SECONDS
+
+
+def test_usage_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name}" in text for name in cli.COMMANDS)
+    assert "Exit codes: 0 done" in text
+
+
+def test_unknown_command_is_refused_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["srve"]) == 2
+    text = capsys.readouterr().err
+    assert "'srve' is no command" in text
+    assert "usage: dynamo-vllm" in text
+
+
+def test_version_lists_the_installed_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert lines == versions.found()
+    assert lines["dynamo-vllm"] == __version__
+    assert set(lines) <= {"dynamo-vllm", "python", "machine", *versions.PARTS}
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(ConfigError("bad"), 2), (StartError("bad"), 1), (KeyboardInterrupt(), 130), (SystemExit(143), 143)],
+)
+def test_way_out_of_a_command_is_its_exit_code(
+    raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise raised
+
+    monkeypatch.setattr("dynamo_vllm.cli.check.main", fail)
+    assert cli.run(["check"]) == code
+    assert capsys.readouterr().err == ("error: bad\n" if str(raised) == "bad" else "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["worker"], "--model is missing"),
+        (["worker", "--model", "m", "--system-port", "x"], "--system-port='x' is not a whole number"),
+        (["frontend", "--router", "best"], "--router='best' is unknown"),
+        (["frontend", "--max-model-len", "5"], "--max-model-len is no option of the frontend"),
+        (["status", "--colour"], "--colour is no option of status"),
+        (["status", "ftp://host"], "'ftp://host' is no URL of a frontend"),
+        (["chat", "--colour", "-m", "hello"], "--colour is no option of chat"),
+        (["chat", "-m", ""], "there is nothing to say"),
+        (["check", "--live", "http://127.0.0.1:1", "--block-size", "8"], "--block-size says nothing"),
+    ],
+)
+def test_bad_setting_ends_with_code_2_and_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+# --- check, without a running system ----------------------------------------------------------------------
+
+
+def checked(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, object]]:
+    code = cli.run(["check", "--json", "--no-engine", *argv])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_check_tells_what_is_set_and_where_it_came_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "dynamo_vllm.config.build.environment", lambda: {"DYN_NAMESPACE": "mine", "DYN_VLLM_DRAIN_SECONDS": "5"}
+    )
+    code, found = checked(capsys, "--model", "m", "--served-model-name", "a", "b", "--block-size", "16")
+    assert code == 0
+    assert found["settings"] == [
+        {"name": "--namespace", "value": "mine", "source": "DYN_NAMESPACE"},
+        {"name": "--model", "value": "m", "source": "flag"},
+        {"name": "--served-model-name", "value": ["a", "b"], "source": "flag"},
+        {"name": "--drain-seconds", "value": 5.0, "source": "DYN_VLLM_DRAIN_SECONDS"},
+    ]
+    assert found["engine_flags"] == ["--block-size", "16"]
+    assert found["facts"]["address"] == "mine.backend.generate"  # type: ignore[index]
+
+
+def test_check_lists_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = checked(capsys, "--migration-limit", "-1", "--health-seconds", "0", "--omni")
+    assert code == 2
+    assert len(found["problems"]) == 3  # type: ignore[arg-type]
+
+
+def test_check_without_a_model_still_shows_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check"]) == 0
+    text = capsys.readouterr().out
+    assert "no problem found" in text
+    assert f"dynamo-vllm        {__version__}" in text
+
+
+def test_check_finds_a_taken_port(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        code, found = checked(capsys, "--bind-host", "127.0.0.1", "--kv-event-port", str(port))
+    assert found["ports"] == [{"use": "KV events of rank 0", "port": port, "free": False}]
+    assert code == 2
+
+
+def test_check_counts_one_kv_event_port_per_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = checked(capsys, "--kv-event-port", "20080", "--data-parallel-size", "3")
+    assert [port["port"] for port in found["ports"]] == [20080, 20081, 20082]  # type: ignore[attr-defined]

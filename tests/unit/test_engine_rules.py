@@ -1,0 +1,84 @@
+"""Our engine defaults: each fires in its situation, and what the user set stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynamo_vllm.config import engine_rules
+from dynamo_vllm.config.engine_rules import Fired, Rule, Situation, apply
+
+CPU, GPU = Situation("cpu"), Situation("cuda")
+NIXL = Situation("cuda", nixl=True)
+IPC = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "ipc:///run/x/kv-events", "topic": ""}
+FIRES = [
+    (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
+    (engine_rules.block_size, {}, CPU, "block_size", 32),
+    (engine_rules.block_size, {}, GPU, "block_size", 16),
+    (engine_rules.runner, {}, GPU, "runner", "generate"),
+    (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
+    (engine_rules.executor, {}, NIXL, "distributed_executor_backend", "mp"),
+    (
+        engine_rules.executor,
+        {"distributed_executor_backend": "uni"},
+        NIXL,
+        "distributed_executor_backend",
+        "mp",
+    ),
+    (engine_rules.kv_events, {}, Situation("cpu", socket_folder="/run/x"), "kv_events_config", IPC),
+]
+SILENT = [
+    (engine_rules.prefix_caching, {"enable_prefix_caching": False}, CPU),
+    (engine_rules.block_size, {"block_size": 64}, CPU),
+    (engine_rules.runner, {"runner": "pooling"}, GPU),
+    (engine_rules.request_logging, {"enable_log_requests": True}, GPU),
+    (engine_rules.executor, {}, GPU),
+    (engine_rules.executor, {"tensor_parallel_size": 2}, NIXL),
+    (engine_rules.executor, {"pipeline_parallel_size": 2}, NIXL),
+    (engine_rules.executor, {"distributed_executor_backend": "ray"}, NIXL),
+    (engine_rules.kv_events, {"kv_events_config": "{}"}, CPU),
+    (engine_rules.kv_events, {"enable_prefix_caching": False}, CPU),
+    (engine_rules.kv_events, {}, Situation("cpu", publishes_kv_events=False)),
+]
+
+
+def name_of(case: object) -> str | None:
+    return getattr(case, "__name__", None)
+
+
+@pytest.mark.parametrize(("rule", "user", "at", "argument", "value"), FIRES, ids=name_of)
+def test_rule_sets_its_default_with_a_reason(
+    rule: Rule, user: dict[str, object], at: Situation, argument: str, value: object
+) -> None:
+    (fired,) = [fired for fired in apply(user, at) if fired.argument == argument]
+    assert (fired.value, bool(fired.reason)) == (value, True)
+    assert rule(user, at) == fired
+
+
+@pytest.mark.parametrize(("rule", "user", "at"), SILENT, ids=name_of)
+def test_rule_leaves_what_the_user_set_or_what_does_not_apply(
+    rule: Rule, user: dict[str, object], at: Situation
+) -> None:
+    assert rule(user, at) is None
+
+
+def test_every_rule_has_a_case_of_either_kind() -> None:
+    assert {case[0] for case in FIRES} == {case[0] for case in SILENT} == set(engine_rules.RULES)
+
+
+@pytest.mark.parametrize(
+    ("user", "at"),
+    [
+        ({}, Situation("cuda", kv_event_port=20080)),
+        ({"data_parallel_size": 2}, Situation("cpu", kv_event_port=20080)),
+    ],
+)
+def test_kv_events_go_over_a_port_that_vllm_binds_when_one_is_named(
+    user: dict[str, object], at: Situation
+) -> None:
+    fired = engine_rules.kv_events(user, at)
+    assert fired is not None
+    assert fired.value["endpoint"] == "tcp://*:20080"
+
+
+def test_fired_rule_reads_as_a_sentence() -> None:
+    assert str(Fired("block_size", 32, "because")) == "block_size = 32: because"

@@ -1,0 +1,173 @@
+"""The direction of imports, and who may read or write the environment."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "dynamo_vllm"
+PACKAGE = "dynamo_vllm"
+# A part imports lower levels and itself. The command line stands above what it starts.
+LEVELS = {
+    "__main__": 7,
+    "cli": 6,
+    "supervise": 5,
+    "bench": 5,
+    "serving": 4,
+    "roles": 3,
+    "admin": 3,
+    "engine": 2,
+    "kv": 2,
+    "lora": 2,
+    "media": 2,
+    "models": 2,
+    "codec": 1,
+    "wire": 0,
+    "wire_openai": 0,
+    "job": 0,
+    "config": 0,
+    "errors": 0,
+    "__init__": 0,
+}
+# Within level 0: what the others are written with.
+WITHIN_LEVEL_0 = {("wire", "errors"), ("wire_openai", "errors"), ("wire_openai", "wire"), ("config", "errors")}
+# Importing vLLM takes 10 s, the runtime 0.2 s: only these may.
+HEAVY = {
+    "vllm": ("engine/",),
+    "vllm_omni": ("engine/",),
+    "torch": ("engine/",),
+    "dynamo": ("serving/", "kv/events.py", "lora/publish.py", "cli/frontend.py"),
+}
+READS_ENVIRONMENT = {
+    "config/build.py": "reads it once for everybody",
+    "engine/vllm_stats.py": "asks as prometheus_client does whether its multi-process folder is set",
+}
+WRITES_ENVIRONMENT = {
+    "engine/vllm_start.py": "vLLM's own variables",
+    "config/runtime_env.py": "the Rust runtime's variables",
+}
+_WRITING = {"update", "setdefault", "pop", "clear"}
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What breaks the table in one module; `path` is relative to the package."""
+    tree = ast.parse(source)
+    found = [broken for module in imported(tree, path) if (broken := refused(path, module))]
+    return found + environment_uses(tree, path)
+
+
+def imported(tree: ast.AST, path: str) -> list[str]:
+    """Full names of everything imported; `from a import b` counts as a.b."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = [PACKAGE, *Path(path).parts[:-1]]
+            above = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            base = ".".join(part for part in (above, node.module) if part)
+            found += [f"{base}.{alias.name}" for alias in node.names]
+    return found
+
+
+def part_of(path: str) -> str:
+    return Path(path).parts[0].removesuffix(".py")
+
+
+def refused(path: str, module: str) -> str | None:
+    top, *inner = module.split(".")
+    if top in HEAVY:
+        return None if path.startswith(HEAVY[top]) else f"{path} imports {module}"
+    if top != PACKAGE or not inner:
+        return None
+    here, there = part_of(path), inner[0]
+    if there not in LEVELS:  # a name of the package itself, such as __version__
+        return None if there.startswith("__") else f"{path} imports {module}, which has no level"
+    if here == there or LEVELS[there] < LEVELS[here] or (here, there) in WITHIN_LEVEL_0:
+        return None
+    return f"{path} imports {module}"
+
+
+def environment_uses(tree: ast.AST, path: str) -> list[str]:
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            if {alias.name for alias in node.names} & {"environ", "getenv", "environb"}:
+                found.append(f"{path}:{node.lineno} imports the environment by name; write os.environ")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            if node.attr in ("getenv", "environb") or (node.attr == "environ" and not _writes(node, parents)):
+                if path not in READS_ENVIRONMENT:
+                    found.append(f"{path}:{node.lineno} reads the environment")
+            elif node.attr in ("environ", "putenv", "unsetenv") and path not in WRITES_ENVIRONMENT:
+                found.append(f"{path}:{node.lineno} writes the environment")
+    return found
+
+
+def _writes(node: ast.Attribute, parents: dict[ast.AST, ast.AST]) -> bool:
+    """os.environ[…] = …, del os.environ[…], os.environ.update(…)."""
+    parent = parents[node]
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Store | ast.Del)
+    return isinstance(parent, ast.Attribute) and parent.attr in _WRITING
+
+
+def modules() -> list[str]:
+    return sorted(str(path.relative_to(SRC)) for path in SRC.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules())
+def test_module_keeps_to_the_table(path: str) -> None:
+    assert violations(path, (SRC / path).read_text()) == []
+
+
+def test_every_part_has_a_level() -> None:
+    assert {part_of(path) for path in modules()} <= set(LEVELS)
+
+
+def test_every_exception_is_still_needed() -> None:
+    for path in (*READS_ENVIRONMENT, *WRITES_ENVIRONMENT):
+        assert "os.environ" in (SRC / path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "broken"),
+    [
+        ("codec/sampling.py", "from dynamo_vllm.engine import base", "imports dynamo_vllm.engine.base"),
+        ("engine/vllm.py", "import dynamo_vllm.kv.events", "imports dynamo_vllm.kv.events"),
+        ("roles/aggregated.py", "def f():\n    from dynamo_vllm.serving.request import Service", "serving.request"),
+        ("roles/aggregated.py", "from ..serving import request", "imports dynamo_vllm.serving.request"),
+        ("wire.py", "from dynamo_vllm.job import Job", "imports dynamo_vllm.job.Job"),
+        ("serving/worker.py", "from dynamo_vllm.cli import main", "imports dynamo_vllm.cli.main"),
+        ("serving/worker.py", "from dynamo_vllm.attic import thing", "which has no level"),
+        ("serving/worker.py", "if TYPE_CHECKING:\n    from vllm import LLM", "imports vllm.LLM"),
+        ("kv/dp.py", "import torch", "imports torch"),
+        ("cli/worker.py", "from dynamo.runtime import Endpoint", "imports dynamo.runtime.Endpoint"),
+        ("config/checks.py", "import os\nx = os.environ.get('X')", "reads the environment"),
+        ("config/checks.py", "import os\nx = os.environ['X']", "reads the environment"),
+        ("config/checks.py", "import os\nx = dict(os.environ)", "reads the environment"),
+        ("config/checks.py", "import os\nx = os.getenv('X')", "reads the environment"),
+        ("config/checks.py", "from os import environ", "imports the environment by name"),
+        ("config/checks.py", "import os\nos.environ['X'] = '1'", "writes the environment"),
+        ("config/runtime_env.py", "import os\nx = 'X' in os.environ", "reads the environment"),
+        ("config/build.py", "import os\nos.environ.update(X='1')", "writes the environment"),
+    ],
+)
+def test_checker_finds_what_breaks_the_table(path: str, source: str, broken: str) -> None:
+    (found,) = violations(path, source)
+    assert broken in found
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("serving/worker.py", "from dynamo_vllm import __version__, wire\nfrom dynamo_vllm.engine.base import Engine"),
+        ("engine/vllm.py", "from vllm import SamplingParams\nfrom dynamo_vllm.engine import base"),
+        ("cli/serve.py", "from dynamo_vllm.supervise import plan"),
+        ("engine/vllm_start.py", "import os\nos.environ['X'] = '1'\nos.environ.update(Y='1')"),
+    ],
+)
+def test_checker_passes_what_the_table_allows(path: str, source: str) -> None:
+    assert violations(path, source) == []

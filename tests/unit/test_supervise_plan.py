@@ -1,0 +1,325 @@
+"""What `serve` decides before and while processes run: the plan, restarts, verdicts, what a person sees."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.cli import serve
+from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise import logs, plan, ports, run_folder
+from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.plan import Plan
+from dynamo_vllm.supervise.screen import Screen
+from dynamo_vllm.supervise.supervisor import describe
+
+FAKE = {"engine": "fake"}
+DISCOVERY = Path("/run/x/discovery")
+
+
+def made(*words: str, env: dict[str, str] | None = None) -> Plan:
+    environment = env or {}
+    _, wanted = serve.understand(words, environment)
+    return plan.make(wanted, environment, DISCOVERY)
+
+
+def words_of(found: Plan, name: str) -> list[str]:
+    (process,) = [process for process in found.processes if process.name == name]
+    return list(process.argv[len(plan.COMMAND) :])
+
+
+# --- the plan -------------------------------------------------------------------------------------------
+
+
+def test_model_and_flags_reach_the_processes_they_concern() -> None:
+    found = made(
+        "m", "--port", "80", "--router", "random", "--max-model-len", "99", "--component", "c", "-tp", "2"
+    )
+    assert words_of(found, "frontend") == ["frontend", "--port=80", "--router=random"]
+    assert words_of(found, "worker-1") == [
+        "worker", "--model=m", "--component=c", "--max-model-len", "99", "-tp", "2",
+    ]  # fmt: skip
+    assert found.url == "http://127.0.0.1:80"
+
+
+def test_flags_of_both_kinds_reach_both() -> None:
+    found = made("m", "--namespace", "n", "--drain-seconds", "7", "--no-kv-events")
+    assert words_of(found, "frontend") == [
+        "frontend",
+        "--namespace=n",
+        "--no-use-kv-events",
+        "--drain-seconds=7.0",
+    ]
+    assert words_of(found, "worker-1") == [
+        "worker", "--namespace=n", "--model=m", "--no-kv-events", "--drain-seconds=7.0",
+    ]  # fmt: skip
+    assert [process.drain_seconds for process in found.processes] == [7.0, 7.0]
+
+
+def test_environment_is_one_machine_without_services() -> None:
+    env = made("m", env={"PATH": "/bin", "DYN_EVENT_PLANE": "nats", "DYN_SYSTEM_PORT": ""}).processes[0].env
+    assert env["DYN_DISCOVERY_BACKEND"] == "file"
+    assert env["DYN_FILE_KV"] == str(DISCOVERY)
+    assert env["DYN_VLLM_BIND_HOST"] == "127.0.0.1"
+    assert env["DYN_EVENT_PLANE"] == "nats"  # the user's own
+    assert env["PATH"] == "/bin"
+    assert "DYN_SYSTEM_PORT" not in env
+
+
+def test_groups_become_named_workers_with_their_environment() -> None:
+    wanted = Topology(
+        model="m", workers=(WorkerGroup(2, FAKE), WorkerGroup(1, {**FAKE, "model": "n"}, env={"A": "1"}))
+    )
+    found = plan.make(wanted, {"A": "0"}, DISCOVERY)
+    assert [process.name for process in found.processes] == ["frontend", "worker-1", "worker-2", "worker-3"]
+    assert [worker.env["A"] for worker in found.workers] == ["0", "0", "1"]
+    assert found.models == ("m", "n")
+
+
+def test_worker_gets_a_port_of_its_own_at_each_start() -> None:
+    (worker,) = made("m").workers
+    assert worker.port is None
+    assert worker.command(1234, 5)[-4:] == ["--system-port", "1234", "--status-fd", "5"]
+    assert worker.health_url(1234) == "http://127.0.0.1:1234/health"
+
+
+@pytest.mark.parametrize("env", [{}, {"DYN_SYSTEM_PORT": "9000"}])
+def test_first_system_port_counts_up_over_workers(env: dict[str, str]) -> None:
+    words = () if env else ("--system-port", "9000")
+    found = made("m", "--workers", "2", *words, env=env)
+    assert [worker.port for worker in found.workers] == [9000, 9001]
+    assert "--system-port=9000" not in words_of(found, "frontend")
+
+
+def test_kv_event_ports_leave_room_for_the_ranks() -> None:
+    found = made("m", "--workers", "2", "--kv-event-port", "20000", "--data-parallel-size", "2")
+    assert [worker.argv[-1] for worker in found.workers] == ["--kv-event-port=20000", "--kv-event-port=20002"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("m", "--model", "n"), "named twice"),
+        (("--port", "80", "m"), "'m' stands alone"),
+        (("m", "--workers", "0"), "--workers 0 must be 1 or more"),
+        (("m", "--restarts", "-1"), "--restarts -1 must be 0 or more"),
+        (("m", "--start-seconds", "0"), "must be above 0"),
+        (("m", "--connector", "quux"), "--connector 'quux' is unknown"),
+        (("m", "--engine", "fake", "--enforce-eager"), "is a flag of vLLM"),
+        (("m", "--router", "best"), "--router='best' is unknown"),
+        (("m", "--config", "/no/such.yaml"), "cannot be read"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_starts(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(*words)
+    assert message in str(refused.value)
+
+
+def test_file_gives_what_the_command_line_leaves_open(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "model: m\nfrontend: {port: 81, host: 0.0.0.0}\nworkers: [{count: 2, args: [--dtype, float32]}]\n"
+    )
+    found = made("--config", str(file), "--port", "82")
+    assert (found.host, found.port, found.url) == ("0.0.0.0", 82, "http://127.0.0.1:82")
+    assert words_of(found, "worker-2") == ["worker", "--model=m", "--dtype", "float32"]
+
+
+def test_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("model: [\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml is not YAML"):
+        made("--config", str(file))
+
+
+def test_hub_ids_are_told_from_paths() -> None:
+    assert [serve.looks_like_a_path(m) for m in ("/a", "./a", "a/b/c", "a/b", "a")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+# --- the demo model -------------------------------------------------------------------------------------
+
+
+def demo(group: WorkerGroup, device: str = "cpu", env: dict[str, str] | None = None) -> WorkerGroup:
+    wanted = Topology(workers=(group,))
+    assert plan.lacks_model(wanted, env or {})
+    (found,) = plan.with_demo(wanted, Path("/tiny"), env or {}, device).workers
+    return found
+
+
+def test_demo_has_a_name_and_starts_quickly_on_a_cpu() -> None:
+    found = demo(WorkerGroup())
+    assert found.options == {"model": "/tiny", "served_model_name": ("tiny",)}
+    assert found.args == ("--max-model-len", "4096", "--enforce-eager", "--dtype", "float32")
+    assert found.env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def test_demo_on_a_gpu_leaves_the_type_to_vllm() -> None:
+    found = demo(WorkerGroup(), "cuda")
+    assert found.args == ("--max-model-len", "4096", "--enforce-eager")
+    assert found.env == {}
+
+
+def test_demo_takes_what_the_user_set() -> None:
+    group = WorkerGroup(
+        options={"served_model_name": ["mine"]},
+        args=("--dtype=bfloat16", "--no-enforce-eager", "--max-model-len", "9"),
+    )
+    found = demo(group, env={"VLLM_CPU_KVCACHE_SPACE": "4"})
+    assert (found.options["served_model_name"], found.args, found.env) == (["mine"], group.args, {})
+
+
+def test_demo_behind_the_fake_engine_has_no_flags_of_vllm() -> None:
+    found = demo(WorkerGroup(options=FAKE))
+    assert (found.args, found.env) == ((), {})
+
+
+@pytest.mark.parametrize("env", [{"DYN_VLLM_MODEL": "m"}, {}])
+def test_named_model_needs_no_demo(env: dict[str, str]) -> None:
+    assert not plan.lacks_model(Topology(model=None if env else "m"), env)
+
+
+# --- restarts and verdicts ------------------------------------------------------------------------------
+
+
+def test_pauses_double_up_to_a_limit_and_end() -> None:
+    restarts = Restarts(Limits(restarts=7))
+    assert [restarts.pause_after(1.0) for _ in range(8)] == [1, 2, 4, 8, 16, 30, 30, None]
+
+
+def test_long_healthy_process_begins_a_new_row() -> None:
+    restarts = Restarts(Limits(restarts=2))
+    assert [restarts.pause_after(s) for s in (0, 0, 61, 0, 0)] == [1, 2, 1, 2, None]
+
+
+def test_process_without_answer_is_hung_after_its_limit() -> None:
+    pulse = Pulse(Limits(hang_seconds=30), now=0)
+    assert pulse.verdict(200, 10) is None
+    assert pulse.verdict(None, 40) is None
+    assert pulse.verdict(None, 41) == "did not answer for 31 s"
+
+
+def test_process_that_is_not_ready_gets_longer() -> None:
+    pulse = Pulse(Limits(unwell_seconds=120), now=0)
+    assert pulse.verdict(503, 119) is None
+    assert pulse.verdict(200, 120) is None
+    assert pulse.verdict(503, 240) is None
+    assert pulse.verdict(503, 241) == "was not ready for 121 s"
+
+
+def test_exit_statuses_are_said_in_words() -> None:
+    assert [describe(code) for code in (1, 2, 3, -9)] == [
+        "exited with code 1",
+        "exited with code 2 (bad settings)",
+        "exited with code 3 (the engine died)",
+        "was killed by SIGKILL",
+    ]
+
+
+# --- what a person sees ---------------------------------------------------------------------------------
+
+
+def test_last_error_line_is_the_reason() -> None:
+    assert logs.error_line("x\nerror: first\nerror: second\nbye\n") == "second"
+    assert logs.error_line("an error: no\n") is None
+
+
+def test_last_lines_leave_out_what_tells_nothing() -> None:
+    text = (
+        "\x1b[36m(EngineCore pid=7)\x1b[0;0m ERROR 11-15 05:15:28 [core.py:1] Traceback (most recent call last):\n"
+        '(EngineCore pid=7) ERROR 11-15 05:15:28 [core.py:1]   File "core.py", line 1, in run\n'
+        "(EngineCore pid=7) ERROR 11-15 05:15:28 [core.py:1]     raise ValueError\n\n"
+        "(EngineCore pid=7) ValueError: no memory\n"
+        "ValueError: no memory\n"
+        "error: vLLM did not start\n"
+    )
+    assert logs.last_lines(text) == ["ValueError: no memory"]
+    assert logs.last_lines("\n".join(map(str, range(99)))) == [str(n) for n in range(84, 99)]
+
+
+def test_log_is_read_from_where_the_process_began(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\nafter\n")
+    assert logs.read_from(log, 7) == "after\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_screen_writes_a_line_per_change_where_there_is_no_terminal() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(out, err)
+    screen.phase("worker-1", "starting")
+    screen.phase("worker-1", "loading")
+    screen.redraw()
+    screen.announce("ready: here")
+    assert [line.split(" ", 1)[1] for line in err.getvalue().splitlines()] == [
+        "worker-1: starting (0.0 s)",
+        "worker-1: loading (0.0 s)",
+    ]
+    assert out.getvalue() == "ready: here\n"
+
+
+def test_screen_redraws_its_rows_on_a_terminal() -> None:
+    out, err = io.StringIO(), Terminal()
+    screen = Screen(out, err)
+    screen.phase("frontend", "starting")
+    screen.phase("worker-1", "loading")
+    assert err.getvalue().endswith(
+        "\x1b[1A\x1b[2K  frontend  starting        0.0 s\n\x1b[2K  worker-1  loading         0.0 s\n"
+    )
+    screen.announce("ready: here")
+    screen.say("later")
+    assert err.getvalue().endswith(" later\n")
+
+
+def test_screen_nobody_reads_does_not_end_the_run() -> None:
+    closed = io.StringIO()
+    screen = Screen(closed, closed)
+    closed.close()
+    screen.say("into the void")
+
+
+# --- folders and ports ----------------------------------------------------------------------------------
+
+
+def test_cache_folder_follows_the_environment() -> None:
+    assert run_folder.cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/dynamo-vllm")
+    assert run_folder.cache_folder({"HOME": "/h"}) == Path("/h/.cache/dynamo-vllm")
+    assert run_folder.choose(None, {"HOME": "/h"}).path.parent == Path("/h/.cache/dynamo-vllm/run")
+
+
+def test_run_folder_has_fresh_discovery_and_one_user(tmp_path: Path) -> None:
+    folder = run_folder.choose(str(tmp_path), {})
+    folder.discovery.mkdir()
+    (folder.discovery / "stale").touch()
+    with folder.opened():
+        assert list(folder.discovery.iterdir()) == []
+        with pytest.raises(run_folder.StartError, match="in use by another serve"), folder.opened():
+            pass
+    with folder.opened():
+        folder.forget()
+    assert not folder.discovery.exists()
+
+
+def test_free_ports_differ_and_suit_the_runtime() -> None:
+    found = [ports.free() for _ in range(5)]
+    assert len(set(found)) == 5
+    assert all(port <= 32767 for port in found)
+
+
+def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["m", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(part in text for part in ("--workers N", "--router ", "Every option of 'dynamo-vllm worker'"))

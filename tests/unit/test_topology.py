@@ -1,0 +1,104 @@
+"""The `serve` file, and the command line over it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynamo_vllm.config import topology
+from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.topology import CommandLine, Topology, WorkerGroup
+from dynamo_vllm.errors import ConfigError
+
+
+def test_whole_file_is_read() -> None:
+    found = topology.read(
+        {
+            "model": "org/model",
+            "frontend": {"port": 8080, "router-mode": "round-robin"},
+            "workers": [
+                {
+                    "count": 2,
+                    "role": "decode",
+                    "served-model-name": ["a", "b"],
+                    "fake_engine": {"token_ms": 5},
+                    "env": {"CUDA_VISIBLE_DEVICES": 1, "FLAG": True},
+                    "args": ["--max-model-len", 4096, "--hf-overrides", {"a": 1}],
+                },
+                {"model": "/other"},
+            ],
+        },
+        "s.yaml",
+    )
+    assert found.model == "org/model"
+    assert found.frontend == {"port": 8080, "router": "round-robin"}
+    assert found.workers == (
+        WorkerGroup(
+            count=2,
+            options={
+                "disaggregation_mode": "decode",
+                "served_model_name": ["a", "b"],
+                "fake_engine": '{"token_ms": 5}',
+            },
+            env={"CUDA_VISIBLE_DEVICES": "1", "FLAG": "1"},
+            args=("--max-model-len", "4096", "--hf-overrides", '{"a": 1}'),
+        ),
+        WorkerGroup(options={"model": "/other"}),
+    )
+
+
+def test_file_without_workers_has_one() -> None:
+    assert topology.read({"model": "m"}, "s.yaml") == Topology(model="m", workers=(WorkerGroup(),))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "s.yaml must be a mapping"),
+        ({"worker": []}, "s.yaml: 'worker' is unknown; did you mean 'workers'?"),
+        ({"frontend": {"prot": 1}}, "s.yaml: frontend: 'prot' is unknown; did you mean 'port'?"),
+        ({"frontend": {"port": None}}, "frontend: port has no value"),
+        ({"workers": {"count": 1}}, "workers must be a list"),
+        ({"workers": []}, "workers must be a list"),
+        ({"workers": [{}, {"count": 0}]}, "workers[1]: count 0 is no number of workers"),
+        ({"workers": [{"count": True}]}, "count True is no number"),
+        ({"workers": [{"rolle": "agg"}]}, "'rolle' is unknown; did you mean 'role'?"),
+        ({"workers": [{"cuont": 1}]}, "did you mean 'count'?"),
+        ({"workers": [{"max_model_len": 1}]}, "flags of vLLM go under args"),
+        ({"workers": [{"args": "--enforce-eager"}]}, "args must be a list"),
+        ({"workers": [{"args": [["x"]]}]}, "is no text and no number"),
+        ({"workers": [{"status_fd": 1}]}, "'status_fd' is unknown"),
+    ],
+)
+def test_mistake_in_the_file_is_named(data: object, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        topology.read(data, "s.yaml")
+    assert message in str(refused.value)
+
+
+def test_command_line_stands_above_the_file() -> None:
+    file = Topology(
+        model="m",
+        frontend={"port": 1, "host": "h"},
+        workers=(WorkerGroup(2, {"engine": "vllm"}, args=("--a",)),),
+    )
+    line = CommandLine(frontend={"port": "2"}, worker={"engine": "fake"}, args=("--b",), workers=3)
+    found = topology.override(file, line)
+    assert found.frontend == {"port": "2", "host": "h"}
+    assert found.workers == (WorkerGroup(3, {"engine": "fake"}, args=("--a", "--b")),)
+
+
+def test_workers_flag_is_refused_beside_several_groups() -> None:
+    with pytest.raises(ConfigError, match="the file has 2 groups"):
+        topology.override(Topology(workers=(WorkerGroup(), WorkerGroup())), CommandLine(workers=2))
+
+
+def test_values_become_flags() -> None:
+    values = {"served_model_name": ["a", "b"], "kv_events": False, "omni": "yes", "drain_seconds": "5"}
+    assert topology.to_argv(WorkerOptions, values) == [
+        "--served-model-name", "a", "b", "--omni", "--no-kv-events", "--drain-seconds=5.0",
+    ]  # fmt: skip
+
+
+def test_value_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--port='many' is not a whole number"):
+        topology.to_argv(FrontendOptions, {"port": "many"})
