@@ -145,9 +145,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def fake(model: Path, **spec: float) -> tuple[str, ...]:
     behaviour = json.dumps({"vocab_size": 500, **spec})
-    return (
-        str(model), "--served-model-name", "tiny", "--port", "0", "--engine", "fake", "--fake-engine", behaviour,
-    )  # fmt: skip
+    engine = ("--engine", "fake", "--fake-engine", behaviour)
+    return (str(model), "--served-model-name", "tiny", "--port", "0", *engine)
 
 
 # --- the start ------------------------------------------------------------------------------------------

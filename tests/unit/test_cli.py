@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -26,18 +26,18 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo_vllm.config.build.environment", dict)
 
 
-@pytest.mark.parametrize("argv", [["--help"], [], ["--version"], *([name, "--help"] for name in cli.COMMANDS)])
+@pytest.mark.parametrize(
+    "argv", [["--help"], [], ["--version"], *([name, "--help"] for name in cli.COMMANDS)]
+)
 def test_help_is_instant_and_imports_nothing_heavy(argv: list[str]) -> None:
-    seconds = []
-    for _ in range(3):  # the quickest counts: the machine may be busy
-        began = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", RUN + REPORT, *argv], capture_output=True, text=True, timeout=30)
-        seconds.append(time.monotonic() - began)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout
-        if seconds[-1] < HELP_SECONDS:
-            return
-    assert min(seconds) < HELP_SECONDS
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", RUN + REPORT, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+    # Processor time: the machine may be busy with other things.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < HELP_SECONDS
 
 
 def test_usage_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,8 @@ def test_check_tells_what_is_set_and_where_it_came_from(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "dynamo_vllm.config.build.environment", lambda: {"DYN_NAMESPACE": "mine", "DYN_VLLM_DRAIN_SECONDS": "5"}
+        "dynamo_vllm.config.build.environment",
+        lambda: {"DYN_NAMESPACE": "mine", "DYN_VLLM_DRAIN_SECONDS": "5"},
     )
     code, found = checked(capsys, "--model", "m", "--served-model-name", "a", "b", "--block-size", "16")
     assert code == 0

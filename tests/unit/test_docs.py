@@ -53,7 +53,8 @@ def test_every_rule_and_every_missing_capability_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, Exception)]
+    "name",
+    [name for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, Exception)],
 )
 def test_error_page_tells_of_every_class(name: str) -> None:
     assert f"`{name}`" in docs.PAGE.with_name("errors.md").read_text()

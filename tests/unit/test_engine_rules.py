@@ -25,6 +25,13 @@ FIRES = [
         "mp",
     ),
     (engine_rules.kv_events, {}, Situation("cpu", socket_folder="/run/x"), "kv_events_config", IPC),
+    (
+        engine_rules.seeded_prefill,
+        {},
+        CPU,
+        "worker_extension_cls",
+        "dynamo_vllm.engine.cpu_mend.KeepsSeeds",
+    ),
 ]
 SILENT = [
     (engine_rules.prefix_caching, {"enable_prefix_caching": False}, CPU),
@@ -38,6 +45,8 @@ SILENT = [
     (engine_rules.kv_events, {"kv_events_config": "{}"}, CPU),
     (engine_rules.kv_events, {"enable_prefix_caching": False}, CPU),
     (engine_rules.kv_events, {}, Situation("cpu", publishes_kv_events=False)),
+    (engine_rules.seeded_prefill, {}, GPU),
+    (engine_rules.seeded_prefill, {"worker_extension_cls": "mine.Worker"}, CPU),
 ]
 
 

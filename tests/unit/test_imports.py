@@ -32,7 +32,12 @@ LEVELS = {
     "__init__": 0,
 }
 # Within level 0: what the others are written with.
-WITHIN_LEVEL_0 = {("wire", "errors"), ("wire_openai", "errors"), ("wire_openai", "wire"), ("config", "errors")}
+WITHIN_LEVEL_0 = {
+    ("wire", "errors"),
+    ("wire_openai", "errors"),
+    ("wire_openai", "wire"),
+    ("config", "errors"),
+}
 # Importing vLLM takes 10 s, the runtime 0.2 s: only these may.
 HEAVY = {
     "vllm": ("engine/",),
@@ -42,6 +47,7 @@ HEAVY = {
 }
 READS_ENVIRONMENT = {
     "config/build.py": "reads it once for everybody",
+    "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
     "engine/vllm_stats.py": "asks as prometheus_client does whether its multi-process folder is set",
 }
 WRITES_ENVIRONMENT = {
@@ -137,7 +143,11 @@ def test_every_exception_is_still_needed() -> None:
     [
         ("codec/sampling.py", "from dynamo_vllm.engine import base", "imports dynamo_vllm.engine.base"),
         ("engine/vllm.py", "import dynamo_vllm.kv.events", "imports dynamo_vllm.kv.events"),
-        ("roles/aggregated.py", "def f():\n    from dynamo_vllm.serving.request import Service", "serving.request"),
+        (
+            "roles/aggregated.py",
+            "def f():\n    from dynamo_vllm.serving.request import Service",
+            "serving.request",
+        ),
         ("roles/aggregated.py", "from ..serving import request", "imports dynamo_vllm.serving.request"),
         ("wire.py", "from dynamo_vllm.job import Job", "imports dynamo_vllm.job.Job"),
         ("serving/worker.py", "from dynamo_vllm.cli import main", "imports dynamo_vllm.cli.main"),
@@ -163,7 +173,10 @@ def test_checker_finds_what_breaks_the_table(path: str, source: str, broken: str
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("serving/worker.py", "from dynamo_vllm import __version__, wire\nfrom dynamo_vllm.engine.base import Engine"),
+        (
+            "serving/worker.py",
+            "from dynamo_vllm import __version__, wire\nfrom dynamo_vllm.engine.base import Engine",
+        ),
         ("engine/vllm.py", "from vllm import SamplingParams\nfrom dynamo_vllm.engine import base"),
         ("cli/serve.py", "from dynamo_vllm.supervise import plan"),
         ("engine/vllm_start.py", "import os\nos.environ['X'] = '1'\nos.environ.update(Y='1')"),

@@ -24,7 +24,7 @@ FACTS = EngineFacts(
 )
 
 
-def tokens(room: int = 100, facts: EngineFacts = FACTS, **sections: dict[str, Any]) -> SamplingSpec:
+def tokens(room: int = 100, facts: EngineFacts = FACTS, **sections: Any) -> SamplingSpec:
     return sampling.from_tokens(wire.parse({"token_ids": [1], **sections}), room, facts)
 
 
@@ -84,8 +84,9 @@ def test_bare_request_gets_the_engines_defaults_and_all_the_room() -> None:
 def test_value_out_of_range_is_refused_by_the_name_of_its_field(
     section: str, field: str, value: object
 ) -> None:
+    wrong: Any = {section: {field: value}}
     with pytest.raises(InvalidRequest) as refusal:
-        tokens(**{section: {field: value}})
+        tokens(**wrong)
     assert refusal.value.parameter == field
     assert field in str(refusal.value)
 
@@ -117,9 +118,8 @@ def test_value_out_of_range_is_refused_by_the_name_of_its_field(
 def test_value_at_the_edge_of_its_range_arrives(
     section: str, field: str, value: object, expected: dict[str, Any]
 ) -> None:
-    assert tokens(**{section: {field: value}}) == dataclasses.replace(
-        SamplingSpec(max_tokens=100), **expected
-    )
+    given: Any = {section: {field: value}}
+    assert tokens(**given) == dataclasses.replace(SamplingSpec(max_tokens=100), **expected)
 
 
 def test_longer_answers_are_cut_to_the_room() -> None:

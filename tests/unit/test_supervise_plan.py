@@ -235,7 +235,10 @@ def test_last_error_line_is_the_reason() -> None:
 
 def test_last_lines_leave_out_what_tells_nothing() -> None:
     text = (
-        "\x1b[36m(EngineCore pid=7)\x1b[0;0m ERROR 11-15 05:15:28 [core.py:1] Traceback (most recent call last):\n"
+        "2026-11-15T05:15:28.434Z  INFO dynamo_vllm.serving.progress: loading (0.0 s)\n"
+        "(EngineCore pid=7) INFO 11-15 05:15:28 [core.py:1] Using a layout\n"
+        "(EngineCore pid=7) Loading shards:   0% | 0/1 [00:00<?, ?it/s]\n"
+        "\x1b[36m(EngineCore pid=7)\x1b[0m ERROR 11-15 05:15:28 [a:1] Traceback (most recent call last):\n"
         '(EngineCore pid=7) ERROR 11-15 05:15:28 [core.py:1]   File "core.py", line 1, in run\n'
         "(EngineCore pid=7) ERROR 11-15 05:15:28 [core.py:1]     raise ValueError\n\n"
         "(EngineCore pid=7) ValueError: no memory\n"
@@ -243,6 +246,9 @@ def test_last_lines_leave_out_what_tells_nothing() -> None:
         "error: vLLM did not start\n"
     )
     assert logs.last_lines(text) == ["ValueError: no memory"]
+    assert logs.last_lines("2026-11-15T05:15:28.434Z  INFO x: loading\n") == [
+        "2026-11-15T05:15:28.434Z  INFO x: loading"
+    ]
     assert logs.last_lines("\n".join(map(str, range(99)))) == [str(n) for n in range(84, 99)]
 
 

@@ -69,10 +69,12 @@ def main(argv: Sequence[str]) -> int:
         message = sys.stdin.read().strip()
     if message is not None and not message:
         raise ConfigError("there is nothing to say; give --message TEXT or pipe a text in")
-    talk = Talk(Client(options.url, options.timeout), options)
-    if message is None:
-        return converse(talk)
-    talk.say(message)
+    with contextlib.closing(Client(options.url, options.timeout)) as client:
+        talk = Talk(client, options)
+        if message is None:
+            converse(talk)
+        else:
+            talk.say(message)
     return 0
 
 
@@ -125,7 +127,7 @@ def first_model(client: Client) -> str:
     return str(served[0]["id"])
 
 
-def converse(talk: Talk) -> int:
+def converse(talk: Talk) -> None:
     """Read and answer until the user has enough."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  line editing and history for input()
@@ -135,12 +137,12 @@ def converse(talk: Talk) -> int:
             line = input("> ").strip()
         except EOFError:
             print()
-            return 0
+            return
         except KeyboardInterrupt:
             print()
             continue
         if line == "/exit":
-            return 0
+            return
         if line == "/clear":
             talk.clear()
             print("begun anew")

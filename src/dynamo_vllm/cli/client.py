@@ -68,7 +68,7 @@ class Client:
             for data in sse_data(response.iter_lines()):
                 chunk: dict[str, Any] = json.loads(data)
                 if "error" in chunk:
-                    raise Unanswered(message_of(chunk["error"]))
+                    raise Unanswered(f"the answer broke off: {message_of(chunk['error'])}")
                 yield chunk
 
     def models(self) -> list[dict[str, Any]]:
@@ -93,6 +93,9 @@ class Client:
         except ValueError:
             return []
         return [Sample(s.name, s.labels, s.value) for family in families for s in family.samples]
+
+    def close(self) -> None:
+        self._http.close()
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

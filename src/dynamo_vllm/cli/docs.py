@@ -1,4 +1,4 @@
-"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md from the declarations in the code."""
+"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md from what the code declares."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
-SECTIONS: tuple[tuple[str, type], ...] = (
-    ("serve", ServeOptions),
-    ("worker", WorkerOptions),
-    ("frontend", FrontendOptions),
-    ("check", CheckOptions),
-    ("check --live URL", LiveOptions),
-    ("status", StatusOptions),
-    ("chat", ChatOptions),
+ENGINE_FLAGS = (
+    "Every engine flag of vLLM is accepted too and passed on untouched; `vllm serve --help` lists them."
+)
+SECTIONS: tuple[tuple[str, type, str], ...] = (
+    (
+        "serve",
+        ServeOptions,
+        "The model may also be the first argument. Every option of a worker is accepted too.",
+    ),
+    ("worker", WorkerOptions, ENGINE_FLAGS),
+    ("frontend", FrontendOptions, ""),
+    (
+        "check",
+        CheckOptions,
+        "Every option of a worker and every engine flag is accepted too; nothing is started.",
+    ),
+    ("check --live URL", LiveOptions, ""),
+    ("status", StatusOptions, "The URL may also be the first argument."),
+    ("chat", ChatOptions, "The URL may also be the first argument."),
 )
 HEAD = """# Configuration
 
@@ -33,7 +44,7 @@ HEAD = """# Configuration
 
 Every option is a flag and an environment variable. A flag beats its variable, a variable beats the default.
 A list takes several words as a flag, and words with spaces or commas between them as a variable. A yes-or-no
-variable takes 1 or 0. A bad value is refused at the start with its name, and the process ends with exit code 2.
+variable takes 1 or 0. A bad value is refused at the start with its name; the exit code is then 2.
 """
 
 
@@ -61,16 +72,22 @@ def compare(wanted: str) -> int:
 
 def page() -> str:
     parts = [HEAD]
-    parts += [section(command, cls) for command, cls in SECTIONS]
-    parts += [engine_defaults(), not_yet(), f"## Exit codes\n\n{commands.EXIT_CODES}\n"]
+    parts += [section(command, cls, note) for command, cls, note in SECTIONS]
+    codes = commands.EXIT_CODES.removeprefix("Exit codes: ")
+    parts += [engine_defaults(), not_yet(), f"## Exit codes\n\n{codes}\n"]
     return "\n".join(parts)
 
 
-def section(command: str, cls: type) -> str:
+def section(command: str, cls: type, note: str) -> str:
     """One command: a table per group, in the order of the declarations."""
     name = command.split()[0]
     about = commands.COMMANDS[name][1] if name == command else (cls.__doc__ or "").splitlines()[0]
-    lines = [f"## `dynamo-vllm {command}`", "", f"{about[:1].upper()}{about[1:].rstrip('.')}.", ""]
+    lines = [
+        f"## `dynamo-vllm {command}`",
+        "",
+        f"{about[:1].upper()}{about[1:].rstrip('.')}. {note}".strip(),
+        "",
+    ]
     shown = [item for item in build.declared(cls) if not item.option.hidden]
     for group in dict.fromkeys(item.option.group for item in shown):
         rows = [row(item) for item in shown if item.option.group == group]
@@ -110,17 +127,13 @@ def default(item: build.Declared) -> str:
 
 def engine_defaults() -> str:
     """What each rule sets on either device, asked from the rules themselves."""
-    rows = [tuple(cells) for rule in engine_rules.RULES if (cells := _rule(rule))]
+    about = (
+        "What we set over vLLM's own defaults, unless you set the argument yourself. "
+        "`dynamo-vllm check --model …` shows which of them apply to your settings."
+    )
+    rows = [cells for rule in engine_rules.RULES if (cells := _rule(rule))]
     return "\n".join(
-        (
-            "## Engine defaults",
-            "",
-            "What we set over vLLM's own defaults, unless you set the argument yourself. "
-            "`dynamo-vllm check --model …` shows which of them apply to your settings.",
-            "",
-            *table(("argument", "on CPU", "on GPU", "reason"), rows),
-            "",
-        )
+        ("## Engine defaults", "", about, "", *table(("argument", "on CPU", "on GPU", "reason"), rows), "")
     )
 
 

@@ -153,7 +153,7 @@ def cache(client: Client, path: str, model: dict[str, Any]) -> Iterator[Step]:
             break
         time.sleep(PAUSE_SECONDS)
     seconds = time.monotonic() - began
-    yield kv_event(client, first, again, batches, f"{tries} tries in {seconds:.2f} s")
+    yield kv_event(client, first, again, batches, f"tries: {tries} in {seconds:.2f} s")
     yield prefix_cache(first, again)
 
 
@@ -171,7 +171,7 @@ def kv_event(client: Client, first: Served, again: Served, before: float | None,
         return Step(
             "kv event",
             FAILED,
-            f"{figure} ({effort})",
+            f"{figure}; {effort}",
             "does the worker publish events? its 'ready' line says kv_event_publishers=1; "
             "--kv-events off, prefix caching off and the fake engine publish none",
         )
@@ -183,7 +183,7 @@ def kv_event(client: Client, first: Served, again: Served, before: float | None,
             f"{figure}, but the frontend counts no events",
             "it predicts the caches (--no-use-kv-events), or events travel over NATS",
         )
-    return Step("kv event", OK, f"{figure}; {after - before:.0f} event batches arrived ({effort})")
+    return Step("kv event", OK, f"{figure}; event batches: {after - before:.0f}; {effort}")
 
 
 def event_batches(client: Client) -> float | None:

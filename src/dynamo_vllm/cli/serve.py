@@ -166,7 +166,7 @@ def refuse_missing_models(plan: Plan) -> None:
 
 def looks_like_a_path(model: str) -> bool:
     """A hub id has one slash at most and begins with a letter or a digit."""
-    return model.startswith(("/", ".", "~")) or model.count("/") > 1
+    return model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
 
 
 def refuse_taken_ports(plan: Plan) -> None:

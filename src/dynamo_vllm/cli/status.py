@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
     options, rest = build.parse(StatusOptions, with_url_flag(argv), build.environment(), PROG, DESCRIPTION)
     if rest:
         raise ConfigError(f"{rest[0]} is no option of status; see '{PROG} --help'")
-    found = ask(Client(options.url, options.timeout))
+    with closing(Client(options.url, options.timeout)) as client:
+        found = ask(client)
     print(json.dumps(asdict(found), indent=2) if options.json else text(found))
     return 0
 

@@ -281,18 +281,24 @@ class WorkerOptions(RuntimeOptions):
         2.0, "life", "Seconds between looks at the engine.", env="DYN_VLLM_HEALTH_SECONDS", metavar="SECONDS"
     )
     canary_seconds: float = opt(
-        5.0,
+        4.0,
         "life",
         "Seconds without output, while work is waiting or idle, before a canary request is sent.",
         env="DYN_VLLM_CANARY_SECONDS",
         metavar="SECONDS",
     )
     canary_timeout_seconds: float = opt(
-        8.0,
+        6.0,
         "life",
         "Seconds a canary may take before the worker is taken out of service.",
         env="DYN_VLLM_CANARY_TIMEOUT_SECONDS",
         metavar="SECONDS",
+    )
+    runtime_health_check: bool = opt(
+        False,
+        "life",
+        "Let the runtime probe the endpoint and answer /health, instead of the worker's own watch.",
+        env="DYN_HEALTH_CHECK_ENABLED",
     )
     prometheus_multiproc_dir: str | None = opt(
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from dynamo_vllm.errors import EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import EngineFacts, Job, Output
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -141,16 +142,28 @@ class VllmEngine:
         params = ChatParams(
             chat_template=options.get("template"), chat_template_kwargs=options.get("kwargs", {})
         )
-        try:
+        with _refusing("messages"):
             _, (rendered,) = await self._engine.renderer.render_chat_async([list(messages)], params)
-        except (ValueError, TypeError, KeyError) as exc:
-            raise InvalidRequest(f"the chat template refuses them: {exc}", parameter="messages") from exc
         return list(rendered["prompt_token_ids"])
 
     async def render_text(self, prompt: str) -> list[int]:
-        renderer = self._engine.renderer
-        (rendered,) = await renderer.render_cmpl_async([{"prompt": prompt}])
+        with _refusing("prompt"):
+            (rendered,) = await self._engine.renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
+
+
+@contextlib.contextmanager
+def _refusing(parameter: str) -> Iterator[None]:
+    """What vLLM's renderer refuses is refused with the name of the field it came from."""
+    from dynamo_vllm.engine import vllm_convert as convert
+
+    try:
+        yield
+    except Exception as exc:
+        found = convert.error(exc)
+        if isinstance(found, InvalidRequest):
+            raise InvalidRequest(str(found), parameter=parameter) from exc
+        raise found from exc
 
 
 def _kv_events(config: Any) -> tuple[dict[int, str], str]:

@@ -129,11 +129,12 @@ def gave_up(job: Job) -> DynamoVllmError:
     return EngineRequestFailed("the engine ended the request with an error")
 
 
-def error(exc: Exception, job: Job) -> DynamoVllmError:
+def error(exc: Exception, job: Job | None = None) -> DynamoVllmError:
     """Our error for anything vLLM raised out of a request."""
     found = _error(exc)
-    if isinstance(found, InvalidRequest) and found.parameter is None and job.sampling.guide is not None:
-        return InvalidRequest(str(found), parameter=job.sampling.guide.parameter)
+    guide = job.sampling.guide if job is not None else None
+    if isinstance(found, InvalidRequest) and found.parameter is None and guide is not None:
+        return InvalidRequest(str(found), parameter=guide.parameter)
     return found
 
 

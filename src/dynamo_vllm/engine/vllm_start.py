@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
+from dynamo_vllm.engine.plugin import PARENT_VARIABLE
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def set_environment(settings: EngineSettings) -> None:
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
 
 
 def device() -> str:

@@ -78,17 +78,22 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._in_flight.enter(self._job_id)
-        self._future.add_done_callback(self._left)
+        self._future.add_done_callback(self._stopped)
         return self
 
-    def _left(self, future: asyncio.Future[bool]) -> None:
+    def _stopped(self, future: asyncio.Future[bool]) -> None:
         if not future.cancelled():
+            self.left()
+
+    def left(self) -> None:
+        """The client is gone: the engine need not go on."""
+        if not self.client_left:
             self.client_left = True
             self._in_flight.abort(self._job_id)
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._future.remove_done_callback(self._left)
+        self._future.remove_done_callback(self._stopped)
         self._future.cancel()
         self._in_flight.leave(self._job_id)

@@ -106,5 +106,6 @@ class Registration:
             handler,
             graceful_shutdown=True,
             metrics_labels=[("model", self.names[0])],
-            health_check_payload=health_check,
+            # With a payload the runtime answers /health from its own probe alone, and ours would not count.
+            health_check_payload=health_check if self._options.runtime_health_check else None,
         )

@@ -50,9 +50,15 @@ class Service:
                     return
                 send, encode = response_sender.send, encoder.encode
                 async for output in self._engine.generate(job):
-                    if output.finish == "abort" and not watch.client_left:
+                    if watch.client_left:
+                        continue  # until the engine has let go of the job
+                    if output.finish == "abort":
                         raise Draining("this worker is going away")
-                    send(encode(output))
+                    chunk = encode(output)
+                    try:
+                        send(chunk)
+                    except RuntimeError:  # the stream is closed; the context tells a moment later
+                        watch.left()
             response_sender.close()
         return
         yield  # type: ignore[unreachable]  # makes this a generator

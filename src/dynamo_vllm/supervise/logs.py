@@ -6,12 +6,16 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _MAX_BYTES = 256 * 1024
+_NOISE = ("error: ", "Traceback (most recent call", "During handling of", "The above exception was")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # "(EngineCore pid=1) ERROR 11-15 05:15:28 [core.py:100] " before the text of a line of vLLM.
 _VLLM_HEAD = re.compile(r"^(\(\w+ pid=\d+\) ?)?((ERROR|WARNING|INFO) \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
+# The same of vLLM, of our own and the runtime's lines where nothing is wrong; and progress bars.
+_ROUTINE = re.compile(r"^(\(\w+ pid=\d+\) ?)?INFO |^\S+Z +(INFO|DEBUG) |it/s\]|\?it/s")
 
 
 def read_from(log: Path, start: int) -> str:
@@ -29,12 +33,14 @@ def error_line(text: str) -> str | None:
 
 
 def last_lines(text: str, count: int = 15) -> list[str]:
-    """The last lines that tell something: no blanks, no repeats, no source code of tracebacks."""
-    found: dict[str, None] = {}
-    for raw in reversed(text.splitlines()):
-        line = _VLLM_HEAD.sub("", _COLOURS.sub("", raw)).rstrip()
-        if line and not line[0].isspace() and not line.startswith(("error: ", "Traceback (most recent")):
-            found.setdefault(line)
-        if len(found) == count:
-            break
-    return list(reversed(found))
+    """The last lines that say what is wrong, or the last lines when none does."""
+    lines = [_COLOURS.sub("", line).rstrip() for line in text.splitlines()]
+    wrong = _telling(line for line in lines if not _ROUTINE.search(line))
+    return (wrong or _telling(lines))[-count:]
+
+
+def _telling(lines: Iterable[str]) -> list[str]:
+    """Without blanks, repeats and the source code of tracebacks."""
+    texts = (_VLLM_HEAD.sub("", line) for line in lines)
+    tells = (text for text in texts if text and not text[0].isspace() and not text.startswith(_NOISE))
+    return list(dict.fromkeys(tells))

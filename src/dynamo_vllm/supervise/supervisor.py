@@ -138,7 +138,7 @@ class Supervisor:
         self._children[process.name] = child
         reason = await self._life(child)
         ready_seconds = child.ready_seconds
-        await child.destroy()
+        await self._destroy(child)
         del self._children[process.name]
         return Ended(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
 
@@ -221,9 +221,13 @@ class Supervisor:
         await self._leave(workers, self._drain_seconds() + self._limits.stop_seconds)
         await self._leave(others, self._limits.stop_seconds)
         for child in self._children.values():
-            if left := await child.destroy():
-                self._screen.say(f"error: processes {left} of {child.name} do not end")
+            await self._destroy(child)
         self._screen.say("stopped")
+
+    async def _destroy(self, child: Child) -> None:
+        """Whatever a process leaves behind goes too: vLLM's engine core outlives a killed worker."""
+        if left := await child.destroy():
+            self._screen.say(f"error: processes {left} of {child.name} do not end")
 
     async def _leave(self, leaving: Sequence[Child], limit_seconds: float) -> None:
         waiting = [asyncio.create_task(child.wait()) for child in leaving]

@@ -1,0 +1,71 @@
+"""A dead engine ends its worker, a hung one takes it out of service until it answers again."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.stack import Stack, Worker, stack
+from harness.waiting import until
+from harness.warm import Zygote
+
+
+@pytest.fixture
+def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        warm.start_worker(made, model)
+        yield made.wait_ready(60)
+
+
+def engine_core(worker: Worker) -> psutil.Process:
+    (core,) = [p for p in psutil.Process(worker.pid).children() if "EngineCore" in p.name() or p.children() == []]
+    return core
+
+
+def test_killed_engine_core(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    core = engine_core(worker)
+    began = time.monotonic()
+    core.kill()
+    assert worker.process.wait(5) == 3
+    until("the model to go", lambda: fresh.models() == [], 5 - (time.monotonic() - began))
+    assert fresh.get("/health").status_code == 503
+    assert not psutil.pid_exists(core.pid) or core.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.timeout(120)
+def test_stopped_engine_core(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    core = engine_core(worker)
+    core.suspend()
+    until("not ready", lambda: not worker.is_ready() and fresh.get("/health").status_code == 503, 15)
+    core.resume()
+    until("ready again", lambda: worker.is_ready() and fresh.get("/health").status_code == 200, 15)
+    answer = fresh.openai.completions.create(model="tiny", prompt=[20, 21], max_tokens=3)
+    assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+
+def test_sigterm_while_idle_ends_within_seconds(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(10) == 0
+    until("the model to go", lambda: fresh.models() == [], 5)
+
+
+def test_second_signal_ends_at_once(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    stream = fresh.openai.completions.create(
+        model="tiny", prompt=[20], max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    worker.signal(signal.SIGTERM)
+    until("draining", lambda: "draining" in worker.log.read_text())
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(8) == 128 + signal.SIGTERM
+    stream.close()

@@ -1,0 +1,42 @@
+"""The worker's /metrics: vLLM's series and ours, each once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import httpx
+
+from harness.stack import Stack
+
+
+def series(made: Stack) -> list[str]:
+    text = httpx.get(f"http://127.0.0.1:{made.workers[0].system_port}/metrics", timeout=10).text
+    return [line.rsplit(" ", 1)[0] for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def test_vllm_and_component_series_are_there_once(one_worker: Stack) -> None:
+    one_worker.openai.completions.create(model="tiny", prompt=[20, 21], max_tokens=3)
+    found = series(one_worker)
+    names = {line.split("{")[0] for line in found}
+    assert {
+        "vllm:num_requests_running",
+        "vllm:generation_tokens_total",
+        "vllm:time_to_first_token_seconds_count",
+        "dynamo_component_total_blocks",
+        "dynamo_component_active_blocks",
+        "dynamo_component_gpu_cache_usage_percent",
+        "dynamo_component_requests_waiting",
+        "dynamo_component_requests_total",
+    } <= names
+    assert [line for line, count in Counter(found).items() if count > 1] == []
+
+
+def test_generated_tokens_are_counted(one_worker: Stack) -> None:
+    worker = one_worker.workers[0]
+    before = worker.metric("vllm:generation_tokens_total")
+    one_worker.openai.completions.create(model="tiny", prompt=[20, 21], max_tokens=7, extra_body={"ignore_eos": True})
+    assert worker.metric("vllm:generation_tokens_total") - before == 7
+
+
+def test_total_blocks_are_known_to_the_router(one_worker: Stack) -> None:
+    assert one_worker.workers[0].metric("dynamo_component_total_blocks") > 10

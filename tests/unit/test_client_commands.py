@@ -1,0 +1,395 @@
+"""status, chat and check --live against a small stand-in for the frontend."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dynamo_vllm.cli import chat, client, prove
+from dynamo_vllm.cli import main as cli
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EVENTS = 'dynamo_component_router_kv_zmq_ingress_batches_total{worker_id="1"} '
+METRICS = """\
+dynamo_frontend_requests_total{endpoint="completions",model="tiny",status="success"} 7
+dynamo_frontend_requests_total{endpoint="chat_completions",model="tiny",status="error"} 2
+dynamo_frontend_requests_total{endpoint="completions",model="other",status="success"} 9
+dynamo_component_router_requests_total{model="tiny"} 100
+dynamo_frontend_inflight_requests{model="tiny"} 3
+"""
+INSTANCES = [
+    {
+        "component": "backend",
+        "endpoint": endpoint,
+        "namespace": "dynamo",
+        "instance_id": 7,
+        "transport": {"tcp": "127.0.0.1:5/abc"},
+        "device_type": "cpu",
+    }
+    for endpoint in ("generate", "worker_kv_query_source_1")
+]
+
+
+@dataclass
+class Frontend:
+    """How the stand-in behaves, and what it was asked."""
+
+    models: list[str] = field(default_factory=lambda: ["tiny"])
+    closed: set[str] = field(default_factory=set)
+    router: str = "kv"
+    caches: bool = True
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    chunks: list[str] = field(default_factory=lambda: ["Good ", "day"])
+    error: dict[str, Any] | None = None
+    url: str = ""
+    _known: set[str] = field(default_factory=set)
+    _batches: int = 0
+
+    def get(self, path: str) -> tuple[int, Any]:
+        if path in self.closed:
+            return 404, {"message": f"Route not found: GET {path}"}
+        match path:
+            case "/health":
+                return (200 if self.models else 503), {"status": "…", "models": self.models}
+            case "/v1/models":
+                return 200, {"data": [{"id": name, "context_window": 2048} for name in self.models]}
+            case "/instances":
+                return 200, {"instances": INSTANCES if self.models else []}
+            case "/metrics":
+                return 200, METRICS + (f"{EVENTS}{self._batches}\n" if self.router == "kv" else "")
+        return 404, {"message": "no"}
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        self.asked.append(body)
+        if path in self.closed:
+            return 404, {"message": "Model not found", "code": 404}
+        if body.get("temperature", 1) > 2:
+            return 400, {"message": "Validation: Temperature must be between 0 and 2"}
+        prompt = json.dumps(body.get("prompt") or body["messages"])
+        cached = 640 if self.caches and prompt in self._known else 0
+        rate = 0.9 if prompt in self._known and (self.caches or self.router == "predicts") else 0.0
+        self._batches += self.caches and prompt not in self._known
+        self._known.add(prompt)
+        answer: dict[str, Any] = {"usage": {"prompt_tokens": 700, "completion_tokens": 1}}
+        answer["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.router != "random":
+            answer["nvext"] = {"timing": {"kv_hit_rate": rate}}
+        return 200, answer
+
+
+@pytest.fixture
+def frontend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Frontend]:
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", dict)
+    monkeypatch.setattr(prove, "EVENT_SECONDS", 0.1)
+    monkeypatch.setattr(prove, "PAUSE_SECONDS", 0.01)
+    behaviour = Frontend()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply(*behaviour.get(self.path))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, answer = behaviour.post(self.path, body)
+            if status != 200 or not body.get("stream"):
+                return self._reply(status, answer)
+            frames: list[Any] = [{"choices": [{"delta": {"content": piece}}]} for piece in behaviour.chunks]
+            frames += [{"error": behaviour.error}] if behaviour.error else []
+            text = "".join(f"data: {json.dumps(frame)}\n\n" for frame in frames)
+            return self._reply(200, f": a comment\n\n{text}data: [DONE]\n\n")
+
+        def _reply(self, status: int, answer: Any) -> None:
+            data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    behaviour.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield behaviour
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def proven(frontend: Frontend, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, str]]:
+    code = cli.run(["check", "--live", frontend.url, "--json", *argv])
+    return code, {step["name"]: step["outcome"] for step in json.loads(capsys.readouterr().out)}
+
+
+# --- status -----------------------------------------------------------------------------------------------
+
+
+def test_status_shows_models_instances_and_figures(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["status", frontend.url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ready"] is True
+    assert found["models"] == [
+        {"name": "tiny", "ready": True, "context_length": 2048, "requests": 9, "in_flight": 3, "errors": 2}
+    ]
+    assert found["instances"] == [
+        {
+            "id": 7,
+            "address": "dynamo.backend.generate",
+            "transport": "tcp 127.0.0.1:5",
+            "device": "cpu",
+            "kv_index": True,
+        }
+    ]
+
+
+def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["status", frontend.url]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{frontend.url}  ready"
+    assert lines[2:4] == [
+        "MODEL  READY  CONTEXT  REQUESTS  IN FLIGHT  ERRORS",
+        "tiny   yes    2048     9         3          2",
+    ]
+
+
+def test_status_of_a_system_without_a_model_says_so(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.models = []
+    assert cli.run(["status", frontend.url]) == 0
+    assert "not ready: no model can answer\n\nno worker is registered" in capsys.readouterr().out
+
+
+def test_status_where_nothing_listens_fails_with_what_to_do(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["status", "http://127.0.0.1:1"]) == 1
+    assert "error: nothing listens at http://127.0.0.1:1; start a system with" in capsys.readouterr().err
+
+
+def test_status_of_something_else_than_our_frontend_says_so(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.closed = {"/health"}
+    assert cli.run(["status", frontend.url]) == 1
+    assert "/health is not our frontend's" in capsys.readouterr().err
+
+
+# --- chat -------------------------------------------------------------------------------------------------
+
+
+def test_one_message_prints_the_answer_and_ends(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["chat", frontend.url, "-m", "hello", "--max-tokens", "5", "--temperature", "0.5"]) == 0
+    assert capsys.readouterr().out == "Good day\n"
+    assert frontend.asked == [
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 5,
+            "temperature": 0.5,
+            "stream": True,
+        }
+    ]
+
+
+def test_piped_text_is_the_message(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert cli.run(["chat", "--url", frontend.url]) == 0
+    assert frontend.asked[0]["messages"][-1]["content"] == "from a pipe"
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--temperature", "3"], "HTTP 400: Validation: Temperature must be between 0 and 2"),
+        ([], "the answer broke off: Service temporarily unavailable"),
+    ],
+)
+def test_error_of_the_server_is_readable_and_ends_with_code_1(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str], argv: list[str], error: str
+) -> None:
+    frontend.error = {"message": "Service temporarily unavailable", "code": 503}
+    assert cli.run(["chat", frontend.url, "-m", "hello", *argv]) == 1
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_chat_without_a_model_says_so(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.models = []
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 1
+    assert "serves no model yet" in capsys.readouterr().err
+
+
+def talk(frontend: Frontend, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> int:
+    """A terminal at which these lines are typed."""
+    typed = iter(lines)
+
+    def read(_: str) -> str:
+        line = next(typed, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    return cli.run(["chat", frontend.url, "--system", "Be kind."])
+
+
+def test_talk_goes_on_with_what_was_said_until_cleared(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert talk(frontend, monkeypatch, "one", "two", "/clear", "three", "/exit", "four") == 0
+    assert [[m["content"] for m in body["messages"]] for body in frontend.asked] == [
+        ["Be kind.", "one"],
+        ["Be kind.", "one", "Good day", "two"],
+        ["Be kind.", "three"],
+    ]
+
+
+def test_interrupt_at_the_prompt_and_an_error_leave_the_talk_open(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.closed = {"/v1/chat/completions"}
+    assert talk(frontend, monkeypatch, KeyboardInterrupt, "", "one", "/help") == 0
+    said = capsys.readouterr()
+    assert said.err == "error: HTTP 404: Model not found\n"
+    assert said.out.count(chat.HELP) == 2
+
+
+def test_interrupt_stops_the_answer_and_keeps_what_came(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = client.Client.stream
+
+    def interrupted(self: client.Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield next(whole(self, path, body))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.Client, "stream", interrupted)
+        assert talk(frontend, monkeypatch, "one") == 0
+    assert "Good \n[stopped]\n" in capsys.readouterr().out
+
+
+# --- check --live -----------------------------------------------------------------------------------------
+
+
+def test_working_system_is_proven_in_every_step(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, steps = proven(frontend, capsys, "--strict")
+    assert code == 0
+    assert steps == dict.fromkeys(("health", "model", "answer", "kv event", "prefix cache"), "ok")
+
+
+def test_steps_are_printed_with_figures(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", "--live", frontend.url]) == 0
+    text = capsys.readouterr().out
+    assert "the router knew 90% of a repeated prompt, 0% at first; event batches: 1; tries: 1 in" in text
+    assert "640 of 700 prompt tokens came from the cache, 0 at first" in text
+
+
+def test_every_proof_uses_a_prompt_of_its_own(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert proven(frontend, capsys)[0] == 0
+    assert (
+        len({json.dumps(body["messages"]) for body in frontend.asked}) == 3
+    )  # the greeting, and one per proof
+
+
+def test_events_that_do_not_arrive_fail(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.caches = False
+    code, steps = proven(frontend, capsys)
+    assert code == 1
+    assert (steps["kv event"], steps["prefix cache"]) == ("FAILED", "FAILED")
+
+
+def test_router_that_predicts_proves_no_event(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.router = "predicts"
+    code, steps = proven(frontend, capsys)
+    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "not proven", "ok")
+
+
+def test_router_that_ignores_caches_fails_only_when_strict(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.router, frontend.caches = "random", False
+    code, steps = proven(frontend, capsys)
+    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "not proven", "not proven")
+    assert proven(frontend, capsys, "--strict")[0] == 1
+
+
+def test_model_without_chat_is_asked_by_completion(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.closed = {"/v1/chat/completions"}
+    assert proven(frontend, capsys)[0] == 0
+    assert "prompt" in frontend.asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("closed", "models", "argv", "failed"),
+    [
+        ({"/v1/chat/completions", "/v1/completions"}, ["tiny"], [], "answer"),
+        (set(), ["tiny"], ["--model", "large"], "model"),
+        (set(), [], [], "model"),
+    ],
+)
+def test_proof_ends_at_the_step_without_which_nothing_follows(
+    frontend: Frontend,
+    capsys: pytest.CaptureFixture[str],
+    closed: set[str],
+    models: list[str],
+    argv: list[str],
+    failed: str,
+) -> None:
+    frontend.closed, frontend.models = closed, models
+    code, steps = proven(frontend, capsys, *argv)
+    assert code == 1
+    assert list(steps.items())[-1] == (failed, "FAILED")
+
+
+def test_unreachable_system_fails_with_one_step(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.url = "127.0.0.1:1"
+    assert proven(frontend, capsys) == (1, {"connection": "FAILED"})
+
+
+@pytest.mark.parametrize("context_length", [None, 64, 2048, 131072])
+def test_prompt_fits_into_the_context_at_one_token_per_letter(context_length: int | None) -> None:
+    text = prove.unique_prompt(context_length)
+    assert len(text) < (context_length or 4096)
+    assert text.isascii()
+
+
+# --- the client -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1/"]
+)
+def test_every_spelling_names_the_same_frontend(url: str) -> None:
+    assert client.base(url) == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", ""])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no URL of a frontend"):
+        client.base(url)
