@@ -78,7 +78,7 @@ WORKER = [
     (
         checks.address_has_three_parts,
         ["--endpoint", "dyn://only.two"],
-        "write dyn://namespace.component.endpoint",
+        "write --endpoint dyn://namespace.component.endpoint",
     ),
     (checks.address_has_three_parts, ["--endpoint", "dyn://a..c"], "is no address"),
     (checks.budgets_are_positive, ["--health-seconds", "0"], "--health-seconds 0.0 must be above 0"),

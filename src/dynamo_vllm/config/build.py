@@ -34,8 +34,6 @@ class Option:
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     hidden: bool = False
-    shared_with_engine: bool = False
-    """The engine has a flag of this name too and gets the value as well."""
 
 
 def opt(
@@ -48,10 +46,9 @@ def opt(
     choices: Sequence[str] = (),
     metavar: str | None = None,
     hidden: bool = False,
-    shared_with_engine: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag and an environment variable."""
-    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden, shared_with_engine)
+    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden)
     return dataclasses.field(default=default, metadata={_META: declared})
 
 

@@ -152,9 +152,7 @@ def template_exists(o: WorkerOptions, _: EngineFlags) -> None:
 def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
     parts = o.address.split(".")
     if len(parts) != 3 or not all(parts):
-        raise ConfigError(
-            f"--endpoint {o.endpoint!r} is no address; write dyn://namespace.component.endpoint"
-        )
+        raise ConfigError(f"{o.address!r} is no address; write --endpoint dyn://namespace.component.endpoint")
 
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:

@@ -98,7 +98,6 @@ class WorkerOptions(RuntimeOptions):
         "Folder of the model, or its hub id.",
         env="DYN_VLLM_MODEL",
         metavar="MODEL",
-        shared_with_engine=True,
     )
     served_model_name: tuple[str, ...] = opt(
         (),
@@ -106,7 +105,6 @@ class WorkerOptions(RuntimeOptions):
         "Name clients use; further names are aliases. Default: the model as given.",
         env="DYN_VLLM_SERVED_MODEL_NAME",
         metavar="NAME",
-        shared_with_engine=True,
     )
     custom_jinja_template: str | None = opt(
         None,

@@ -83,9 +83,12 @@ class Peers:
                 await self.look()
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            for peer in self.known.values():
-                if peer.connection is not None:
-                    peer.connection.close()
+            self.close()
+
+    def close(self) -> None:
+        for peer in self.known.values():
+            if peer.connection is not None:
+                peer.connection.close()
 
     async def look(self) -> None:
         now = time.monotonic()

@@ -1,0 +1,199 @@
+"""The names, parameters and exceptions of vLLM we rely on; no model is loaded."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import vllm.exceptions
+import vllm.v1.engine.exceptions
+from vllm import SamplingParams
+from vllm.config import KVEventsConfig
+from vllm.distributed.kv_events import ZmqEventPublisher
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from dynamo_vllm.config import build
+from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.engine import vllm_convert, vllm_start
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.errors import (
+    ConfigError,
+    DynamoVllmError,
+    EngineDead,
+    EngineOverloaded,
+    EngineRequestFailed,
+    InvalidRequest,
+    UnknownModel,
+)
+from dynamo_vllm.job import GUIDE_KINDS, Guide, Job, SamplingSpec
+from dynamo_vllm.models.tiny import make_tiny_model
+
+EXPECTED: dict[str, type[DynamoVllmError]] = {
+    "VLLMError": EngineRequestFailed,
+    "VLLMClientError": InvalidRequest,
+    "VLLMServerError": EngineRequestFailed,
+    "VLLMValidationError": InvalidRequest,
+    "VLLMNotFoundError": UnknownModel,
+    "LoRAAdapterNotFoundError": UnknownModel,
+    "VLLMUnprocessableEntityError": InvalidRequest,
+    "GenerationError": EngineRequestFailed,
+    "GracefulHTTPError": EngineOverloaded,
+    "QueueOverflowError": EngineOverloaded,
+    "EngineGenerateError": EngineRequestFailed,
+    "EngineDeadError": EngineDead,
+}
+
+
+def exceptions() -> list[type[Exception]]:
+    found = {
+        value
+        for module in (vllm.exceptions, vllm.v1.engine.exceptions)
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Exception) and value.__module__.startswith("vllm")
+    }
+    return sorted(found, key=lambda cls: cls.__name__)
+
+
+@pytest.mark.parametrize("cls", exceptions(), ids=lambda cls: cls.__name__)
+def test_every_exception_of_vllm_is_mapped(cls: type[Exception]) -> None:
+    assert cls.__name__ in EXPECTED, "a new exception of vLLM: decide whose fault it is"
+    instance = cls.__new__(cls, "x")
+    instance.args = ("what went wrong",)
+    instance.message = "what went wrong"  # type: ignore[attr-defined]
+    assert type(vllm_convert.error(instance)) is EXPECTED[cls.__name__]
+
+
+def test_the_reason_of_an_empty_generate_error_is_its_cause() -> None:
+    empty = vllm.v1.engine.exceptions.EngineGenerateError()
+    empty.__cause__ = ValueError("the prompt is odd")
+    assert str(vllm_convert.error(empty)) == "the prompt is odd"
+    empty.__cause__ = vllm.v1.engine.exceptions.EngineDeadError()
+    assert isinstance(vllm_convert.error(empty), EngineDead)
+
+
+def test_async_llm_takes_what_we_give() -> None:
+    given = inspect.signature(AsyncLLM.generate).parameters
+    assert {"prompt", "sampling_params", "request_id", "priority", "data_parallel_rank", "trace_headers"} <= set(given)
+    made = inspect.signature(AsyncLLM.from_vllm_config).parameters
+    assert {"stat_loggers", "enable_log_requests", "disable_log_stats"} <= set(made)
+    assert {"abort", "check_health", "shutdown"} <= set(dir(AsyncLLM))
+
+
+def test_stat_loggers_are_called_as_ours_is() -> None:
+    assert list(inspect.signature(StatLoggerBase.record).parameters)[1:] == [
+        "scheduler_stats",
+        "iteration_stats",
+        "mm_cache_stats",
+        "engine_idx",
+    ]
+
+
+def test_runner_has_what_the_seed_mend_uses() -> None:
+    source = Path(inspect.getfile(vllm)).parent / "v1/worker/gpu_model_runner.py"
+    text = source.read_text()
+    assert "def _bookkeeping_sync" in text
+    assert "gen.set_offset(gen.get_offset() - 4)" in text, "vLLM mended it: remove engine/cpu_mend.py"
+
+
+def test_kv_events_are_bound_only_where_we_say() -> None:
+    assert {"endpoint", "publisher", "topic", "enable_kv_cache_events"} <= set(KVEventsConfig.__dataclass_fields__)
+    assert ZmqEventPublisher.offset_endpoint_port("tcp://*:5557", 2) == "tcp://*:5559"
+
+
+def test_a_full_spec_becomes_sampling_params() -> None:
+    spec = SamplingSpec(
+        max_tokens=5,
+        min_tokens=1,
+        n=2,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=-1,
+        min_p=0.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        repetition_penalty=1.1,
+        seed=3,
+        stop=("x",),
+        stop_token_ids=(4,),
+        ignore_eos=True,
+        include_stop_in_output=True,
+        logprobs=2,
+        prompt_logprobs=1,
+        skip_special_tokens=False,
+        max_thinking_tokens=9,
+        logit_bias={3: 1.0},
+        detokenize=True,
+    )
+    made = vllm_convert.sampling_params(spec)
+    assert isinstance(made, SamplingParams)
+    assert (made.n, made.max_tokens, made.min_tokens, made.top_k, made.seed) == (2, 5, 1, 0, 3)
+    assert (made.stop, made.stop_token_ids, made.ignore_eos) == (["x"], [4], True)
+    assert (made.logprobs, made.prompt_logprobs, made.thinking_token_budget) == (2, 1, 9)
+    assert made.logit_bias == {3: 1.0}
+
+
+@pytest.mark.parametrize("kind", GUIDE_KINDS)
+def test_every_constraint_reaches_vllm(kind: str) -> None:
+    value = {"json": {"type": "object"}, "json_object": True, "choice": ["a"]}.get(kind, "a")
+    made = vllm_convert.structured_outputs(Guide(**{kind: value}))
+    assert getattr(made, kind) == value
+
+
+def test_given_up_with_a_constraint_is_the_clients_fault() -> None:
+    guided = Job("j", [1], SamplingSpec(max_tokens=1, guide=Guide(grammar="x")))
+    assert isinstance(vllm_convert.gave_up(guided), InvalidRequest)
+    assert isinstance(vllm_convert.gave_up(Job("j", [1], SamplingSpec(max_tokens=1))), EngineRequestFailed)
+
+
+# Flags both sides have: ours takes them and hands on what the engine needs.
+SHARED = {"--model", "--served-model-name", "--reasoning-parser", "--enable-prompt-embeds"}
+
+
+def test_our_flags_hide_no_other_flag_of_vllm() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    theirs = {flag for action in parser._actions for flag in action.option_strings}
+    ours = {flag for item in build.declared(WorkerOptions) for flag in item.flags}
+    assert ours & theirs == SHARED
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    return EngineSettings(model=str(make_tiny_model(tmp_path_factory.mktemp("m") / "tiny")))
+
+
+def test_defaults_are_set_and_named(settings: EngineSettings) -> None:
+    found = vllm_start.resolve(settings)
+    assert found.args.enable_prefix_caching is True
+    assert {f.argument for f in found.fired} >= {"enable_prefix_caching", "block_size", "runner", "kv_events_config"}
+
+
+def test_what_the_user_sets_stands(settings: EngineSettings) -> None:
+    argv = ("--block-size", "64", "--no-enable-prefix-caching", "--max-num-seqs", "7")
+    found = vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
+    assert found.args.block_size == 64
+    assert found.args.enable_prefix_caching is False
+    assert found.args.max_num_seqs == 7
+    assert found.args.kv_events_config is None
+
+
+def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
+    argv = ("--data-parallel-size", "2")
+    found = vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
+    assert found.args.kv_events_config.endpoint.startswith("tcp://*:")
+
+
+@pytest.mark.parametrize("argv", [("--no-such-flag",), ("--block-size", "many"), ("--max-num-seqs",)])
+def test_a_bad_flag_is_refused_in_one_line(settings: EngineSettings, argv: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=argv[0].lstrip("-")):
+        vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    made = EngineSettings(model=str(tmp_path))
+    with pytest.raises(ConfigError, match="cannot serve"):
+        vllm_start.create_config(vllm_start.resolve(made).args, made)

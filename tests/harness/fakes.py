@@ -1,0 +1,100 @@
+"""Small real objects for tests of the request path without a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.errors import EngineDead
+from dynamo_vllm.job import EngineFacts
+from dynamo_vllm.roles.aggregated import Aggregated
+from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.request import Service
+
+
+class FakeContext:
+    """A request's context, stopped when the test says so."""
+
+    def __init__(self, request_id: str = "r1") -> None:
+        self._id = request_id
+        self.stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def id(self) -> str:
+        return self._id
+
+    def is_stopped(self) -> bool:
+        return self.stopped.done()
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        made: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.stopped.add_done_callback(lambda f: made.done() or made.set_result(True))
+        return made
+
+    def stop(self) -> None:
+        self.stopped.set_result(True)
+
+
+@dataclass
+class FakeSender:
+    """Keeps what was sent; `closed_after` is how many chunks it takes before the stream is closed."""
+
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    closed: bool = False
+    closed_after: int | None = None
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send(self, chunk: dict[str, Any]) -> None:
+        if self.closed_after is not None and len(self.chunks) >= self.closed_after:
+            raise RuntimeError("response stream is closed")
+        self.chunks.append(chunk)
+        self.first.set()
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk["token_ids"]]
+
+
+@dataclass
+class FakeWorker:
+    """The request path over the fake engine."""
+
+    engine: FakeEngine
+    facts: EngineFacts
+    in_flight: InFlight
+    service: Service
+    deaths: list[EngineDead]
+    moved: bool = False
+
+    async def generate(
+        self, request: object, context: FakeContext | None = None, sender: FakeSender | None = None
+    ) -> FakeSender:
+        sender = sender or FakeSender()
+        async for _ in self.service.generate(request, context or FakeContext(), sender):
+            raise AssertionError("push egress yields nothing")
+        return sender
+
+
+async def make_worker(**spec: Any) -> FakeWorker:
+    engine = FakeEngine(FakeSpec(**spec), lambda figures: None, lambda phase: None)
+    facts = await engine.start()
+    in_flight, deaths = InFlight(engine), list[EngineDead]()
+    made: list[FakeWorker] = []
+    role = Aggregated(facts, lambda start: made[0].moved)
+    made.append(FakeWorker(engine, facts, in_flight, Service(role, engine, in_flight, deaths.append), deaths))
+    return made[0]
+
+
+def request(prompt: list[int] | None = None, max_tokens: int | None = 4, **sampling: Any) -> dict[str, Any]:
+    return {
+        "model": "m",
+        "token_ids": prompt or [5, 6, 7],
+        "stop_conditions": {"max_tokens": max_tokens},
+        "sampling_options": sampling,
+        "output_options": {},
+        "routing": {"dp_rank": 0},
+    }

@@ -1,0 +1,80 @@
+"""The engine's watch over the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dynamo_vllm.errors import EngineDead
+from dynamo_vllm.job import Job, SamplingSpec
+from dynamo_vllm.serving.monitor import Monitor
+from harness.fakes import FakeWorker, make_worker, request
+
+
+async def canary(job_id: str) -> Job:
+    return Job(job_id, [1], SamplingSpec(max_tokens=1))
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.hung, self.answered = asyncio.Event(), asyncio.Event()
+
+    async def hang(self, reason: str) -> None:
+        self.hung.set()
+
+    async def answer(self) -> None:
+        self.answered.set()
+
+
+def watch(worker: FakeWorker) -> tuple[Seen, asyncio.Task[None]]:
+    seen = Seen()
+    monitor = Monitor(
+        worker.engine,
+        canary,
+        seen.hang,
+        seen.answer,
+        health_seconds=0.01,
+        canary_seconds=0.05,
+        canary_timeout_seconds=0.1,
+    )
+    return seen, asyncio.create_task(monitor.run())
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_idle_engine_is_asked_and_answers() -> None:
+    worker = await make_worker()
+    seen, task = watch(worker)
+    await asyncio.wait_for(seen.answered.wait(), 5)
+    assert not seen.hung.is_set()
+    await stop(task)
+
+
+async def test_hung_engine_is_reported_and_comes_back() -> None:
+    worker = await make_worker(stall_on_token=1)
+    seen, task = watch(worker)
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    assert not seen.answered.is_set()
+    await worker.engine.abort("canary-1")  # lets the stalled canary end, as a resumed engine would
+    await asyncio.wait_for(seen.answered.wait(), 5)
+    await stop(task)
+
+
+async def test_dead_engine_ends_the_watch() -> None:
+    worker = await make_worker(die_after=0)
+    _, task = watch(worker)
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(task, 5)
+
+
+async def test_busy_engine_is_not_asked() -> None:
+    worker = await make_worker(token_ms=1)
+    seen, task = watch(worker)
+    await worker.generate(request(max_tokens=150))
+    assert not seen.answered.is_set() and not seen.hung.is_set()
+    await stop(task)

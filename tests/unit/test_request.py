@@ -1,0 +1,147 @@
+"""The request loop over the fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from dynamo.llm import HttpError
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
+
+from harness.fakes import FakeContext, FakeSender, make_worker, request
+
+
+async def test_sends_deltas_and_usage_in_the_last_chunk() -> None:
+    worker = await make_worker()
+    sender = await worker.generate(request(max_tokens=3))
+    assert [len(chunk["token_ids"]) for chunk in sender.chunks] == [1, 1, 1]
+    assert [chunk.get("finish_reason") for chunk in sender.chunks] == [None, None, "length"]
+    assert sender.chunks[-1]["completion_usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert sender.closed
+    assert len(worker.in_flight) == 0
+
+
+async def test_moved_request_leaves_the_usage_to_the_frontend() -> None:
+    worker = await make_worker()
+    worker.moved = True
+    sender = await worker.generate(request())
+    assert "completion_usage" not in sender.chunks[-1]
+
+
+async def test_cancel_before_first_token_aborts_once() -> None:
+    worker = await make_worker(stall_on_token=5)
+    context = FakeContext()
+    running = asyncio.create_task(worker.generate(request([5]), context))
+    while not worker.engine.running:
+        await asyncio.sleep(0)
+    context.stop()
+    sender = await running
+    assert worker.engine.aborted == ["r1"]
+    assert sender.chunks == []
+    assert len(worker.in_flight) == 0
+
+
+async def test_cancel_in_mid_stream_stops_sending() -> None:
+    worker = await make_worker(token_ms=1)
+    context, sender = FakeContext(), FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=4000), context, sender))
+    await sender.first.wait()
+    context.stop()
+    await running
+    assert worker.engine.aborted == ["r1"]
+    assert "finish_reason" not in sender.chunks[-1]
+
+
+async def test_closed_stream_aborts_the_job() -> None:
+    worker = await make_worker()
+    sender = await worker.generate(request(max_tokens=4000), sender=FakeSender(closed_after=2))
+    assert worker.engine.aborted == ["r1"]
+    assert len(sender.chunks) == 2
+
+
+async def test_stopped_before_the_engine_saw_it() -> None:
+    worker = await make_worker()
+    context = FakeContext()
+    context.stop()
+    sender = await worker.generate(request(), context)
+    assert sender.chunks == [] and worker.engine.outputs_seen() == 0
+
+
+async def test_drain_moves_a_running_request() -> None:
+    worker = await make_worker(token_ms=1)
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=4000), sender=sender))
+    await sender.first.wait()
+    worker.in_flight.abort_all()
+    with pytest.raises(StreamIncomplete):
+        await running
+    assert all("finish_reason" not in chunk for chunk in sender.chunks)
+
+
+async def test_dead_engine_ends_the_worker_and_moves_the_request() -> None:
+    worker = await make_worker(die_after=2)
+    with pytest.raises(EngineShutdown):
+        await worker.generate(request(max_tokens=10))
+    assert len(worker.deaths) == 1
+
+
+async def test_engine_failure_of_one_request_is_a_500() -> None:
+    worker = await make_worker(fail_on_token=9)
+    with pytest.raises(HttpError) as caught:
+        await worker.generate(request([9]))
+    assert caught.value.code == 500
+    assert worker.deaths == []
+    assert (await worker.generate(request())).closed
+
+
+async def test_refusal_names_the_field() -> None:
+    worker = await make_worker()
+    with pytest.raises(InvalidArgument, match="temperature"):
+        await worker.generate(request(temperature=-1.0))
+    with pytest.raises(InvalidArgument, match="token_ids"):
+        await worker.generate({"token_ids": "abc"})
+    with pytest.raises(InvalidArgument, match="dp_rank: 3 is unknown"):
+        await worker.generate({**request(), "routing": {"dp_rank": 3}})
+    with pytest.raises(InvalidArgument, match="prompt: 5000 is not in the vocabulary"):
+        await worker.generate(request([5000]))
+    with pytest.raises(InvalidArgument, match="--enable-multimodal"):
+        await worker.generate({**request(), "multi_modal_data": {"image_url": []}})
+
+
+async def test_unexpected_error_is_a_500_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    worker = await make_worker()
+    worker.service._role = None  # type: ignore[assignment]  # anything that should never happen
+    with pytest.raises(HttpError) as caught:
+        await worker.generate(request())
+    assert caught.value.code == 500
+    assert "AttributeError" not in str(caught.value)
+
+
+async def test_same_id_twice_at_once_are_two_jobs() -> None:
+    worker = await make_worker(token_ms=1)
+    first, second = await asyncio.gather(
+        worker.generate(request([5, 6], max_tokens=20)), worker.generate(request([8, 9], max_tokens=20))
+    )
+    alone = await worker.generate(request([5, 6], max_tokens=20)), await worker.generate(request([8, 9], max_tokens=20))
+    assert (first.tokens, second.tokens) == (alone[0].tokens, alone[1].tokens)
+    assert first.tokens != second.tokens
+
+
+async def test_moved_request_goes_on_where_it_was() -> None:
+    worker = await make_worker()
+    whole = (await worker.generate(request([5, 6], max_tokens=10))).tokens
+    rest = (await worker.generate(request([5, 6, *whole[:4]], max_tokens=6))).tokens
+    assert whole[:4] + rest == whole
+
+
+async def test_two_choices_count_together() -> None:
+    worker = await make_worker()
+    sender = await worker.generate(request(n=2, max_tokens=2))
+    assert [chunk["index"] for chunk in sender.chunks] == [0, 0, 1, 1]
+    assert sender.chunks[-1]["completion_usage"]["completion_tokens"] == 4
+    assert sum("completion_usage" in chunk for chunk in sender.chunks) == 1

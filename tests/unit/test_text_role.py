@@ -1,0 +1,63 @@
+"""Text mode over the fake engine: OpenAI bodies in, OpenAI chunks out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.roles.text import AggregatedText
+
+
+async def role() -> tuple[AggregatedText, FakeEngine]:
+    engine = FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
+    return AggregatedText(await engine.start(), engine, "m"), engine
+
+
+async def answer(body: dict[str, Any]) -> list[dict[str, Any]]:
+    made, engine = await role()
+    request = made.parse(body)
+    job = await made.prepare(request, "j")
+    encoder = made.encoder(request, job)
+    return [encoder.encode(output) async for output in engine.generate(job)]
+
+
+async def test_chat_chunks() -> None:
+    chunks = await answer({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+    assert [c["object"] for c in chunks] == ["chat.completion.chunk"] * 2
+    assert [c["choices"][0]["delta"].get("role") for c in chunks] == ["assistant", None]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["usage"]["completion_tokens"] == 2
+
+
+async def test_completion_chunks_with_logprobs() -> None:
+    chunks = await answer({"prompt": "hi", "max_tokens": 2, "logprobs": 1})
+    assert all(c["choices"][0]["logprobs"]["token_logprobs"] == [-0.5] for c in chunks)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": [99999]}, "prompt"),
+    ],
+)
+async def test_refused_by_name(body: dict[str, Any], named: str) -> None:
+    made, _ = await role()
+    with pytest.raises(InvalidRequest, match=named):
+        await made.prepare(made.parse(body), "j")
+
+
+async def test_health_check_is_a_request_it_takes() -> None:
+    made, _ = await role()
+    job = await made.prepare(made.parse(made.health_check()), "canary")
+    assert job.sampling.max_tokens == 1
