@@ -41,6 +41,7 @@ EXPECTED: dict[str, type[DynamoVllmError]] = {
     "GenerationError": EngineRequestFailed,
     "GracefulHTTPError": EngineOverloaded,
     "QueueOverflowError": EngineOverloaded,
+    "MaxQueuedTokensError": EngineOverloaded,
     "EngineGenerateError": EngineRequestFailed,
     "EngineDeadError": EngineDead,
 }
@@ -75,7 +76,14 @@ def test_the_reason_of_an_empty_generate_error_is_its_cause() -> None:
 
 def test_async_llm_takes_what_we_give() -> None:
     given = inspect.signature(AsyncLLM.generate).parameters
-    assert {"prompt", "sampling_params", "request_id", "priority", "data_parallel_rank", "trace_headers"} <= set(given)
+    assert {
+        "prompt",
+        "sampling_params",
+        "request_id",
+        "priority",
+        "data_parallel_rank",
+        "trace_headers",
+    } <= set(given)
     made = inspect.signature(AsyncLLM.from_vllm_config).parameters
     assert {"stat_loggers", "enable_log_requests", "disable_log_stats"} <= set(made)
     assert {"abort", "check_health", "shutdown"} <= set(dir(AsyncLLM))
@@ -98,7 +106,9 @@ def test_runner_has_what_the_seed_mend_uses() -> None:
 
 
 def test_kv_events_are_bound_only_where_we_say() -> None:
-    assert {"endpoint", "publisher", "topic", "enable_kv_cache_events"} <= set(KVEventsConfig.__dataclass_fields__)
+    assert {"endpoint", "publisher", "topic", "enable_kv_cache_events"} <= set(
+        KVEventsConfig.__dataclass_fields__
+    )
     assert ZmqEventPublisher.offset_endpoint_port("tcp://*:5557", 2) == "tcp://*:5559"
 
 
@@ -169,7 +179,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 def test_defaults_are_set_and_named(settings: EngineSettings) -> None:
     found = vllm_start.resolve(settings)
     assert found.args.enable_prefix_caching is True
-    assert {f.argument for f in found.fired} >= {"enable_prefix_caching", "block_size", "runner", "kv_events_config"}
+    assert {f.argument for f in found.fired} >= {
+        "enable_prefix_caching",
+        "block_size",
+        "runner",
+        "kv_events_config",
+    }
 
 
 def test_what_the_user_sets_stands(settings: EngineSettings) -> None:

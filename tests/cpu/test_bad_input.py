@@ -59,14 +59,18 @@ def engine_goes_on(one_worker: Stack) -> Iterator[None]:
     assert one_worker.workers[0].busy() == 0
 
 
-@pytest.mark.parametrize(("path", "body", "status", "named"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("path", "body", "status", "named"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_refused(one_worker: Stack, path: str, body: dict[str, Any], status: int, named: str) -> None:
     answer = one_worker.post(path, body)
     assert answer.status_code == status, answer.text
     assert named in answer.json()["message"].lower()
 
 
-@pytest.mark.parametrize(("path", "body", "status", "named"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("path", "body", "status", "named"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_refused_with_its_status_when_streamed(
     one_worker: Stack, path: str, body: dict[str, Any], status: int, named: str
 ) -> None:

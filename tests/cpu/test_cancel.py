@@ -56,8 +56,11 @@ class Abandoned:
     def __init__(self, made: Stack, prompt: list[int], max_tokens: int) -> None:
         body = json.dumps(completion(prompt, max_tokens)).encode()
         self._socket = socket.create_connection(("127.0.0.1", made.port))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        self._socket.sendall(head.encode() + b"\r\n\r\n" + body)
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        self._socket.sendall(head.encode() + body)
 
     def leave(self) -> None:
         self._socket.close()

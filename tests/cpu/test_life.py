@@ -24,7 +24,9 @@ def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
 
 
 def engine_core(worker: Worker) -> psutil.Process:
-    (core,) = [p for p in psutil.Process(worker.pid).children() if "EngineCore" in p.name() or p.children() == []]
+    (core,) = [
+        p for p in psutil.Process(worker.pid).children() if "EngineCore" in p.name() or p.children() == []
+    ]
     return core
 
 

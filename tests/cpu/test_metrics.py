@@ -34,7 +34,9 @@ def test_vllm_and_component_series_are_there_once(one_worker: Stack) -> None:
 def test_generated_tokens_are_counted(one_worker: Stack) -> None:
     worker = one_worker.workers[0]
     before = worker.metric("vllm:generation_tokens_total")
-    one_worker.openai.completions.create(model="tiny", prompt=[20, 21], max_tokens=7, extra_body={"ignore_eos": True})
+    one_worker.openai.completions.create(
+        model="tiny", prompt=[20, 21], max_tokens=7, extra_body={"ignore_eos": True}
+    )
     assert worker.metric("vllm:generation_tokens_total") - before == 7
 
 

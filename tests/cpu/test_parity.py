@@ -36,7 +36,11 @@ SPECIAL: list[dict[str, Any]] = [
     },
     {
         "prompt": prompts()[10],
-        "params": {"temperature": 0.0, "max_tokens": 20, "structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}},
+        "params": {
+            "temperature": 0.0,
+            "max_tokens": 20,
+            "structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"},
+        },
     },
     {
         "prompt": prompts()[11],
@@ -61,7 +65,9 @@ CASES = [{"prompt": p, "params": GREEDY} for p in prompts()] + SPECIAL
 
 
 @pytest.fixture(scope="module")
-def expected(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+def expected(
+    warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("reference")
     (folder / "cases.json").write_text(json.dumps(CASES))
     args = [str(model), str(folder / "cases.json"), str(folder / "out.json")]
@@ -104,7 +110,9 @@ def ask_stream(stack: Stack, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 @pytest.mark.parametrize("way", [ask, ask_stream])
-def test_equals_bare_vllm(one_worker: Stack, expected: list[list[dict[str, Any]]], number: int, way: Any) -> None:
+def test_equals_bare_vllm(
+    one_worker: Stack, expected: list[list[dict[str, Any]]], number: int, way: Any
+) -> None:
     found, wanted = way(one_worker, CASES[number]), expected[number]
     assert [c["text"] for c in found] == [c["text"] for c in wanted]
     assert [c["finish_reason"] for c in found] == [c["finish_reason"] for c in wanted]

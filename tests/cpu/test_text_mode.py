@@ -31,7 +31,12 @@ CHAT: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"stop": ["e"]}, {"n": 2, "temperature": 0.8, "seed": 4}, {"extra_body": {"guided_regex": "[0-9]{4}"}}],
+    [
+        {},
+        {"stop": ["e"]},
+        {"n": 2, "temperature": 0.8, "seed": 4},
+        {"extra_body": {"guided_regex": "[0-9]{4}"}},
+    ],
 )
 def test_chat_equals_token_mode(text_mode: Stack, one_worker: Stack, more: dict[str, Any]) -> None:
     texts = [made.openai.chat.completions.create(**{**CHAT, **more}) for made in (text_mode, one_worker)]
@@ -69,7 +74,10 @@ def test_refused_by_name(text_mode: Stack, body: dict[str, Any], named: str) -> 
     answer = text_mode.post("/v1/completions", ask)
     assert answer.status_code == 400, answer.text
     assert named in answer.text
-    assert text_mode.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 3}).status_code == 200
+    assert (
+        text_mode.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 3}).status_code
+        == 200
+    )
 
 
 def test_unknown_model(text_mode: Stack) -> None:

@@ -48,7 +48,10 @@ def test_repeats_go_to_the_warm_worker(two_workers: Stack) -> None:
     first = [ask(two_workers, number) for number in range(12)]
     assert len({who(answer) for answer in first}) == 2, "load should have spread the first round over both"
     again = [ask(two_workers, number) for number in range(12)]
-    hits = [who(a) == who(b) and b.usage.prompt_tokens_details.cached_tokens >= 608 for a, b in zip(first, again, strict=True)]
+    hits = [
+        who(a) == who(b) and b.usage.prompt_tokens_details.cached_tokens >= 608
+        for a, b in zip(first, again, strict=True)
+    ]
     assert hits == [True] * 12
 
 
@@ -103,9 +106,7 @@ def stream_text(made: Stack, number: int) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_rolling_restart_under_load_loses_nothing(
-    two_workers: Stack, warm: Zygote, model: Path
-) -> None:
+def test_rolling_restart_under_load_loses_nothing(two_workers: Stack, warm: Zygote, model: Path) -> None:
     """The drain budget is shorter than the answers, so requests also move in mid-stream."""
     undisturbed = {number: stream_text(two_workers, number) for number in range(4)}
     with Load(two_workers) as load:

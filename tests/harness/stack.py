@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +69,19 @@ def kill_tree(pid: int) -> None:
         for process in [*root.children(recursive=True), root]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def survivors(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Who still runs after that time. A zombie has ended; in some containers nobody collects it."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [process for process in alive if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass
@@ -199,6 +211,3 @@ def stack(folder: Path) -> Iterator[Stack]:
         yield made
     finally:
         made.stop()
-
-
-__all__ = ["COMMAND", "Process", "Stack", "Worker", "environment", "free_port", "free_system_port", "kill_tree", "signal", "stack"]

@@ -74,7 +74,9 @@ class Zygote:
             line += connection.recv(1)
         return Forked(json.loads(line)["pid"], connection)
 
-    def start_worker(self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None) -> Worker:
+    def start_worker(
+        self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None
+    ) -> Worker:
         """A real worker with a real engine, in seconds."""
         port = free_system_port()
         log = stack.folder / f"worker{len(stack.workers)}.log"

@@ -1,12 +1,13 @@
 """A process that has imported vLLM and forks a child per task: an engine then starts in seconds.
 
-Run as `python -m harness.zygote SOCKET`. A task is one JSON line {"call": "module:function", "args": […], "env": {…},
-"log": PATH}; the child runs it, and the answer lines are {"pid": n} and, when it ends, {"code": n}. It forks before any
-thread exists, which is why it serves one connection per task and does nothing else.
+Run as `python -m harness.zygote SOCKET`. A task is one JSON line {"call": "module:function", "args": […],
+"env": {…}, "log": PATH}; the child runs it, and the answers are {"pid": n} and, when it ends, {"code": n}.
+It forks before any thread exists, which is why it serves one connection per task and does nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -21,14 +22,17 @@ from typing import Any
 
 def import_everything() -> None:
     """All that an engine needs, so that a fork has it already."""
-    import torch  # noqa: F401
-    import vllm.model_executor.models.qwen3
-    import vllm.v1.engine.async_llm
-    import vllm.v1.engine.core
-    import vllm.v1.executor.multiproc_executor
-    import vllm.v1.structured_output
-    import vllm.v1.worker.cpu_worker
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: F401
+    for name in (
+        "torch",
+        "vllm.engine.arg_utils",
+        "vllm.model_executor.models.qwen3",
+        "vllm.v1.engine.async_llm",
+        "vllm.v1.engine.core",
+        "vllm.v1.executor.multiproc_executor",
+        "vllm.v1.structured_output",
+        "vllm.v1.worker.cpu_worker",
+    ):
+        importlib.import_module(name)
 
 
 def main(path: str) -> None:
@@ -67,10 +71,8 @@ def reap(children: dict[int, socket.socket]) -> None:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             connection = children.pop(pid)
-            try:
+            with contextlib.suppress(OSError):  # nobody waits for it
                 connection.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
-            except OSError:
-                pass
             connection.close()
 
 

@@ -127,7 +127,10 @@ async def test_same_id_twice_at_once_are_two_jobs() -> None:
     first, second = await asyncio.gather(
         worker.generate(request([5, 6], max_tokens=20)), worker.generate(request([8, 9], max_tokens=20))
     )
-    alone = await worker.generate(request([5, 6], max_tokens=20)), await worker.generate(request([8, 9], max_tokens=20))
+    alone = (
+        await worker.generate(request([5, 6], max_tokens=20)),
+        await worker.generate(request([8, 9], max_tokens=20)),
+    )
     assert (first.tokens, second.tokens) == (alone[0].tokens, alone[1].tokens)
     assert first.tokens != second.tokens
 

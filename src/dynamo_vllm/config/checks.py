@@ -267,7 +267,9 @@ def port_is_a_port(name: str, port: int | None) -> None:
 
 def check_runtime(o: RuntimeOptions) -> None:
     if o.system_port is not None and not 0 <= o.system_port <= MAX_SYSTEM_PORT:
-        raise ConfigError(f"--system-port {o.system_port} is out of range; the runtime takes 0 to {MAX_SYSTEM_PORT}")
+        raise ConfigError(
+            f"--system-port {o.system_port} is out of range; the runtime takes 0 to {MAX_SYSTEM_PORT}"
+        )
     if not o.namespace or "." in o.namespace or "/" in o.namespace:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
 

@@ -1,8 +1,8 @@
 """Keeps a seeded request from ending vLLM's engine on CPU; loaded in vLLM's workers as their extension.
 
 vLLM 0.30: when a prompt is prefilled in several steps, the tokens sampled on the way are thrown away and the
-request's random generator is set back with set_offset, which a CPU generator does not have. The exception ends
-the engine. Here the generator is put back to its seed instead, so the answer does not depend on the steps.
+request's random generator is set back with set_offset, which a CPU generator does not have. The exception
+ends the engine. Here the generator is put back to its seed instead, so the answer does not depend on steps.
 """
 
 from __future__ import annotations

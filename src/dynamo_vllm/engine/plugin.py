@@ -1,6 +1,6 @@
 """Loaded by vLLM in each of its processes: an engine core ends with the worker that started it.
 
-vLLM 0.30 leaves the engine core running when its parent is killed; it would keep the memory of a GPU for good.
+vLLM 0.30 leaves the engine core running when its parent is killed; it would keep a GPU's memory for good.
 """
 
 from __future__ import annotations

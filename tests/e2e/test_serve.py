@@ -1,0 +1,141 @@
+"""One command on the default path: `dynamo-vllm serve` with its demo model, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from harness.stack import COMMAND, Stack, environment, free_port, kill_tree, stack, survivors
+from harness.waiting import until
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Serving:
+    process: subprocess.Popen[bytes]
+    stack: Stack
+    output: Path
+
+    @property
+    def ready_line(self) -> str:
+        lines = [line for line in self.output.read_text().splitlines() if line.startswith("ready: ")]
+        return lines[0] if lines else ""
+
+    def below(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def engine_core(self) -> psutil.Process:
+        (core,) = [p for p in self.below() if "EngineCore" in " ".join(p.cmdline() or [p.name()])]
+        return core
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("serve")
+    made = Stack(folder, port=free_port())
+    env = environment(folder, XDG_CACHE_HOME=str(folder / "cache"))
+    del env["DYN_FILE_KV"]
+    output = folder / "serve.out"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--port", str(made.port)], env=env, stdout=out, stderr=subprocess.STDOUT
+        )
+    running = Serving(process, made, output)
+    try:
+        until("the ready line", lambda: running.ready_line or process.poll() is not None, 200, every=0.2)
+        assert running.ready_line, output.read_text()
+        yield running
+    finally:
+        kill_tree(process.pid)
+        process.wait(10)
+        made.openai.close()
+
+
+def test_ready_line_says_where_and_what(serving: Serving) -> None:
+    url = f"http://127.0.0.1:{serving.stack.port}/v1"
+    assert serving.ready_line == f"ready: {url} model=tiny workers=1"
+
+
+def test_openai_client_lists_chats_and_streams(serving: Serving) -> None:
+    client = serving.stack.openai
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    ask = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    answer = client.chat.completions.create(**ask)  # type: ignore[call-overload]
+    assert answer.choices[0].message.content and answer.usage.completion_tokens <= 12
+    chunks = list(client.chat.completions.create(**ask, stream=True))  # type: ignore[call-overload]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == answer.choices[0].message.content
+
+
+def test_check_proves_the_running_system(serving: Serving) -> None:
+    done = subprocess.run(
+        [*COMMAND, "check", "--live", serving.stack.url, "--strict"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_status_shows_the_model(serving: Serving) -> None:
+    done = subprocess.run([*COMMAND, "status", serving.stack.url], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and "tiny" in done.stdout
+
+
+def test_killed_engine_core_is_replaced(serving: Serving) -> None:
+    old = [p for p in serving.below() if "frontend" not in " ".join(p.cmdline())]
+    serving.engine_core().kill()
+    began = time.monotonic()
+    until("the model to go", lambda: serving.stack.models() == [], 5)
+    left = survivors(old, max(0.1, 10 - (time.monotonic() - began)))
+    assert left == [], "the old worker and all of its engine are gone"
+    until("the model to come back", lambda: serving.stack.get("/health").status_code == 200, 150, every=0.2)
+    answer = serving.stack.openai.completions.create(model="tiny", prompt="hello", max_tokens=3)
+    assert answer.choices[0].text
+
+
+def test_interrupt_ends_everything(serving: Serving) -> None:
+    """Last: nothing of the deployment survives."""
+    below = serving.below()
+    serving.process.send_signal(signal.SIGINT)
+    assert serving.process.wait(40) == 0, serving.output.read_text()
+    assert survivors(below, 1) == []
+    with pytest.raises(openai.APIConnectionError):
+        serving.stack.openai.models.list()
+
+
+def test_killed_worker_takes_its_engine_along(tmp_path: Path) -> None:
+    """Without a supervisor: vLLM alone would leave the engine core running."""
+    from dynamo_vllm.models.tiny import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "tiny")
+    with stack(tmp_path) as made:
+        worker = made.start_worker("--model", str(model), "--enforce-eager", "--max-model-len", "512")
+        until("a ready worker", worker.is_ready, 150, every=0.2)
+        below = psutil.Process(worker.pid).children(recursive=True)
+        assert any("EngineCore" in " ".join(p.cmdline()) for p in below)
+        os.kill(worker.pid, signal.SIGKILL)
+        assert survivors(below, 10) == []
+
+
+def test_python_dash_m_is_a_worker() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamo_vllm", "--help"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0 and "--use-vllm-tokenizer" in done.stdout
