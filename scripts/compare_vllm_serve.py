@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/compare_vllm_serve.py [--model FOLDER] [--rounds 6]
 
-Both servers run the same model with the same flags; rounds alternate, so that a noisy machine hits both. CPU is
-that of one process each: our worker's main process and vLLM's API process.
+Both servers run the same model with the same flags; rounds alternate, so that a noisy machine hits both. CPU
+is that of one process each: our worker's main process and vLLM's API process.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def running(command: list[str], folder: Path, name: str) -> Iterator[subprocess.
         process.wait()
 
 
-def wait_for(url: str, what: str) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], what: str) -> None:
     deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(url, timeout=5).status_code == 200:
                 return
@@ -96,17 +96,18 @@ def ours(model: Path, folder: Path) -> Iterator[Server]:
         running([*cli, "frontend", "--port", str(port)], folder, "frontend"),
         running(worker, folder, "worker") as process,
     ):
-        wait_for(f"http://127.0.0.1:{port}/health", "our worker")
+        wait_for(f"http://127.0.0.1:{port}/health", process, "our worker")
         yield Server("dynamo-vllm", f"http://127.0.0.1:{port}", psutil.Process(process.pid))
 
 
 @contextlib.contextmanager
 def vllm_serve(model: Path, folder: Path) -> Iterator[Server]:
     port = free_port()
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--served-model-name", "tiny"]
-    command += ["--port", str(port), "--host", "127.0.0.1", *FLAGS]
+    # What `vllm serve` runs; the command itself wants the package metadata of the CUDA build.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "tiny", "--port", str(port), "--host", "127.0.0.1", *FLAGS]
     with running(command, folder, "vllm-serve") as process:
-        wait_for(f"http://127.0.0.1:{port}/health", "vllm serve")
+        wait_for(f"http://127.0.0.1:{port}/health", process, "vllm serve")
         yield Server("vllm serve", f"http://127.0.0.1:{port}", psutil.Process(process.pid))
 
 
@@ -162,11 +163,15 @@ def report(servers: list[Server]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="folder of a model (default: the tiny one)")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--alone", type=int, default=12, help="requests per round at concurrency 1")
-    parser.add_argument("--together", type=int, default=3, help="requests per round and client at concurrency 8")
+    parser.add_argument(
+        "--together", type=int, default=3, help="requests per round and client at concurrency 8"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

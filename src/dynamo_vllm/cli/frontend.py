@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
 from dynamo_vllm.config import build, checks, runtime_env
@@ -17,6 +17,7 @@ from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 PROG = "dynamo-vllm frontend"
 DESCRIPTION = "Serve the OpenAI API and route requests to the workers of a deployment."
@@ -29,6 +30,16 @@ _ROUTER_MODES = {
     "direct": "Direct",
     "device-aware-weighted": "DeviceAwareWeighted",
 }
+
+
+class FrontendState(Protocol):
+    """The part of the runtime's extension context we use."""
+
+    def is_ready(self) -> bool: ...
+
+    def is_cancelled(self) -> bool: ...
+
+    def serving_ready_display_names(self) -> list[str]: ...
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,7 +102,7 @@ def variables(options: FrontendOptions) -> dict[str, str]:
     }
 
 
-def router_config(options: FrontendOptions):  # type: ignore[no-untyped-def]
+def router_config(options: FrontendOptions) -> Any:
     from dynamo.llm import KvRouterConfig, RouterConfig, RouterMode
 
     mode = getattr(RouterMode, _ROUTER_MODES[options.router])
@@ -112,15 +123,18 @@ def router_config(options: FrontendOptions):  # type: ignore[no-untyped-def]
     )
 
 
-def health(context):  # type: ignore[no-untyped-def]
+def health(context: FrontendState) -> object:
     """Ready means that a model can answer."""
     from dynamo.llm import FrontendResponse
 
+    status = health_status(context)
     models = context.serving_ready_display_names()
-    ready = context.is_ready() and not context.is_cancelled() and bool(models)
-    return FrontendResponse(
-        200 if ready else 503, {"status": "ready" if ready else "notready", "models": models}
-    )
+    return FrontendResponse(status, {"status": "ready" if status == 200 else "notready", "models": models})
+
+
+def health_status(context: FrontendState) -> int:
+    can_answer = context.is_ready() and not context.is_cancelled() and context.serving_ready_display_names()
+    return 200 if can_answer else 503
 
 
 async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> None:

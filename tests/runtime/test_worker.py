@@ -1,0 +1,167 @@
+"""A worker in the real runtime: its place in discovery, its errors over HTTP, its life."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from harness.stack import Stack
+from harness.waiting import until
+from runtime.conftest import StartFake
+
+ASK = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 8}
+
+
+def test_serves_under_each_of_its_names(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake("--served-model-name", "tiny", "small")
+    deployment.wait_ready()
+    assert sorted(deployment.models()) == ["small", "tiny"]
+    first, second = (deployment.post("/v1/completions", {**ASK, "model": name}) for name in ("tiny", "small"))
+    assert first.json()["choices"][0]["text"] == second.json()["choices"][0]["text"]
+
+
+def test_frontend_is_not_ready_without_a_model(deployment: Stack, start_fake: StartFake) -> None:
+    until("a frontend", lambda: deployment.get("/live").status_code == 200)
+    assert deployment.get("/health").status_code == 503
+    start_fake()
+    deployment.wait_ready()
+    assert deployment.get("/health").json() == {"status": "ready", "models": ["tiny"]}
+
+
+def test_endpoint_types_limit_what_is_answered(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake("--endpoint-types", "chat")
+    deployment.wait_ready()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert deployment.post("/v1/chat/completions", chat).status_code == 200
+    assert deployment.post("/v1/completions", ASK).status_code == 404
+
+
+def test_custom_template_shapes_the_prompt(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
+    template = tmp_path / "short.jinja"
+    template.write_text("{{ messages[-1]['content'] }}")
+    start_fake("--custom-jinja-template", str(template))
+    deployment.wait_ready()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
+    assert deployment.post("/v1/chat/completions", chat).json()["usage"]["prompt_tokens"] <= 2
+
+
+def test_engine_failure_of_one_request_is_a_500(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake(fail_on_token=99)
+    deployment.wait_ready()
+    for stream in (False, True):
+        answer = deployment.post("/v1/completions", {**ASK, "prompt": [99], "stream": stream})
+        assert answer.status_code == 500
+        assert "fake" not in answer.text, "nothing of the inside is told"
+    assert deployment.post("/v1/completions", ASK).status_code == 200
+
+
+def test_dead_engine_ends_the_worker_with_code_3(deployment: Stack, start_fake: StartFake) -> None:
+    worker = start_fake(die_after=20)
+    deployment.wait_ready()
+    answer = deployment.post("/v1/completions", {**ASK, "max_tokens": 100})
+    assert answer.status_code == 503
+    assert worker.process.wait(5) == 3
+    until("the model to go", lambda: deployment.models() == [], 5)
+
+
+def test_request_of_a_dead_engine_goes_on_elsewhere(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake(die_after=25, token_ms=5)
+    deployment.wait_ready()
+    undisturbed = deployment.post("/v1/completions", {**ASK, "max_tokens": 20}).json()["choices"][0]["text"]
+    start_fake(token_ms=5)
+    until("both", lambda: len(deployment.instances()) == 2)
+    texts = [
+        deployment.post("/v1/completions", {**ASK, "max_tokens": 20}).json()["choices"][0]["text"]
+        for _ in range(6)
+    ]
+    assert texts == [undisturbed] * 6
+    assert deployment.workers[0].process.wait(5) == 3
+
+
+def test_hung_engine_is_out_of_service(deployment: Stack, start_fake: StartFake) -> None:
+    worker = start_fake(
+        "--health-seconds",
+        "0.2",
+        "--canary-seconds",
+        "0.3",
+        "--canary-timeout-seconds",
+        "0.5",
+        stall_after=10,
+    )
+    deployment.wait_ready()
+    with contextlib.suppress(httpx.TimeoutException):
+        httpx.post(f"{deployment.url}/v1/completions", json={**ASK, "max_tokens": 100}, timeout=0.5)
+    until("not ready", lambda: not worker.is_ready() and deployment.get("/health").status_code == 503, 10)
+    assert worker.process.poll() is None
+
+
+def test_drain_finishes_what_runs(deployment: Stack, start_fake: StartFake) -> None:
+    worker = start_fake(token_ms=20)
+    deployment.wait_ready()
+    found: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: found.append(deployment.post("/v1/completions", {**ASK, "max_tokens": 60}))
+    )
+    thread.start()
+    until("a running request", lambda: worker.metric("dynamo_component_requests_in_flight") == 1)
+    worker.signal(signal.SIGTERM)
+    thread.join(20)
+    assert found[0].status_code == 200
+    assert found[0].json()["usage"]["completion_tokens"] == 60
+    assert worker.process.wait(10) == 0
+
+
+def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFake) -> None:
+    worker = start_fake(start_ms=60_000)
+    until("the start", lambda: "loading" in worker.log.read_text())
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(5) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--engine", "fake", "--fake-engine", '{"refuse_start": true}'], 1, "told not to start"),
+        (["--engine", "fake", "--fake-engine", '{"speed": 1}'], 2, "speed"),
+        (["--engine", "fake", "--model", "/no/such/folder"], 1, "/no/such/folder"),
+        (["--engine", "fake", "--max-model-len", "5"], 2, "--max-model-len"),
+        (["--omni"], 2, "not available yet"),
+        (["--system-port", "40000"], 2, "--system-port"),
+    ],
+)
+def test_refused_start(deployment: Stack, model: Path, flags: list[str], code: int, said: str) -> None:
+    began = time.monotonic()
+    worker = deployment.start_worker("--model", str(model), *flags)
+    assert worker.process.wait(10) == code
+    assert time.monotonic() - began < 5
+    lines = [line for line in worker.log.read_text().splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and said in lines[0]
+
+
+def test_resolved_configuration_is_dumped(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
+    start_fake("--dump-config-to", str(tmp_path / "config.json"))
+    deployment.wait_ready()
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert found["options"]["served_model_name"] == ["tiny"]
+    assert found["engine"]["context_length"] == 4096
+
+
+def test_text_mode_chats(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake("--use-vllm-tokenizer")
+    deployment.wait_ready()
+    answer = deployment.openai.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens == 3
+    with pytest.raises(openai.BadRequestError, match="stop"):
+        deployment.openai.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stop=list("abcde")
+        )
