@@ -329,3 +329,34 @@ def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -
     assert serve.main(["m", "--help"]) == 0
     text = capsys.readouterr().out
     assert all(part in text for part in ("--workers N", "--router ", "Every option of 'dynamo-vllm worker'"))
+
+
+# --- GPUs -----------------------------------------------------------------------------------------------
+
+
+def gpus_of(wanted: Topology, gpus: list[str]) -> list[str | None]:
+    made = plan.make(wanted, {}, DISCOVERY, gpus)
+    return [process.env.get("CUDA_VISIBLE_DEVICES") for process in made.workers]
+
+
+def several(count: int, *args: str, env: dict[str, str] | None = None) -> Topology:
+    group = WorkerGroup(count=count, args=args, env=env or {})
+    return Topology(model="org/model", workers=(group,))
+
+
+def test_several_workers_share_out_the_gpus() -> None:
+    assert gpus_of(several(2), ["0", "1", "2"]) == ["0", "1"]
+    assert gpus_of(several(2, "--tensor-parallel-size", "2"), ["4", "5", "6", "7"]) == ["4,5", "6,7"]
+
+
+def test_one_worker_sees_all_gpus() -> None:
+    assert gpus_of(several(1), ["0", "1"]) == [None]
+
+
+def test_a_group_that_names_its_gpus_keeps_them() -> None:
+    assert gpus_of(several(2, env={"CUDA_VISIBLE_DEVICES": "0"}), ["0", "1"]) == ["0", "0"]
+
+
+def test_too_few_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not enough GPUs"):
+        gpus_of(several(3), ["0", "1"])

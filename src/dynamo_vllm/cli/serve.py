@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,10 +136,22 @@ def prepare(wanted: Topology, environment: Mapping[str, str], folder: RunFolder)
     device = vllm_start.device() if plans.needs_vllm(wanted, environment) else "none"
     if plans.lacks_model(wanted, environment):
         wanted = plans.with_demo(wanted, demo_model(environment), environment, device)
-    plan = plans.make(with_port(wanted, environment), environment, folder.discovery)
+    gpus = visible_gpus(environment) if device == "cuda" else []
+    plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
     return plan
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs the user lets us use, or all that the driver lists."""
+    if named := environment.get("CUDA_VISIBLE_DEVICES"):
+        return named.split(",")
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
 
 
 def demo_model(environment: Mapping[str, str]) -> Path:

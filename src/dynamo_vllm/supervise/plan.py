@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import build, checks, topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from dynamo_vllm.config.topology import Topology, WorkerGroup
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
 DEMO_NAME = "tiny"
 LOOPBACK = "127.0.0.1"
+_GPUS = "CUDA_VISIBLE_DEVICES"
 _ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 
@@ -65,8 +67,11 @@ class Plan:
         return tuple(process for process in self.processes if process.is_worker)
 
 
-def make(wanted: Topology, environment: Mapping[str, str], discovery: Path) -> Plan:
-    """The processes of a topology; settings that cannot work are refused here."""
+def make(wanted: Topology, environment: Mapping[str, str], discovery: Path, gpus: Sequence[str] = ()) -> Plan:
+    """The processes of a topology; settings that cannot work are refused here.
+
+    `gpus` are shared out among several workers; without any, each sees what the environment shows it.
+    """
     shared = shared_environment(environment, discovery)
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
     checks.check_frontend(front)
@@ -80,7 +85,8 @@ def make(wanted: Topology, environment: Mapping[str, str], discovery: Path) -> P
         drain_seconds=front.drain_seconds,
         is_worker=False,
     )
-    workers = _Workers(wanted.model, shared, environment)
+    several = sum(group.count for group in wanted.workers) > 1
+    workers = _Workers(wanted.model, shared, environment, gpus if several else ())
     for group in wanted.workers:
         workers.add(group)
     return Plan(url, front.host, front.port, tuple(workers.models), (frontend, *workers.made))
@@ -109,7 +115,13 @@ def reachable(host: str) -> str:
 class _Workers:
     """Counts names and ports while groups become processes."""
 
-    def __init__(self, model: str | None, shared: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        model: str | None,
+        shared: Mapping[str, str],
+        environment: Mapping[str, str],
+        gpus: Sequence[str],
+    ) -> None:
         self.made: list[Process] = []
         self.models: list[str] = []
         self._model = model
@@ -117,6 +129,8 @@ class _Workers:
         self._system_port = environment.get("DYN_SYSTEM_PORT")
         self._names: Counter[str] = Counter()
         self._ports: Counter[tuple[str, int]] = Counter()
+        self._gpus = list(gpus)
+        self._shares_gpus = bool(gpus)
 
     def add(self, group: WorkerGroup) -> None:
         values = {"model": self._model} if self._model is not None else {}
@@ -128,9 +142,22 @@ class _Workers:
         options, engine_argv = build.parse(WorkerOptions, argv, env, "dynamo-vllm worker", "")
         checks.check_worker(options, engine_argv)
         self.models.append(str(options.model))
-        ranks = checks.engine_flags(engine_argv).get("data_parallel_size") or "1"
+        ranks = _number(engine_argv, "data_parallel_size")
+        shards = _number(engine_argv, "tensor_parallel_size") * _number(engine_argv, "pipeline_parallel_size")
         for _ in range(group.count):
-            self._one(options, argv, env, int(ranks) if ranks.isdigit() else 1)
+            self._one(options, argv, env | self._gpus_for(group, options, ranks * shards), ranks)
+
+    def _gpus_for(self, group: WorkerGroup, options: WorkerOptions, width: int) -> dict[str, str]:
+        """The next GPUs for one worker; a group that names its own keeps them."""
+        if not self._shares_gpus or _GPUS in group.env or options.engine == "fake":
+            return {}
+        if len(self._gpus) < width:
+            raise ConfigError(
+                "there are not enough GPUs for all workers; start fewer, or let them share with "
+                f"'env: {{{_GPUS}: \"0\"}}' in a --config file and --gpu-memory-utilization"
+            )
+        mine, self._gpus = self._gpus[:width], self._gpus[width:]
+        return {_GPUS: ",".join(mine)}
 
     def _one(self, options: WorkerOptions, argv: list[str], env: Mapping[str, str], ranks: int) -> None:
         kind = "worker" if options.role == "agg" else options.role
@@ -157,6 +184,11 @@ class _Workers:
         taken = self._ports[option, first]
         self._ports[option, first] += step
         return first + taken
+
+
+def _number(engine_argv: Sequence[str], name: str) -> int:
+    text = checks.engine_flags(engine_argv).get(name) or "1"
+    return int(text) if text.isdigit() else 1
 
 
 # --- the demo model -------------------------------------------------------------------------------------
