@@ -70,7 +70,8 @@ class Job:
     priority: int = 0
     data_parallel_rank: int | None = None
     cache_salt: str | None = None
-    trace_headers: Mapping[str, str] | None = None
+    transfer: Mapping[str, Any] | None = None
+    """For the engine's KV connector: keep the cache for another engine, or fetch it from one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class Output:
     cached_tokens: int | None = None
     logprobs: Sequence[Position] | None = None
     prompt_logprobs: Sequence[Position | None] | None = None
+    transfer: Mapping[str, Any] | None = None
+    """Where another engine finds this job's KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +121,12 @@ class EngineFacts:
     max_num_batched_tokens: int
     data_parallel_size: int = 1
     data_parallel_start_rank: int = 0
-    prefix_caching: bool = True
     kv_event_endpoints: Mapping[int, str] = field(default_factory=dict)
     kv_event_topic: str = ""
-    eos_token_ids: Sequence[int] = ()
     bos_token_id: int | None = None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults (generation_config.json) for fields a request leaves out."""
+    handoff: Mapping[str, str] = field(default_factory=dict)
+    """What prefill and decode must agree on."""
     versions: Mapping[str, str] = field(default_factory=dict)
     rules: Sequence[str] = ()

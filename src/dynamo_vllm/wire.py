@@ -6,7 +6,7 @@ wrong type is refused with its path.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -67,10 +67,23 @@ class Routing(msgspec.Struct, frozen=True):
     cache_salt: str | None = None
 
 
+class TraceLink(msgspec.Struct, frozen=True):
+    """A mark that a worker puts into its first chunk and that comes back when the request moves."""
+
+    trace_id: str
+    span_id: str
+
+
+class PrefillResult(msgspec.Struct, frozen=True):
+    """What a prefill worker handed over, through the frontend."""
+
+    disaggregated_params: Any = None
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One request, tokenised by the frontend."""
 
-    token_ids: list[int]
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
     model: str | None = None
     stop_conditions: StopConditions = StopConditions()
     sampling_options: SamplingOptions = SamplingOptions()
@@ -78,7 +91,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     eos_token_ids: list[int] | None = None
     annotations: list[str] | None = None
     routing: Routing | None = None
-    prefill_result: dict[str, Any] | None = None
+    prefill_result: PrefillResult | None = None
+    migration_link: TraceLink | None = None
     multi_modal_data: dict[str, Any] | None = None
     prompt_embeds: str | None = None
     extra_args: dict[str, Any] | None = None
@@ -105,3 +119,29 @@ def refusal(exc: msgspec.ValidationError) -> tuple[str]:
 Chunk = dict[str, Any]
 """What goes back: token_ids (required), index, finish_reason, stop_reason, completion_usage, log_probs,
 top_logprobs, cum_log_probs. A plain dict, because one is made per token."""
+
+
+# --- a request that moves to another worker -------------------------------------------------------------
+
+_MARK = b"dynamo-vllm-prom".hex()
+
+
+def prompt_mark(prompt_tokens: int) -> dict[str, str]:
+    """The frontend keeps the last `worker_trace_link` of a stream and puts it into the request when it moves.
+
+    Such a request has the answer so far appended to its prompt and nothing else to tell; with this mark the
+    next worker knows where the prompt ended.
+    """
+    return {"trace_id": _MARK, "span_id": f"{prompt_tokens:016x}"}
+
+
+def prompt_length(request: GenerateRequest) -> int:
+    """How many of the request's tokens are its prompt; the rest is answer of a worker that went away."""
+    link, whole = request.migration_link, len(request.token_ids)
+    if link is None or link.trace_id != _MARK:
+        return whole
+    try:
+        marked = int(link.span_id, 16)
+    except ValueError:
+        return whole
+    return marked if 0 < marked <= whole else whole

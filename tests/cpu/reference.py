@@ -45,8 +45,9 @@ async def answer(engine: Any, request_id: str, case: dict[str, Any]) -> list[dic
         params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
     prompt = case["prompt"]
     given = {"prompt_token_ids": prompt} if isinstance(prompt, list) else {"prompt": prompt}
+    choices: dict[int, Any] = {}
     async for result in engine.generate(given, SamplingParams(**params), request_id):
-        last = result
+        choices |= {choice.index: choice for choice in result.outputs}  # of some steps only some move
     return [
         {
             "text": choice.text,
@@ -56,5 +57,5 @@ async def answer(engine: Any, request_id: str, case: dict[str, Any]) -> list[dic
             if choice.logprobs
             else None,
         }
-        for choice in sorted(last.outputs, key=lambda c: c.index)
+        for _, choice in sorted(choices.items())
     ]

@@ -147,4 +147,5 @@ def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
     wanted = undisturbed[-1].usage
     assert usage is not None and wanted is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, 120)
+    assert usage.prompt_tokens_details is not None, "cached tokens are told of a moved request too"
     assert (wanted.prompt_tokens, wanted.completion_tokens) == (40, 120)

@@ -68,7 +68,6 @@ class FakeWorker:
     in_flight: InFlight
     service: Service
     deaths: list[EngineDead]
-    moved: bool = False
 
     async def generate(
         self, request: object, context: FakeContext | None = None, sender: FakeSender | None = None
@@ -83,10 +82,8 @@ async def make_worker(**spec: Any) -> FakeWorker:
     engine = FakeEngine(FakeSpec(**spec), lambda figures: None, lambda phase: None)
     facts = await engine.start()
     in_flight, deaths = InFlight(engine), list[EngineDead]()
-    made: list[FakeWorker] = []
-    role = Aggregated(facts, lambda start: made[0].moved)
-    made.append(FakeWorker(engine, facts, in_flight, Service(role, engine, in_flight, deaths.append), deaths))
-    return made[0]
+    service = Service(Aggregated(facts), engine, in_flight, deaths.append)
+    return FakeWorker(engine, facts, in_flight, service, deaths)
 
 
 def request(prompt: list[int] | None = None, max_tokens: int | None = 4, **sampling: Any) -> dict[str, Any]:

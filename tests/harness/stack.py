@@ -18,6 +18,7 @@ import httpx
 import openai
 import psutil
 
+from dynamo_vllm.engine.vllm_start import device
 from harness.waiting import until
 
 COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
@@ -41,10 +42,11 @@ def free_system_port() -> int:
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """Loopback only, no outside services, nothing of the caller's own settings."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "VLLM_", "PROMETHEUS_"))}
+    if device() == "cpu":
+        kept["CUDA_VISIBLE_DEVICES"] = ""
     return kept | {
         "DYN_FILE_KV": str(folder / "discovery"),
         "DYN_VLLM_BIND_HOST": "127.0.0.1",
-        "CUDA_VISIBLE_DEVICES": "",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",

@@ -165,3 +165,28 @@ def test_text_mode_chats(deployment: Stack, start_fake: StartFake) -> None:
         deployment.openai.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], stop=list("abcde")
         )
+
+
+PAIR = ("--connector", "nixl", "--disaggregation-mode")
+
+
+def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: StartFake) -> None:
+    """Decode serves alone, uses a prefill worker while there is one, and goes on alone after it."""
+    decode = start_fake(*PAIR, "decode")
+    deployment.wait_ready()
+    alone = deployment.post("/v1/completions", ASK).json()
+    prefill = start_fake(*PAIR, "prefill")
+    until("a ready prefill worker", prefill.is_ready)
+    requests = "dynamo_component_requests_total"
+
+    def together() -> bool:
+        answer = deployment.post("/v1/completions", ASK).json()
+        assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
+        return bool(answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2)
+
+    until("a request over both", together)
+    assert prefill.metric(requests) >= 1
+    prefill.signal(signal.SIGTERM)
+    assert prefill.process.wait(10) == 0
+    assert deployment.post("/v1/completions", ASK).json()["choices"][0]["text"] == alone["choices"][0]["text"]
+    assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0

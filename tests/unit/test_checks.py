@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
+    (checks.dump_has_a_folder, ["--dump-config-to", "/no/such/folder/x"], "there is no such folder"),
+    (
+        checks.kv_events_can_be_heard,
+        ["--kv-events-config", '{"endpoint": "tcp://127.0.0.1:5557"}'],
+        "write tcp://*:PORT",
+    ),
+    (checks.disaggregation_needs_a_connector, ["--is-decode-worker"], "add --connector nixl"),
+    (checks.disaggregation_needs_a_connector, ["--disaggregation-mode", "prefill"], "add --connector nixl"),
+    (checks.connectors_are_installed, ["--connector", "kvbm"], "pip install 'dynamo-vllm[kvbm]'"),
+    (
+        checks.disaggregation_takes_tokens,
+        ["--is-prefill-worker", "--engine", "fake", "--use-vllm-tokenizer"],
+        "--use-vllm-tokenizer cannot stand beside",
+    ),
+    (checks.written_connector_is_json, ["--kv-transfer-config", "{"], "--kv-transfer-config is not JSON"),
     (checks.one_role, ["--is-prefill-worker", "--is-decode-worker"], "name different roles"),
     (checks.one_role, ["--is-prefill-worker", "--disaggregation-mode", "decode"], "name different roles"),
     (
@@ -105,6 +120,7 @@ WORKER = [
     (checks.is_available, ["--omni"], "--omni is not available yet"),
 ]
 FRONTEND = [
+    (checks.port_is_known, ["--port", "0"], "name one"),
     (checks.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
     (checks.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
     (checks.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
@@ -112,11 +128,13 @@ FRONTEND = [
     (checks.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (checks.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
 ]
+WRITTEN = ["--kv-transfer-config", '{"kv_connector": "X"}']
 NOT_YET = {
-    "--disaggregation-mode prefill": [["--is-prefill-worker"], ["--disaggregation-mode", "prefill"]],
-    "--disaggregation-mode decode": [["--is-decode-worker"], ["--disaggregation-mode", "decode"]],
+    "--disaggregation-mode prefill": [["--is-prefill-worker", *WRITTEN]],
+    "--disaggregation-mode decode": [["--disaggregation-mode", "decode", *WRITTEN]],
+    "--connector": [["--connector", "nixl"]],
+    "--data-parallel-rank and its kin": [["--data-parallel-rank", "1"], ["-dpr", "2"]],
     "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
-    "--connector": [["--connector", "nixl"], ["--connector", "lmcache", "nixl"]],
     "--enable-multimodal": [["--enable-multimodal"]],
     "--ec-consumer-mode": [["--ec-consumer-mode"]],
     "--omni": [["--omni"]],
@@ -199,6 +217,7 @@ def test_every_capability_of_a_later_version_has_a_case() -> None:
         ["--disaggregation-mode", "agg"],
         ["--connector", "none"],
         ["--connector", "null"],
+        ["--is-prefill-worker", "--engine", "fake", "--connector", "nixl"],
         ["--kv-event-port", "1024"],
         ["--kv-event-port", "49151"],
         ["--endpoint", "dyn://a.b.c"],
@@ -257,4 +276,5 @@ def test_engine_flags_are_read_in_every_spelling() -> None:
         "kv_cache_dtype": "fp8",
         "enforce_eager": None,
         "hf_overrides": "1",
+        "tensor_parallel_size": "2",
     }

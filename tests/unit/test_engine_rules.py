@@ -13,7 +13,6 @@ IPC = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "ipc:///r
 FIRES = [
     (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
     (engine_rules.block_size, {}, CPU, "block_size", 32),
-    (engine_rules.block_size, {}, GPU, "block_size", 16),
     (engine_rules.runner, {}, GPU, "runner", "generate"),
     (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
     (engine_rules.executor, {}, NIXL, "distributed_executor_backend", "mp"),
@@ -36,6 +35,7 @@ FIRES = [
 SILENT = [
     (engine_rules.prefix_caching, {"enable_prefix_caching": False}, CPU),
     (engine_rules.block_size, {"block_size": 64}, CPU),
+    (engine_rules.block_size, {}, GPU),
     (engine_rules.runner, {"runner": "pooling"}, GPU),
     (engine_rules.request_logging, {"enable_log_requests": True}, GPU),
     (engine_rules.executor, {}, GPU),

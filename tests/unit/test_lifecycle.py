@@ -12,12 +12,14 @@ from harness.fakes import FakeSender, FakeWorker, make_worker, request
 class Discovery:
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.is_there = True
 
     async def withdraw(self) -> None:
         self.log.append("withdraw")
 
-    async def restore(self) -> None:
+    async def restore(self) -> bool:
         self.log.append("restore")
+        return self.is_there
 
     async def remove(self) -> None:
         self.log.append("remove")
@@ -40,6 +42,18 @@ async def test_unwell_and_well_again() -> None:
     await life.well()
     await life.well()
     assert seen.log == ["ready", "notready", "withdraw", "restore", "ready"]
+
+
+async def test_not_ready_until_discovery_has_it_again() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.unwell("hung")
+    seen.is_there = False
+    await life.well()
+    assert life.state is State.UNWELL
+    seen.is_there = True
+    await life.well()
+    assert life.state is State.READY
 
 
 async def test_well_before_unwell_does_nothing() -> None:

@@ -8,6 +8,8 @@ import pytest
 from dynamo.llm import HttpError
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
 
+from dynamo_vllm.roles.aggregated import Aggregated
+from dynamo_vllm.wire import prompt_mark
 from harness.fakes import FakeContext, FakeSender, make_worker, request
 
 
@@ -26,11 +28,35 @@ async def test_sends_deltas_and_usage_in_the_last_chunk() -> None:
     assert len(worker.in_flight) == 0
 
 
-async def test_moved_request_leaves_the_usage_to_the_frontend() -> None:
+async def test_moved_request_counts_its_first_prompt_only() -> None:
+    """What the frontend does: the mark of the first chunk comes back as the migration link."""
     worker = await make_worker()
-    worker.moved = True
-    sender = await worker.generate(request())
-    assert "completion_usage" not in sender.chunks[-1]
+    whole = await worker.generate(request([5, 6], max_tokens=10))
+    moved = request([5, 6, *whole.tokens[:4]], max_tokens=6)
+    moved["migration_link"] = whole.chunks[0]["worker_trace_link"]
+    rest = await worker.generate(moved)
+    assert rest.chunks[-1]["completion_usage"]["prompt_tokens"] == 2
+    assert rest.chunks[0]["worker_trace_link"] == whole.chunks[0]["worker_trace_link"], "it may move again"
+    assert sum("worker_trace_link" in chunk for chunk in whole.chunks) == 1
+
+
+@pytest.mark.parametrize(
+    "link",
+    [{"trace_id": "0" * 32, "span_id": "1" * 16}, {"trace_id": prompt_mark(1)["trace_id"], "span_id": "zz"}],
+)
+async def test_somebody_elses_link_changes_nothing(link: dict[str, str]) -> None:
+    worker = await make_worker()
+    sender = await worker.generate({**request([5, 6, 7]), "migration_link": link})
+    assert sender.chunks[-1]["completion_usage"]["prompt_tokens"] == 3
+
+
+async def test_moved_request_owes_only_the_rest_of_min_tokens() -> None:
+    worker = await make_worker()
+    role = Aggregated(worker.facts)
+    raw = {**request([5, 6, 7, 8, 9], max_tokens=6), "migration_link": prompt_mark(2)}
+    raw["stop_conditions"]["min_tokens"] = 5
+    job = await role.prepare(role.parse(raw), "j")
+    assert job.sampling.min_tokens == 2
 
 
 async def test_cancel_before_first_token_aborts_once() -> None:

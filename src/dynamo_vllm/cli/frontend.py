@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import socket
+import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 PROG = "dynamo-vllm frontend"
 DESCRIPTION = "Serve the OpenAI API and route requests to the workers of a deployment."
+LISTEN_SECONDS = 30.0
 _ROUTER_MODES = {
     "kv": "KV",
     "round-robin": "RoundRobin",
@@ -80,8 +83,17 @@ async def run(options: FrontendOptions) -> int:
         ),
     )
     loop = asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def leave(number: int) -> None:
+        """The first signal lets open requests finish, the second ends at once."""
+        if asked:
+            raise SystemExit(128 + number)
+        asked.append(number)
+        drt.shutdown()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, drt.shutdown)
+        loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
     server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
     await listening(options, server)
@@ -143,17 +155,27 @@ async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> N
     The Rust server never sets TCP_NODELAY, which costs some 30 ms on the first token of every reused
     connection; on Linux accepted sockets inherit it from the listener.
     """
+    deadline = time.monotonic() + LISTEN_SECONDS
     while not _set_no_delay(options.port):
         if server.done():
             server.result()
+        if server.done() or time.monotonic() > deadline:
             raise StartError(f"the HTTP server did not start on {options.host}:{options.port}")
         await asyncio.sleep(0.01)
 
 
 def _set_no_delay(port: int) -> bool:
+    """Whether a socket of this process listens on the port; it then has TCP_NODELAY."""
     for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
-            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
-                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and _is_listener(int(name), port):
                 return True
     return False
+
+
+def _is_listener(fd: int, port: int) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as found:
+        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or found.getsockname()[1] != port:
+            return False
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import ConfigError, DynamoVllmError
@@ -81,10 +82,10 @@ def run_command(module: str, argv: Sequence[str]) -> int:
         return 130
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 1
-
-
-if __name__ == "__main__":
-    main()
+    except Exception as exc:  # a bug or a foreign error: all of it for the log, one line for a person
+        traceback.print_exc()
+        print(f"error: {type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

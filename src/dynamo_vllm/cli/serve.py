@@ -145,8 +145,8 @@ def prepare(wanted: Topology, environment: Mapping[str, str], folder: RunFolder)
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """The GPUs the user lets us use, or all that the driver lists."""
-    if named := environment.get("CUDA_VISIBLE_DEVICES"):
-        return named.split(",")
+    if (named := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [gpu for gpu in named.split(",") if gpu]
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

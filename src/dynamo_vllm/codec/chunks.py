@@ -4,42 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.wire import prompt_mark
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from dynamo_vllm.job import Output, Position
     from dynamo_vllm.wire import Chunk
 
-FINISH = {"abort": "cancelled"}
-"""Our finish words where they differ from the protocol's."""
-
 
 class TokenEncoder:
-    """One per request: turns outputs into chunks and counts for the usage of the last one."""
+    """One per request: turns outputs into chunks and counts for the usage of the last one.
 
-    __slots__ = ("_completion", "_prompt", "_report_usage")
+    The first chunk is marked with the prompt's length, so that it is known wherever the request may move.
+    """
 
-    def __init__(self, prompt_tokens: int, report_usage: Callable[[], bool] = lambda: True) -> None:
-        """`report_usage` is asked at the end: a request that moved here must not count its answer."""
+    __slots__ = ("_completion", "_mark", "_prompt")
+
+    def __init__(self, prompt_tokens: int) -> None:
         self._prompt = prompt_tokens
         self._completion = 0
-        self._report_usage = report_usage
+        self._mark: dict[str, str] | None = prompt_mark(prompt_tokens)
 
     def encode(self, output: Output) -> Chunk:
         ids = output.token_ids
         self._completion += len(ids)
         chunk: Chunk = {"token_ids": ids, "index": output.index}
+        if self._mark is not None:
+            chunk["worker_trace_link"], self._mark = self._mark, None
         if output.logprobs is not None:
             chunk["log_probs"] = [position.chosen.logprob for position in output.logprobs]
             chunk["top_logprobs"] = top_logprobs(output.logprobs)
         if output.prompt_logprobs is not None:
             chunk["engine_data"] = {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)}
         if output.finish is not None:
-            chunk["finish_reason"] = FINISH.get(output.finish, output.finish)
+            chunk["finish_reason"] = output.finish
             if output.stop_reason is not None:
                 chunk["stop_reason"] = output.stop_reason
-            if output.finished and self._report_usage():
-                chunk["completion_usage"] = usage(self._prompt, self._completion, output.cached_tokens)
+            if output.finished:
+                cached = min(output.cached_tokens or 0, self._prompt)
+                chunk["completion_usage"] = usage(self._prompt, self._completion, cached)
         return chunk
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import Output, Position, TokenLogprob
     from dynamo_vllm.wire import Chunk
 
-FINISH = {"abort": "stop"}
-
 
 class TextEncoder:
     """One per request; chat deltas or completion texts."""
@@ -35,7 +33,7 @@ class TextEncoder:
         self._completion += len(output.token_ids)
         choice = self._chat(output) if self._is_chat else self._completion_choice(output)
         choice["index"] = output.index
-        choice["finish_reason"] = FINISH.get(output.finish or "", output.finish)
+        choice["finish_reason"] = output.finish
         chunk: Chunk = {**self._head, "choices": [choice]}
         if output.finished:
             chunk["usage"] = usage(self._prompt, self._completion, output.cached_tokens)

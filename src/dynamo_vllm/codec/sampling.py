@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import GUIDE_KINDS, EngineFacts, Guide, SamplingSpec
+from dynamo_vllm.wire import prompt_length
 from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> Samp
         room=room,
         facts=facts,
         max_tokens=stop.max_tokens,
-        min_tokens=stop.min_tokens,
+        min_tokens=_still_to_come(stop.min_tokens, request),
         n=sampling.n,
         temperature=rounded(sampling.temperature),
         top_p=rounded(sampling.top_p),
@@ -57,6 +58,13 @@ def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> Samp
         max_thinking_tokens=stop.max_thinking_tokens,
         logit_bias=sampling.logit_bias,
     )
+
+
+def _still_to_come(min_tokens: int | None, request: GenerateRequest) -> int | None:
+    """A request that moved here has made a part of them already; its max_tokens is reduced, this is not."""
+    if min_tokens is None or min_tokens < 0:
+        return min_tokens
+    return max(0, min_tokens - (len(request.token_ids) - prompt_length(request)))
 
 
 def from_text(body: Body, room: int, facts: EngineFacts) -> SamplingSpec:
@@ -110,7 +118,6 @@ def spec(
     n = rest.pop("n")
     made = SamplingSpec(
         max_tokens=limit,
-        # A request that moved here from another worker has a smaller max_tokens but its first min_tokens.
         min_tokens=min(min_tokens or 0, limit),
         n=1 if n is None else n,
         **rest,
@@ -153,7 +160,7 @@ def _within(name: str, value: float | None, low: float, high: float) -> None:
 
 def in_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Refuse ids the model does not have; the engine would read beyond its embedding table."""
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+    if ids and (max(ids) >= vocab_size or min(ids) < 0):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise InvalidRequest(f"{wrong} is not in the vocabulary of {vocab_size} tokens", parameter=name)
 
@@ -204,6 +211,10 @@ def guide(options: GuidedDecoding | None) -> Guide | None:
     """The one constraint of a tokenised request."""
     if options is None:
         return None
+    if options.backend is not None:
+        raise InvalidRequest(
+            "the worker chooses the backend; leave it out", parameter="guided_decoding_backend"
+        )
     tag = options.structural_tag
     is_object = options.json is True or options.json == {} or options.json == "{}"
     made = Guide(

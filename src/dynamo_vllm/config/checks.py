@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import FrontendOptions, RuntimeOptions, WorkerOptions
 
 CONNECTORS = ("nixl", "lmcache", "kvbm", "none", "null")
+PACKAGES = {"nixl": "nixl", "lmcache": "lmcache", "kvbm": "kvbm"}
 ENDPOINT_TYPES = ("chat", "completions")
 MULTIMODAL_ROLES = (
     "multimodal_worker",
@@ -33,15 +34,32 @@ MAX_SYSTEM_PORT = 32767
 EngineFlags = Mapping[str, str | None]
 
 
+_SHORT_FLAGS = {
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dp": "data_parallel_size",
+    "-n": "nnodes",
+    "-r": "node_rank",
+    "-dpn": "data_parallel_rank",
+    "-dpr": "data_parallel_start_rank",
+    "-dpl": "data_parallel_size_local",
+    "-dpa": "data_parallel_address",
+    "-dph": "data_parallel_hybrid_lb",
+    "-dpe": "data_parallel_external_lb",
+}
+"""vLLM's short flags that our rules look at."""
+
+
 def engine_flags(argv: Sequence[str]) -> dict[str, str | None]:
     """The engine's flags as the user wrote them: '--block-size 16' → {'block_size': '16'}."""
     found: dict[str, str | None] = {}
     last: str | None = None
     for word in argv:
-        if word.startswith("--"):
-            name, has_value, value = word[2:].partition("=")
-            last = None if has_value else name.replace("-", "_").split(".")[0]
-            found[name.replace("-", "_").split(".")[0]] = value if has_value else None
+        if word.startswith("--") or word.partition("=")[0] in _SHORT_FLAGS:
+            flag_word, has_value, value = word.partition("=")
+            name = _SHORT_FLAGS.get(flag_word, flag_word.lstrip("-").replace("-", "_").split(".")[0])
+            last = None if has_value else name
+            found[name] = value if has_value else None
         elif last is not None and found[last] is None:
             found[last] = word
     return found
@@ -78,6 +96,40 @@ def one_source_of_connectors(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.connector and "kv_transfer_config" in engine:
         raise ConfigError(
             f"--connector {' '.join(o.connector)} cannot stand beside --kv-transfer-config; give one of them"
+        )
+
+
+def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> None:
+    named = set(o.connector) - {"none", "null"}
+    if (
+        o.role in ("prefill", "decode")
+        and o.engine != "fake"
+        and not named
+        and "kv_transfer_config" not in engine
+    ):
+        raise ConfigError(
+            f"--disaggregation-mode {o.role} needs a way for the KV cache; add --connector nixl"
+        )
+
+
+def connectors_are_installed(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in o.connector:
+        if name in PACKAGES and o.engine != "fake" and importlib.util.find_spec(PACKAGES[name]) is None:
+            raise ConfigError(
+                f"--connector {name} needs the package {PACKAGES[name]}; pip install 'dynamo-vllm[{name}]'"
+            )
+
+
+def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
+    written = engine.get("kv_transfer_config")
+    if written is not None:
+        json_object("--kv-transfer-config", written)
+
+
+def disaggregation_takes_tokens(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.role in ("prefill", "decode") and o.use_vllm_tokenizer:
+        raise ConfigError(
+            f"--use-vllm-tokenizer cannot stand beside --disaggregation-mode {o.role}; leave it out"
         )
 
 
@@ -188,6 +240,21 @@ def gpu_memory_service_is_installed(_: WorkerOptions, engine: EngineFlags) -> No
         )
 
 
+def dump_has_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.dump_config_to and not Path(o.dump_config_to).resolve().parent.is_dir():
+        raise ConfigError(f"--dump-config-to {o.dump_config_to}: there is no such folder")
+
+
+def kv_events_can_be_heard(_: WorkerOptions, engine: EngineFlags) -> None:
+    written = engine.get("kv_events_config")
+    endpoint = str(json_object("--kv-events-config", written).get("endpoint", "")) if written else ""
+    if endpoint.startswith("tcp://") and "*" not in endpoint and "::" not in endpoint:
+        raise ConfigError(
+            f"--kv-events-config: vLLM connects to {endpoint} instead of listening and no event arrives; "
+            "write tcp://*:PORT"
+        )
+
+
 def model_is_named(o: WorkerOptions, _: EngineFlags) -> None:
     if not o.model:
         raise ConfigError("--model is missing; give a folder or a hub id")
@@ -201,17 +268,26 @@ class NotYet:
     asked: Callable[[WorkerOptions, EngineFlags], bool]
 
 
+_ONE_OF_SEVERAL_NODES = {
+    "data_parallel_rank",
+    "data_parallel_start_rank",
+    "data_parallel_size_local",
+    "data_parallel_address",
+    "data_parallel_hybrid_lb",
+    "data_parallel_external_lb",
+}
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet("--disaggregation-mode prefill", lambda o, _: o.role == "prefill"),
-    NotYet("--disaggregation-mode decode", lambda o, _: o.role == "decode"),
+    NotYet("--disaggregation-mode prefill", lambda o, _: o.role == "prefill" and o.engine != "fake"),
+    NotYet("--disaggregation-mode decode", lambda o, _: o.role == "decode" and o.engine != "fake"),
     NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
-    NotYet("--connector", lambda o, _: bool(set(o.connector) - {"none", "null"})),
+    NotYet("--connector", lambda o, _: bool(set(o.connector) - {"none", "null"}) and o.engine != "fake"),
     NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
     NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
     NotYet("--omni", lambda o, _: o.omni),
     NotYet("--enable-prompt-embeds", lambda o, e: o.enable_prompt_embeds or "enable_prompt_embeds" in e),
     NotYet("DYN_LORA_ENABLED / --enable-lora", lambda o, e: o.lora_enabled or "enable_lora" in e),
     NotYet("--headless", lambda _, e: "headless" in e),
+    NotYet("--data-parallel-rank and its kin", lambda _, e: bool(_ONE_OF_SEVERAL_NODES & set(e))),
     NotYet("--nnodes / --node-rank", lambda _, e: bool({"nnodes", "node_rank"} & set(e))),
 )
 
@@ -227,6 +303,10 @@ WORKER_RULES = (
     known_connectors,
     none_stands_alone,
     one_source_of_connectors,
+    written_connector_is_json,
+    disaggregation_needs_a_connector,
+    disaggregation_takes_tokens,
+    connectors_are_installed,
     one_multimodal_role,
     multimodal_needs_its_switch,
     example_encoder_cache_needs_a_folder,
@@ -244,6 +324,8 @@ WORKER_RULES = (
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,
     gpu_memory_service_is_installed,
+    dump_has_a_folder,
+    kv_events_can_be_heard,
     model_is_named,
     is_available,
 )
@@ -297,7 +379,13 @@ def temperature_is_not_negative(o: FrontendOptions) -> None:
         raise ConfigError(f"--router-temperature {o.router_temperature} must be 0 or more")
 
 
+def port_is_known(o: FrontendOptions) -> None:
+    if o.port == 0:
+        raise ConfigError("--port 0 takes no free port here; name one ('serve' finds a free one itself)")
+
+
 FRONTEND_RULES = (
+    port_is_known,
     tls_needs_both_files,
     thresholds_are_shares,
     frontend_migration_is_a_count,

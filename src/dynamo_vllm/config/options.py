@@ -238,6 +238,27 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_CONNECTOR",
         metavar="NAME",
     )
+    kv_lease_seconds: int = opt(
+        30,
+        "kv cache",
+        "How long a prefill worker keeps a KV cache that nobody fetches.",
+        env="DYN_VLLM_KV_LEASE_SECONDS",
+        metavar="SECONDS",
+    )
+    side_channel_host: str | None = opt(
+        None,
+        "kv cache",
+        "Address where other engines ask for KV caches (default: --bind-host, or the machine's own).",
+        env="VLLM_NIXL_SIDE_CHANNEL_HOST",
+        metavar="ADDRESS",
+    )
+    side_channel_port: int | None = opt(
+        None,
+        "kv cache",
+        "First port of that, one more per data-parallel rank; unset takes free ones.",
+        env="VLLM_NIXL_SIDE_CHANNEL_PORT",
+        metavar="PORT",
+    )
     kv_events: bool | None = opt(
         None,
         "kv cache",
@@ -301,7 +322,7 @@ class WorkerOptions(RuntimeOptions):
     prometheus_multiproc_dir: str | None = opt(
         None,
         "life",
-        "Folder of multi-process metrics; unset takes a temporary one when it is needed.",
+        "Folder of multi-process metrics of this one worker; unset, each process keeps its own.",
         env="PROMETHEUS_MULTIPROC_DIR",
         metavar="FOLDER",
     )

@@ -17,9 +17,10 @@ _LOG = {"error": "error", "warning": "warn", "info": "warn", "debug": "debug"}
 
 def export(options: RuntimeOptions, environment: Mapping[str, str], **more: str) -> None:
     """Write the variables before `dynamo` is imported; `more` are further ones of one process."""
-    os.environ.update({**variables(options), **more})
+    said = {**variables(options), **more}
+    os.environ.update(said)
     for name, value in defaults(options).items():
-        if name not in environment:
+        if name not in environment and name not in said:
             os.environ[name] = value
 
 

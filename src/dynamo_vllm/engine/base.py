@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
     async def start(self) -> EngineFacts:
         """Ready to generate when it returns."""
 
-    def generate(self, job: Job) -> AsyncIterator[Output]: ...
+    def generate(self, job: Job) -> AsyncGenerator[Output, None]: ...
 
     async def abort(self, job_id: str) -> None:
         """Idempotent; unknown ids are ignored."""

@@ -17,7 +17,7 @@ from dynamo_vllm.errors import ConfigError, EngineDead, EngineRequestFailed
 from dynamo_vllm.job import EngineFacts, Job, Output, Position, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,11 +78,10 @@ class FakeEngine:
             total_kv_blocks=self.spec.total_kv_blocks,
             max_num_seqs=self.spec.max_num_seqs,
             max_num_batched_tokens=self.spec.context_length,
-            prefix_caching=False,
             versions={"engine": "fake"},
         )
 
-    async def generate(self, job: Job) -> AsyncIterator[Output]:
+    async def generate(self, job: Job) -> AsyncGenerator[Output, None]:
         aborted = self.running[job.id] = asyncio.Event()
         self._report()
         try:
@@ -98,7 +97,7 @@ class FakeEngine:
             self.running.pop(job.id, None)
             self._report()
 
-    async def _choice(self, job: Job, index: int, aborted: asyncio.Event) -> AsyncIterator[Output]:
+    async def _choice(self, job: Job, index: int, aborted: asyncio.Event) -> AsyncGenerator[Output, None]:
         last = index == job.sampling.n - 1
         done = 0
         while done < job.sampling.max_tokens:
@@ -118,8 +117,9 @@ class FakeEngine:
                 text="".join(f" {i}" for i in ids) if job.sampling.detokenize else None,
                 finish=finish,
                 finished=finish is not None and last,
-                cached_tokens=0 if finish else None,
+                cached_tokens=_fetched(job) if finish else None,
                 logprobs=None if job.sampling.logprobs is None else [_certain(i) for i in ids],
+                transfer=_handover(job) if finish else None,
             )
 
     async def _pause(self, ms: float, aborted: asyncio.Event) -> None:
@@ -174,6 +174,27 @@ class FakeEngine:
 def token_at(job: Job, position: int, vocab_size: int) -> int:
     """Ids 10 … vocab_size-1, counting up with the position."""
     return 10 + (job.prompt[0] * 7 + position) % (vocab_size - 10)
+
+
+def _handover(job: Job) -> dict[str, object] | None:
+    """What NIXL would hand over for a prefill job."""
+    if not (job.transfer or {}).get("do_remote_decode"):
+        return None
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "fake",
+        "remote_request_id": job.id,
+        "remote_host": "127.0.0.1",
+        "remote_port": 1,
+        "remote_block_ids": [[0]],
+        "remote_num_tokens": len(job.prompt),
+        "tp_size": 1,
+    }
+
+
+def _fetched(job: Job) -> int:
+    return len(job.prompt) - 1 if (job.transfer or {}).get("do_remote_prefill") else 0
 
 
 def _certain(token_id: int) -> Position:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,11 +14,18 @@ class EngineSettings:
     """The part of the worker's options an engine needs."""
 
     model: str
+    served_names: tuple[str, ...] = ()
+    is_local: bool = True
+    """The user named a folder, not a hub id: nothing has to be fetched."""
     argv: tuple[str, ...] = ()
     """The engine's flags as the user wrote them."""
     reasoning_parser: str | None = None
     publishes_kv_events: bool = True
     kv_event_port: int | None = None
+    kv_transfer: Mapping[str, Any] | None = None
+    """vLLM's kv_transfer_config, when a connector was chosen by name."""
+    side_channel_host: str | None = None
+    side_channel_port: int | None = None
     scratch_folder: str = "/tmp"
     """Removed with the worker; sockets live here."""
     bind_host: str | None = None

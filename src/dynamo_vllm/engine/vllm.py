@@ -7,11 +7,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import vllm_start
-from dynamo_vllm.errors import EngineDead, InvalidRequest, StartError
+from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import EngineFacts, Job, Output
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -55,7 +55,7 @@ class VllmEngine:
         self._on_phase("cache")
         return self._facts(resolved)
 
-    def _step(self, tokens: int) -> None:
+    def _step(self) -> None:
         self._seen += 1
 
     def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
@@ -68,15 +68,14 @@ class VllmEngine:
             context_length=config.model_config.max_model_len,
             vocab_size=config.model_config.get_vocab_size(),
             block_size=cache.block_size,
-            total_kv_blocks=cache.num_gpu_blocks or 0,
+            # vLLM adds the blocks of all ranks up; the router wants those of one.
+            total_kv_blocks=(cache.num_gpu_blocks or 0) // parallel.data_parallel_size,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             data_parallel_size=parallel.data_parallel_size,
             data_parallel_start_rank=parallel.data_parallel_rank,
-            prefix_caching=bool(cache.enable_prefix_caching),
             kv_event_endpoints=endpoints,
             kv_event_topic=topic,
-            eos_token_ids=_eos(config.model_config.hf_config),
             bos_token_id=getattr(config.model_config.hf_config, "bos_token_id", None),
             sampling_defaults={k: v for k, v in defaults.items() if isinstance(v, int | float)},
             versions=vllm_start.versions(),
@@ -89,25 +88,29 @@ class VllmEngine:
             raise EngineDead("the engine is not running")
         return self._llm
 
-    async def generate(self, job: Job) -> AsyncIterator[Output]:
+    async def generate(self, job: Job) -> AsyncGenerator[Output, None]:
         from dynamo_vllm.engine import vllm_convert as convert
 
+        has_begun = False
         try:
             stream = self._engine.generate(
                 convert.engine_input(job),
-                convert.sampling_params(job.sampling),
+                convert.sampling_params(job.sampling, job.transfer),
                 job.id,
                 priority=job.priority,
                 data_parallel_rank=job.data_parallel_rank,
-                trace_headers=job.trace_headers,
             )
-            async for result in stream:
-                for output in convert.outputs(result):
-                    if output.finish == "error":
-                        raise convert.gave_up(job)
-                    yield output
+            async with contextlib.aclosing(stream):
+                async for result in stream:
+                    has_begun = True
+                    for output in convert.outputs(result):
+                        if output.finish == "error":
+                            raise convert.gave_up(job)
+                        yield output
+        except DynamoVllmError:
+            raise
         except Exception as exc:
-            raise convert.error(exc, job) from exc
+            raise convert.error(exc, job, has_begun) from exc
 
     async def abort(self, job_id: str) -> None:
         if self._llm is not None:
@@ -179,8 +182,3 @@ def _kv_events(config: Any) -> tuple[dict[int, str], str]:
         bound = ZmqEventPublisher.offset_endpoint_port(events.endpoint, rank)
         endpoints[rank] = bound.replace("*", "127.0.0.1").replace("[::]", "127.0.0.1")
     return endpoints, events.topic
-
-
-def _eos(hf_config: Any) -> list[int]:
-    eos = getattr(hf_config, "eos_token_id", None)
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

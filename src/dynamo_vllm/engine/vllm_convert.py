@@ -36,7 +36,7 @@ _DIRECT = (
 )
 
 
-def sampling_params(spec: SamplingSpec) -> SamplingParams:
+def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = None) -> SamplingParams:
     """vLLM's parameters; fields that are None keep vLLM's defaults."""
     given: dict[str, Any] = {name: value for name in _DIRECT if (value := getattr(spec, name)) is not None}
     if spec.top_k is not None:
@@ -47,6 +47,8 @@ def sampling_params(spec: SamplingSpec) -> SamplingParams:
         given["thinking_token_budget"] = spec.max_thinking_tokens
     if spec.logit_bias:
         given["logit_bias"] = dict(spec.logit_bias)
+    if transfer is not None:
+        given["extra_args"] = {"kv_transfer_params": dict(transfer)}
     return SamplingParams(
         n=spec.n,
         max_tokens=spec.max_tokens,
@@ -99,6 +101,7 @@ def outputs(result: RequestOutput) -> Iterator[Output]:
             cached_tokens=result.num_cached_tokens if ended else None,
             logprobs=_positions(choice.token_ids, choice.logprobs) if choice.logprobs else None,
             prompt_logprobs=_prompt_positions(result) if at == 0 and result.prompt_logprobs else None,
+            transfer=result.kv_transfer_params if ended else None,
         )
 
 
@@ -129,9 +132,11 @@ def gave_up(job: Job) -> DynamoVllmError:
     return EngineRequestFailed("the engine ended the request with an error")
 
 
-def error(exc: Exception, job: Job | None = None) -> DynamoVllmError:
-    """Our error for anything vLLM raised out of a request."""
+def error(exc: Exception, job: Job | None = None, has_begun: bool = False) -> DynamoVllmError:
+    """Our error for anything vLLM raised out of a request; once outputs came, the client is not at fault."""
     found = _error(exc)
+    if has_begun and isinstance(found, InvalidRequest):
+        return EngineRequestFailed(f"{type(exc).__name__}: {exc}")
     guide = job.sampling.guide if job is not None else None
     if isinstance(found, InvalidRequest) and found.parameter is None and guide is not None:
         return InvalidRequest(str(found), parameter=guide.parameter)

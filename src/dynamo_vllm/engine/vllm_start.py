@@ -9,7 +9,6 @@ import io
 import os
 import socket
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
@@ -39,13 +38,15 @@ def set_environment(settings: EngineSettings) -> None:
     wanted = {"VLLM_NO_USAGE_STATS": "1", _PROCESSES: "spawn"}
     if settings.bind_host:
         wanted["VLLM_HOST_IP"] = settings.bind_host
-    if Path(settings.model).is_dir():
+    if settings.is_local:
         wanted["HF_HUB_OFFLINE"] = "1"
     if device() == "cpu":
         # Several workers share a machine; pinning each to the same cores would starve them.
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if settings.prometheus_folder:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
+    if settings.side_channel_host:
+        wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
@@ -67,15 +68,21 @@ def device() -> str:
 
 def resolve(settings: EngineSettings) -> Resolved:
     """Parse the engine's flags with vLLM's own parser and add our defaults."""
+    from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     parsed, given = _parse(settings)
+    ranks = int(given.get("data_parallel_size") or 1)
+    if settings.kv_transfer is not None:
+        given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
     nixl = "nixl" in str(given.get("kv_transfer_config", "")).lower()
+    if nixl:
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(ranks))
     situation = Situation(
         device=device(),
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
-        kv_event_port=settings.kv_event_port or _ports_for_ranks(given),
+        kv_event_port=settings.kv_event_port or (_free_ports(ranks) if ranks > 1 else None),
         socket_folder=settings.scratch_folder,
     )
     fired = tuple(apply(given, situation))
@@ -95,7 +102,8 @@ def _parse(settings: EngineSettings) -> tuple[argparse.Namespace, dict[str, Any]
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="dynamo-vllm worker", add_help=False))
-    argv = ["--model", settings.model, *settings.argv]
+    names = ["--served-model-name", *settings.served_names] if settings.served_names else []
+    argv = ["--model", settings.model, *names, *settings.argv]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -128,11 +136,8 @@ def _typed(rule: Fired) -> Any:
     return rule.value
 
 
-def _ports_for_ranks(given: dict[str, Any]) -> int | None:
-    """A first port with as many free ones behind it as there are ranks; None for one rank."""
-    ranks = int(given.get("data_parallel_size") or 1)
-    if ranks == 1:
-        return None
+def _free_ports(ranks: int) -> int:
+    """A first port with as many free ones behind it as there are ranks."""
     for _ in range(50):
         with contextlib.ExitStack() as held:
             first = held.enter_context(socket.socket())
@@ -142,7 +147,7 @@ def _ports_for_ranks(given: dict[str, Any]) -> int | None:
                 for offset in range(1, ranks):
                     held.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
                 return port
-    raise StartError(f"found no {ranks} free ports in a row for KV events; set DYN_VLLM_KV_EVENT_PORT")
+    raise StartError(f"found no {ranks} free ports in a row; set --kv-event-port and --side-channel-port")
 
 
 def _engine_knows_reasoning(name: str) -> bool:

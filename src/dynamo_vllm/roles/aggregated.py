@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
 from dynamo_vllm import wire
 from dynamo_vllm.codec import chunks, prompt, sampling
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import EngineFacts, Job
 from dynamo_vllm.roles.base import RoleCard
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 CARD = RoleCard(worker_type="Aggregated")
 
 
 class Aggregated:
-    """`may_have_moved` tells of a start time whether such a request may come from a worker that went away."""
-
     card = CARD
 
-    def __init__(self, facts: EngineFacts, may_have_moved: Callable[[float], bool]) -> None:
+    def __init__(self, facts: EngineFacts) -> None:
         self._facts = facts
-        self._may_have_moved = may_have_moved
 
     def parse(self, raw: object) -> wire.GenerateRequest:
         return wire.parse(raw)
@@ -55,8 +46,7 @@ class Aggregated:
         return rank if self._facts.data_parallel_size > 1 else None
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> chunks.TokenEncoder:
-        start = time.monotonic()
-        return chunks.TokenEncoder(len(job.prompt), lambda: not self._may_have_moved(start))
+        return chunks.TokenEncoder(wire.prompt_length(request))
 
     def health_check(self) -> dict[str, object]:
         token = self._facts.bos_token_id

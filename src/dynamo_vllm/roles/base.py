@@ -20,6 +20,12 @@ class RoleCard:
     """Tokens, or Text when the engine tokenises."""
     publishes_kv_events: bool = True
     may_migrate: bool = True
+    needs: tuple[tuple[str, ...], ...] = ()
+    """Worker types that must be there before the model is ready: alternatives, each a set."""
+    router: str | None = None
+    """How the frontend chooses among workers of this role: kv or round-robin; None is its own choice."""
+    endpoint_types: tuple[str, ...] | None = None
+    """OpenAI endpoints of the role; None takes the worker's option, none are left for a helper of others."""
 
 
 class Encoder(Protocol):

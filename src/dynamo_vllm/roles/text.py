@@ -11,10 +11,12 @@ from dynamo_vllm.job import EngineFacts, Job
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from dynamo_vllm.engine.base import Renderer
 
 # A request cannot move in this mode: the frontend holds no tokens to send along.
-CARD = RoleCard(worker_type="Aggregated", input="Text", may_migrate=False)
+CARD = RoleCard(worker_type="Aggregated", input="Text", may_migrate=False, router="round-robin")
 
 
 class AggregatedText:
@@ -32,6 +34,7 @@ class AggregatedText:
         return wire_openai.parse(raw)
 
     async def prepare(self, request: wire_openai.Body, job_id: str) -> Job:
+        refuse_unavailable(request)
         ids = await self._tokens(request)
         room = prompt.room_behind(ids, self._facts.context_length)
         prompt.check_ids(ids, self._facts.vocab_size)
@@ -58,6 +61,9 @@ class AggregatedText:
     async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
         if not body.messages:
             raise InvalidRequest("there is no message", parameter="messages")
+        refuse_media(body.messages)
+        if {"chat_template", "tokenize"} & set(body.chat_template_kwargs or {}):
+            raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
         kwargs: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
             "continue_final_message": bool(body.continue_final_message),
@@ -73,3 +79,20 @@ class AggregatedText:
 
     def health_check(self) -> dict[str, object]:
         return {"prompt": "a", "max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "_HEALTH_CHECK": True}
+
+
+def refuse_unavailable(body: wire_openai.Body) -> None:
+    """What text mode does not do, rather than doing something else."""
+    if isinstance(body, wire_openai.CompletionBody) and body.echo:
+        raise InvalidRequest("text mode does not repeat the prompt", parameter="echo")
+    if body.prompt_logprobs is not None:
+        raise InvalidRequest("text mode has no logprobs of the prompt", parameter="prompt_logprobs")
+
+
+def refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Before the renderer sees them: it would fetch a picture's URL."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, dict) or part.get("type") != "text":
+                raise InvalidRequest("this worker takes text only", parameter="messages")

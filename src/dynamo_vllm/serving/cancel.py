@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dynamo_vllm.engine.base import Engine
-    from dynamo_vllm.job import Job
 
 
 class Cancellable(Protocol):
@@ -36,15 +35,18 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def new_id(self, wanted: str) -> str:
-        """`wanted`, or a variant where it is taken: vLLM does not refuse a second job of the same id."""
-        if wanted not in self._jobs:
-            return wanted
-        self._count += 1
-        return f"{wanted}#{self._count}"
+    def watch(self, context: Cancellable) -> Watch:
+        return Watch(self, context)
 
-    def watch(self, context: Cancellable, job: Job) -> Watch:
-        return Watch(self, context, job.id)
+    def enter(self, wanted: str) -> str:
+        """The id of a new job: `wanted`, or a variant where it is taken; vLLM would abort both."""
+        job_id = wanted
+        while job_id in self._jobs:
+            self._count += 1
+            job_id = f"{wanted}#{self._count}"
+        self._jobs.add(job_id)
+        self.last_change = time.monotonic()
+        return job_id
 
     def abort(self, job_id: str) -> None:
         """Ask the engine to end a job; safe to call from a callback."""
@@ -56,10 +58,6 @@ class InFlight:
         for job_id in list(self._jobs):
             self.abort(job_id)
 
-    def enter(self, job_id: str) -> None:
-        self._jobs.add(job_id)
-        self.last_change = time.monotonic()
-
     def leave(self, job_id: str) -> None:
         self._jobs.discard(job_id)
         self.last_change = time.monotonic()
@@ -68,16 +66,16 @@ class InFlight:
 class Watch:
     """While open, a client that leaves aborts the job."""
 
-    __slots__ = ("_future", "_in_flight", "_job_id", "client_left")
+    __slots__ = ("_future", "_in_flight", "_wanted", "client_left", "job_id")
 
-    def __init__(self, in_flight: InFlight, context: Cancellable, job_id: str) -> None:
+    def __init__(self, in_flight: InFlight, context: Cancellable) -> None:
         self._in_flight = in_flight
-        self._job_id = job_id
+        self._wanted = self.job_id = context.id()
         self._future = context.async_killed_or_stopped()
         self.client_left = False
 
     def __enter__(self) -> Watch:
-        self._in_flight.enter(self._job_id)
+        self.job_id = self._in_flight.enter(self._wanted)
         self._future.add_done_callback(self._stopped)
         return self
 
@@ -89,11 +87,11 @@ class Watch:
         """The client is gone: the engine need not go on."""
         if not self.client_left:
             self.client_left = True
-            self._in_flight.abort(self._job_id)
+            self._in_flight.abort(self.job_id)
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._future.remove_done_callback(self._stopped)
         self._future.cancel()
-        self._in_flight.leave(self._job_id)
+        self._in_flight.leave(self.job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import reduce
 from operator import or_
@@ -19,6 +20,8 @@ from dynamo.llm import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from dynamo.runtime import Endpoint
 
     from dynamo_vllm.config.options import WorkerOptions
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from dynamo_vllm.roles.base import RoleCard
 
 logger = logging.getLogger(__name__)
+DISCOVERY_SECONDS = 5.0
+# The KV router needs tokens, so a role with text input says round-robin; the frontend would refuse the model.
+_ROUTERS = {"kv": RouterMode.KV, "round-robin": RouterMode.RoundRobin}
 _MODEL_TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
 
 
@@ -48,22 +54,29 @@ class Registration:
     async def publish(self) -> None:
         """Put the model card into discovery. The instance itself appears when the endpoint is served."""
         model, *aliases = self.names
-        text_input = self._card.input == "Text"
+        card = self._card
         await register_model(
-            getattr(ModelInput, self._card.input),
-            reduce(or_, (_MODEL_TYPES[name] for name in self._options.endpoint_types)),
+            getattr(ModelInput, card.input),
+            self._model_type(),
             self._endpoint,
             str(self._options.model),
             model,
-            worker_type=getattr(WorkerType, self._card.worker_type),
+            worker_type=getattr(WorkerType, card.worker_type),
             kv_cache_block_size=self._facts.block_size,
             runtime_config=self._runtime_config(),
             custom_template_path=self._options.custom_jinja_template,
             model_aliases=aliases or None,
-            # The KV router needs the tokens, which text mode does not give it; it would refuse the model.
-            router_config=RouterConfig(RouterMode.RoundRobin) if text_input else None,
+            router_config=RouterConfig(_ROUTERS[card.router]) if card.router else None,
+            needs=[[getattr(WorkerType, name) for name in group] for group in card.needs] or None,
         )
         self._listed = True
+
+    def _model_type(self) -> ModelType:
+        """What clients may ask this worker for; a role that only helps others offers nothing."""
+        types = (
+            self._options.endpoint_types if self._card.endpoint_types is None else self._card.endpoint_types
+        )
+        return reduce(or_, (_MODEL_TYPES[name] for name in types)) if types else ModelType.Prefill
 
     def _runtime_config(self) -> ModelRuntimeConfig:
         options, facts = self._options, self._facts
@@ -88,17 +101,18 @@ class Registration:
         """Out of routing; requests under way go on."""
         if self._listed:
             self._listed = False
-            await self._endpoint.unregister_endpoint_instance()
+            await _attempt("leave discovery", self._endpoint.unregister_endpoint_instance())
 
-    async def restore(self) -> None:
+    async def restore(self) -> bool:
+        """Whether the worker is listed again; a later answer of the engine tries anew."""
         if not self._listed:
-            await self._endpoint.register_endpoint_instance()
-            self._listed = True
+            self._listed = await _attempt("come back", self._endpoint.register_endpoint_instance())
+        return self._listed
 
     async def remove(self) -> None:
         """Out of discovery for good: the instance and the model card."""
         await self.withdraw()
-        await unregister_model(self._endpoint)
+        await _attempt("take the model back", unregister_model(self._endpoint))
 
     async def serve(self, handler: Any, health_check: dict[str, Any]) -> None:
         """Serve until the runtime shuts down."""
@@ -109,3 +123,14 @@ class Registration:
             # With a payload the runtime answers /health from its own probe alone, and ours would not count.
             health_check_payload=health_check if self._options.runtime_health_check else None,
         )
+
+
+async def _attempt(what: str, step: Awaitable[None]) -> bool:
+    """Whether it worked. Discovery may be away or have forgotten us; that must not end a worker."""
+    try:
+        async with asyncio.timeout(DISCOVERY_SECONDS):
+            await step
+    except Exception as exc:  # the runtime raises nothing narrower
+        logger.warning("could not %s: %s", what, exc)
+        return False
+    return True

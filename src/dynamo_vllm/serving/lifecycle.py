@@ -31,7 +31,7 @@ class State(enum.Enum):
 class Discovery(Protocol):
     async def withdraw(self) -> None: ...
 
-    async def restore(self) -> None: ...
+    async def restore(self) -> bool: ...
 
     async def remove(self) -> None: ...
 
@@ -67,8 +67,7 @@ class Lifecycle:
 
     async def well(self) -> None:
         async with self._turn:
-            if self.state is State.UNWELL:
-                await self._discovery.restore()
+            if self.state is State.UNWELL and await self._discovery.restore():
                 self.ready()
                 logger.info("back in service")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from dynamo_vllm.engine.base import LoadFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+logger = logging.getLogger(__name__)
 
 
 class LoadPublisher(Protocol):
@@ -27,6 +31,12 @@ class LoadMeter:
         self._total_blocks = 1
         self._published: dict[int, int] = {}
         self._publisher: LoadPublisher | None = None
+        self._complained = False
+        self.lost_transfers = 0
+
+    def count_lost_transfer(self) -> None:
+        """A KV cache that should have come from another engine and did not."""
+        self.lost_transfers += 1
 
     def connect(self, publisher: LoadPublisher, total_blocks: int, ranks: range) -> None:
         """First values at start, so that a router knows the worker before its first request."""
@@ -39,7 +49,18 @@ class LoadMeter:
         used = round(figures.kv_usage * self._total_blocks)
         if self._publisher is not None and self._published.get(figures.rank) != used:
             self._published[figures.rank] = used
-            self._publisher.publish(figures.rank, kv_used_blocks=used)
+            self._publish(figures.rank, used)
+
+    def _publish(self, rank: int, used: int) -> None:
+        """Called inside vLLM's output handler, which any exception would end, and with it the engine."""
+        if self._publisher is None:
+            return
+        try:
+            self._publisher.publish(rank, kv_used_blocks=used)
+        except Exception:  # the runtime raises nothing narrower
+            if not self._complained:
+                self._complained = True
+                logger.exception("the router does not hear of this worker's load")
 
     @property
     def total_blocks(self) -> int:
@@ -66,4 +87,7 @@ def exposition(meter: LoadMeter, in_flight: int, model: str) -> str:
     name = "dynamo_component_requests_in_flight"
     lines += [f"# HELP {name} Requests this worker holds", f"# TYPE {name} gauge"]
     lines.append(f'{name}{{model="{model}"}} {in_flight}')
+    name = "dynamo_component_kv_transfers_lost_total"
+    lines += [f"# HELP {name} KV caches that did not come and were computed here", f"# TYPE {name} counter"]
+    lines.append(f'{name}{{model="{model}"}} {meter.lost_transfers}')
     return "\n".join(lines) + "\n"

@@ -8,6 +8,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.errors import EngineDead
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -62,7 +64,7 @@ class Monitor:
         now = time.monotonic()
         if self._canary is not None and self._canary.done():
             canary, self._canary = self._canary, None
-            canary.result()
+            answered(canary)
             self._progress_at = now
             await self._on_answer()
         seen = self._engine.outputs_seen()
@@ -87,3 +89,12 @@ class Monitor:
             await asyncio.wait(waiting, timeout=min(self._health_seconds, 1.0))
         else:
             await asyncio.sleep(min(self._health_seconds, self._canary_seconds))
+
+
+def answered(canary: asyncio.Task[None]) -> None:
+    """A refusal is an answer too, a full queue for one; only a dead engine is none."""
+    exc = canary.exception()
+    if isinstance(exc, EngineDead):
+        raise exc
+    if exc is not None:
+        logger.warning("the canary was refused: %s", exc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.errors import Draining, EngineDead
@@ -41,15 +42,14 @@ class Service:
 
         The parameter names are the runtime's: `response_sender` in the signature switches push egress on.
         """
-        with boundary(context.id(), self._on_dead):
+        with boundary(context.id(), self._on_dead), self._in_flight.watch(context) as watch:
             parsed = self._role.parse(request)
-            job = await self._role.prepare(parsed, self._in_flight.new_id(context.id()))
-            encoder = self._role.encoder(parsed, job)
-            with self._in_flight.watch(context, job) as watch:
-                if context.is_stopped():
-                    return
-                send, encode = response_sender.send, encoder.encode
-                async for output in self._engine.generate(job):
+            job = await self._role.prepare(parsed, watch.job_id)
+            if context.is_stopped():
+                return
+            send, encode = response_sender.send, self._role.encoder(parsed, job).encode
+            async with aclosing(self._engine.generate(job)) as outputs:
+                async for output in outputs:
                     if watch.client_left:
                         continue  # until the engine has let go of the job
                     if output.finish == "abort":

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import WorkerMetricsPublisher, fetch_model
 
+from dynamo_vllm.config import checks
+from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineDead, StartError
-from dynamo_vllm.kv import events
-from dynamo_vllm.roles import aggregated, text
+from dynamo_vllm.kv import connectors, events
+from dynamo_vllm.kv.connectors.base import Place
+from dynamo_vllm.roles import aggregated, decode, prefill, text
 from dynamo_vllm.serving import metrics, runtime
 from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, State
 from dynamo_vllm.serving.monitor import Monitor
-from dynamo_vllm.serving.peers import Peers
 from dynamo_vllm.serving.progress import Progress
 from dynamo_vllm.serving.request import Service
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import Engine, OnLoad, OnPhase, TextEngine
     from dynamo_vllm.job import EngineFacts, Job
+    from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.roles.base import Role, RoleCard
 
 logger = logging.getLogger(__name__)
@@ -49,13 +52,16 @@ async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: M
     progress = Progress(options.status_fd)
     with scratch_folder() as scratch:
         drt = runtime.create(options)
+        named = options.model
         options = await with_local_model(options, progress)
+        settings = engine_settings(options, engine_argv, environment, scratch)
+        settings = dataclasses.replace(settings, is_local=options.model == named)
         meter = metrics.LoadMeter()
-        engine = make_engine(options, engine_argv, environment, scratch, meter.record, progress.phase)
+        engine = make_engine(options, settings, meter.record, progress.phase)
         try:
             facts = await engine.start()
-            progress.phase("registering")
-            return await serve(options, drt, engine, facts, meter, progress)
+            connector = connector_of(options, engine_argv)
+            return await serve(options, drt, engine, facts, meter, progress, connector)
         finally:
             await close(engine, drt)
 
@@ -88,16 +94,17 @@ async def with_local_model(options: WorkerOptions, progress: Progress) -> Worker
 
 
 def role_card(options: WorkerOptions) -> RoleCard:
-    return text.CARD if options.use_vllm_tokenizer else aggregated.CARD
+    if options.use_vllm_tokenizer:
+        return text.CARD
+    return {"prefill": prefill.CARD, "decode": decode.CARD}.get(options.role, aggregated.CARD)
+
+
+def connector_of(options: WorkerOptions, engine_argv: Sequence[str]) -> Connector | None:
+    return connectors.choose(options.connector, checks.engine_flags(engine_argv).get("kv_transfer_config"))
 
 
 def make_engine(
-    options: WorkerOptions,
-    engine_argv: Sequence[str],
-    environment: Mapping[str, str],
-    scratch: str,
-    on_load: OnLoad,
-    on_phase: OnPhase,
+    options: WorkerOptions, settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase
 ) -> TextEngine:
     if options.engine == "fake":
         from dynamo_vllm.engine.fake import FakeEngine, parse_spec
@@ -105,18 +112,26 @@ def make_engine(
         return FakeEngine(parse_spec(options.fake_engine), on_load, on_phase)
     from dynamo_vllm.engine.vllm import VllmEngine
 
-    settings = engine_settings(options, engine_argv, environment, scratch)
     return VllmEngine(settings, on_load, on_phase)
 
 
 def engine_settings(
     options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], scratch: str
 ) -> EngineSettings:
+    connector = connector_of(options, engine_argv)
+    device = vllm_start.device() if options.engine == "vllm" else "none"
+    place = Place(role=options.role, device=device, lease_seconds=options.kv_lease_seconds)
     return EngineSettings(
+        kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        side_channel_host=options.side_channel_host or options.bind_host,
+        side_channel_port=options.side_channel_port,
         model=str(options.model),
+        served_names=options.served_model_name,
         argv=tuple(engine_argv),
         reasoning_parser=options.reasoning_parser,
-        publishes_kv_events=role_card(options).publishes_kv_events and options.kv_events is not False,
+        publishes_kv_events=role_card(options).publishes_kv_events
+        if options.kv_events is None
+        else options.kv_events,
         kv_event_port=options.kv_event_port,
         scratch_folder=scratch,
         bind_host=options.bind_host,
@@ -125,7 +140,13 @@ def engine_settings(
     )
 
 
-def make_role(options: WorkerOptions, facts: EngineFacts, engine: TextEngine, peers: Peers) -> Role[Any]:
+def make_role(
+    options: WorkerOptions,
+    facts: EngineFacts,
+    engine: TextEngine,
+    connector: Connector | None,
+    meter: metrics.LoadMeter,
+) -> Role[Any]:
     if options.use_vllm_tokenizer:
         template = options.custom_jinja_template
         return text.AggregatedText(
@@ -134,7 +155,11 @@ def make_role(options: WorkerOptions, facts: EngineFacts, engine: TextEngine, pe
             (options.served_model_name or (str(options.model),))[0],
             Path(template).read_text() if template else None,
         )
-    return aggregated.Aggregated(facts, peers.may_have_moved)
+    if options.role == "prefill":
+        return prefill.Prefill(facts, connector)
+    if options.role == "decode":
+        return decode.Decode(facts, connector, meter.count_lost_transfer)
+    return aggregated.Aggregated(facts)
 
 
 async def serve(
@@ -144,12 +169,11 @@ async def serve(
     facts: EngineFacts,
     meter: metrics.LoadMeter,
     progress: Progress,
+    connector: Connector | None,
 ) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     endpoint = drt.endpoint(options.address)
-    client = await endpoint.client()
-    peers = Peers(endpoint.connection_id(), client.instances)
-    role = make_role(options, facts, engine, peers)
+    role = make_role(options, facts, engine, connector, meter)
     in_flight = InFlight(engine)
     registration = Registration(endpoint, options, role.card, facts)
     lifecycle = Lifecycle(registration, drt, in_flight)
@@ -168,10 +192,13 @@ async def serve(
         lambda: engine.metrics_text() + metrics.exposition(meter, len(in_flight), registration.names[0])
     )
     dump(options, facts)
+    progress.phase("warming")
+    await warm_up(engine, role)
+    progress.phase("registering")
     with events.publishers(endpoint, facts, options.enable_local_indexer) as publishers:
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
-        watching = asyncio.create_task(watch(monitor(options, engine, role, lifecycle), peers))
+        watching = asyncio.create_task(monitor(options, engine, role, lifecycle).run())
         on_signals(ending, lifecycle)
         lifecycle.ready()
         progress.phase("ready", models=list(registration.names), kv_event_publishers=publishers)
@@ -180,13 +207,11 @@ async def serve(
     return code
 
 
-async def watch(engine: Monitor, peers: Peers) -> None:
-    """Until cancelled; raises EngineDead."""
-    looking = asyncio.create_task(peers.run())
-    try:
-        await engine.run()
-    finally:
-        looking.cancel()
+async def warm_up(engine: Engine, role: Role[Any]) -> None:
+    """One small request before anybody can send one: the first takes seconds on some machines."""
+    job = await role.prepare(role.parse(role.health_check()), "warm-up")
+    async for _ in engine.generate(job):
+        pass
 
 
 def ranks(facts: EngineFacts) -> range:

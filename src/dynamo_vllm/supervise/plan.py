@@ -149,7 +149,10 @@ class _Workers:
 
     def _gpus_for(self, group: WorkerGroup, options: WorkerOptions, width: int) -> dict[str, str]:
         """The next GPUs for one worker; a group that names its own keeps them."""
-        if not self._shares_gpus or _GPUS in group.env or options.engine == "fake":
+        if not self._shares_gpus or options.engine == "fake":
+            return {}
+        if _GPUS in group.env:
+            self._gpus = [gpu for gpu in self._gpus if gpu not in group.env[_GPUS].split(",")]
             return {}
         if len(self._gpus) < width:
             raise ConfigError(

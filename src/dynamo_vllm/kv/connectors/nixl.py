@@ -1,0 +1,72 @@
+"""NIXL: the decode engine reads the prefill engine's blocks over RDMA, NVLink or shared memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Place, Rejected, kv_role
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What vLLM's NIXL connector hands over.
+
+    vLLM 0.30 dies of parameters without an engine id or blocks, and waits for ever without a host.
+    """
+
+    do_remote_prefill: bool
+    remote_engine_id: str
+    remote_request_id: str
+    remote_host: str
+    remote_port: int
+    remote_block_ids: list[list[int]]
+    tp_size: int
+    do_remote_decode: bool = False
+    remote_num_tokens: int | None = None
+
+
+class Nixl:
+    name = "nixl"
+
+    def engine_config(self, place: Place) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "kv_connector": "NixlConnector",
+            "kv_role": kv_role(place),
+            # A cache that cannot be fetched is computed anew; vLLM's default ends the request without a word.
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"kv_lease_duration": place.lease_seconds},
+        }
+        if place.device == "cpu":
+            config["kv_buffer_device"] = "cpu"
+        return config
+
+    def prefill_params(self) -> dict[str, Any]:
+        return dict(PREFILL_PARAMS)
+
+    def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any]:
+        params = transfer_params(handed)
+        try:
+            found = msgspec.convert(params, Handover)
+        except msgspec.ValidationError as exc:
+            raise Rejected(f"kv_transfer_params: {exc}") from None
+        if not (
+            found.do_remote_prefill
+            and found.remote_engine_id
+            and found.remote_request_id
+            and found.remote_host
+        ):
+            raise Rejected("kv_transfer_params: an empty field")
+        if not 0 < found.remote_port < 65536 or found.tp_size < 1:
+            raise Rejected("kv_transfer_params: a number out of range")
+        blocks = [block for group in found.remote_block_ids for block in group]
+        if not blocks or min(blocks) < 0 or max(map(len, found.remote_block_ids)) > prompt_tokens:
+            raise Rejected("kv_transfer_params: the blocks do not fit the prompt")
+        return params
+
+
+def transfer_params(handed: object) -> dict[str, Any]:
+    """The parameters inside what the frontend carries over."""
+    if isinstance(handed, dict) and isinstance(handed.get("kv_transfer_params"), dict):
+        return dict(handed["kv_transfer_params"])
+    raise Rejected("no kv_transfer_params")

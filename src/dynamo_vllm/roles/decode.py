@@ -1,0 +1,87 @@
+"""The decode role: goes on from a KV cache that a prefill worker made, or computes it when there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.kv.connectors.base import Rejected
+from dynamo_vllm.roles.aggregated import Aggregated
+from dynamo_vllm.roles.base import RoleCard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dynamo_vllm import wire
+    from dynamo_vllm.codec.chunks import TokenEncoder
+    from dynamo_vllm.job import EngineFacts, Job, Output
+    from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.wire import Chunk
+
+logger = logging.getLogger(__name__)
+# It "needs" its own kind: ready without a prefill worker, which the frontend uses as soon as there is one.
+CARD = RoleCard(worker_type="Decode", needs=(("Decode",),), publishes_kv_events=False)
+
+
+class Decode:
+    card = CARD
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        connector: Connector | None,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._requests = Aggregated(facts)
+        self._connector = connector
+        self._on_lost = on_lost
+
+    def parse(self, raw: object) -> wire.GenerateRequest:
+        return self._requests.parse(raw)
+
+    async def prepare(self, request: wire.GenerateRequest, job_id: str) -> Job:
+        job = await self._requests.prepare(request, job_id)
+        if request.prefill_result is None or self._connector is None:
+            return job
+        if job.sampling.n > 1:  # each choice would fetch the cache, which is given away once
+            return job
+        try:
+            params = self._connector.decode_params(
+                request.prefill_result.disaggregated_params, len(job.prompt)
+            )
+        except Rejected as exc:
+            self._lost(job_id, str(exc))
+            return job
+        return dataclasses.replace(job, transfer=params)
+
+    def _lost(self, job_id: str, reason: str) -> None:
+        logger.warning("request %s: the KV cache is computed here, the transfer failed: %s", job_id, reason)
+        self._on_lost()
+
+    def encoder(self, request: wire.GenerateRequest, job: Job) -> DecodeEncoder | TokenEncoder:
+        tokens = self._requests.encoder(request, job)
+        if job.transfer is None:
+            return tokens
+        return DecodeEncoder(tokens, job, self._lost)
+
+    def health_check(self) -> dict[str, object]:
+        return self._requests.health_check()
+
+
+class DecodeEncoder:
+    """Sees at the end whether the cache really came: what was fetched counts as cached."""
+
+    def __init__(self, tokens: TokenEncoder, job: Job, on_lost: Callable[[str, str], None]) -> None:
+        self._tokens = tokens
+        self._job = job
+        self._on_lost = on_lost
+
+    def encode(self, output: Output) -> Chunk:
+        if output.finished and output.cached_tokens is not None:
+            wanted = min(
+                int((self._job.transfer or {}).get("remote_num_tokens") or 0), len(self._job.prompt) - 1
+            )
+            if output.cached_tokens < wanted:
+                self._on_lost(self._job.id, f"{output.cached_tokens} of {wanted} tokens came")
+        return self._tokens.encode(output)

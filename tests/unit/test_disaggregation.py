@@ -1,0 +1,107 @@
+"""The prefill and decode roles over the fake engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.kv.connectors import CONNECTORS
+from dynamo_vllm.roles.decode import Decode
+from dynamo_vllm.roles.prefill import Prefill
+from harness.fakes import request
+
+NIXL = CONNECTORS["nixl"]
+
+
+async def engine() -> FakeEngine:
+    return FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
+
+
+async def prefilled(raw: dict[str, Any]) -> dict[str, Any]:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL)
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "p")
+    encoder = role.encoder(parsed, job)
+    (chunk,) = [encoder.encode(output) async for output in made.generate(job)]
+    return chunk
+
+
+async def decoded(raw: dict[str, Any], lost: list[int]) -> list[dict[str, Any]]:
+    made = await engine()
+    role = Decode(await made.start(), NIXL, lambda: lost.append(1))
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "d")
+    encoder = role.encoder(parsed, job)
+    return [encoder.encode(output) async for output in made.generate(job)]
+
+
+async def test_prefill_makes_one_token_and_says_where_the_cache_is() -> None:
+    asked = request(max_tokens=50, n=2, guided_decoding={"regex": "a"})
+    asked["output_options"] = {"logprobs": 3}
+    chunk = await prefilled(asked)
+    assert len(chunk["token_ids"]) == 1
+    assert chunk["disaggregated_params"]["kv_transfer_params"]["do_remote_prefill"] is True
+
+
+async def test_decode_goes_on_from_there() -> None:
+    lost: list[int] = []
+    handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    chunks = await decoded(raw, lost)
+    assert chunks[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert lost == []
+
+
+@pytest.mark.parametrize("handed", [None, "x", {}, {"kv_transfer_params": {"do_remote_prefill": True}}])
+async def test_decode_computes_what_was_not_handed_over_rightly(
+    handed: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[int] = []
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    chunks = await decoded(raw, lost)
+    alone = await decoded(request([5, 6, 7]), [])
+    assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in alone]
+    assert lost == [1]
+    assert [record.args[0] for record in caplog.records if record.args] == ["d"], (
+        "once, with the request's id"
+    )
+
+
+async def test_decode_without_a_prefill_worker_loses_nothing() -> None:
+    lost: list[int] = []
+    chunks = await decoded(request(max_tokens=3), lost)
+    assert len(chunks) == 3 and lost == []
+
+
+async def test_several_choices_are_computed_here() -> None:
+    """Each choice would fetch the cache, and it is given away once."""
+    made = await engine()
+    role = Decode(await made.start(), NIXL, lambda: None)
+    handed = (await prefilled(request()))["disaggregated_params"]
+    raw = {**request(n=2), "prefill_result": {"disaggregated_params": handed}}
+    assert (await role.prepare(role.parse(raw), "d")).transfer is None
+
+
+async def test_health_check_of_a_prefill_worker_keeps_no_blocks() -> None:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL)
+    assert (await role.prepare(role.parse(role.health_check()), "canary")).transfer is None
+
+
+async def test_a_cache_that_did_not_come_is_counted() -> None:
+    lost: list[int] = []
+    handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
+    handed["kv_transfer_params"]["remote_num_tokens"] = 3
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    made = await engine()
+    role = Decode(await made.start(), NIXL, lambda: lost.append(1))
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "d")
+    encoder = role.encoder(parsed, job)
+    async for output in made.generate(job):
+        output.cached_tokens = 0 if output.finished else None
+        encoder.encode(output)
+    assert lost == [1]
