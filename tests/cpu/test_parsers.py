@@ -1,4 +1,4 @@
-"""Tool calls and reasoning: the worker advertises the parsers, the frontend applies them."""
+"""Tool calls: the worker advertises the parser, the frontend applies it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ TOOLS = [
 def parsing(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with stack(tmp_path_factory.mktemp("parsers")) as made:
         made.start_frontend()
-        # A reasoning parser vLLM does not know: its guided decoding then begins with the first token.
-        warm.start_worker(made, model, "--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "basic")
+        warm.start_worker(made, model, "--dyn-tool-call-parser", "hermes")
         yield made.wait_ready(60)
 
 
@@ -46,17 +45,3 @@ def test_tool_call_is_parsed(parsing: Stack) -> None:
     assert choice.message.tool_calls is not None
     call = choice.message.tool_calls[0].function  # type: ignore[union-attr]
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Bonn"})
-
-
-def test_reasoning_is_taken_apart(parsing: Stack) -> None:
-    answer = parsing.openai.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "think"}],
-        max_tokens=100,
-        temperature=0,
-        extra_body={"guided_choice": ["<think>two and two</think>four"]},
-    )
-    message = answer.choices[0].message
-    assert message.content == "four"
-    assert message.model_extra is not None
-    assert message.model_extra["reasoning_content"].strip() == "two and two"

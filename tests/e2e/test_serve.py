@@ -129,7 +129,8 @@ def test_killed_worker_takes_its_engine_along(tmp_path: Path) -> None:
         worker = made.start_worker("--model", str(model), "--enforce-eager", "--max-model-len", "512")
         until("a ready worker", worker.is_ready, 150, every=0.2)
         below = psutil.Process(worker.pid).children(recursive=True)
-        assert any("EngineCore" in " ".join(p.cmdline()) for p in below)
+        (core,) = [p for p in below if "EngineCore" in " ".join(p.cmdline())]
+        assert os.getpgid(core.pid) == core.pid, "a Ctrl-C in a terminal must not reach it before the drain"
         os.kill(worker.pid, signal.SIGKILL)
         assert survivors(below, 10) == []
 

@@ -167,6 +167,23 @@ def test_text_mode_chats(deployment: Stack, start_fake: StartFake) -> None:
         )
 
 
+def test_reasoning_parser_is_advertised_and_applied(
+    deployment: Stack, start_fake: StartFake, tmp_path: Path
+) -> None:
+    template = tmp_path / "plain.jinja"
+    template.write_text("{{ messages[-1]['content'] }}")
+    flags = ["--custom-jinja-template", str(template), "--dyn-reasoning-parser", "deepseek_r1"]
+    start_fake(*flags, echo=True, vocab_size=1121)
+    deployment.wait_ready()
+    answer = deployment.openai.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "two and two</think>four"}], max_tokens=100
+    )
+    message = answer.choices[0].message
+    assert message.content == "four"
+    assert message.model_extra is not None
+    assert message.model_extra["reasoning_content"] == "two and two"
+
+
 PAIR = ("--connector", "nixl", "--disaggregation-mode")
 
 

@@ -10,19 +10,14 @@ from dynamo_vllm.config.engine_rules import Fired, Rule, Situation, apply
 CPU, GPU = Situation("cpu"), Situation("cuda")
 NIXL = Situation("cuda", nixl=True)
 IPC = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "ipc:///run/x/kv-events", "topic": ""}
+OLD_ARM = Situation(device="cpu", has_bfloat16=False)
 FIRES = [
     (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
     (engine_rules.block_size, {}, CPU, "block_size", 32),
+    (engine_rules.dtype, {}, OLD_ARM, "dtype", "float32"),
     (engine_rules.runner, {}, GPU, "runner", "generate"),
     (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
     (engine_rules.executor, {}, NIXL, "distributed_executor_backend", "mp"),
-    (
-        engine_rules.executor,
-        {"distributed_executor_backend": "uni"},
-        NIXL,
-        "distributed_executor_backend",
-        "mp",
-    ),
     (engine_rules.kv_events, {}, Situation("cpu", socket_folder="/run/x"), "kv_events_config", IPC),
     (
         engine_rules.seeded_prefill,
@@ -42,6 +37,10 @@ SILENT = [
     (engine_rules.executor, {"tensor_parallel_size": 2}, NIXL),
     (engine_rules.executor, {"pipeline_parallel_size": 2}, NIXL),
     (engine_rules.executor, {"distributed_executor_backend": "ray"}, NIXL),
+    (engine_rules.executor, {"distributed_executor_backend": "uni"}, NIXL),
+    (engine_rules.dtype, {}, CPU),
+    (engine_rules.dtype, {}, GPU),
+    (engine_rules.dtype, {"dtype": "bfloat16"}, OLD_ARM),
     (engine_rules.kv_events, {"kv_events_config": "{}"}, CPU),
     (engine_rules.kv_events, {"enable_prefix_caching": False}, CPU),
     (engine_rules.kv_events, {}, Situation("cpu", publishes_kv_events=False)),

@@ -137,21 +137,25 @@ def engine_defaults() -> str:
     )
 
 
+_CASES: dict[str, dict[str, Any]] = {
+    "": {},
+    " (only with NIXL)": {"nixl": True},
+    " (only on Arm without bfloat16)": {"has_bfloat16": False},
+}
+"""Situations a rule may wait for, the ordinary one first."""
+
+
 def _rule(rule: engine_rules.Rule) -> list[str]:
-    seen = {
-        (device, nixl): rule(
-            {}, engine_rules.Situation(device, nixl=nixl, socket_folder="<temporary folder>")
+    for only, more in _CASES.items():
+        situations = (
+            engine_rules.Situation(device, socket_folder="<temporary folder>", **more)
+            for device in ("cpu", "cuda")
         )
-        for device in ("cpu", "cuda")
-        for nixl in (False, True)
-    }
-    fired = seen["cpu", True] or seen["cuda", True]
-    if fired is None:
-        return []
-    only = "" if any(seen[device, False] for device in ("cpu", "cuda")) else " (only with NIXL)"
-    values = [_value(seen[device, True]) for device in ("cpu", "cuda")]
-    reasons = dict.fromkeys(f.reason for f in (seen["cpu", True], seen["cuda", True]) if f is not None)
-    return [f"`{fired.argument}`{only}", *values, "; ".join(reasons)]
+        seen = [rule({}, situation) for situation in situations]
+        if fired := next(filter(None, seen), None):
+            reasons = dict.fromkeys(f.reason for f in seen if f is not None)
+            return [f"`{fired.argument}`{only}", *map(_value, seen), "; ".join(reasons)]
+    return []
 
 
 def _value(fired: engine_rules.Fired | None) -> str:

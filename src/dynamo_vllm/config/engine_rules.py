@@ -15,6 +15,8 @@ class Situation:
     """What a rule may look at beside the user's arguments."""
 
     device: str
+    has_bfloat16: bool = True
+    """Whether the CPU can run vLLM's bfloat16 kernels."""
     publishes_kv_events: bool = True
     nixl: bool = False
     kv_event_port: int | None = None
@@ -64,7 +66,7 @@ def request_logging(user: UserArgs, _: Situation) -> Fired | None:
 
 def executor(user: UserArgs, at: Situation) -> Fired | None:
     single = user.get("tensor_parallel_size", 1) == 1 and user.get("pipeline_parallel_size", 1) == 1
-    if not at.nixl or not single or user.get("distributed_executor_backend") not in (None, "uni"):
+    if not at.nixl or not single or "distributed_executor_backend" in user:
         return None
     return Fired(
         "distributed_executor_backend", "mp", "NIXL's threads and a one-process engine share one GIL"
@@ -84,6 +86,12 @@ def kv_events(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("kv_events_config", value, "the router follows the cache through these events")
 
 
+def dtype(user: UserArgs, at: Situation) -> Fired | None:
+    if at.device != "cpu" or at.has_bfloat16 or "dtype" in user:
+        return None
+    return Fired("dtype", "float32", "vLLM's bfloat16 kernels end on this CPU with an illegal instruction")
+
+
 def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or "worker_extension_cls" in user:
         return None
@@ -94,6 +102,7 @@ def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
 RULES: tuple[Rule, ...] = (
     prefix_caching,
     block_size,
+    dtype,
     runner,
     request_logging,
     executor,

@@ -44,6 +44,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_on_token: int | None = None
     """A prompt that begins with this id never gets a token."""
     refuse_start: bool = False
+    echo: bool = False
+    """Answer with the prompt itself, then stop."""
 
 
 def parse_spec(text: str | None) -> FakeSpec:
@@ -99,18 +101,21 @@ class FakeEngine:
 
     async def _choice(self, job: Job, index: int, aborted: asyncio.Event) -> AsyncGenerator[Output, None]:
         last = index == job.sampling.n - 1
+        whole, end = job.sampling.max_tokens, "length"
+        if self.spec.echo and len(job.prompt) <= whole:
+            whole, end = len(job.prompt), "stop"
         done = 0
-        while done < job.sampling.max_tokens:
+        while done < whole:
             if done:
                 await self._pause(self.spec.token_ms, aborted)
             if aborted.is_set():
                 yield Output([], index, finish="abort", finished=True, cached_tokens=0)
                 return
-            count = min(self.spec.tokens_per_output, job.sampling.max_tokens - done)
-            ids = [token_at(job, len(job.prompt) + done + i, self.spec.vocab_size) for i in range(count)]
+            count = min(self.spec.tokens_per_output, whole - done)
+            ids = [self._token(job, done + i) for i in range(count)]
             await self._count(count, aborted)
             done += count
-            finish = "length" if done == job.sampling.max_tokens else None
+            finish = end if done == whole else None
             yield Output(
                 ids,
                 index,
@@ -121,6 +126,11 @@ class FakeEngine:
                 logprobs=None if job.sampling.logprobs is None else [_certain(i) for i in ids],
                 transfer=_handover(job) if finish else None,
             )
+
+    def _token(self, job: Job, number: int) -> int:
+        if self.spec.echo:
+            return job.prompt[number % len(job.prompt)]
+        return token_at(job, len(job.prompt) + number, self.spec.vocab_size)
 
     async def _pause(self, ms: float, aborted: asyncio.Event) -> None:
         if ms <= 0:

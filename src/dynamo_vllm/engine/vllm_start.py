@@ -7,8 +7,10 @@ import contextlib
 import dataclasses
 import io
 import os
+import platform
 import socket
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
@@ -66,6 +68,16 @@ def device() -> str:
         ) from None
 
 
+def has_bfloat16(cpuinfo: str = "/proc/cpuinfo", machine: str = platform.machine()) -> bool:
+    """Whether vLLM's CPU kernels can use bfloat16: Arm needs the instructions, x86 does without."""
+    if machine not in ("aarch64", "arm64"):
+        return True
+    try:
+        return "bf16" in Path(cpuinfo).read_text()
+    except OSError:
+        return True
+
+
 def resolve(settings: EngineSettings) -> Resolved:
     """Parse the engine's flags with vLLM's own parser and add our defaults."""
     from vllm.config import KVTransferConfig
@@ -80,6 +92,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(ranks))
     situation = Situation(
         device=device(),
+        has_bfloat16=has_bfloat16(),
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
         kv_event_port=settings.kv_event_port or (_free_ports(ranks) if ranks > 1 else None),
