@@ -23,7 +23,6 @@ WORKER = [
     ),
     (checks.disaggregation_needs_a_connector, ["--is-decode-worker"], "add --connector nixl"),
     (checks.disaggregation_needs_a_connector, ["--disaggregation-mode", "prefill"], "add --connector nixl"),
-    (checks.connectors_are_installed, ["--connector", "kvbm"], "pip install 'dynamo-vllm[kvbm]'"),
     (
         checks.disaggregation_takes_tokens,
         ["--is-prefill-worker", "--engine", "fake", "--use-vllm-tokenizer"],

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import FrontendOptions, RuntimeOptions, WorkerOptions
 
 CONNECTORS = ("nixl", "lmcache", "kvbm", "none", "null")
-PACKAGES = {"nixl": "nixl", "lmcache": "lmcache", "kvbm": "kvbm"}
 ENDPOINT_TYPES = ("chat", "completions")
 MULTIMODAL_ROLES = (
     "multimodal_worker",
@@ -110,14 +109,6 @@ def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> N
         raise ConfigError(
             f"--disaggregation-mode {o.role} needs a way for the KV cache; add --connector nixl"
         )
-
-
-def connectors_are_installed(o: WorkerOptions, _: EngineFlags) -> None:
-    for name in o.connector:
-        if name in PACKAGES and o.engine != "fake" and importlib.util.find_spec(PACKAGES[name]) is None:
-            raise ConfigError(
-                f"--connector {name} needs the package {PACKAGES[name]}; pip install 'dynamo-vllm[{name}]'"
-            )
 
 
 def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
@@ -306,7 +297,6 @@ WORKER_RULES = (
     written_connector_is_json,
     disaggregation_needs_a_connector,
     disaggregation_takes_tokens,
-    connectors_are_installed,
     one_multimodal_role,
     multimodal_needs_its_switch,
     example_encoder_cache_needs_a_folder,
