@@ -68,6 +68,7 @@ class Job:
     prompt: Sequence[int]
     sampling: SamplingSpec
     priority: int = 0
+    """Smaller is sooner, as in vLLM; a client's hint is the other way round."""
     data_parallel_rank: int | None = None
     cache_salt: str | None = None
     transfer: Mapping[str, Any] | None = None

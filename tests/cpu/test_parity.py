@@ -143,3 +143,24 @@ def test_max_tokens_defaults_to_what_fits(one_worker: Stack) -> None:
     ).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 2048
+
+
+def test_prompt_logprobs_come_with_the_answer(one_worker: Stack) -> None:
+    """Chat answers have them at the top, completions in nvext when asked for."""
+    chat = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 2,
+        "prompt_logprobs": 1,
+    }
+    answer = one_worker.post("/v1/chat/completions", chat).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    more = {"prompt_logprobs": 1, "nvext": {"extra_fields": ["engine_data"]}}
+    body = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 2, **more}
+    found = one_worker.post("/v1/completions", body).json()["nvext"]["engine_data"]["prompt_logprobs"]
+    assert found[0] is None and "21" in found[1] and "22" in found[2]
+
+
+def test_a_priority_is_taken_by_the_default_scheduler_too(one_worker: Stack) -> None:
+    body = {"model": "tiny", "prompt": [20, 21], "max_tokens": 2, "nvext": {"agent_hints": {"priority": 5}}}
+    assert one_worker.post("/v1/completions", body).status_code == 200

@@ -83,3 +83,9 @@ def test_refused_by_name(text_mode: Stack, body: dict[str, Any], named: str) -> 
 def test_unknown_model(text_mode: Stack) -> None:
     with pytest.raises(openai.NotFoundError):
         text_mode.openai.chat.completions.create(**{**CHAT, "model": "nobody"})
+
+
+def test_logit_bias_reaches_the_engine(text_mode: Stack) -> None:
+    ask = {"model": "tiny", "prompt": [20, 21], "max_tokens": 3, "temperature": 0, "logit_bias": {"40": 100}}
+    answer = text_mode.openai.completions.create(**ask, logprobs=0)  # type: ignore[call-overload]
+    assert len(set(answer.choices[0].logprobs.tokens)) == 1

@@ -174,3 +174,13 @@ async def test_two_choices_count_together() -> None:
     assert [chunk["index"] for chunk in sender.chunks] == [0, 0, 1, 1]
     assert sender.chunks[-1]["completion_usage"]["completion_tokens"] == 4
     assert sum("completion_usage" in chunk for chunk in sender.chunks) == 1
+
+
+async def test_an_urgent_request_is_early_in_vllms_order() -> None:
+    """A client's higher priority is vLLM's smaller number."""
+    role = Aggregated((await make_worker()).facts)
+    jobs = [
+        await role.prepare(role.parse({**request(), "routing": {"priority": hint}}), "j")
+        for hint in (None, 1, 9)
+    ]
+    assert [job.priority for job in jobs] == [0, -1, -9]

@@ -30,7 +30,7 @@ class Aggregated:
             job_id,
             ids,
             sampling.from_tokens(request, room, self._facts),
-            priority=routing.priority or 0,
+            priority=-(routing.priority or 0),
             data_parallel_rank=self._rank(routing.dp_rank),
             cache_salt=routing.cache_salt,
         )
