@@ -1,0 +1,140 @@
+"""Options of the frontend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_vllm.config.build import opt
+from dynamo_vllm.config.options.runtime import RuntimeOptions
+
+ROUTERS = (
+    "kv",
+    "round-robin",
+    "random",
+    "power-of-two",
+    "least-loaded",
+    "direct",
+    "device-aware-weighted",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendOptions(RuntimeOptions):
+    """The OpenAI server and its router."""
+
+    host: str = opt(
+        "127.0.0.1",
+        "http",
+        "Address to listen on; 0.0.0.0 for every interface.",
+        env="DYN_HTTP_HOST",
+        flags=("--host", "--http-host"),
+        metavar="ADDRESS",
+    )
+    port: int = opt(
+        8000,
+        "http",
+        "Port to listen on.",
+        env="DYN_HTTP_PORT",
+        flags=("--port", "--http-port"),
+        metavar="PORT",
+    )
+    tls_cert_path: str | None = opt(
+        None, "http", "TLS certificate (PEM).", env="DYN_TLS_CERT_PATH", metavar="FILE"
+    )
+    tls_key_path: str | None = opt(None, "http", "TLS key (PEM).", env="DYN_TLS_KEY_PATH", metavar="FILE")
+    max_body_mb: int = opt(
+        45, "http", "Largest request body in MiB.", env="DYN_HTTP_BODY_LIMIT_MB", metavar="MIB"
+    )
+    error_wait_ms: int = opt(
+        5000,
+        "http",
+        "How long a streamed answer waits for its first token before the HTTP status is sent, so that an "
+        "early error keeps its status; 0 sends 200 at once.",
+        env="DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS",
+        metavar="MS",
+    )
+    metrics_prefix: str | None = opt(
+        None, "http", "Prefix of the frontend's metrics.", env="DYN_METRICS_PREFIX", metavar="NAME"
+    )
+    namespace_prefix: str | None = opt(
+        None,
+        "http",
+        "Serve models of every namespace with this prefix.",
+        env="DYN_NAMESPACE_PREFIX",
+        metavar="NAME",
+    )
+    router: str = opt(
+        "kv",
+        "router",
+        "How a worker is chosen.",
+        env="DYN_ROUTER_MODE",
+        flags=("--router", "--router-mode"),
+        choices=ROUTERS,
+    )
+    router_temperature: float = opt(
+        0.0, "router", "0 always takes the best worker; above, it is sampled.", env="DYN_ROUTER_TEMPERATURE"
+    )
+    kv_overlap_weight: float = opt(
+        1.0,
+        "router",
+        "Weight of cached prefix against load in the KV router.",
+        env="DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
+        flags=("--kv-overlap-weight", "--kv-overlap-score-weight"),
+    )
+    use_kv_events: bool = opt(
+        True,
+        "router",
+        "Follow the workers' KV events; off predicts the caches from past choices.",
+        env="DYN_ROUTER_USE_KV_EVENTS",
+        flags=("--use-kv-events", "--kv-events"),
+    )
+    router_ttl_seconds: float = opt(
+        120.0, "router", "Life of a predicted block when events are off.", env="DYN_ROUTER_TTL_SECS"
+    )
+    router_replica_sync: bool = opt(
+        False, "router", "Share the router's state between several frontends.", env="DYN_ROUTER_REPLICA_SYNC"
+    )
+    router_track_output_blocks: bool = opt(
+        False, "router", "Count generated blocks as load too.", env="DYN_ROUTER_TRACK_OUTPUT_BLOCKS"
+    )
+    router_queue_threshold: float | None = opt(
+        None,
+        "router",
+        "Queue requests when every worker's prefill load exceeds this share of its batch.",
+        env="DYN_ROUTER_QUEUE_THRESHOLD",
+    )
+    busy_blocks: float | None = opt(
+        None,
+        "router",
+        "Refuse (503) when the KV use of every worker exceeds this share.",
+        env="DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+        flags=("--busy-blocks", "--active-decode-blocks-threshold"),
+    )
+    busy_prefill_tokens: int | None = opt(
+        None,
+        "router",
+        "Refuse (503) when every worker has more prompt tokens waiting than this.",
+        env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+        flags=("--busy-prefill-tokens", "--active-prefill-tokens-threshold"),
+    )
+    migration_limit: int = opt(
+        3,
+        "migration",
+        "Times a request may move to another worker when its own goes away; 0 turns it off.",
+        env="DYN_MIGRATION_LIMIT",
+        metavar="N",
+    )
+    migration_max_seq_len: int | None = opt(
+        None,
+        "migration",
+        "Longest sequence that is still moved.",
+        env="DYN_MIGRATION_MAX_SEQ_LEN",
+        metavar="TOKENS",
+    )
+    drain_seconds: float = opt(
+        30.0,
+        "life",
+        "Budget for open requests after SIGTERM.",
+        env="DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",
+        metavar="SECONDS",
+    )

@@ -1,0 +1,78 @@
+"""Options of every process: how it finds and reaches the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_vllm.config.build import opt
+
+DISCOVERY_BACKENDS = ("file", "mem", "etcd", "kubernetes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """How a process finds and reaches the others."""
+
+    namespace: str = opt("dynamo", "runtime", "Namespace of the deployment.", env="DYN_NAMESPACE")
+    discovery_backend: str = opt(
+        "file",
+        "runtime",
+        "Where workers and frontends find each other: file and mem need no service.",
+        env="DYN_DISCOVERY_BACKEND",
+        flags=("--discovery-backend", "--store-kv"),
+        choices=DISCOVERY_BACKENDS,
+    )
+    file_kv: str | None = opt(
+        None,
+        "runtime",
+        "Folder of the file discovery backend; shared by every process of a deployment on one machine.",
+        env="DYN_FILE_KV",
+        metavar="FOLDER",
+    )
+    request_plane: str = opt(
+        "tcp",
+        "runtime",
+        "Transport of requests.",
+        env="DYN_REQUEST_PLANE",
+        choices=("tcp", "nats"),
+    )
+    event_plane: str = opt(
+        "zmq",
+        "runtime",
+        "Transport of KV events and load figures.",
+        env="DYN_EVENT_PLANE",
+        choices=("zmq", "nats"),
+    )
+    bind_host: str | None = opt(
+        None,
+        "runtime",
+        "Address this process binds and advertises; 127.0.0.1 keeps all traffic on this machine. "
+        "Unset: the machine's own address.",
+        env="DYN_VLLM_BIND_HOST",
+        metavar="ADDRESS",
+    )
+    system_host: str | None = opt(
+        None, "runtime", "Address of the health and metrics server.", env="DYN_SYSTEM_HOST", metavar="ADDRESS"
+    )
+    system_port: int | None = opt(
+        None,
+        "runtime",
+        "Port of /health, /live and /metrics; 0 takes a free one, unset serves none.",
+        env="DYN_SYSTEM_PORT",
+        metavar="PORT",
+    )
+    log_level: str = opt(
+        "info",
+        "runtime",
+        "How much to log.",
+        env="DYN_VLLM_LOG_LEVEL",
+        choices=("error", "warning", "info", "debug"),
+    )
+    status_fd: int | None = opt(
+        None,
+        "runtime",
+        "File descriptor that gets one JSON line per phase of the start.",
+        env="DYN_VLLM_STATUS_FD",
+        metavar="FD",
+        hidden=True,
+    )

@@ -1,0 +1,49 @@
+"""Options of `serve` beside those of the processes it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_vllm.config.build import opt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Everything on one machine: a frontend and its workers."""
+
+    model: str | None = opt(
+        None,
+        "what to serve",
+        "Folder of the model or its hub id; without one a tiny demo model is made on the spot.",
+        env="DYN_VLLM_MODEL",
+        metavar="MODEL",
+    )
+    config: str | None = opt(
+        None,
+        "what to serve",
+        "YAML file that describes the frontend and groups of workers.",
+        env="DYN_VLLM_SERVE_CONFIG",
+        metavar="FILE",
+    )
+    workers: int = opt(1, "what to serve", "Number of workers.", env="DYN_VLLM_WORKERS", metavar="N")
+    run_dir: str | None = opt(
+        None,
+        "what to serve",
+        "Folder for logs and discovery (default: a new one under the user's cache).",
+        env="DYN_VLLM_RUN_DIR",
+        metavar="FOLDER",
+    )
+    start_seconds: float = opt(
+        600.0,
+        "what to serve",
+        "How long the start may take before it counts as failed.",
+        env="DYN_VLLM_START_SECONDS",
+        metavar="SECONDS",
+    )
+    restarts: int = opt(
+        10,
+        "what to serve",
+        "Times one process is replaced in a row before serve gives up.",
+        env="DYN_VLLM_RESTARTS",
+        metavar="N",
+    )
