@@ -51,7 +51,7 @@ class Service:
             async with aclosing(self._engine.generate(job)) as outputs:
                 async for output in outputs:
                     if watch.client_left:
-                        continue  # until the engine has let go of the job
+                        break  # closing the generator ends the job where the abort came before it began
                     if output.finish == "abort":
                         raise Draining("this worker is going away")
                     chunk = encode(output)
