@@ -127,7 +127,5 @@ class EngineFacts:
     bos_token_id: int | None = None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """The model's own defaults (generation_config.json) for fields a request leaves out."""
-    handoff: Mapping[str, str] = field(default_factory=dict)
-    """What prefill and decode must agree on."""
     versions: Mapping[str, str] = field(default_factory=dict)
     rules: Sequence[str] = ()

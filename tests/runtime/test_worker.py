@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from harness.stack import Stack
+from harness.stack import Stack, environment
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -182,6 +184,37 @@ def test_reasoning_parser_is_advertised_and_applied(
     assert message.content == "four"
     assert message.model_extra is not None
     assert message.model_extra["reasoning_content"] == "two and two"
+
+
+def test_ids_only_the_model_lacks_are_refused_by_name(deployment: Stack, start_fake: StartFake) -> None:
+    """The frontend's tokenizer knows more ids than this engine, so the worker's own guard answers."""
+    start_fake(vocab_size=900)
+    deployment.wait_ready()
+    answer = deployment.post("/v1/completions", {**ASK, "prompt": [20, 950]})
+    assert answer.status_code == 400
+    assert answer.json()["message"] == "prompt: 950 is not in the vocabulary of 900 tokens"
+    assert deployment.post("/v1/completions", ASK).status_code == 200
+
+
+def test_unknown_rank_is_refused_by_name_on_the_request_plane(
+    deployment: Stack, start_fake: StartFake
+) -> None:
+    """Over HTTP the router's rank stands; another client of the runtime may send any."""
+    start_fake()
+    deployment.wait_ready()
+    request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2}}
+    bad, good = {**request, "routing": {"dp_rank": 7}}, {**request, "routing": {"dp_rank": 0}}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.plane", "dynamo.backend.generate", json.dumps(bad), json.dumps(good)],
+        cwd=Path(__file__).parents[1],
+        env=environment(deployment.folder, DYN_TCP_RPC_HOST="127.0.0.1", DYN_LOG="error"),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    refused, answered = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert "dp_rank: 7 is unknown" in refused["error"]
+    assert sum(len(chunk["token_ids"]) for chunk in answered["chunks"]) == 2
 
 
 PAIR = ("--connector", "nixl", "--disaggregation-mode")

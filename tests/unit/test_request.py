@@ -161,6 +161,20 @@ async def test_same_id_twice_at_once_are_two_jobs() -> None:
     assert first.tokens != second.tokens
 
 
+async def test_leaving_one_of_two_requests_with_the_same_id_keeps_the_other() -> None:
+    """Without an id of its own the abort of the first would end the second."""
+    worker = await make_worker(token_ms=1)
+    leaving, sender = FakeContext("same"), FakeSender()
+    first = asyncio.create_task(worker.generate(request([5], max_tokens=4000), leaving, sender))
+    await sender.first.wait()
+    second = asyncio.create_task(worker.generate(request([8], max_tokens=60), FakeContext("same")))
+    while len(worker.in_flight) < 2:
+        await asyncio.sleep(0)
+    leaving.stop()
+    await first
+    assert len((await second).tokens) == 60
+
+
 async def test_moved_request_goes_on_where_it_was() -> None:
     worker = await make_worker()
     whole = (await worker.generate(request([5, 6], max_tokens=10))).tokens

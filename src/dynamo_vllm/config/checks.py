@@ -276,7 +276,10 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
     NotYet("--omni", lambda o, _: o.omni),
     NotYet("--enable-prompt-embeds", lambda o, e: o.enable_prompt_embeds or "enable_prompt_embeds" in e),
-    NotYet("DYN_LORA_ENABLED / --enable-lora", lambda o, e: o.lora_enabled or "enable_lora" in e),
+    NotYet(
+        "DYN_LORA_ENABLED / --enable-lora",
+        lambda o, e: o.lora_enabled or bool(o.lora_path) or "enable_lora" in e,
+    ),
     NotYet("--headless", lambda _, e: "headless" in e),
     NotYet("--data-parallel-rank and its kin", lambda _, e: bool(_ONE_OF_SEVERAL_NODES & set(e))),
     NotYet("--nnodes / --node-rank", lambda _, e: bool({"nnodes", "node_rank"} & set(e))),

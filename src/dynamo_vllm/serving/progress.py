@@ -22,9 +22,6 @@ class Progress:
         logger.info("%s (%.1f s)%s", name, elapsed, "".join(f" {k}={v}" for k, v in details.items()))
         self._write({"phase": name, "elapsed": elapsed, **details})
 
-    def failed(self, reason: str) -> None:
-        self._write({"phase": "failed", "reason": reason})
-
     def _write(self, line: dict[str, object]) -> None:
         if self._fd is None:
             return

@@ -43,3 +43,10 @@ def kv_role(place: Place) -> str:
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 """Tells a vLLM connector to keep the cache for an engine that will ask for it."""
+
+
+def transfer_params(handed: object) -> dict[str, Any]:
+    """The parameters inside what the frontend carries over."""
+    if isinstance(handed, dict) and isinstance(handed.get("kv_transfer_params"), dict):
+        return dict(handed["kv_transfer_params"])
+    raise Rejected("no kv_transfer_params")

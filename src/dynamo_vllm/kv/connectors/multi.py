@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.kv.connectors.base import Connector, Place, Rejected
+from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Connector, Place, transfer_params
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,10 +53,7 @@ class AsWritten:
         return {}
 
     def prefill_params(self) -> dict[str, Any]:
-        return {"do_remote_decode": True, "do_remote_prefill": False}
+        return dict(PREFILL_PARAMS)
 
     def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any]:
-        params = handed.get("kv_transfer_params") if isinstance(handed, dict) else None
-        if not isinstance(params, dict) or not params:
-            raise Rejected("no kv_transfer_params")
-        return dict(params)
+        return transfer_params(handed)

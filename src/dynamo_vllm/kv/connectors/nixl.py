@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Place, Rejected, kv_role
+from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Place, Rejected, kv_role, transfer_params
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -63,10 +63,3 @@ class Nixl:
         if not blocks or min(blocks) < 0 or max(map(len, found.remote_block_ids)) > prompt_tokens:
             raise Rejected("kv_transfer_params: the blocks do not fit the prompt")
         return params
-
-
-def transfer_params(handed: object) -> dict[str, Any]:
-    """The parameters inside what the frontend carries over."""
-    if isinstance(handed, dict) and isinstance(handed.get("kv_transfer_params"), dict):
-        return dict(handed["kv_transfer_params"])
-    raise Rejected("no kv_transfer_params")
