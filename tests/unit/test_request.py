@@ -167,12 +167,12 @@ async def test_leaving_one_of_two_requests_with_the_same_id_keeps_the_other() ->
     leaving, sender = FakeContext("same"), FakeSender()
     first = asyncio.create_task(worker.generate(request([5], max_tokens=4000), leaving, sender))
     await sender.first.wait()
-    second = asyncio.create_task(worker.generate(request([8], max_tokens=60), FakeContext("same")))
-    while len(worker.in_flight) < 2:
-        await asyncio.sleep(0)
+    other = FakeSender()
+    second = asyncio.create_task(worker.generate(request([8], max_tokens=60), FakeContext("same"), other))
+    await other.first.wait()
     leaving.stop()
-    await first
     assert len((await second).tokens) == 60
+    await first
 
 
 async def test_moved_request_goes_on_where_it_was() -> None:
