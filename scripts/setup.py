@@ -2,7 +2,7 @@
 
 Runs with nothing but a Python 3.11 to 3.14. Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
-  DYNAMO_VLLM_EXTRAS=nixl,omni       further extras of pyproject.toml
+  DYNAMO_VLLM_EXTRAS=lmcache,omni      further extras of pyproject.toml
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class SetupError(Exception):
 def main() -> int:
     try:
         device = choose_device()
-        extras = [device, "dev", *filter(None, os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(","))]
+        extras = extras_for(device)
         stamp = stamp_for(extras)
         if read(STAMP) == stamp and os.path.exists(PYTHON):
             return 0
@@ -116,6 +116,11 @@ def has_nvidia_gpu() -> bool:
         return subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
+
+
+def extras_for(device: str) -> list[str]:
+    """NIXL is always there: `serve --prefill 1 --decode 1` should run at once."""
+    return [device, "nixl", "dev", *filter(None, os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(","))]
 
 
 def stamp_for(extras: list[str]) -> str:

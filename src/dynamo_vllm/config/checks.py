@@ -68,6 +68,10 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
 # --- worker ---------------------------------------------------------------------------------------------
 
 
@@ -115,6 +119,21 @@ def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
     written = engine.get("kv_transfer_config")
     if written is not None:
         json_object("--kv-transfer-config", written)
+
+
+_PACKAGES = {"NixlConnector": "nixl", "LMCacheConnectorV1": "lmcache", "DynamoConnector": "kvbm"}
+
+
+def connector_is_installed(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.engine == "fake":
+        return
+    written = engine.get("kv_transfer_config") or ""
+    named = [*o.connector, *(package for cls, package in _PACKAGES.items() if f'"{cls}"' in written)]
+    for package in named:
+        if package in _PACKAGES.values() and not is_installed(package):
+            raise ConfigError(
+                f"the connector {package} is not installed; run: pip install 'dynamo-vllm[{package}]'"
+            )
 
 
 def disaggregation_takes_tokens(o: WorkerOptions, _: EngineFlags) -> None:
@@ -224,7 +243,7 @@ def fake_engine_takes_no_engine_flags(o: WorkerOptions, engine: EngineFlags) -> 
 
 
 def gpu_memory_service_is_installed(_: WorkerOptions, engine: EngineFlags) -> None:
-    if engine.get("load_format") == "gms" and importlib.util.find_spec("gpu_memory_service") is None:
+    if engine.get("load_format") == "gms" and not is_installed("gpu_memory_service"):
         raise ConfigError(
             "--load-format gms needs the package gpu_memory_service, which is not on PyPI; "
             "install it from the Dynamo sources or use another load format"
@@ -268,10 +287,7 @@ _ONE_OF_SEVERAL_NODES = {
     "data_parallel_external_lb",
 }
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet("--disaggregation-mode prefill", lambda o, _: o.role == "prefill" and o.engine != "fake"),
-    NotYet("--disaggregation-mode decode", lambda o, _: o.role == "decode" and o.engine != "fake"),
     NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
-    NotYet("--connector", lambda o, _: bool(set(o.connector) - {"none", "null"}) and o.engine != "fake"),
     NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
     NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
     NotYet("--omni", lambda o, _: o.omni),
@@ -298,6 +314,7 @@ WORKER_RULES = (
     none_stands_alone,
     one_source_of_connectors,
     written_connector_is_json,
+    connector_is_installed,
     disaggregation_needs_a_connector,
     disaggregation_takes_tokens,
     one_multimodal_role,

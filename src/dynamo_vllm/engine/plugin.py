@@ -1,7 +1,11 @@
-"""Loaded by vLLM in each of its processes: an engine core ends with its worker, and not before.
+"""Loaded by vLLM in each of its processes: mends that must be there before the engine is.
 
-vLLM 0.30 leaves the engine core running when its parent is killed; it would keep a GPU's memory for good.
-And a Ctrl-C in a terminal goes to the whole process group, where the core would drop what the worker drains.
+An engine core ends with its worker, and not before. vLLM 0.30 leaves it running when its parent is killed; it
+would keep a GPU's memory for good. And a Ctrl-C in a terminal goes to the whole process group, where the core
+would drop what the worker drains.
+
+NIXL's progress thread pauses between looks where a worker asks for it. NIXL 1.5 polls without a pause, which
+takes a whole core per engine.
 """
 
 from __future__ import annotations
@@ -12,12 +16,34 @@ import signal
 import sys
 
 PARENT_VARIABLE = "DYN_VLLM_ENGINE_PARENT"
+NIXL_PAUSE_VARIABLE = "DYN_VLLM_NIXL_PAUSE_US"
 _PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
+    end_with_parent()
+    if pause := os.environ.get(NIXL_PAUSE_VARIABLE):
+        calm_nixl(int(pause))
+
+
+def end_with_parent() -> None:
     """In a child of the process that PARENT_VARIABLE names, ask the kernel to end us with it."""
     if sys.platform != "linux" or os.environ.get(PARENT_VARIABLE) != str(os.getppid()):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)
+
+
+def calm_nixl(pause_us: int) -> None:
+    """Give every NIXL agent made from now on a pause between polls; a transfer under way wakes it earlier."""
+    try:
+        from nixl import _api
+    except ImportError:
+        return
+    make_agent = _api.nixlBind.nixlAgent
+
+    def agent(name: str, config: object) -> object:
+        config.pthrDelay = pause_us  # type: ignore[attr-defined]
+        return make_agent(name, config)
+
+    _api.nixlBind.nixlAgent = agent

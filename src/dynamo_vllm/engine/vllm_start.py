@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
-from dynamo_vllm.engine.plugin import PARENT_VARIABLE
+from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
+_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def set_environment(settings: EngineSettings) -> None:
         wanted["HF_HUB_OFFLINE"] = "1"
     if device() == "cpu":
         # Several workers share a machine; pinning each to the same cores would starve them.
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        wanted[_BIND] = "nobind"
+        wanted[NIXL_PAUSE_VARIABLE] = "1000"
     if settings.prometheus_folder:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
@@ -93,6 +95,7 @@ def resolve(settings: EngineSettings) -> Resolved:
     situation = Situation(
         device=device(),
         has_bfloat16=has_bfloat16(),
+        binds_threads=_BIND in settings.environment,
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
         kv_event_port=settings.kv_event_port or (_free_ports(ranks) if ranks > 1 else None),
@@ -101,6 +104,9 @@ def resolve(settings: EngineSettings) -> Resolved:
     fired = tuple(apply(given, situation))
     for rule in fired:
         setattr(parsed, rule.argument, _typed(rule))
+    if situation.device == "cpu" and parsed.distributed_executor_backend == "uni":
+        # vLLM 0.30 takes no other sign that "uni" is meant on CPU; the engine core is still its own process.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if settings.reasoning_parser and _engine_knows_reasoning(settings.reasoning_parser):
         parsed.reasoning_parser = settings.reasoning_parser
     try:
