@@ -59,6 +59,8 @@ class VllmEngine:
         self._seen += 1
 
     def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
+        from dynamo_vllm.engine import vllm_terms
+
         llm = self._engine
         config = llm.vllm_config
         cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
@@ -80,6 +82,7 @@ class VllmEngine:
             sampling_defaults={k: v for k, v in defaults.items() if isinstance(v, int | float)},
             versions=vllm_start.versions(),
             rules=[str(fired) for fired in resolved.fired],
+            terms=vllm_terms.terms(config),
         )
 
     @property

@@ -28,6 +28,7 @@ from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, State
 from dynamo_vllm.serving.monitor import Monitor
+from dynamo_vllm.serving.peers import Peers
 from dynamo_vllm.serving.progress import Progress
 from dynamo_vllm.serving.request import Service
 
@@ -195,13 +196,21 @@ async def serve(
     progress.phase("warming")
     await warm_up(engine, role)
     progress.phase("registering")
+    if connector is not None and options.role in ("prefill", "decode"):
+        peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
+        await peers.join()
     with events.publishers(endpoint, facts, options.enable_local_indexer) as publishers:
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
         watching = asyncio.create_task(monitor(options, engine, role, lifecycle).run())
         on_signals(ending, lifecycle)
         lifecycle.ready()
-        progress.phase("ready", models=list(registration.names), kv_event_publishers=publishers)
+        progress.phase(
+            "ready",
+            models=list(registration.names),
+            kv_event_publishers=publishers,
+            instance=endpoint.connection_id(),
+        )
         code = await first_ending(ending, serving, watching)
         await leave(options, lifecycle, drt, serving, watching, code)
     return code

@@ -1,0 +1,36 @@
+"""What of a vLLM engine must fit another engine's, before one can read the other's KV cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import vllm
+from vllm import envs
+from vllm.distributed.kv_transfer.kv_connector.utils import get_kv_connector_cache_layout
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from dynamo_vllm.job import Terms
+
+
+def terms(config: VllmConfig) -> Terms:
+    """Empty without a KV connector."""
+    transfer = config.kv_transfer_config
+    if transfer is None:
+        return {}
+    model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
+    return {
+        "vllm": vllm.__version__,
+        "connector": str(transfer.kv_connector),
+        "model": str(model.model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "block_size": cache.block_size,
+        "kv_layout": envs.VLLM_KV_CACHE_LAYOUT or get_kv_connector_cache_layout(config) or "default",
+        "kv_heads": model.get_total_num_kv_heads(),
+        "head_size": model.get_head_size(),
+        "layers": model.get_total_num_hidden_layers(),
+        "speculative": f"{speculative.method} {speculative.model}" if speculative is not None else "none",
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+    }
