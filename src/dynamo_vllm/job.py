@@ -132,3 +132,5 @@ class EngineFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     rules: Sequence[str] = ()
     terms: Terms = field(default_factory=dict)
+    kv_lease_seconds: float = 30
+    """How long the engine keeps a KV cache that another engine is to fetch."""

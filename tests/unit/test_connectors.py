@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.kv.connectors import CONNECTORS, choose
-from dynamo_vllm.kv.connectors.base import Connector, Place, Rejected
+from dynamo_vllm.kv.connectors.base import Connector, Place, Rejected, handover
 from dynamo_vllm.kv.connectors.multi import Multi
 
 HANDED = {
@@ -25,7 +25,7 @@ EVERY: list[Connector] = [*CONNECTORS.values(), Multi([CONNECTORS["kvbm"], CONNE
 
 
 def handed(**changes: Any) -> dict[str, Any]:
-    return {"kv_transfer_params": {**HANDED, **changes}}
+    return handover({**HANDED, **changes}, 30)
 
 
 @pytest.mark.parametrize("connector", EVERY, ids=lambda c: c.name)
@@ -41,7 +41,7 @@ def test_tells_vllm_its_name_and_role(connector: Connector, role: str, device: s
 def test_hands_over_what_it_asked_for(connector: Connector) -> None:
     """Either a job carries parameters on both sides, or on neither."""
     carries = connector.prefill_params() is not None
-    assert (connector.decode_params(handed(), 64) is not None) is carries
+    assert (connector.decode_params(handed(), 64, 32) is not None) is carries
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,12 @@ def test_hands_over_what_it_asked_for(connector: Connector) -> None:
         None,
         "text",
         {},
-        {"kv_transfer_params": None},
-        {"kv_transfer_params": "x"},
-        {"kv_transfer_params": {"do_remote_prefill": True}},
+        handover(None, 30),
+        handover(HANDED, 0),
+        {"kv_transfer_params": HANDED},
+        {"kv_transfer_params": HANDED, "expires_at": "soon"},
+        {"kv_transfer_params": "x", "expires_at": 1e12},
+        handover({"do_remote_prefill": True}, 30),
         handed(do_remote_prefill=False),
         handed(remote_engine_id=""),
         handed(remote_request_id=None),
@@ -65,7 +68,8 @@ def test_hands_over_what_it_asked_for(connector: Connector) -> None:
         handed(remote_block_ids=[[]]),
         handed(remote_block_ids=[[-1]]),
         handed(remote_block_ids=[["a"]]),
-        handed(remote_block_ids=[[0] * 65]),
+        handed(remote_block_ids=[[3]]),
+        handed(remote_block_ids=[[3, 4, 5]]),
         handed(tp_size=0),
     ],
     ids=str,
@@ -73,7 +77,7 @@ def test_hands_over_what_it_asked_for(connector: Connector) -> None:
 @pytest.mark.parametrize("connector", [EVERY[0], EVERY[-1]], ids=lambda c: c.name)
 def test_nothing_that_would_kill_or_hang_an_engine_passes(connector: Connector, wrong: object) -> None:
     with pytest.raises(Rejected):
-        connector.decode_params(wrong, 64)
+        connector.decode_params(wrong, 64, 32)
 
 
 def test_a_missing_field_is_refused_whichever_it_is() -> None:
@@ -87,7 +91,7 @@ def test_a_missing_field_is_refused_whichever_it_is() -> None:
     ):
         params = {key: value for key, value in HANDED.items() if key != name}
         with pytest.raises(Rejected, match=name):
-            CONNECTORS["nixl"].decode_params({"kv_transfer_params": params}, 64)
+            CONNECTORS["nixl"].decode_params(handover(params, 30), 64, 32)
 
 
 def test_lost_caches_are_computed_anew_and_leases_are_set() -> None:
@@ -125,6 +129,6 @@ def test_what_the_user_wrote_stands_and_nixl_in_it_is_checked() -> None:
     for connector in (written, inside):
         assert connector is not None
         with pytest.raises(Rejected):
-            connector.decode_params({"kv_transfer_params": {"do_remote_prefill": True}}, 64)
+            connector.decode_params(handover({"do_remote_prefill": True}, 30), 64, 32)
     other = choose([], '{"kv_connector": "ExampleConnector"}')
-    assert other is not None and other.decode_params({"kv_transfer_params": {"a": 1}}, 64) == {"a": 1}
+    assert other is not None and other.decode_params(handover({"a": 1}, 30), 64, 32) == {"a": 1}

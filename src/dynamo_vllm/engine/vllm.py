@@ -83,6 +83,7 @@ class VllmEngine:
             versions=vllm_start.versions(),
             rules=[str(fired) for fired in resolved.fired],
             terms=vllm_terms.terms(config),
+            kv_lease_seconds=vllm_terms.lease_seconds(config),
         )
 
     @property

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import Terms
 
 
+def lease_seconds(config: VllmConfig) -> float:
+    """The shortest lease of all connectors; vLLM's default where none is set."""
+    transfer = config.kv_transfer_config
+    extra = transfer.kv_connector_extra_config if transfer is not None else {}
+    parts = [part.get("kv_connector_extra_config", {}) for part in extra.get("connectors", ())]
+    return min(float(part.get("kv_lease_duration", 30)) for part in (extra, *parts))
+
+
 def terms(config: VllmConfig) -> Terms:
     """Empty without a KV connector."""
     transfer = config.kv_transfer_config

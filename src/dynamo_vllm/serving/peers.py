@@ -68,9 +68,9 @@ class Peers:
         self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(self._answer))
         client = await self._endpoint.client()
         await self._seen(client)
-        for instance in client.instance_ids():
-            if instance != self._card.instance:
-                self._judge(await self._ask(client, instance))
+        others = [instance for instance in client.instance_ids() if instance != self._card.instance]
+        for other in await asyncio.gather(*(self._ask(client, instance) for instance in others)):
+            self._judge(other)
         self._card = msgspec.structs.replace(self._card, is_registered=True)
 
     async def _seen(self, client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +34,7 @@ class Connector(Protocol):
     def prefill_params(self) -> dict[str, Any] | None:
         """What a prefill job carries; None when the connector needs nothing per job."""
 
-    def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any] | None:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any] | None:
         """What a decode job carries, checked; None when there is nothing to fetch. Raises Rejected."""
 
 
@@ -45,8 +46,26 @@ PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefil
 """Tells a vLLM connector to keep the cache for an engine that will ask for it."""
 
 
+LEASE_MARGIN_SECONDS = 1.0
+
+
+def handover(transfer: Mapping[str, Any] | None, lease_seconds: float) -> dict[str, Any]:
+    """What a prefill worker gives the frontend to carry to a decode worker."""
+    return {"kv_transfer_params": transfer, "expires_at": time.time() + lease_seconds}
+
+
 def transfer_params(handed: object) -> dict[str, Any]:
-    """The parameters inside what the frontend carries over."""
-    if isinstance(handed, dict) and isinstance(handed.get("kv_transfer_params"), dict):
-        return dict(handed["kv_transfer_params"])
-    raise Rejected("no kv_transfer_params")
+    """The parameters inside what the frontend carries over.
+
+    vLLM 0.30 does not notice a lease that ran out: it reads blocks that hold another prompt by now, and
+    answers from them.
+    """
+    if not isinstance(handed, dict) or not isinstance(handed.get("kv_transfer_params"), dict):
+        raise Rejected("no kv_transfer_params")
+    expires_at = handed.get("expires_at")
+    if not isinstance(expires_at, int | float):
+        raise Rejected("no end of the lease")
+    late = time.time() + LEASE_MARGIN_SECONDS - expires_at
+    if late > 0:
+        raise Rejected(f"the lease is over by {late:.1f} s (or the clocks of the two machines differ)")
+    return dict(handed["kv_transfer_params"])

@@ -36,10 +36,10 @@ class Multi:
     def prefill_params(self) -> dict[str, Any] | None:
         return next((params for part in self.parts if (params := part.prefill_params())), None)
 
-    def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any] | None:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any] | None:
         for part in self.parts:
             if part.prefill_params() is not None:
-                return part.decode_params(handed, prompt_tokens)
+                return part.decode_params(handed, prompt_tokens, block_size)
         return None
 
 
@@ -55,5 +55,5 @@ class AsWritten:
     def prefill_params(self) -> dict[str, Any]:
         return dict(PREFILL_PARAMS)
 
-    def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any]:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any]:
         return transfer_params(handed)
