@@ -34,6 +34,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,13 @@ class Process:
         return sum(float(n.rsplit(" ", 1)[1]) for n in lines if n.startswith((name + "{", name + " ")))
 
     def last_error(self) -> str:
+        """The last line that names an error, other than vLLM's remark that there was one."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        named = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b|error:", line)]
+        named = [
+            line
+            for line in lines
+            if re.search(r"\b\w*(Error|Exception)\b|error:", line) and "root cause" not in line
+        ]
         return (named or lines or ["it wrote nothing"])[-1][-400:]
 
 
@@ -429,8 +435,19 @@ def kvbm(bench: Bench) -> str:
     worker, told = tier(bench, "kvbm", env)
     text = get(f"http://127.0.0.1:{worker.port}/metrics") or ""
     series = len([line for line in text.splitlines() if line.startswith("kvbm_")])
+    heard = prove_events(bench)
     bench.stop()
-    return f"{told}; {series} kvbm_ series"
+    return f"{told}; {series} kvbm_ series; {heard}"
+
+
+def prove_events(bench: Bench) -> str:
+    """With KVBM the router hears vLLM's events only through KVBM, which adds its own."""
+    assert bench.stack is not None
+    command = [*CLI, "check", "--live", bench.stack.url, "--strict"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise RuntimeError(f"no KV event reached the router: {(done.stdout + done.stderr).strip()[-400:]}")
+    return "a merged KV event reached the router"
 
 
 def kvbm_nixl(bench: Bench) -> str:
@@ -534,6 +551,7 @@ def main() -> int:
     if unknown := [name for name in options.steps if name not in STEPS]:
         parser.error(f"unknown step {unknown[0]!r}; choose from {', '.join(STEPS)}")
     chosen = [name for name in STEPS if name in options.steps or not options.steps]
+    print(", ".join(f"{name} {version}" for name, version in versions().items()), flush=True)
     with tempfile.TemporaryDirectory(prefix="dynamo-vllm-gpu-") as name:
         folder = options.logs or Path(name)
         bench = Bench(folder, model_folder(options.model, Path(name)), [*engine_flags(), *more], gpu_memory())
@@ -544,6 +562,14 @@ def main() -> int:
     count = {result: sum(row.result == result for row in rows) for result in ("ok", "FAILED", "not possible")}
     print(f"{count['ok']} passed, {count['FAILED']} failed, {count['not possible']} not possible")
     return 1 if count["FAILED"] else 0
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("vllm", "torch", "ai-dynamo-runtime", "nixl", "lmcache", "kvbm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
