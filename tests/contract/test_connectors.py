@@ -115,20 +115,18 @@ def test_no_events_are_heard_when_the_engine_publishes_none(model: str) -> None:
 
 
 def test_environment_has_what_a_connector_needs_and_what_the_user_set(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "a" / "prometheus"
     monkeypatch.setattr(os, "environ", {"LMCACHE_CHUNK_SIZE": "theirs"})
     vllm_start.set_environment(
         EngineSettings(
             model=model,
-            prometheus_folder=str(folder),
+            prometheus_folder="/scratch/prometheus",
             connector_environment={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_CHUNK_SIZE": "64"},
             environment={"LMCACHE_CHUNK_SIZE": "theirs"},
         )
     )
-    assert folder.is_dir()
-    assert os.environ["PROMETHEUS_MULTIPROC_DIR"] == str(folder)
+    assert os.environ["PROMETHEUS_MULTIPROC_DIR"] == "/scratch/prometheus"
     assert os.environ["LMCACHE_TRACK_USAGE"] == "false"
     assert os.environ["LMCACHE_CHUNK_SIZE"] == "theirs"
 

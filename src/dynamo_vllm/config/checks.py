@@ -172,7 +172,7 @@ def kvbm_has_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
     ranks = engine.get("data_parallel_size") or "1"
     if "kvbm" in named_connectors(o, engine) and ranks != "1":
         raise ConfigError(
-            f"--data-parallel-size {ranks} cannot stand beside the connector kvbm, whose ports serve one rank; "
+            f"--data-parallel-size {ranks} cannot stand beside the connector kvbm, whose ports serve one; "
             "start a worker per rank instead"
         )
 

@@ -49,7 +49,6 @@ def set_environment(settings: EngineSettings) -> None:
         wanted[NIXL_PAUSE_VARIABLE] = "1000"
     if settings.prometheus_folder:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
-        Path(settings.prometheus_folder).mkdir(parents=True, exist_ok=True)
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
     wanted |= settings.connector_environment

@@ -56,6 +56,8 @@ async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: M
         options = await with_local_model(options, progress)
         settings = engine_settings(options, engine_argv, environment, scratch)
         settings = dataclasses.replace(settings, is_local=options.model == named)
+        if settings.prometheus_folder:
+            os.makedirs(settings.prometheus_folder, exist_ok=True)
         meter = metrics.LoadMeter()
         engine = make_engine(options, settings, meter.record, progress.phase)
         try:

@@ -252,7 +252,7 @@ class WorkerOptions(RuntimeOptions):
     prometheus_multiproc_dir: str | None = opt(
         None,
         "life",
-        "Folder of multi-process metrics of this one worker; unset, one of its own where a connector needs it.",
+        "Folder of multi-process metrics of this one worker; unset, its own where a connector needs one.",
         env="PROMETHEUS_MULTIPROC_DIR",
         metavar="FOLDER",
     )
