@@ -155,6 +155,12 @@ def test_resolved_configuration_is_dumped(deployment: Stack, start_fake: StartFa
     assert found["engine"]["context_length"] == 4096
 
 
+def test_metrics_folder_is_made(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
+    start_fake("--prometheus-multiproc-dir", str(tmp_path / "not" / "there"))
+    deployment.wait_ready()
+    assert (tmp_path / "not" / "there").is_dir()
+
+
 def test_text_mode_chats(deployment: Stack, start_fake: StartFake) -> None:
     start_fake("--use-vllm-tokenizer")
     deployment.wait_ready()

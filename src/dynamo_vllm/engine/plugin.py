@@ -36,7 +36,6 @@ def end_with_parent() -> None:
 
 def calm_nixl(pause_us: int) -> None:
     """Give every NIXL agent made from now on a pause between polls; a transfer under way wakes it earlier."""
-    os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")  # as vLLM does it, before NIXL is imported
     try:
         from nixl import _api
     except ImportError:

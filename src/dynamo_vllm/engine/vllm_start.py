@@ -47,10 +47,12 @@ def set_environment(settings: EngineSettings) -> None:
         # Several workers share a machine; pinning each to the same cores would starve them.
         wanted[_BIND] = "nobind"
         wanted[NIXL_PAUSE_VARIABLE] = "1000"
+        wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # as vLLM would; our plugin loads NIXL before it
     if settings.prometheus_folder:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+    wanted |= settings.connector_environment
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
@@ -89,7 +91,8 @@ def resolve(settings: EngineSettings) -> Resolved:
     ranks = int(given.get("data_parallel_size") or 1)
     if settings.kv_transfer is not None:
         given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
-    nixl = "nixl" in str(given.get("kv_transfer_config", "")).lower()
+    connectors = str(given.get("kv_transfer_config", "")).lower()
+    nixl = "nixl" in connectors
     if nixl:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(ranks))
     situation = Situation(
@@ -98,6 +101,8 @@ def resolve(settings: EngineSettings) -> Resolved:
         binds_threads=_BIND in settings.environment,
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
+        kvbm="kvbm" in connectors,
+        merged_kv_events=settings.merged_kv_events,
         kv_event_port=settings.kv_event_port or (_free_ports(ranks) if ranks > 1 else None),
         socket_folder=settings.scratch_folder,
     )

@@ -9,7 +9,7 @@ from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.utils import get_kv_connector_cache_layout
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
 
     from dynamo_vllm.job import Terms
 
@@ -30,7 +30,7 @@ def terms(config: VllmConfig) -> Terms:
     model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
     return {
         "vllm": vllm.__version__,
-        "connector": str(transfer.kv_connector),
+        "connector": _moving_connector(transfer),
         "model": str(model.model),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": str(cache.cache_dtype),
@@ -42,3 +42,10 @@ def terms(config: VllmConfig) -> Terms:
         "speculative": f"{speculative.method} {speculative.model}" if speculative is not None else "none",
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
     }
+
+
+def _moving_connector(transfer: KVTransferConfig) -> str:
+    """The one that brings caches from engine to engine; what keeps them beside it is a worker's own affair."""
+    parts = transfer.kv_connector_extra_config.get("connectors", ())
+    names = {str(part.get("kv_connector")) for part in parts} or {str(transfer.kv_connector)}
+    return next((name for name in names if name.startswith("Nixl")), "+".join(sorted(names)))

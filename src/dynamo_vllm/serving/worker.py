@@ -21,7 +21,7 @@ from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineDead, StartError
 from dynamo_vllm.kv import connectors, events
-from dynamo_vllm.kv.connectors.base import Place
+from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
 from dynamo_vllm.roles import aggregated, decode, prefill, text
 from dynamo_vllm.serving import metrics, runtime
 from dynamo_vllm.serving.cancel import InFlight
@@ -57,6 +57,8 @@ async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: M
         options = await with_local_model(options, progress)
         settings = engine_settings(options, engine_argv, environment, scratch)
         settings = dataclasses.replace(settings, is_local=options.model == named)
+        if settings.prometheus_folder:
+            os.makedirs(settings.prometheus_folder, exist_ok=True)
         meter = metrics.LoadMeter()
         engine = make_engine(options, settings, meter.record, progress.phase)
         try:
@@ -121,9 +123,19 @@ def engine_settings(
 ) -> EngineSettings:
     connector = connector_of(options, engine_argv)
     device = vllm_start.device() if options.engine == "vllm" else "none"
-    place = Place(role=options.role, device=device, lease_seconds=options.kv_lease_seconds)
+    place = Place(
+        role=options.role,
+        device=device,
+        lease_seconds=options.kv_lease_seconds,
+        offload_gb=options.kv_offload_gb or OFFLOAD_GB,
+        environment=environment,
+    )
+    needs = connector.needs(place) if connector is not None else Needs()
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        connector_environment=needs.environment,
+        connector_metrics_url=needs.metrics_url,
+        merged_kv_events=needs.merged_events,
         side_channel_host=options.side_channel_host or options.bind_host,
         side_channel_port=options.side_channel_port,
         model=str(options.model),
@@ -136,7 +148,8 @@ def engine_settings(
         kv_event_port=options.kv_event_port,
         scratch_folder=scratch,
         bind_host=options.bind_host,
-        prometheus_folder=options.prometheus_multiproc_dir,
+        prometheus_folder=options.prometheus_multiproc_dir
+        or (str(Path(scratch, "prometheus")) if needs.shares_metrics else None),
         environment=dict(environment),
     )
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+
+OFFLOAD_GB = 5.0
+"""Host memory for caches that leave an engine, as LMCache itself would take."""
 
 
 class Rejected(ValueError):
     """A hand-over that must not reach the engine; the request is then computed here as a whole."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,35 @@ class Place:
     device: str
     lease_seconds: int = 30
     """How long a prefill engine keeps a cache that nobody fetches."""
+    offload_gb: float = OFFLOAD_GB
+    """Host memory for caches that leave the engine."""
+    has_handover: bool = False
+    """Another connector beside this one hands caches from prefill to decode."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The variables the user set; what stands there is kept."""
+    find_port: Callable[[], int] = free_port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a connector wants around the engine that runs it."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the engine's processes, without those the user set."""
+    shares_metrics: bool = False
+    """Its Prometheus series are made in the engine's processes; a folder brings them to the worker."""
+    metrics_url: str | None = None
+    """Where it serves series of its own."""
+    merged_events: str | None = None
+    """Where it publishes the engine's KV events together with its own."""
+
+    def and_those(self, other: Needs) -> Needs:
+        return Needs(
+            environment={**self.environment, **other.environment},
+            shares_metrics=self.shares_metrics or other.shares_metrics,
+            metrics_url=self.metrics_url or other.metrics_url,
+            merged_events=self.merged_events or other.merged_events,
+        )
 
 
 class Connector(Protocol):
@@ -30,6 +70,9 @@ class Connector(Protocol):
 
     def engine_config(self, place: Place) -> dict[str, Any]:
         """vLLM's kv_transfer_config."""
+
+    def needs(self, place: Place) -> Needs:
+        """What must be there before the engine starts. Raises ConfigError for a place it cannot work in."""
 
     def prefill_params(self) -> dict[str, Any] | None:
         """What a prefill job carries; None when the connector needs nothing per job."""
@@ -40,6 +83,11 @@ class Connector(Protocol):
 
 def kv_role(place: Place) -> str:
     return {"prefill": "kv_producer", "decode": "kv_consumer"}.get(place.role, "kv_both")
+
+
+def unset(wanted: Mapping[str, str], place: Place) -> dict[str, str]:
+    """Those of the wanted variables the user has not set."""
+    return {name: value for name, value in wanted.items() if name not in place.environment}
 
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Place, Rejected, kv_role, transfer_params
+from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Needs, Place, Rejected, kv_role, transfer_params
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -41,6 +41,9 @@ class Nixl:
         if place.device == "cpu":
             config["kv_buffer_device"] = "cpu"
         return config
+
+    def needs(self, place: Place) -> Needs:
+        return Needs()
 
     def prefill_params(self) -> dict[str, Any]:
         return dict(PREFILL_PARAMS)
