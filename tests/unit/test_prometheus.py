@@ -100,8 +100,12 @@ def test_series_of_a_connectors_own_server_are_added_as_whole_lines(server: str)
 
 
 def test_a_proxy_of_the_machine_is_not_asked(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: urllib reads the proxies once."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert values(prometheus.fetched(server + "/metrics"))
+    source = f"from dynamo_vllm.engine import prometheus; print(prometheus.fetched('{server}/metrics'))"
+    assert values(python(source))
 
 
 def test_a_server_that_fails_or_is_gone_hides_no_other_series(server: str) -> None:
