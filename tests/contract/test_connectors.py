@@ -75,10 +75,12 @@ def test_class_can_be_made(connector: Connector) -> None:
 @by_name
 def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
     given = connector.engine_config(Place(role="prefill", device="cuda"))
-    found = vllm_start.resolve(EngineSettings(model=model, kv_transfer=given))
+    found = vllm_start.resolve(
+        EngineSettings(model=model, kv_transfer=given, has_plain_blocks=connector.has_plain_blocks)
+    )
     assert found.args.kv_transfer_config.kv_connector == given["kv_connector"]
     fired = {rule.argument for rule in found.fired}
-    assert ("disable_hybrid_kv_cache_manager" in fired) is ("kvbm" in packages(connector))
+    assert ("disable_hybrid_kv_cache_manager" in fired) is (packages(connector) != {"nixl"})
 
 
 def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:

@@ -12,7 +12,9 @@ from dynamo_vllm.config.engine_rules import Fired, Rule, Situation, apply
 CPU, GPU = Situation("cpu"), Situation("cuda")
 NIXL = Situation("cuda", nixl=True)
 IPC = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "ipc:///run/x/kv-events", "topic": ""}
-KVBM = Situation("cuda", kvbm=True, merged_kv_events="tcp://127.0.0.1:57001", socket_folder="/run/x")
+KVBM = Situation(
+    "cuda", has_plain_blocks=True, merged_kv_events="tcp://127.0.0.1:57001", socket_folder="/run/x"
+)
 MERGED = ["ipc:///run/x/kv-events", "tcp://127.0.0.1:57001", "tcp://127.0.0.1:57001"]
 OLD_ARM = Situation(device="cpu", has_bfloat16=False)
 FIRES = [

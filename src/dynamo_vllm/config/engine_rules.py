@@ -21,7 +21,8 @@ class Situation:
     binds_threads: bool = False
     """The user binds vLLM's CPU threads to cores, which vLLM does in a process of its own."""
     nixl: bool = False
-    kvbm: bool = False
+    has_plain_blocks: bool = False
+    """A KV connector knows one kind of cache block."""
     merged_kv_events: str | None = None
     """Where a connector publishes the engine's KV events together with its own."""
     kv_event_port: int | None = None
@@ -134,10 +135,11 @@ def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
 
 
 def hybrid_cache(user: UserArgs, at: Situation) -> Fired | None:
-    if not at.kvbm or "disable_hybrid_kv_cache_manager" in user:
+    if not at.has_plain_blocks or "disable_hybrid_kv_cache_manager" in user:
         return None
-    # vLLM 0.30 sees by itself that KVBM alone cannot, but not that KVBM beside NIXL cannot: it then stops.
-    reason = "KVBM knows one kind of cache block"
+    # vLLM 0.30 sees by itself that such a connector alone cannot; not that KVBM beside NIXL cannot, nor that
+    # the decode worker at the other end of NIXL must do the same.
+    reason = "the KV connector knows one kind of cache block"
     return Fired("disable_hybrid_kv_cache_manager", True, reason)
 
 

@@ -32,6 +32,8 @@ class EngineSettings:
     prometheus_folder: str | None = None
     connector_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables the connector needs; none that the user set."""
+    has_plain_blocks: bool = False
+    """The connector knows one kind of cache block."""
     connector_metrics_url: str | None = None
     """Where the connector serves series of its own."""
     merged_kv_events: str | None = None

@@ -101,7 +101,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         binds_threads=_BIND in settings.environment,
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
-        kvbm="kvbm" in connectors,
+        has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
         kv_event_port=settings.kv_event_port or (_free_ports(ranks) if ranks > 1 else None),
         socket_folder=settings.scratch_folder,

@@ -40,12 +40,13 @@ def terms(config: VllmConfig) -> Terms:
         "head_size": model.get_head_size(),
         "layers": model.get_total_num_hidden_layers(),
         "speculative": f"{speculative.method} {speculative.model}" if speculative is not None else "none",
+        "hybrid_cache": "off" if config.scheduler_config.disable_hybrid_kv_cache_manager else "on",
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
     }
 
 
 def _moving_connector(transfer: KVTransferConfig) -> str:
-    """The one that brings caches from engine to engine; what keeps them beside it is a worker's own affair."""
+    """The one that brings caches from engine to engine; what keeps them beside it is a worker's own."""
     parts = transfer.kv_connector_extra_config.get("connectors", ())
     names = {str(part.get("kv_connector")) for part in parts} or {str(transfer.kv_connector)}
     return next((name for name in names if name.startswith("Nixl")), "+".join(sorted(names)))

@@ -134,6 +134,7 @@ def engine_settings(
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
         connector_environment=needs.environment,
+        has_plain_blocks=connector is not None and connector.has_plain_blocks,
         connector_metrics_url=needs.metrics_url,
         merged_kv_events=needs.merged_events,
         side_channel_host=options.side_channel_host or options.bind_host,

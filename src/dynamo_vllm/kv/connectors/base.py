@@ -68,6 +68,10 @@ class Connector(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def has_plain_blocks(self) -> bool:
+        """It knows one kind of cache block, so that vLLM's hybrid caches are off: on both sides of a pair."""
+
     def engine_config(self, place: Place) -> dict[str, Any]:
         """vLLM's kv_transfer_config."""
 

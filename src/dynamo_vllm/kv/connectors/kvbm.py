@@ -21,6 +21,7 @@ _METRICS, _METRICS_PORT = "DYN_KVBM_METRICS", "DYN_KVBM_METRICS_PORT"
 
 class Kvbm:
     name = "kvbm"
+    has_plain_blocks = True
 
     def engine_config(self, place: Place) -> dict[str, Any]:
         return {

@@ -15,6 +15,7 @@ _REMOTE = ("LMCACHE_REMOTE_URL", "LMCACHE_ENABLE_PD", "LMCACHE_ENABLE_P2P")
 
 class Lmcache:
     name = "lmcache"
+    has_plain_blocks = True
 
     def engine_config(self, place: Place) -> dict[str, Any]:
         return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}

@@ -23,6 +23,10 @@ class Multi:
     def name(self) -> str:
         return "+".join(part.name for part in self.parts)
 
+    @property
+    def has_plain_blocks(self) -> bool:
+        return any(part.has_plain_blocks for part in self.parts)
+
     def engine_config(self, place: Place) -> dict[str, Any]:
         parts = [part.engine_config(place) for part in self._at(place)]
         if len(parts) == 1:
@@ -78,6 +82,10 @@ class AsWritten:
     name: str
     known: Sequence[Connector] = ()
     """Our own connectors that the description names."""
+
+    @property
+    def has_plain_blocks(self) -> bool:
+        return any(part.has_plain_blocks for part in self.known)
 
     def engine_config(self, place: Place) -> dict[str, Any]:
         return {}

@@ -29,6 +29,7 @@ class Handover(msgspec.Struct, frozen=True):
 
 class Nixl:
     name = "nixl"
+    has_plain_blocks = False
 
     def engine_config(self, place: Place) -> dict[str, Any]:
         config: dict[str, Any] = {
