@@ -12,7 +12,8 @@ The steps, in the order they run; none named runs all of them:
   kvbm-nixl     the prompts through a pair, the prefill engine with KVBM too
   clean         no process and no GPU memory is left
 
-A step ends with "not possible" only where a package cannot be loaded at all; that does not fail the run.
+A step ends with "not possible" only where a package cannot be loaded at all, or where the worker refuses a
+connector by name; that does not fail the run.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ LOADS = {
 
 
 class NotPossible(Exception):
-    """A package cannot be loaded here, whatever we do."""
+    """A package cannot be loaded here, or must not be used."""
 
 
 @dataclass
@@ -160,6 +161,8 @@ class Stack:
 
         def is_ready() -> bool:
             if made.popen.poll() is not None:
+                if made.popen.returncode == 2 and "error: the connector " in made.last_error():
+                    raise NotPossible(made.last_error())
                 raise RuntimeError(
                     f"{name} ended with {made.popen.returncode}: {made.last_error()} ({made.log})"
                 )
@@ -235,7 +238,7 @@ class Stack:
                 complaints.append(f"{made.name} did not end within 60 s")
                 made.kill()
                 code = 0
-            if code not in (0, -signal.SIGKILL):
+            if code not in (0, 2, -signal.SIGKILL):  # 2 was told where it happened
                 complaints.append(f"{made.name} ended with {code}")
             _, alive = psutil.wait_procs(below, timeout=10)
             for process in alive:

@@ -24,8 +24,14 @@ WORKER = [
     (checks.connector_is_installed, ["--connector", "nixl", "kvbm"], "pip install 'dynamo-vllm[kvbm]'"),
     (
         checks.connector_is_installed,
+        ["--kv-transfer-config", '{"kv_connector": "DynamoConnector"}'],
+        "pip install 'dynamo-vllm[kvbm]'",
+    ),
+    (checks.lmcache_reads_the_cache, ["--connector", "lmcache", "nixl"], "use --connector kvbm"),
+    (
+        checks.lmcache_reads_the_cache,
         ["--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1"}'],
-        "pip install 'dynamo-vllm[lmcache]'",
+        "answers are wrong",
     ),
     (checks.disaggregation_needs_a_connector, ["--is-decode-worker"], "add --connector nixl"),
     (checks.disaggregation_needs_a_connector, ["--disaggregation-mode", "prefill"], "add --connector nixl"),
@@ -44,7 +50,7 @@ WORKER = [
     ),
     (checks.connectors_are_named_once, ["--connector", "nixl", "nixl"], "names nixl twice"),
     (checks.one_offloader, ["--connector", "lmcache", "kvbm"], "give one of them"),
-    (checks.offload_size_has_a_user, ["--kv-offload-gb", "2"], "add --connector lmcache or kvbm"),
+    (checks.offload_size_has_a_user, ["--kv-offload-gb", "2"], "add --connector kvbm"),
     (
         checks.offload_size_has_a_user,
         ["--kv-offload-gb", "2", "--connector", "nixl"],

@@ -153,7 +153,7 @@ def offload_size_has_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.kv_offload_gb is not None and not set(OFFLOADERS) & set(named_connectors(o, engine)):
         raise ConfigError(
             f"--kv-offload-gb {o.kv_offload_gb:g} needs a connector that uses it; "
-            "add --connector lmcache or kvbm, or leave it out"
+            "add --connector kvbm, or leave it out"
         )
 
 
@@ -187,6 +187,17 @@ def kvbm_takes_plain_prompts(o: WorkerOptions, engine: EngineFlags) -> None:
     named = [name for name, is_asked in asked.items() if is_asked]
     if named and "kvbm" in named_connectors(o, engine):
         raise ConfigError(f"{named[0]} cannot stand beside the connector kvbm; leave one of them out")
+
+
+def lmcache_reads_the_cache(o: WorkerOptions, engine: EngineFlags) -> None:
+    """vLLM keeps K and V side by side in one row per head, for every dtype and attention backend; LMCache
+    inside the engine (all releases up to 0.5.6) takes such a row for half its width: it saves and restores
+    the wrong rows, other requests' among them, reports hits, and answers turn out wrong."""
+    if o.engine != "fake" and "lmcache" in named_connectors(o, engine):
+        raise ConfigError(
+            "the connector lmcache: LMCache 0.5.6 mixes up the caches of vLLM 0.30 and answers are wrong; "
+            "use --connector kvbm"
+        )
 
 
 def connector_is_installed(o: WorkerOptions, engine: EngineFlags) -> None:
@@ -383,6 +394,7 @@ WORKER_RULES = (
     kvbm_has_one_rank,
     kvbm_takes_plain_prompts,
     written_connector_is_json,
+    lmcache_reads_the_cache,
     connector_is_installed,
     disaggregation_needs_a_connector,
     disaggregation_takes_tokens,

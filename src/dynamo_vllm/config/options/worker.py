@@ -156,7 +156,7 @@ class WorkerOptions(RuntimeOptions):
     connector: tuple[str, ...] = opt(
         (),
         "kv cache",
-        "KV connectors in order: nixl, lmcache, kvbm, or none alone.",
+        "KV connectors in order: nixl, kvbm, or none alone; lmcache is known and refused.",
         env="DYN_CONNECTOR",
         metavar="NAME",
     )
@@ -170,7 +170,7 @@ class WorkerOptions(RuntimeOptions):
     kv_offload_gb: float | None = opt(
         None,
         "kv cache",
-        "Host memory in GB for KV caches that leave the engine, with lmcache or kvbm (default: 5); sizes in "
+        "Host memory in GB for KV caches that leave the engine, with kvbm (default: 5); sizes in "
         "their own variables stand.",
         env="DYN_VLLM_KV_OFFLOAD_GB",
         metavar="GB",
