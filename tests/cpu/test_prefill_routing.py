@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.stack import Stack, stack
@@ -68,6 +69,15 @@ def test_repeats_go_to_the_prefill_worker_that_has_them(two_and_two: Stack) -> N
     again = [ask(two_and_two, prompt(number, 640)) for number in range(12)]
     assert [prefill_of(a) == prefill_of(b) for a, b in zip(first, again, strict=True)] == [True] * 12
     assert {cached(answer) for answer in [*first, *again]} == {640}, "decode computed nothing"
+
+
+def test_hand_over_stays_on_this_machine(two_and_two: Stack) -> None:
+    """The engines were told to; NIXL alone would listen on every interface."""
+    workers = [psutil.Process(worker.pid) for worker in two_and_two.workers]
+    engines = [engine for worker in workers for engine in worker.children(recursive=True)]
+    sockets = [found for engine in engines for found in engine.net_connections("tcp")]
+    heard = {found.laddr.ip for found in sockets if found.status == psutil.CONN_LISTEN}
+    assert len(engines) >= 4 and heard == {"127.0.0.1"}
 
 
 def test_load_spreads_over_decode_workers(two_and_two: Stack) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ def set_environment(settings: EngineSettings) -> None:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+    if settings.side_channel_host in _LOOPBACK:
+        # NIXL's network transport listens on every device; shared memory and GPU links are none.
+        wanted["UCX_NET_DEVICES"] = "lo"
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
