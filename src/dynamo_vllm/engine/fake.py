@@ -81,6 +81,7 @@ class FakeEngine:
             max_num_seqs=self.spec.max_num_seqs,
             max_num_batched_tokens=self.spec.context_length,
             versions={"engine": "fake"},
+            terms={"engine": "fake", "block_size": self.spec.block_size},
         )
 
     async def generate(self, job: Job) -> AsyncGenerator[Output, None]:

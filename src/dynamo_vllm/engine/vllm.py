@@ -6,7 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine import prometheus, vllm_start
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import EngineFacts, Job, Output
 
@@ -59,6 +59,8 @@ class VllmEngine:
         self._seen += 1
 
     def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
+        from dynamo_vllm.engine import vllm_terms
+
         llm = self._engine
         config = llm.vllm_config
         cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
@@ -80,6 +82,8 @@ class VllmEngine:
             sampling_defaults={k: v for k, v in defaults.items() if isinstance(v, int | float)},
             versions=vllm_start.versions(),
             rules=[str(fired) for fired in resolved.fired],
+            terms=vllm_terms.terms(config),
+            kv_lease_seconds=vllm_terms.lease_seconds(config),
         )
 
     @property
@@ -128,9 +132,9 @@ class VllmEngine:
         return self._seen
 
     def metrics_text(self) -> str:
-        from dynamo_vllm.engine import vllm_stats
-
-        return vllm_stats.prometheus_text()
+        own = prometheus.series()
+        url = self._settings.connector_metrics_url
+        return own + prometheus.fetched(url) if url else own
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -177,6 +181,9 @@ def _kv_events(config: Any) -> tuple[dict[int, str], str]:
     from vllm.distributed.kv_events import ZmqEventPublisher
 
     first = config.parallel_config.data_parallel_rank
+    more = config.additional_config
+    if isinstance(more, dict) and (merged := more.get("consolidator_endpoints")):
+        return {first: merged[2]}, ""  # a connector hears vLLM's events there and publishes them with its own
     endpoints = {}
     for rank in range(first, first + config.parallel_config.data_parallel_size):
         bound = ZmqEventPublisher.offset_endpoint_port(events.endpoint, rank)

@@ -48,6 +48,7 @@ def set_environment(settings: EngineSettings) -> None:
         # Several workers share a machine; pinning each to the same cores would starve them.
         wanted[_BIND] = "nobind"
         wanted[NIXL_PAUSE_VARIABLE] = "1000"
+        wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # as vLLM would; our plugin loads NIXL before it
     if settings.prometheus_folder:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
@@ -55,6 +56,7 @@ def set_environment(settings: EngineSettings) -> None:
     if settings.side_channel_host in _LOOPBACK:
         # NIXL's network transport listens on every device; shared memory and GPU links are none.
         wanted["UCX_NET_DEVICES"] = "lo"
+    wanted |= settings.connector_environment
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
@@ -93,7 +95,8 @@ def resolve(settings: EngineSettings) -> Resolved:
     ranks = int(given.get("data_parallel_size") or 1)
     if settings.kv_transfer is not None:
         given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
-    nixl = "nixl" in str(given.get("kv_transfer_config", "")).lower()
+    connectors = str(given.get("kv_transfer_config", "")).lower()
+    nixl = "nixl" in connectors
     if nixl:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_side_channel_port(settings, given, ranks))
     situation = Situation(
@@ -102,6 +105,8 @@ def resolve(settings: EngineSettings) -> Resolved:
         binds_threads=_BIND in settings.environment,
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
+        has_plain_blocks=settings.has_plain_blocks,
+        merged_kv_events=settings.merged_kv_events,
         kv_event_port=settings.kv_event_port or (ports.keep(ranks) if ranks > 1 else None),
         socket_folder=settings.scratch_folder,
     )
