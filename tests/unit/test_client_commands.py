@@ -38,7 +38,7 @@ def instances(component: str) -> list[dict[str, Any]]:
             "transport": {"tcp": "127.0.0.1:5/abc"},
             "device_type": "cpu",
         }
-        for endpoint in ("generate", "worker_kv_query_source_1")
+        for endpoint in (["compare"] if component == "kv_terms" else ["generate", "worker_kv_query_source_1"])
     ]
 
 
@@ -177,7 +177,7 @@ def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixtur
 
 
 def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.components = ("backend", "prefill", "mine")
+    frontend.components = ("backend", "prefill", "mine", "kv_terms")
     assert cli.run(["status", frontend.url]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:]]
     assert [row[1:3] for row in rows] == [

@@ -12,6 +12,7 @@ from dynamo_vllm.cli.client import DEFAULT_URL, Client, Sample, Unanswered, tabl
 from dynamo_vllm.config import build
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.serving import peers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -126,6 +127,7 @@ def _instances(client: Client) -> list[Instance] | None:
         )
         for entry in sorted(told, key=lambda e: (e["component"], e["endpoint"], e["instance_id"]))
         if not entry["endpoint"].startswith(_KV_INDEX)
+        and f"{entry['component']}.{entry['endpoint']}" != peers.ENDPOINT  # workers among themselves
     ]
 
 
