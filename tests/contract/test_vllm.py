@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from dynamo_vllm.errors import (
     EngineOverloaded,
     EngineRequestFailed,
     InvalidRequest,
+    StartError,
     UnknownModel,
 )
 from dynamo_vllm.job import GUIDE_KINDS, Guide, Job, SamplingSpec
@@ -200,6 +203,25 @@ def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
     argv = ("--data-parallel-size", "2")
     found = vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
     assert found.args.kv_events_config.endpoint.startswith("tcp://*:")
+
+
+def test_taken_side_channel_port_is_refused(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's thread for it would end of the error, and the start wait for that thread for ever."""
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "1")  # so that what resolve sets is taken back
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        made = EngineSettings(
+            model=settings.model,
+            kv_transfer={"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+            side_channel_host="127.0.0.1",
+            side_channel_port=port,
+        )
+        with pytest.raises(StartError, match=f"--side-channel-port {port} on 127.0.0.1 cannot be used"):
+            vllm_start.resolve(made)
+    vllm_start.resolve(made)
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(port)
 
 
 @pytest.mark.parametrize("argv", [("--no-such-flag",), ("--block-size", "many"), ("--max-num-seqs",)])

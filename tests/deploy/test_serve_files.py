@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.cli import serve
+from dynamo_vllm.supervise import plan
 
 FILES = sorted((Path(__file__).parents[2] / "deploy" / "serve").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_parses_and_plans(path: Path, tmp_path: Path) -> None:
-    _, wanted = serve.understand([str(tmp_path), "--config", str(path), "--engine", "fake"], {})
-    assert wanted.workers
+    _, wanted = serve.understand([str(tmp_path), "--config", str(path)], {})
+    found = plan.make(wanted, {}, tmp_path, [str(gpu) for gpu in range(8)])
+    assert found.workers
 
 
 def test_there_are_files() -> None:

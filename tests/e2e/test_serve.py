@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -42,14 +44,23 @@ class Serving:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("serve")
+    with served(tmp_path_factory.mktemp("serve")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def served(folder: Path, *words: str) -> Iterator[Serving]:
+    """`serve` with these words, ready."""
     made = Stack(folder, port=free_port())
     env = environment(folder, XDG_CACHE_HOME=str(folder / "cache"))
     del env["DYN_FILE_KV"]
     output = folder / "serve.out"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", str(made.port)], env=env, stdout=out, stderr=subprocess.STDOUT
+            [*COMMAND, "serve", "--port", str(made.port), *words],
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
     running = Serving(process, made, output)
     try:
@@ -84,18 +95,39 @@ def test_openai_client_lists_chats_and_streams(serving: Serving) -> None:
 
 
 def test_check_proves_the_running_system(serving: Serving) -> None:
-    done = subprocess.run(
-        [*COMMAND, "check", "--live", serving.stack.url, "--strict"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    check(serving)
+
+
+def check(running: Serving) -> None:
+    command = [*COMMAND, "check", "--live", running.stack.url, "--strict"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_status_shows_the_model(serving: Serving) -> None:
     done = subprocess.run([*COMMAND, "status", serving.stack.url], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0 and "tiny" in done.stdout
+
+
+def test_prefill_and_decode_answer_like_one_worker(serving: Serving, tmp_path: Path) -> None:
+    prompts = [[10 + (i * 31 + length) % 850 for i in range(length)] for length in (3, 32, 100, 900)]
+    with served(tmp_path, "--prefill", "1", "--decode", "1") as pair:
+        assert pair.ready_line.endswith(" model=tiny workers=2")
+        for prompt in prompts:
+            wanted, found = (complete(one, prompt) for one in (serving, pair))
+            assert found.choices[0].text == wanted.choices[0].text
+            assert found.usage.prompt_tokens_details.cached_tokens == len(prompt), "decode computed nothing"
+        check(pair)
+        below = pair.below()
+        pair.process.send_signal(signal.SIGINT)
+        assert pair.process.wait(40) == 0, pair.output.read_text()
+        assert survivors(below, 1) == []
+
+
+def complete(running: Serving, prompt: list[int]) -> Any:
+    return running.stack.openai.completions.create(
+        model="tiny", prompt=prompt, max_tokens=16, temperature=0, extra_body={"ignore_eos": True}
+    )
 
 
 def test_killed_engine_core_is_replaced(serving: Serving) -> None:

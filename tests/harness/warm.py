@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -93,11 +94,12 @@ class Zygote:
 @contextmanager
 def zygote(folder: Path) -> Iterator[Zygote]:
     path = folder / "zygote"
+    modules = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / "zygote.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "harness.zygote", str(path)],
             cwd=TESTS,
-            env=environment(folder, **FORKED, PYTHONPATH=str(TESTS)),
+            env=environment(folder, **FORKED, PYTHONPATH=os.pathsep.join(modules)),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -179,6 +179,31 @@ def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path
     assert len(serve.pids("worker")) == 2
 
 
+def test_prefill_and_decode_workers_share_every_request(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--prefill", "2", "--decode", "2").wait_ready()
+    assert serve.out.endswith("workers=4\n")
+    reply = serve.complete(prompt=[20] * 8, nvext={"extra_fields": ["worker_id"]}).json()
+    prefill, decode = (reply["nvext"]["worker_id"][f"{role}_worker_id"] for role in ("prefill", "decode"))
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 7, "decode took the cache over"
+    until("four workers", lambda: len(serve.instances()) == 4)
+    told = [line.split()[:2] for line in status(serve).splitlines() if line.endswith(("yes", "no"))]
+    roles = {int(instance): role for instance, role in told}
+    assert sorted(roles.values()) == ["decode", "decode", "prefill", "prefill"]
+    assert (roles[prefill], roles[decode]) == ("prefill", "decode")
+    assert "prefill-2: ready" in serve.err and "decode-2: ready" in serve.err
+
+
+def status(serve: Serve) -> str:
+    command = [sys.executable, "-m", "dynamo_vllm.cli.main", "status", serve.url.removesuffix("/v1")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+
+
+def test_prefill_without_decode_is_refused_at_once(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--prefill", "1")
+    assert serve.wait(3) == 2
+    assert serve.err.startswith("error: --prefill 1 needs workers that answer; add --decode N")
+
+
 def test_taken_port_is_refused_at_once(start: Start, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

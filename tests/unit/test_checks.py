@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dynamo_vllm.config import build, checks
-from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ WORKER = [
         "DYN_VLLM_KV_EVENT_PORT=1023 is out of range",
     ),
     (checks.kv_event_port_is_registered, ["--kv-event-port", "49152"], "use 1024 to 49151"),
+    (checks.side_channel_port_is_a_port, ["--side-channel-port", "0"], "0 is no port; use 1 to 65535"),
+    (checks.side_channel_port_is_a_port, ["--side-channel-port", "65536"], "65536 is no port"),
     (
         checks.kv_events_have_one_source,
         ["--kv-events-config", "{}", "--kv-event-port", "20080"],
@@ -168,6 +170,30 @@ FRONTEND = [
     (checks.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
     (checks.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (checks.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
+    (
+        checks.local_prefill_is_a_count,
+        ["--local-prefill-tokens", "0"],
+        "--local-prefill-tokens 0 must be 1 or more",
+    ),
+    (
+        checks.local_prefill_needs_the_kv_router,
+        ["--local-prefill-tokens", "9", "--router", "random"],
+        "--local-prefill-tokens needs --router kv",
+    ),
+]
+SERVE = [
+    (checks.there_is_a_worker, ["--workers", "0"], "--workers 0 must be 1 or more"),
+    (checks.there_is_a_worker, ["--prefill", "0", "--decode", "1"], "--prefill 0 must be 1 or more"),
+    (checks.there_is_a_worker, ["--prefill", "1", "--decode=-1"], "--decode -1 must be 1 or more"),
+    (checks.prefill_and_decode_go_together, ["--prefill", "2"], "--prefill 2 needs workers that answer; add"),
+    (checks.prefill_and_decode_go_together, ["--decode", "2"], "--decode 2 needs workers that compute"),
+    (
+        checks.workers_or_roles,
+        ["--workers", "2", "--prefill", "1", "--decode", "1"],
+        "--workers 2 cannot stand beside --prefill and --decode",
+    ),
+    (checks.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
+    (checks.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
 ]
 NOT_YET = {
     "--data-parallel-rank and its kin": [["--data-parallel-rank", "1"], ["-dpr", "2"]],
@@ -229,7 +255,18 @@ def test_frontend_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_frontend(options)) is None
 
 
+@pytest.mark.parametrize(("rule", "argv", "message"), SERVE, ids=named)
+def test_serve_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(ServeOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_serve(options)) or "")
+    monkeypatch.setattr(checks, "SERVE_RULES", tuple(r for r in checks.SERVE_RULES if r is not rule))
+    assert refusal(lambda: checks.check_serve(options)) is None
+
+
 def test_every_rule_has_a_case() -> None:
+    assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
     assert {rule for rule, _, _ in WORKER} == set(checks.WORKER_RULES)
     assert {rule for rule, _, _ in FRONTEND} == set(checks.FRONTEND_RULES)
 

@@ -26,17 +26,20 @@ dynamo_frontend_requests_total{endpoint="completions",model="other",status="succ
 dynamo_component_router_requests_total{model="tiny"} 100
 dynamo_frontend_inflight_requests{model="tiny"} 3
 """
-INSTANCES = [
-    {
-        "component": "backend",
-        "endpoint": endpoint,
-        "namespace": "dynamo",
-        "instance_id": 7,
-        "transport": {"tcp": "127.0.0.1:5/abc"},
-        "device_type": "cpu",
-    }
-    for endpoint in ("generate", "worker_kv_query_source_1")
-]
+
+
+def instances(component: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "component": component,
+            "endpoint": endpoint,
+            "namespace": "dynamo",
+            "instance_id": 7,
+            "transport": {"tcp": "127.0.0.1:5/abc"},
+            "device_type": "cpu",
+        }
+        for endpoint in (["compare"] if component == "kv_terms" else ["generate", "worker_kv_query_source_1"])
+    ]
 
 
 @dataclass
@@ -44,9 +47,12 @@ class Frontend:
     """How the stand-in behaves, and what it was asked."""
 
     models: list[str] = field(default_factory=lambda: ["tiny"])
+    components: tuple[str, ...] = ("backend",)
     closed: set[str] = field(default_factory=set)
     router: str = "kv"
     caches: bool = True
+    hands_over: int | None = None
+    """Tokens a decode worker takes from a prefill worker; None where there is none."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     chunks: list[str] = field(default_factory=lambda: ["Good ", "day"])
     error: dict[str, Any] | None = None
@@ -63,7 +69,8 @@ class Frontend:
             case "/v1/models":
                 return 200, {"data": [{"id": name, "context_window": 2048} for name in self.models]}
             case "/instances":
-                return 200, {"instances": INSTANCES if self.models else []}
+                found = [entry for component in self.components for entry in instances(component)]
+                return 200, {"instances": found if self.models else []}
             case "/metrics":
                 return 200, METRICS + (f"{EVENTS}{self._batches}\n" if self.router == "kv" else "")
         return 404, {"message": "no"}
@@ -83,6 +90,9 @@ class Frontend:
         answer["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
         if self.router != "random":
             answer["nvext"] = {"timing": {"kv_hit_rate": rate}}
+        if self.hands_over is not None:
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"] = self.hands_over
+            answer["nvext"]["worker_id"] = {"prefill_worker_id": 1, "decode_worker_id": 2}
         return 200, answer
 
 
@@ -147,6 +157,7 @@ def test_status_shows_models_instances_and_figures(
     assert found["instances"] == [
         {
             "id": 7,
+            "role": "agg",
             "address": "dynamo.backend.generate",
             "transport": "tcp 127.0.0.1:5",
             "device": "cpu",
@@ -162,6 +173,18 @@ def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixtur
     assert lines[2:4] == [
         "MODEL  READY  CONTEXT  REQUESTS  IN FLIGHT  ERRORS",
         "tiny   yes    2048     9         3          2",
+    ]
+
+
+def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.components = ("backend", "prefill", "mine", "kv_terms")
+    assert cli.run(["status", frontend.url]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:]]
+    assert [row[1:3] for row in rows] == [
+        ["ROLE", "ENDPOINT"],
+        ["decode", "dynamo.backend.generate"],
+        ["-", "dynamo.mine.generate"],
+        ["prefill", "dynamo.prefill.generate"],
     ]
 
 
@@ -303,6 +326,17 @@ def test_steps_are_printed_with_figures(frontend: Frontend, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert "the router knew 90% of a repeated prompt, 0% at first; event batches: 1; tries: 1 in" in text
     assert "640 of 700 prompt tokens came from the cache, 0 at first" in text
+
+
+@pytest.mark.parametrize(("tokens", "outcome"), [(700, "ok"), (699, "ok"), (640, "FAILED")])
+def test_prefill_and_decode_are_proven_by_the_hand_over(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str], tokens: int, outcome: str
+) -> None:
+    frontend.hands_over = tokens
+    code, steps = proven(frontend, capsys, "--strict")
+    assert code == (0 if outcome == "ok" else 1)
+    assert (steps["kv event"], steps["hand-over"]) == ("ok", outcome)
+    assert "prefix cache" not in steps
 
 
 def test_every_proof_uses_a_prompt_of_its_own(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,10 @@ def test_every_router_name_is_one_of_the_runtime(router: str) -> None:
     assert frontend.router_config(FrontendOptions(router=router)) is not None
 
 
+def test_runtime_takes_the_limit_of_local_prefill() -> None:
+    assert frontend.router_config(FrontendOptions(local_prefill_tokens=64)) is not None
+
+
 @pytest.mark.parametrize(
     ("ready", "leaving", "models", "status"),
     [(True, False, ["m"], 200), (True, False, [], 503), (False, False, ["m"], 503), (True, True, ["m"], 503)],

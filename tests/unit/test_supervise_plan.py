@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.cli import serve
+from dynamo_vllm.config import checks
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise import logs, plan, ports, run_folder
@@ -117,6 +118,132 @@ def test_bad_settings_are_refused_before_anything_starts(words: tuple[str, ...],
     with pytest.raises(ConfigError) as refused:
         made(*words)
     assert message in str(refused.value)
+
+
+# --- prefill and decode ---------------------------------------------------------------------------------
+
+PAIR = ("m", "--prefill", "1", "--decode", "2")
+
+
+@pytest.fixture(autouse=True)
+def nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "is_installed", lambda package: package == "nixl")
+
+
+def test_prefill_and_decode_workers_have_their_role_and_nixl() -> None:
+    found = made(*PAIR, "--max-model-len", "99")
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("prefill-1", "prefill"),
+        ("decode-1", "decode"),
+        ("decode-2", "decode"),
+    ]
+    for worker in found.workers:
+        assert words_of(found, worker.name) == [
+            "worker", "--model=m", f"--disaggregation-mode={worker.role}", "--connector", "nixl",
+            "--max-model-len", "99",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--connector", "nixl", "kvbm", "--engine", "fake"), {}),
+        (("--engine", "fake"), {"DYN_CONNECTOR": "kvbm"}),
+        (("--kv-transfer-config", '{"kv_connector": "Mine"}'), {}),
+    ],
+)
+def test_connector_of_the_user_stands(words: tuple[str, ...], env: dict[str, str]) -> None:
+    for worker in made(*PAIR, *words, env=env).workers:
+        assert [*worker.argv].count("--connector") == [*words].count("--connector")
+        assert worker.env.get("DYN_CONNECTOR") == env.get("DYN_CONNECTOR")
+
+
+def test_worker_without_a_role_gets_no_connector() -> None:
+    assert "--connector" not in made("m").workers[0].argv
+
+
+def test_roles_in_a_file_get_nixl_too(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("model: m\nworkers: [{role: prefill}, {role: decode, count: 2}]\n")
+    found = made("--config", str(file))
+    assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2"]
+    assert all("nixl" in worker.argv for worker in found.workers)
+
+
+def test_environment_numbers_the_workers_unless_a_file_does(tmp_path: Path) -> None:
+    env = {"DYN_VLLM_PREFILL_WORKERS": "1", "DYN_VLLM_DECODE_WORKERS": "1"}
+    assert [worker.role for worker in made("m", env=env).workers] == ["prefill", "decode"]
+    file = tmp_path / "s.yaml"
+    file.write_text("model: m\nworkers: [{count: 2}]\n")
+    for counts in (env, {"DYN_VLLM_WORKERS": "5"}):
+        assert len(made("--config", str(file), env=counts).workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--component", "c"),
+            "prefill and decode workers of m would both be at dynamo.c.generate; leave --component",
+        ),
+        (("--endpoint", "dyn://a.b.c"), "would both be at a.b.c"),
+        (("--connector", "none"), "add --connector nixl"),
+        (("--is-prefill-worker",), "name different roles"),
+        (("--use-vllm-tokenizer",), "--use-vllm-tokenizer cannot stand beside"),
+    ],
+)
+def test_settings_no_pair_can_work_with_are_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(*PAIR, *words)
+    assert message in str(refused.value)
+
+
+def test_prefill_workers_alone_are_refused() -> None:
+    group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
+    with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):
+        plan.make(Topology(model="m", workers=(group,)), {}, DISCOVERY)
+    other = WorkerGroup(1, {**FAKE, "model": "n"})
+    with pytest.raises(ConfigError, match="m has prefill workers only"):
+        plan.make(Topology(model="m", workers=(group, other)), {}, DISCOVERY)
+
+
+def test_side_channel_ports_leave_room_for_the_ranks_of_all_roles() -> None:
+    found = made(*PAIR, "--side-channel-port", "5600", "-dp", "2", "-tp", "4")
+    assert [worker.argv[-1] for worker in found.workers] == [
+        "--side-channel-port=5600",
+        "--side-channel-port=5602",
+        "--side-channel-port=5604",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--port", "5601"), "--side-channel-port 5600: 5601 for decode-1 is taken by --port; name another"),
+        (("--kv-event-port", "5600"), "5600 for prefill-1 is taken by --kv-event-port of prefill-1"),
+        (("--side-channel-port", "65534"), "--side-channel-port 65534: 65536 for decode-2 is no port"),
+    ],
+)
+def test_port_of_somebody_else_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(*PAIR, "--side-channel-port", "5600", *words)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "publishes"),
+    [
+        ((), []),
+        (("--local-prefill-tokens", "64"), ["decode-1", "decode-2"]),
+        (("--local-prefill-tokens", "64", "--no-kv-events"), []),
+        (("--local-prefill-tokens", "64", "--kv-events-config", "{}"), []),
+    ],
+)
+def test_decode_workers_publish_their_cache_where_the_router_asks_for_it(
+    words: tuple[str, ...], publishes: list[str]
+) -> None:
+    found = made(*PAIR, *words)
+    assert [worker.name for worker in found.workers if "--kv-events" in worker.argv] == publishes
 
 
 def test_file_gives_what_the_command_line_leaves_open(tmp_path: Path) -> None:
@@ -357,6 +484,18 @@ def test_a_group_that_names_its_gpus_keeps_them() -> None:
     assert gpus_of(several(2, env={"CUDA_VISIBLE_DEVICES": "0"}), ["0", "1"]) == ["0", "0"]
 
 
+def pair(*prefill_args: str) -> Topology:
+    prefill = WorkerGroup(1, {"disaggregation_mode": "prefill"}, args=prefill_args)
+    decode = WorkerGroup(2, {"disaggregation_mode": "decode"}, args=("-dp", "2"))
+    return Topology(model="org/model", workers=(prefill, decode))
+
+
+def test_roles_get_gpus_of_their_own_in_order() -> None:
+    assert gpus_of(pair("-tp", "2"), ["0", "1", "2", "3", "4", "5"]) == ["0,1", "2,3", "4,5"]
+
+
 def test_too_few_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="not enough GPUs"):
+    with pytest.raises(ConfigError, match="not enough GPUs: worker-3 needs 1, 0 of 2 are left; start fewer"):
         gpus_of(several(3), ["0", "1"])
+    with pytest.raises(ConfigError, match="not enough GPUs: decode-2 needs 2, 1 of 4 are left"):
+        gpus_of(pair(), ["0", "1", "2", "3"])

@@ -92,6 +92,35 @@ def test_workers_flag_is_refused_beside_several_groups() -> None:
         topology.override(Topology(workers=(WorkerGroup(), WorkerGroup())), CommandLine(workers=2))
 
 
+PAIR = (
+    WorkerGroup(2, {"disaggregation_mode": "prefill"}),
+    WorkerGroup(3, {"disaggregation_mode": "decode"}),
+)
+
+
+def test_numbers_of_prefill_and_decode_workers_make_two_groups() -> None:
+    file = Topology(model="m", frontend={"port": 1})  # a file may leave the workers to the command line
+    line = CommandLine(worker={"engine": "fake"}, args=("--a",), prefill=2, decode=3)
+    found = topology.override(file, line)
+    assert (found.model, found.frontend) == ("m", {"port": 1})
+    assert [(g.count, g.options["disaggregation_mode"]) for g in found.workers] == [
+        (g.count, g.options["disaggregation_mode"]) for g in PAIR
+    ]
+    assert all(g.options["engine"] == "fake" and g.args == ("--a",) for g in found.workers)
+
+
+@pytest.mark.parametrize("groups", [PAIR, (WorkerGroup(2),), (WorkerGroup(env={"A": "1"}),)])
+def test_numbers_of_roles_are_refused_beside_groups_of_a_file(groups: tuple[WorkerGroup, ...]) -> None:
+    with pytest.raises(ConfigError, match="--prefill 1 --decode 1: the file has groups of its own"):
+        topology.override(Topology(workers=groups), CommandLine(prefill=1, decode=1))
+
+
+def test_numbers_of_roles_are_refused_beside_one_role_for_all() -> None:
+    line = CommandLine(worker={"disaggregation_mode": "decode"}, prefill=1, decode=1)
+    with pytest.raises(ConfigError, match="leave --disaggregation-mode out"):
+        topology.override(Topology(), line)
+
+
 def test_values_become_flags() -> None:
     values = {"served_model_name": ["a", "b"], "kv_events": False, "omni": "yes", "drain_seconds": "5"}
     assert topology.to_argv(WorkerOptions, values) == [

@@ -118,6 +118,7 @@ def router_config(options: FrontendOptions) -> Any:
     from dynamo.llm import KvRouterConfig, RouterConfig, RouterMode
 
     mode = getattr(RouterMode, _ROUTER_MODES[options.router])
+    local = options.local_prefill_tokens
     kv = KvRouterConfig(
         prefill_load_scale=options.kv_overlap_weight,
         router_temperature=options.router_temperature,
@@ -126,6 +127,11 @@ def router_config(options: FrontendOptions) -> Any:
         router_replica_sync=options.router_replica_sync,
         router_track_output_blocks=options.router_track_output_blocks,
         router_queue_threshold=options.router_queue_threshold,
+        conditional_disagg_enabled=local is not None,
+        conditional_disagg_eff_isl_threshold=local or 0,
+        # Any cached block will do. The runtime takes no ratio above 1 and asks for less than it, so a prompt
+        # of which nothing is cached always goes over a prefill worker, however short it is.
+        conditional_disagg_eff_isl_ratio_threshold=1.0,
     )
     return RouterConfig(
         mode,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.client import Client, Unanswered, reason
+from dynamo_vllm.supervise.probe import went_over_two
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,6 +129,8 @@ class Served:
     """Share of the prompt the router expected in the worker's cache; None when it does not look."""
     cached: int
     prompt: int
+    handed_over: bool = False
+    """A prefill worker computed the prompt for the decode worker, where all of it counts as cached."""
 
 
 def serve_once(client: Client, path: str, model: str, prompt: str) -> Served:
@@ -136,7 +139,7 @@ def serve_once(client: Client, path: str, model: str, prompt: str) -> Served:
     timing = (body.get("nvext") or {}).get("timing") or {}
     usage = body.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Served(timing.get("kv_hit_rate"), cached, usage.get("prompt_tokens") or 0)
+    return Served(timing.get("kv_hit_rate"), cached, usage.get("prompt_tokens") or 0, went_over_two(body))
 
 
 def cache(client: Client, path: str, model: dict[str, Any]) -> Iterator[Step]:
@@ -149,12 +152,13 @@ def cache(client: Client, path: str, model: dict[str, Any]) -> Iterator[Step]:
     while time.monotonic() - began < EVENT_SECONDS:
         again, tries = serve_once(client, path, model["id"], prompt), tries + 1
         # More than at first: a chat template's beginning is in the cache of every system in use.
-        if again.cached > first.cached and (again.hit_rate is None or again.hit_rate > (first.hit_rate or 0)):
+        knows = again.hit_rate is None or again.hit_rate > (first.hit_rate or 0)
+        if knows and (again.cached > first.cached or first.handed_over):
             break
         time.sleep(PAUSE_SECONDS)
     seconds = time.monotonic() - began
     yield kv_event(client, first, again, batches, f"tries: {tries} in {seconds:.2f} s")
-    yield prefix_cache(first, again)
+    yield hand_over(first) if first.handed_over else prefix_cache(first, again)
 
 
 def kv_event(client: Client, first: Served, again: Served, before: float | None, effort: str) -> Step:
@@ -198,3 +202,17 @@ def prefix_cache(first: Served, again: Served) -> Step:
     # Only a router that looks at caches sends the prompt to where it lies.
     outcome = NOT_PROVEN if again.hit_rate is None else FAILED
     return Step("prefix cache", outcome, figure, "is prefix caching off, or did another worker answer?")
+
+
+def hand_over(first: Served) -> Step:
+    """Whether the decode worker took the cache of a prompt nobody had seen before."""
+    figure = f"{first.cached} of {first.prompt} prompt tokens came from a prefill worker"
+    # vLLM may compute the last token again, for its output.
+    if first.cached >= first.prompt - 1:
+        return Step("hand-over", OK, figure)
+    return Step(
+        "hand-over",
+        FAILED,
+        figure,
+        "the decode worker computed the rest itself: its log says which transfer failed",
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.process import refuse_taken_port
-from dynamo_vllm.config import build, topology
+from dynamo_vllm.config import build, checks, topology
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import vllm_start
@@ -32,6 +32,7 @@ Serve a model on this machine: the OpenAI server, its router and one or more wor
   dynamo-vllm serve                         a tiny demo model, made on the spot
   dynamo-vllm serve MODEL                   a local folder or a hub id
   dynamo-vllm serve MODEL --workers 2 --port 8080 --max-model-len 8192
+  dynamo-vllm serve MODEL --prefill 1 --decode 2
   dynamo-vllm serve --config deployment.yaml"""
 EPILOG = """\
 Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
@@ -70,8 +71,8 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
     words = with_model_flag(argv)
     namespace, rest = parser().parse_known_args(words)
     given = vars(namespace)
-    options = build.from_values(ServeOptions, given, environment)
-    check(options)
+    options = serve_options(given, environment)
+    checks.check_serve(options)
     # Some flags concern both kinds of process, so the workers' parser sees all words, and vLLM gets the
     # ones that nobody knew.
     workers = build.parser(WorkerOptions, PROG, DESCRIPTION)
@@ -83,9 +84,20 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         frontend=_of(FrontendOptions, given, without=("system_port",)),
         worker=vars(for_workers),
         args=tuple(for_vllm),
-        workers=options.workers if "workers" in given else None,
+        workers=options.workers,
+        prefill=options.prefill,
+        decode=options.decode,
     )
-    return options, topology.override(from_file(options) if options.config else from_options(options), line)
+    return options, topology.override(from_file(options) if options.config else Topology(), line)
+
+
+def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeOptions:
+    """Serve's own options; a file stands above numbers of workers in the environment."""
+    options = build.from_values(ServeOptions, given, environment)
+    if not options.config:
+        return options
+    flags = build.from_values(ServeOptions, given, {})
+    return dataclasses.replace(options, workers=flags.workers, prefill=flags.prefill, decode=flags.decode)
 
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:
@@ -100,19 +112,6 @@ def with_model_flag(argv: Sequence[str]) -> list[str]:
 def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
     names = {item.name for item in build.declared(cls)} - set(without)
     return {name: value for name, value in given.items() if name in names}
-
-
-def check(options: ServeOptions) -> None:
-    if options.workers < 1:
-        raise ConfigError(f"--workers {options.workers} must be 1 or more")
-    if options.restarts < 0:
-        raise ConfigError(f"--restarts {options.restarts} must be 0 or more")
-    if options.start_seconds <= 0:
-        raise ConfigError(f"--start-seconds {options.start_seconds} must be above 0")
-
-
-def from_options(options: ServeOptions) -> Topology:
-    return Topology(workers=(topology.WorkerGroup(count=options.workers),))
 
 
 def from_file(options: ServeOptions) -> Topology:

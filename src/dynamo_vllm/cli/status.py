@@ -12,6 +12,7 @@ from dynamo_vllm.cli.client import DEFAULT_URL, Client, Sample, Unanswered, tabl
 from dynamo_vllm.config import build
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.serving import peers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +21,9 @@ PROG = "dynamo-vllm status"
 DESCRIPTION = "Show models, workers and figures of a running system. The URL may also be the first argument."
 # Each worker that keeps a KV index answers the router's questions about it on an endpoint of this name.
 _KV_INDEX = "worker_kv_query"
+_ROLES = {"prefill": "prefill", "encoder": "encode"}
+_ANSWERS = "backend"
+"""Component of the workers that answer clients, unless the user named one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,8 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Instance:
     id: int
+    role: str
+    """- where the component's name does not tell."""
     address: str
     transport: str
     device: str
@@ -109,9 +115,11 @@ def _instances(client: Client) -> list[Instance] | None:
         return None
     told: list[dict[str, Any]] = response.json().get("instances", [])
     indexed = {entry["instance_id"] for entry in told if entry["endpoint"].startswith(_KV_INDEX)}
+    roles = _roles({entry["component"] for entry in told})
     return [
         Instance(
             entry["instance_id"],
+            roles.get(entry["component"], "-"),
             f"{entry['namespace']}.{entry['component']}.{entry['endpoint']}",
             _transport(entry.get("transport")),
             entry.get("device_type") or "-",
@@ -119,7 +127,13 @@ def _instances(client: Client) -> list[Instance] | None:
         )
         for entry in sorted(told, key=lambda e: (e["component"], e["endpoint"], e["instance_id"]))
         if not entry["endpoint"].startswith(_KV_INDEX)
+        and f"{entry['component']}.{entry['endpoint']}" != peers.ENDPOINT  # workers among themselves
     ]
+
+
+def _roles(components: Iterable[str]) -> dict[str, str]:
+    """What the workers of each component do; decode workers without prefill workers do all."""
+    return {**_ROLES, _ANSWERS: "decode" if "prefill" in components else "agg"}
 
 
 def _transport(told: object) -> str:
@@ -147,6 +161,8 @@ def text(found: Status) -> str:
     elif not found.instances:
         lines.append("no worker is registered")
     else:
-        workers = [(i.id, i.address, i.transport, i.device, _yes(i.kv_index)) for i in found.instances]
-        lines.append(table(("INSTANCE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX"), workers))
+        workers = [
+            (i.id, i.role, i.address, i.transport, i.device, _yes(i.kv_index)) for i in found.instances
+        ]
+        lines.append(table(("INSTANCE", "ROLE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX"), workers))
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynamo_vllm.config.options import FrontendOptions, RuntimeOptions, WorkerOptions
+    from dynamo_vllm.config.options import FrontendOptions, RuntimeOptions, ServeOptions, WorkerOptions
 
 CONNECTORS = ("nixl", "lmcache", "kvbm", "none", "null")
 ENDPOINT_TYPES = ("chat", "completions")
@@ -263,6 +263,11 @@ def kv_event_port_is_registered(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"DYN_VLLM_KV_EVENT_PORT={o.kv_event_port} is out of range; use 1024 to 49151")
 
 
+def side_channel_port_is_a_port(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.side_channel_port is not None and not 1 <= o.side_channel_port <= 65535:
+        raise ConfigError(f"--side-channel-port {o.side_channel_port} is no port; use 1 to 65535")
+
+
 def kv_events_have_one_source(o: WorkerOptions, engine: EngineFlags) -> None:
     if "kv_events_config" in engine and (o.kv_event_port is not None or o.kv_events is not None):
         raise ConfigError(
@@ -406,6 +411,7 @@ WORKER_RULES = (
     stages_need_omni,
     omni_has_no_connector,
     kv_event_port_is_registered,
+    side_channel_port_is_a_port,
     kv_events_have_one_source,
     known_endpoint_types,
     template_exists,
@@ -475,12 +481,26 @@ def port_is_known(o: FrontendOptions) -> None:
         raise ConfigError("--port 0 takes no free port here; name one ('serve' finds a free one itself)")
 
 
+def local_prefill_is_a_count(o: FrontendOptions) -> None:
+    if o.local_prefill_tokens is not None and o.local_prefill_tokens < 1:
+        raise ConfigError(f"--local-prefill-tokens {o.local_prefill_tokens} must be 1 or more, or left out")
+
+
+def local_prefill_needs_the_kv_router(o: FrontendOptions) -> None:
+    if o.local_prefill_tokens is not None and o.router != "kv":
+        raise ConfigError(
+            f"--local-prefill-tokens needs --router kv; --router {o.router} does not know what is cached"
+        )
+
+
 FRONTEND_RULES = (
     port_is_known,
     tls_needs_both_files,
     thresholds_are_shares,
     frontend_migration_is_a_count,
     temperature_is_not_negative,
+    local_prefill_is_a_count,
+    local_prefill_needs_the_kv_router,
 )
 
 
@@ -488,6 +508,58 @@ def check_frontend(options: FrontendOptions) -> None:
     check_runtime(options)
     port_is_a_port("--port", options.port)
     for rule in FRONTEND_RULES:
+        rule(options)
+
+
+# --- serve ----------------------------------------------------------------------------------------------
+
+
+def there_is_a_worker(o: ServeOptions) -> None:
+    for name in ("workers", "prefill", "decode"):
+        count = getattr(o, name)
+        if count is not None and count < 1:
+            raise ConfigError(f"{flag(name)} {count} must be 1 or more")
+
+
+def prefill_and_decode_go_together(o: ServeOptions) -> None:
+    if o.prefill is not None and o.decode is None:
+        raise ConfigError(
+            f"--prefill {o.prefill} needs workers that answer; add --decode N, or use --workers alone"
+        )
+    if o.decode is not None and o.prefill is None:
+        raise ConfigError(
+            f"--decode {o.decode} needs workers that compute prompts; add --prefill N, or use --workers alone"
+        )
+
+
+def workers_or_roles(o: ServeOptions) -> None:
+    if o.workers is not None and o.prefill is not None:
+        raise ConfigError(
+            f"--workers {o.workers} cannot stand beside --prefill and --decode; give one or the others"
+        )
+
+
+def restarts_are_a_count(o: ServeOptions) -> None:
+    if o.restarts < 0:
+        raise ConfigError(f"--restarts {o.restarts} must be 0 or more")
+
+
+def start_has_time(o: ServeOptions) -> None:
+    if o.start_seconds <= 0:
+        raise ConfigError(f"--start-seconds {o.start_seconds} must be above 0")
+
+
+SERVE_RULES = (
+    there_is_a_worker,
+    prefill_and_decode_go_together,
+    workers_or_roles,
+    restarts_are_a_count,
+    start_has_time,
+)
+
+
+def check_serve(options: ServeOptions) -> None:
+    for rule in SERVE_RULES:
         rule(options)
 
 

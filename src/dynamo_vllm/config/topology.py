@@ -48,6 +48,8 @@ class CommandLine:
     worker: Values = field(default_factory=dict)
     args: tuple[str, ...] = ()
     workers: int | None = None
+    prefill: int | None = None
+    decode: int | None = None
 
 
 # --- the file -------------------------------------------------------------------------------------------
@@ -145,13 +147,7 @@ def _text(value: object, where: str) -> str:
 
 def override(topology: Topology, line: CommandLine) -> Topology:
     """The file's topology with what the command line said."""
-    groups = topology.workers
-    if line.workers is not None:
-        if len(groups) > 1:
-            raise ConfigError(
-                f"--workers {line.workers}: the file has {len(groups)} groups; set count in each"
-            )
-        groups = (dataclasses.replace(groups[0], count=line.workers),)
+    groups = _counted(topology.workers, line)
     return Topology(
         model=topology.model,
         frontend={**topology.frontend, **line.frontend},
@@ -164,6 +160,26 @@ def override(topology: Topology, line: CommandLine) -> Topology:
             for group in groups
         ),
     )
+
+
+def _counted(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[WorkerGroup, ...]:
+    """The groups in the numbers the command line gave."""
+    if line.prefill is not None and line.decode is not None:
+        asked = f"--prefill {line.prefill} --decode {line.decode}"
+        if groups != (WorkerGroup(),):
+            raise ConfigError(f"{asked}: the file has groups of its own; give them 'role' and 'count' there")
+        if "disaggregation_mode" in line.worker:
+            raise ConfigError(f"{asked} already say what each worker does; leave --disaggregation-mode out")
+        return (_of_role("prefill", line.prefill), _of_role("decode", line.decode))
+    if line.workers is None:
+        return groups
+    if len(groups) > 1:
+        raise ConfigError(f"--workers {line.workers}: the file has {len(groups)} groups; set count in each")
+    return (dataclasses.replace(groups[0], count=line.workers),)
+
+
+def _of_role(role: str, count: int) -> WorkerGroup:
+    return WorkerGroup(count=count, options={"disaggregation_mode": role})
 
 
 def to_argv(cls: type, values: Values) -> list[str]:

@@ -8,12 +8,12 @@ import dataclasses
 import io
 import os
 import platform
-import socket
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
+from dynamo_vllm.engine import ports
 from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE
 from dynamo_vllm.errors import ConfigError, StartError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,6 +53,9 @@ def set_environment(settings: EngineSettings) -> None:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+    if settings.side_channel_host in _LOOPBACK:
+        # NIXL's network transport listens on every device; shared memory and GPU links are none.
+        wanted["UCX_NET_DEVICES"] = "lo"
     wanted |= settings.connector_environment
     for name, value in wanted.items():
         if name not in settings.environment:
@@ -94,7 +98,7 @@ def resolve(settings: EngineSettings) -> Resolved:
     connectors = str(given.get("kv_transfer_config", "")).lower()
     nixl = "nixl" in connectors
     if nixl:
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(ranks))
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_side_channel_port(settings, given, ranks))
     situation = Situation(
         device=device(),
         has_bfloat16=has_bfloat16(),
@@ -103,7 +107,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         nixl=nixl,
         has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
-        kv_event_port=settings.kv_event_port or (_free_ports(ranks) if ranks > 1 else None),
+        kv_event_port=settings.kv_event_port or (ports.keep(ranks) if ranks > 1 else None),
         socket_folder=settings.scratch_folder,
     )
     fired = tuple(apply(given, situation))
@@ -160,18 +164,14 @@ def _typed(rule: Fired) -> Any:
     return rule.value
 
 
-def _free_ports(ranks: int) -> int:
-    """A first port with as many free ones behind it as there are ranks."""
-    for _ in range(50):
-        with contextlib.ExitStack() as held:
-            first = held.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                for offset in range(1, ranks):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
-                return port
-    raise StartError(f"found no {ranks} free ports in a row; set --kv-event-port and --side-channel-port")
+def _side_channel_port(settings: EngineSettings, given: dict[str, Any], ranks: int) -> int:
+    if settings.side_channel_port is None:
+        return ports.keep(ranks)
+    first_rank = int(given.get("data_parallel_start_rank") or given.get("data_parallel_rank") or 0)
+    ports.refuse_taken(
+        "--side-channel-port", settings.side_channel_host or "", settings.side_channel_port + first_rank
+    )
+    return settings.side_channel_port
 
 
 def _engine_knows_reasoning(name: str) -> bool:

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.wire import Chunk
 
-CARD = RoleCard(
-    worker_type="Prefill", needs=(("Decode",),), may_migrate=False, router="kv", endpoint_types=()
-)
+# It names no router: one in the card replaces the frontend's with all its settings.
+CARD = RoleCard(worker_type="Prefill", needs=(("Decode",),), may_migrate=False, endpoint_types=())
 
 
 class Prefill:

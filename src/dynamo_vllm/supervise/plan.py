@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build, checks, topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
@@ -40,7 +40,12 @@ class Process:
     port: int | None
     """Port of `health`; None takes a free one at each start."""
     drain_seconds: float
-    is_worker: bool
+    role: str | None
+    """What a worker does; None for the frontend."""
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role is not None
 
     def command(self, port: int, status_fd: int) -> list[str]:
         ports = ["--system-port", str(port)] if self.is_worker else []
@@ -83,12 +88,13 @@ def make(wanted: Topology, environment: Mapping[str, str], discovery: Path, gpus
         health=f"{url}/live",
         port=front.port,
         drain_seconds=front.drain_seconds,
-        is_worker=False,
+        role=None,
     )
     several = sum(group.count for group in wanted.workers) > 1
-    workers = _Workers(wanted.model, shared, environment, gpus if several else ())
+    workers = _Workers(wanted.model, shared, environment, gpus if several else (), front)
     for group in wanted.workers:
         workers.add(group)
+    workers.check_roles()
     return Plan(url, front.host, front.port, tuple(workers.models), (frontend, *workers.made))
 
 
@@ -113,7 +119,7 @@ def reachable(host: str) -> str:
 
 
 class _Workers:
-    """Counts names and ports while groups become processes."""
+    """Counts names and GPUs while groups become processes."""
 
     def __init__(
         self,
@@ -121,16 +127,20 @@ class _Workers:
         shared: Mapping[str, str],
         environment: Mapping[str, str],
         gpus: Sequence[str],
+        front: FrontendOptions,
     ) -> None:
         self.made: list[Process] = []
         self.models: list[str] = []
         self._model = model
         self._shared = shared
         self._system_port = environment.get("DYN_SYSTEM_PORT")
+        self._front = front
         self._names: Counter[str] = Counter()
-        self._ports: Counter[tuple[str, int]] = Counter()
+        self._ports = _Ports(front)
+        self._roles: dict[tuple[str, str], str] = {}
+        """By address and name of the model."""
         self._gpus = list(gpus)
-        self._shares_gpus = bool(gpus)
+        self._all_gpus = len(gpus)
 
     def add(self, group: WorkerGroup) -> None:
         values = {"model": self._model} if self._model is not None else {}
@@ -138,55 +148,124 @@ class _Workers:
             values["system_port"] = self._system_port
         values |= group.options
         env = {**self._shared, **group.env}
-        argv = [*topology.to_argv(WorkerOptions, values), *group.args]
-        options, engine_argv = build.parse(WorkerOptions, argv, env, "dynamo-vllm worker", "")
+        options, engine_argv = _parse(values, group, env)
+        if more := self._defaults(options, checks.engine_flags(engine_argv)):
+            values |= more
+            options, engine_argv = _parse(values, group, env)
         checks.check_worker(options, engine_argv)
+        self._check_address(options)
         self.models.append(str(options.model))
         ranks = _number(engine_argv, "data_parallel_size")
         shards = _number(engine_argv, "tensor_parallel_size") * _number(engine_argv, "pipeline_parallel_size")
+        argv = _argv(values, group)
         for _ in range(group.count):
-            self._one(options, argv, env | self._gpus_for(group, options, ranks * shards), ranks)
+            name = self._name(options)
+            gpus = self._gpus_for(name, group, options, ranks * shards)
+            self._one(name, options, argv, env | gpus, ranks)
 
-    def _gpus_for(self, group: WorkerGroup, options: WorkerOptions, width: int) -> dict[str, str]:
+    def check_roles(self) -> None:
+        """When all groups are known."""
+        answering = {name for (_, name), role in self._roles.items() if role != "prefill"}
+        for (_, name), role in self._roles.items():
+            if role == "prefill" and name not in answering:
+                raise ConfigError(f"{name} has prefill workers only; add a group with 'role: decode'")
+
+    def _defaults(self, options: WorkerOptions, engine: checks.EngineFlags) -> dict[str, Any]:
+        """What a role needs beside its name; what the user set stands."""
+        more: dict[str, Any] = {}
+        if options.role in ("prefill", "decode"):
+            if not options.connector and "kv_transfer_config" not in engine:
+                more["connector"] = ("nixl",)
+            publishes = options.kv_events is not None or "kv_events_config" in engine
+            if options.role == "decode" and self._front.local_prefill_tokens is not None and not publishes:
+                more["kv_events"] = True
+        return more
+
+    def _check_address(self, options: WorkerOptions) -> None:
+        """The frontend sends prompts to every worker at a prefill worker's address."""
+        name = (options.served_model_name or (str(options.model),))[0]
+        other = self._roles.setdefault((options.address, name), options.role)
+        if other != options.role and "prefill" in (other, options.role):
+            raise ConfigError(
+                f"{other} and {options.role} workers of {name} would both be at {options.address}; "
+                "leave --component and --endpoint out, or give each group its own"
+            )
+
+    def _name(self, options: WorkerOptions) -> str:
+        kind = "worker" if options.role == "agg" else options.role
+        self._names[kind] += 1
+        return f"{kind}-{self._names[kind]}"
+
+    def _gpus_for(self, name: str, group: WorkerGroup, options: WorkerOptions, width: int) -> dict[str, str]:
         """The next GPUs for one worker; a group that names its own keeps them."""
-        if not self._shares_gpus or options.engine == "fake":
+        if not self._all_gpus or options.engine == "fake":
             return {}
         if _GPUS in group.env:
             self._gpus = [gpu for gpu in self._gpus if gpu not in group.env[_GPUS].split(",")]
             return {}
         if len(self._gpus) < width:
             raise ConfigError(
-                "there are not enough GPUs for all workers; start fewer, or let them share with "
-                f"'env: {{{_GPUS}: \"0\"}}' in a --config file and --gpu-memory-utilization"
+                f"there are not enough GPUs: {name} needs {width}, {len(self._gpus)} of {self._all_gpus} are "
+                f"left; start fewer workers, or let groups of a --config file share with 'env: {{{_GPUS}: "
+                '"0"}\' and a lower --gpu-memory-utilization'
             )
         mine, self._gpus = self._gpus[:width], self._gpus[width:]
         return {_GPUS: ",".join(mine)}
 
-    def _one(self, options: WorkerOptions, argv: list[str], env: Mapping[str, str], ranks: int) -> None:
-        kind = "worker" if options.role == "agg" else options.role
-        self._names[kind] += 1
-        events = self._next_port("kv_event_port", options.kv_event_port, ranks)
-        more = [f"--kv-event-port={events}"] if events else []
+    def _one(
+        self, name: str, options: WorkerOptions, argv: list[str], env: Mapping[str, str], ranks: int
+    ) -> None:
+        ports = {
+            "kv_event_port": self._ports.next(name, "kv_event_port", options.kv_event_port, ranks),
+            # vLLM 0.30: a data-parallel rank adds its number; the shards of one rank share its port.
+            "side_channel_port": self._ports.next(
+                name, "side_channel_port", options.side_channel_port, ranks
+            ),
+        }
+        more = [f"{checks.flag(option)}={port}" for option, port in ports.items() if port]
         host = options.system_host or env.get("DYN_SYSTEM_HOST") or options.bind_host or "0.0.0.0"
         self.made.append(
             Process(
-                name=f"{kind}-{self._names[kind]}",
+                name=name,
                 argv=(*COMMAND, "worker", *argv, *more),
                 env=env,
                 health=f"http://{reachable(host)}:{{port}}/health",
-                port=self._next_port("system_port", options.system_port, 1),
+                port=self._ports.next(name, "system_port", options.system_port),
                 drain_seconds=options.drain_seconds,
-                is_worker=True,
+                role=options.role,
             )
         )
 
-    def _next_port(self, option: str, first: int | None, step: int) -> int | None:
-        """The port of the next worker; workers that were given the same first port get consecutive ones."""
+
+class _Ports:
+    """Hands out ports: workers that were given the same first one get consecutive ones."""
+
+    def __init__(self, front: FrontendOptions) -> None:
+        self._owners = {front.port: "--port"}
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    def next(self, name: str, option: str, first: int | None, count: int = 1) -> int | None:
+        """The first of `count` ports for the worker `name`; None when the user named none."""
         if not first:
             return None
-        taken = self._ports[option, first]
-        self._ports[option, first] += step
-        return first + taken
+        mine = first + self._counts[option, first]
+        self._counts[option, first] += count
+        for port in range(mine, mine + count):
+            if port in self._owners or port > 65535:
+                why = f"is taken by {self._owners[port]}" if port in self._owners else "is no port"
+                raise ConfigError(f"{checks.flag(option)} {first}: {port} for {name} {why}; name another")
+            self._owners[port] = f"{checks.flag(option)} of {name}"
+        return mine
+
+
+def _argv(values: topology.Values, group: WorkerGroup) -> list[str]:
+    return [*topology.to_argv(WorkerOptions, values), *group.args]
+
+
+def _parse(
+    values: topology.Values, group: WorkerGroup, env: Mapping[str, str]
+) -> tuple[WorkerOptions, list[str]]:
+    return build.parse(WorkerOptions, _argv(values, group), env, "dynamo-vllm worker", "")
 
 
 def _number(engine_argv: Sequence[str], name: str) -> int:

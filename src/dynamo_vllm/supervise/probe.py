@@ -11,7 +11,7 @@ import httpx
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 _RETRY_SECONDS = 0.1
 # The frontend learns of workers through discovery: a moment after they are ready it may not know them yet.
@@ -34,21 +34,26 @@ class Probe:
         except httpx.HTTPError:
             return None
 
-    async def first_answer(self, url: str, models: tuple[str, ...], limit_seconds: float) -> None:
-        """Until the frontend is ready and each model has answered a request; StartError when one does not."""
+    async def first_answer(
+        self, url: str, models: tuple[str, ...], split: Collection[str], limit_seconds: float
+    ) -> None:
+        """Until the frontend is ready and each model has answered a request; StartError when one does not.
+
+        A model in `split` must answer over two workers, one for the prompt and one for the answer.
+        """
         deadline = time.monotonic() + limit_seconds
         while await self.status(f"{url}/health") != 200:
             if time.monotonic() > deadline:
                 raise StartError(f"{url}/health did not become ready within {limit_seconds:.0f} s")
             await asyncio.sleep(_RETRY_SECONDS)
         for model in models:
-            await self._answer(url, model, deadline)
+            await self._answer(url, model, model in split, deadline)
 
-    async def _answer(self, url: str, model: str, deadline: float) -> None:
+    async def _answer(self, url: str, model: str, split: bool, deadline: float) -> None:
         while True:
             refusals = []
-            for path, body in _smallest_requests(model):
-                refusal = await self._refusal(url + path, body, deadline)
+            for path, body in _smallest_requests(model, split):
+                refusal = await self._refusal(url + path, body, split, deadline)
                 if refusal is None:
                     return
                 refusals.append(refusal)
@@ -56,19 +61,32 @@ class Probe:
                 raise StartError(f"the first request to {model} failed: {refusals[0][1]}")
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _refusal(self, url: str, body: dict[str, Any], deadline: float) -> tuple[int, str] | None:
+    async def _refusal(
+        self, url: str, body: dict[str, Any], split: bool, deadline: float
+    ) -> tuple[int, str] | None:
         """Status and text of a refused request; None when it was answered with a choice."""
         try:
             reply = await self._client.post(url, json=body, timeout=max(deadline - time.monotonic(), 1.0))
         except httpx.HTTPError as exc:
             return 503, f"POST {url}: {exc or type(exc).__name__}"
         if reply.status_code == 200 and reply.json().get("choices"):
+            if split and not went_over_two(reply.json()):
+                return 503, f"POST {url} was answered without a prefill worker"
             return None
         return reply.status_code, f"POST {url} answered {reply.status_code}: {reply.text[:500]}"
 
 
-def _smallest_requests(model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _smallest_requests(model: str, split: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """A model may answer on one of the two only."""
-    yield "/v1/completions", {"model": model, "prompt": "Hello", "max_tokens": 1}
-    message = {"role": "user", "content": "Hello"}
-    yield "/v1/chat/completions", {"model": model, "messages": [message], "max_tokens": 1}
+    body: dict[str, Any] = {"model": model, "max_tokens": 1}
+    if split:
+        body["nvext"] = {"extra_fields": ["worker_id"]}
+    yield "/v1/completions", {**body, "prompt": "Hello"}
+    yield "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def went_over_two(answer: dict[str, Any]) -> bool:
+    """Of a request that one worker did as a whole the frontend names it twice."""
+    workers = (answer.get("nvext") or {}).get("worker_id") or {}
+    prefill = workers.get("prefill_worker_id")
+    return prefill is not None and prefill != workers.get("decode_worker_id")

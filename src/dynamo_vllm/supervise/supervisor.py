@@ -193,9 +193,11 @@ class Supervisor:
         while not self._all_ready():
             self._changed.clear()
             await self._changed.wait()
-        models = tuple(dict.fromkeys(name for child in self._children.values() for name in child.models[:1]))
+        found = self._children.values()
+        models = tuple(dict.fromkeys(name for child in found for name in child.models[:1]))
+        split = {name for child in found if child.plan.role == "prefill" for name in child.models[:1]}
         try:
-            await self._probe.first_answer(self._plan.url, models, self._limits.first_answer_seconds)
+            await self._probe.first_answer(self._plan.url, models, split, self._limits.first_answer_seconds)
         except StartError as exc:
             self._end(1, f"error: {exc}\n  logs: {self._log_folder}")
             return

@@ -91,6 +91,15 @@ class FrontendOptions(RuntimeOptions):
     router_ttl_seconds: float = opt(
         120.0, "router", "Life of a predicted block when events are off.", env="DYN_ROUTER_TTL_SECS"
     )
+    local_prefill_tokens: int | None = opt(
+        None,
+        "router",
+        "Let a decode worker that has the beginning of a prompt cached compute the rest itself when that is "
+        "fewer tokens than this; unset, every prompt goes over a prefill worker. Decode workers must publish "
+        "KV events for it (--kv-events; serve sees to it).",
+        env="DYN_VLLM_LOCAL_PREFILL_TOKENS",
+        metavar="TOKENS",
+    )
     router_replica_sync: bool = opt(
         False, "router", "Share the router's state between several frontends.", env="DYN_ROUTER_REPLICA_SYNC"
     )

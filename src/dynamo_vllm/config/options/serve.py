@@ -25,7 +25,23 @@ class ServeOptions:
         env="DYN_VLLM_SERVE_CONFIG",
         metavar="FILE",
     )
-    workers: int = opt(1, "what to serve", "Number of workers.", env="DYN_VLLM_WORKERS", metavar="N")
+    workers: int | None = opt(
+        None, "what to serve", "Number of workers (default: 1).", env="DYN_VLLM_WORKERS", metavar="N"
+    )
+    prefill: int | None = opt(
+        None,
+        "what to serve",
+        "Number of workers that only compute prompts; with --decode, instead of --workers.",
+        env="DYN_VLLM_PREFILL_WORKERS",
+        metavar="N",
+    )
+    decode: int | None = opt(
+        None,
+        "what to serve",
+        "Number of workers that only answer, from the KV caches of the prefill workers.",
+        env="DYN_VLLM_DECODE_WORKERS",
+        metavar="N",
+    )
     run_dir: str | None = opt(
         None,
         "what to serve",
