@@ -75,6 +75,8 @@ class Job:
     cache_salt: str | None = None
     transfer: Mapping[str, Any] | None = None
     """For the engine's KV connector: keep the cache for another engine, or fetch it from one."""
+    answer: Output | None = None
+    """What the answer is when there is nothing to compute; the engine then does not see the job."""
 
 
 @dataclass(frozen=True, slots=True)

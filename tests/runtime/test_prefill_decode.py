@@ -59,3 +59,21 @@ def test_router_of_the_frontend_chooses_prefill_workers_too(start: Start) -> Non
     for role in ("prefill_worker_id", "decode_worker_id"):
         chosen = [workers[role] for workers in found]
         assert len(set(chosen)) == 2 and chosen == chosen[:2] * 3
+
+
+def test_short_prompt_is_computed_where_it_is_answered(tmp_path: Path, model: Path) -> None:
+    fake = ("--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--connector", "nixl")
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        decode = made.start_worker(*fake, "--disaggregation-mode", "decode")
+        made.start_worker(*fake, "--disaggregation-mode", "prefill", "--local-prefill-tokens", "10")
+        made.wait_ready()
+        until("prefill workers in use", lambda: "prefill_worker_id" in who(made, [999] * 20))
+        cached = [
+            made.post("/v1/completions", {"model": "tiny", "prompt": [30] * length, "max_tokens": 3}).json()[
+                "usage"
+            ]["prompt_tokens_details"]["cached_tokens"]
+            for length in (9, 10)
+        ]
+        assert cached == [0, 9], "the fake engine counts what it fetched"
+        assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0

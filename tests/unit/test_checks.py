@@ -159,6 +159,7 @@ WORKER = [
         ["--load-format", "gms"],
         "needs the package gpu_memory_service",
     ),
+    (checks.local_prefill_is_not_negative, ["--local-prefill-tokens", "0"], "must be 1 or more"),
     (checks.model_is_named, ["--model="], "--model is missing"),
     (checks.is_available, ["--omni"], "--omni is not available yet"),
 ]

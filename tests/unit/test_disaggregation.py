@@ -105,3 +105,28 @@ async def test_a_cache_that_did_not_come_is_counted() -> None:
         output.cached_tokens = 0 if output.finished else None
         encoder.encode(output)
     assert lost == [1]
+
+
+@pytest.mark.parametrize(("length", "is_left"), [(3, True), (7, True), (8, False)])
+async def test_short_prompt_is_left_to_the_decode_worker(length: int, is_left: bool) -> None:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL, local_prefill_tokens=8)
+    raw = request(list(range(20, 20 + length)))
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "p")
+    assert (job.answer is not None) is is_left
+    if is_left:
+        assert job.answer is not None
+        chunk = role.encoder(parsed, job).encode(job.answer)
+        assert len(chunk["token_ids"]) == 1 and chunk["finish_reason"] == "length"
+        lost: list[int] = []
+        handed = {"prefill_result": {"disaggregated_params": chunk["disaggregated_params"]}}
+        chunks = await decoded({**raw, **handed}, lost)
+        assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in await decoded(raw, [])]
+        assert lost == [], "nothing was to be transferred"
+
+
+async def test_short_health_check_still_asks_the_engine() -> None:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL, local_prefill_tokens=8)
+    assert (await role.prepare(role.parse(role.health_check()), "canary")).answer is None

@@ -258,6 +258,11 @@ def omni_has_no_connector(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--connector {' '.join(o.connector)} cannot stand beside --omni; leave it out")
 
 
+def local_prefill_is_not_negative(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.local_prefill_tokens is not None and o.local_prefill_tokens < 1:
+        raise ConfigError(f"--local-prefill-tokens {o.local_prefill_tokens} must be 1 or more, or left out")
+
+
 def kv_event_port_is_registered(o: WorkerOptions, _: EngineFlags) -> None:
     if o.kv_event_port is not None and not 1024 <= o.kv_event_port <= 49151:
         raise ConfigError(f"DYN_VLLM_KV_EVENT_PORT={o.kv_event_port} is out of range; use 1024 to 49151")
@@ -410,6 +415,7 @@ WORKER_RULES = (
     extra_encoder_config_is_json,
     stages_need_omni,
     omni_has_no_connector,
+    local_prefill_is_not_negative,
     kv_event_port_is_registered,
     side_channel_port_is_a_port,
     kv_events_have_one_source,

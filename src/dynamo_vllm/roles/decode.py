@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.kv.connectors.base import Rejected
+from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, Rejected
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.base import RoleCard
 
@@ -44,6 +44,8 @@ class Decode:
     async def prepare(self, request: wire.GenerateRequest, job_id: str) -> Job:
         job = await self._requests.prepare(request, job_id)
         if request.prefill_result is None or self._connector is None:
+            return job
+        if request.prefill_result.disaggregated_params == LEFT_TO_DECODE:
             return job
         if job.sampling.n > 1:  # each choice would fetch the cache, which is given away once
             return job

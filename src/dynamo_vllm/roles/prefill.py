@@ -6,13 +6,14 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.codec import chunks
-from dynamo_vllm.kv.connectors.base import handover
+from dynamo_vllm.job import Output
+from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, handover
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
     from dynamo_vllm import wire
-    from dynamo_vllm.job import EngineFacts, Job, Output
+    from dynamo_vllm.job import EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.wire import Chunk
 
@@ -23,10 +24,13 @@ CARD = RoleCard(worker_type="Prefill", needs=(("Decode",),), may_migrate=False, 
 class Prefill:
     card = CARD
 
-    def __init__(self, facts: EngineFacts, connector: Connector | None) -> None:
+    def __init__(
+        self, facts: EngineFacts, connector: Connector | None, local_prefill_tokens: int = 0
+    ) -> None:
         self._requests = Aggregated(facts)
         self._connector = connector
         self._lease_seconds = facts.kv_lease_seconds
+        self._local_prefill_tokens = local_prefill_tokens
 
     def parse(self, raw: object) -> wire.GenerateRequest:
         return self._requests.parse(raw)
@@ -34,6 +38,9 @@ class Prefill:
     async def prepare(self, request: wire.GenerateRequest, job_id: str) -> Job:
         """One token, whatever the request asks for: the decode worker makes the answer, the first too."""
         job = await self._requests.prepare(request, job_id)
+        if len(job.prompt) < self._local_prefill_tokens and not request.is_health_check:
+            nothing = Output(job.prompt[-1:], finish="length", finished=True)
+            return dataclasses.replace(job, answer=nothing)
         one = dataclasses.replace(
             job.sampling,
             max_tokens=1,
@@ -50,7 +57,7 @@ class Prefill:
         return dataclasses.replace(job, sampling=one, transfer=params)
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> PrefillEncoder:
-        return PrefillEncoder(len(job.prompt), self._lease_seconds)
+        return PrefillEncoder(job, self._lease_seconds)
 
     def health_check(self) -> dict[str, object]:
         return self._requests.health_check()
@@ -59,12 +66,15 @@ class Prefill:
 class PrefillEncoder:
     """The last chunk carries the hand-over; the frontend gives it to a decode worker as it is."""
 
-    def __init__(self, prompt_tokens: int, lease_seconds: float) -> None:
-        self._tokens = chunks.TokenEncoder(prompt_tokens)
+    def __init__(self, job: Job, lease_seconds: float) -> None:
+        self._tokens = chunks.TokenEncoder(len(job.prompt))
+        self._is_left_to_decode = job.answer is not None
         self._lease_seconds = lease_seconds
 
     def encode(self, output: Output) -> Chunk:
         chunk = self._tokens.encode(output)
-        if output.finished:
+        if self._is_left_to_decode:
+            chunk["disaggregated_params"] = LEFT_TO_DECODE
+        elif output.finished:
             chunk["disaggregated_params"] = handover(output.transfer, self._lease_seconds)
         return chunk

@@ -9,9 +9,10 @@ from dynamo_vllm.errors import Draining, EngineDead
 from dynamo_vllm.serving.boundary import boundary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from dynamo_vllm.engine.base import Engine
+    from dynamo_vllm.job import Job, Output
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.cancel import Cancellable, InFlight
 
@@ -48,7 +49,7 @@ class Service:
             if context.is_stopped():
                 return
             send, encode = response_sender.send, self._role.encoder(parsed, job).encode
-            async with aclosing(self._engine.generate(job)) as outputs:
+            async with aclosing(self._outputs(job)) as outputs:
                 async for output in outputs:
                     if watch.client_left:
                         break  # closing the generator ends the job where the abort came before it began
@@ -62,3 +63,10 @@ class Service:
             response_sender.close()
         return
         yield  # type: ignore[unreachable]  # makes this a generator
+
+    def _outputs(self, job: Job) -> AsyncGenerator[Output, None]:
+        return self._engine.generate(job) if job.answer is None else _only(job.answer)
+
+
+async def _only(output: Output) -> AsyncGenerator[Output, None]:
+    yield output

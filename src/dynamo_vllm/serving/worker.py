@@ -171,7 +171,7 @@ def make_role(
             Path(template).read_text() if template else None,
         )
     if options.role == "prefill":
-        return prefill.Prefill(facts, connector)
+        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0)
     if options.role == "decode":
         return decode.Decode(facts, connector, meter.count_lost_transfer)
     return aggregated.Aggregated(facts)

@@ -95,8 +95,8 @@ class FrontendOptions(RuntimeOptions):
         None,
         "router",
         "Let a decode worker that has the beginning of a prompt cached compute the rest itself when that is "
-        "fewer tokens than this; unset, every prompt goes over a prefill worker. Decode workers must publish "
-        "KV events for it (--kv-events; serve sees to it).",
+        "fewer tokens than this. Decode workers must publish KV events for it (--kv-events; serve sees to "
+        "it). For short prompts that nobody has cached, prefill workers have an option of the same name.",
         env="DYN_VLLM_LOCAL_PREFILL_TOKENS",
         metavar="TOKENS",
     )

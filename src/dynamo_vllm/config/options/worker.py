@@ -160,6 +160,13 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_CONNECTOR",
         metavar="NAME",
     )
+    local_prefill_tokens: int | None = opt(
+        None,
+        "kv cache",
+        "A prefill worker leaves prompts of fewer tokens than this to the decode worker.",
+        env="DYN_VLLM_LOCAL_PREFILL_TOKENS",
+        metavar="TOKENS",
+    )
     kv_lease_seconds: int = opt(
         30,
         "kv cache",

@@ -99,6 +99,8 @@ PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefil
 
 
 LEASE_MARGIN_SECONDS = 1.0
+LEFT_TO_DECODE: Mapping[str, Any] = {"left_to_decode": True}
+"""What a prefill worker gives the frontend for a prompt that is too short to be worth a transfer."""
 
 
 def handover(transfer: Mapping[str, Any] | None, lease_seconds: float) -> dict[str, Any]:
