@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import random
 import socket
@@ -21,6 +22,7 @@ import psutil
 from dynamo_vllm.engine.vllm_start import device
 from harness.waiting import until
 
+TESTS = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
 
 
@@ -101,10 +103,11 @@ class Worker:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def metric(self, name: str) -> float:
-        """The sum over a metric's series."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum over a metric's series, or over those with a label such as `engine="1"`."""
         text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=10).text
         lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+        lines = [line for line in lines if label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def is_ready(self) -> bool:
@@ -188,6 +191,18 @@ class Stack:
         if body is not None:
             more["json"] = body
         return httpx.post(self.url + path, timeout=60, **more)
+
+    def call(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answers of a worker asked over the request plane, past the frontend and its router."""
+        done = subprocess.run(
+            [sys.executable, "-m", "harness.plane", "dynamo.backend.generate", *map(json.dumps, requests)],
+            cwd=TESTS,
+            env=environment(self.folder, DYN_TCP_RPC_HOST="127.0.0.1", DYN_LOG="error"),
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     def instances(self) -> list[dict[str, Any]]:
         found = self.get("/instances")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from harness.stack import Stack, environment
+from harness.stack import Stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -204,15 +202,7 @@ def test_unknown_rank_is_refused_by_name_on_the_request_plane(
     deployment.wait_ready()
     request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2}}
     bad, good = {**request, "routing": {"dp_rank": 7}}, {**request, "routing": {"dp_rank": 0}}
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.plane", "dynamo.backend.generate", json.dumps(bad), json.dumps(good)],
-        cwd=Path(__file__).parents[1],
-        env=environment(deployment.folder, DYN_TCP_RPC_HOST="127.0.0.1", DYN_LOG="error"),
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    refused, answered = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    refused, answered = deployment.call(bad, good)
     assert "dp_rank: 7 is unknown" in refused["error"]
     assert sum(len(chunk["token_ids"]) for chunk in answered["chunks"]) == 2
 
