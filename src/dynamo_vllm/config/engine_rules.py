@@ -23,6 +23,8 @@ class Situation:
     nixl: bool = False
     kv_event_port: int | None = None
     """First port of KV events; the caller names one when there are several data-parallel ranks."""
+    kv_event_host: str = "*"
+    """* listens here; the ranks of a headless node go to the node that leads them."""
     socket_folder: str = "/tmp"
 
 
@@ -90,11 +92,10 @@ def kv_events(user: UserArgs, at: Situation) -> Fired | None:
     cached = user.get("enable_prefix_caching", True)
     if "kv_events_config" in user or not at.publishes_kv_events or not cached:
         return None
-    ranks = int(user.get("data_parallel_size", 1) or 1)
-    # vLLM 0.30 binds an address with *, :: or ipc://; tcp://127.0.0.1 connects and nothing ever arrives.
+    # vLLM 0.30 binds an address with *, :: or ipc://; any other it connects to, which must then listen.
     # It adds the rank to a TCP port, and refuses ipc:// for ranks above 0.
-    local = at.kv_event_port is None and ranks == 1
-    endpoint = f"ipc://{at.socket_folder}/kv-events" if local else f"tcp://*:{at.kv_event_port}"
+    port = at.kv_event_port
+    endpoint = f"ipc://{at.socket_folder}/kv-events" if port is None else f"tcp://{at.kv_event_host}:{port}"
     value = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint, "topic": ""}
     return Fired("kv_events_config", value, "the router follows the cache through these events")
 

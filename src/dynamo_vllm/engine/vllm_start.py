@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
-from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE
+from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_with_parent
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def set_environment(settings: EngineSettings) -> None:
         if name not in settings.environment:
             os.environ[name] = value
     os.environ[PARENT_VARIABLE] = str(os.getpid())
+    os.register_at_fork(after_in_child=end_with_parent)  # a forked process does not load the plugin again
 
 
 def device() -> str:
@@ -86,19 +87,21 @@ def resolve(settings: EngineSettings) -> Resolved:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     parsed, given = _parse(settings)
-    ranks = int(given.get("data_parallel_size") or 1)
+    node = settings.node
+    ports, event_port = node.ports_in_a_row, settings.kv_event_port or node.event_port
     if settings.kv_transfer is not None:
         given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
     nixl = "nixl" in str(given.get("kv_transfer_config", "")).lower()
     if nixl:
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(ranks))
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(ports))
     situation = Situation(
         device=device(),
         has_bfloat16=has_bfloat16(),
         binds_threads=_BIND in settings.environment,
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
-        kv_event_port=settings.kv_event_port or (_free_ports(ranks) if ranks > 1 else None),
+        kv_event_port=event_port or (_free_ports(ports) if ports > 1 else None),
+        kv_event_host=node.leader if node.is_headless else "*",
         socket_folder=settings.scratch_folder,
     )
     fired = tuple(apply(given, situation))
@@ -155,18 +158,18 @@ def _typed(rule: Fired) -> Any:
     return rule.value
 
 
-def _free_ports(ranks: int) -> int:
-    """A first port with as many free ones behind it as there are ranks."""
+def _free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
     for _ in range(50):
         with contextlib.ExitStack() as held:
             first = held.enter_context(socket.socket())
             first.bind(("127.0.0.1", 0))
             port = int(first.getsockname()[1])
             with contextlib.suppress(OSError, OverflowError):
-                for offset in range(1, ranks):
+                for offset in range(1, count):
                     held.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
                 return port
-    raise StartError(f"found no {ranks} free ports in a row; set --kv-event-port and --side-channel-port")
+    raise StartError(f"found no {count} free ports in a row; set --kv-event-port and --side-channel-port")
 
 
 def _engine_knows_reasoning(name: str) -> bool:
@@ -180,13 +183,24 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
     from vllm.usage.usage_lib import UsageContext
 
     try:
-        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT, headless=settings.node.is_headless)
     except (ValueError, OSError, NotImplementedError) as exc:
         raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
+    _refuse_ranks_of_a_dense_model(config)
     # vLLM 0.30: its CPU platform overwrites the way processes are made.
     if _PROCESSES in settings.environment:
         os.environ[_PROCESSES] = settings.environment[_PROCESSES]
     return config
+
+
+def _refuse_ranks_of_a_dense_model(config: VllmConfig) -> None:
+    """vLLM 0.30 does so for --data-parallel-rank; other flags end in an assertion, after a whole start."""
+    parallel, model = config.parallel_config, config.model_config
+    if parallel.data_parallel_size > 1 and parallel.data_parallel_external_lb and not model.is_moe:
+        raise ConfigError(
+            f"{model.model} is no MoE model: workers of one rank each have nothing to share; "
+            "start them without --data-parallel-size"
+        )
 
 
 def _first_lines(exc: Exception) -> str:
