@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+END_SECONDS = 5.0
 
 
 class HeadlessVllm:
@@ -76,9 +77,15 @@ class HeadlessVllm:
 
     async def close(self) -> None:
         """Idempotent, also after a failed start."""
+        if self._owner is None:
+            return
+        # vLLM 0.30: a shard whose queue is closed first waits on it for another node until it is killed, 9 s.
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join(END_SECONDS)
         owner, self._owner = self._owner, None
-        if owner is not None:
-            owner.shutdown()
+        owner.shutdown()
 
 
 def _ranks(config: Any, log_stats: bool) -> Any:
