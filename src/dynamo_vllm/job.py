@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+Terms = dict[str, str | int]
+"""What two engines must share before one can read the other's KV cache, by name."""
 GUIDE_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
@@ -129,3 +131,6 @@ class EngineFacts:
     """The model's own defaults (generation_config.json) for fields a request leaves out."""
     versions: Mapping[str, str] = field(default_factory=dict)
     rules: Sequence[str] = ()
+    terms: Terms = field(default_factory=dict)
+    kv_lease_seconds: float = 30
+    """How long the engine keeps a KV cache that another engine is to fetch."""

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from cpu.ranks import QUICK_WATCH, ask, assert_repeats_hit, core, stream_on_each, texts
-from harness.stack import Stack, stack, survivors
+from harness.plane import plane
+from harness.stack import Stack, environment, stack, survivors
 from harness.waiting import until
 from harness.warm import Zygote
 
@@ -57,7 +58,11 @@ def test_unknown_rank_is_refused_and_each_known_one_answers(two_ranks: Stack) ->
     made = [
         two_ranks.workers[0].metric("vllm:generation_tokens_total", f'engine="{rank}"') for rank in (0, 1)
     ]
-    refused, *answered = two_ranks.call(*({**request, "routing": {"dp_rank": rank}} for rank in (2, 0, 1)))
+    with plane(environment(two_ranks.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
+        refused, *answered = (
+            caller.call("dynamo.backend.generate", {**request, "routing": {"dp_rank": rank}})
+            for rank in (2, 0, 1)
+        )
     assert "dp_rank: 2 is unknown; this worker has 0 to 1" in refused["error"]
     assert [sum(len(chunk["token_ids"]) for chunk in answer["chunks"]) for answer in answered] == [2, 2]
     for rank, before in enumerate(made):

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from harness.stack import Stack, stack
+from cpu.pairs import NIXL, ROUNDS, Pairs, pairs, prompt, prompts, wait_empty
+from harness.stack import Stack
+from harness.waiting import until
 from harness.warm import Zygote
 
-NIXL = ("--connector", "nixl")
 pytestmark = pytest.mark.timeout(180)
 
 
-def start(warm: Zygote, made: Stack, model: Path, prefills: int, decodes: int) -> Stack:
-    made.start_frontend()
-    for _ in range(decodes):
-        warm.start_worker(made, model, *NIXL, "--disaggregation-mode", "decode")
-    for _ in range(prefills):
-        warm.start_worker(made, model, *NIXL, "--disaggregation-mode", "prefill")
-    return made.wait_ready(90)
-
-
 @pytest.fixture(scope="module")
-def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("pair")) as made:
-        yield start(warm, made, model, 1, 1)
-
-
-def prompts(count: int, longest: int) -> list[list[int]]:
-    chance = random.Random(3)
-    lengths = [1, longest, *(chance.randrange(1, longest) for _ in range(count - 2))]
-    return [[chance.randrange(10, 900) for _ in range(length)] for length in lengths]
+def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    with pairs(warm, model, tmp_path_factory.mktemp("pair")) as made:
+        yield made
 
 
 def ask(made: Stack, prompt: list[int], **more: Any) -> Any:
-    return made.openai.completions.create(
-        model="tiny", prompt=prompt, max_tokens=12, temperature=0, extra_body={"ignore_eos": True, **more}
-    )
+    body = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}, **more}
+    return made.openai.completions.create(model="tiny", prompt=prompt, **body)
 
 
 def ask_all(made: Stack, every: list[list[int]]) -> list[Any]:
@@ -49,11 +34,58 @@ def ask_all(made: Stack, every: list[list[int]]) -> list[Any]:
         return list(pool.map(lambda prompt: ask(made, prompt), every))
 
 
-def test_fifty_prompts_equal_one_engine_and_nothing_is_computed_twice(pair: Stack, one_worker: Stack) -> None:
-    every = prompts(50, 1500)
-    found, wanted = ask_all(pair, every), ask_all(one_worker, every)
+def assert_equal_and_nothing_computed_twice(made: Pairs, alone: Stack, every: list[list[int]]) -> None:
+    found, wanted = ask_all(made.stack, every), ask_all(alone, every)
     assert [a.choices[0].text for a in found] == [a.choices[0].text for a in wanted]
     cached = [a.usage.prompt_tokens_details.cached_tokens for a in found]
     # The last token of a prompt is always computed: its output is the answer's first.
     assert all(n >= len(prompt) - 1 for n, prompt in zip(cached, every, strict=True))
-    assert pair.workers[0].metric("dynamo_component_kv_transfers_lost_total") == 0
+    for worker in made.decodes:
+        assert worker.metric("dynamo_component_kv_transfers_lost_total") == 0
+
+
+def test_answers_equal_one_engine_and_nothing_is_computed_twice(pair: Pairs, one_worker: Stack) -> None:
+    assert_equal_and_nothing_computed_twice(pair, one_worker, prompts(50, 1500))
+
+
+def test_several_choices_and_logprobs_equal_one_engine(pair: Pairs, one_worker: Stack) -> None:
+    for more in ({"n": 2, "seed": 7, "temperature": 0.8}, {"logprobs": 2}, {"stop": ["a"]}):
+        found, wanted = (ask(made, prompts(3, 300)[2], **more) for made in (pair.stack, one_worker))
+        assert [choice.text for choice in found.choices] == [choice.text for choice in wanted.choices]
+
+
+def test_repeated_prompt_is_fetched_from_the_own_cache(pair: Pairs, one_worker: Stack) -> None:
+    every = prompts(6, 700, seed=8)
+    first, again = ask_all(pair.stack, every), ask_all(pair.stack, every)
+    assert [a.choices[0].text for a in first] == [a.choices[0].text for a in again]
+
+
+def test_worker_with_another_block_size_is_refused_on_both_logs(pair: Pairs) -> None:
+    refused = pair.warm.start_worker(pair.stack, pair.model, *NIXL, "prefill", "--block-size", "64")
+    pair.stack.workers.remove(refused)
+    assert refused.process.wait(60) == 2
+    assert "block_size is 64 here and 32 there" in refused.log.read_text()
+    for worker in pair.stack.workers:
+        assert "block_size is 32 here and 64 there" in worker.log.read_text()
+
+
+@pytest.mark.parametrize("moment", ["prefill", "transfer"])
+def test_client_that_leaves_empties_both_engines(pair: Pairs, moment: str) -> None:
+    busy = pair.prefills[0] if moment == "prefill" else pair.decodes[0]
+    for _ in range(5 * ROUNDS):
+        body = {"model": "tiny", "prompt": prompt(1500), "max_tokens": 200, "stream": True}
+        with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=30) as client:
+            leaving = pool.submit(leave_when_asked, client, f"{pair.stack.url}/v1/completions", body)
+            until(f"work of the {moment}", lambda: busy.metric("dynamo_component_requests_in_flight") > 0)
+            client.close()
+            leaving.exception(5)
+        for worker in pair.stack.workers:
+            wait_empty(worker, 1.0)
+    assert pair.is_alive()
+    assert ask(pair.stack, prompt(40)).choices[0].finish_reason == "length"
+
+
+def leave_when_asked(client: httpx.Client, url: str, body: dict[str, Any]) -> None:
+    with client.stream("POST", url, json=body) as answer:
+        for _ in answer.iter_lines():
+            pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import random
 import socket
@@ -191,18 +190,6 @@ class Stack:
         if body is not None:
             more["json"] = body
         return httpx.post(self.url + path, timeout=60, **more)
-
-    def call(self, *requests: dict[str, Any]) -> list[dict[str, Any]]:
-        """The answers of a worker asked over the request plane, past the frontend and its router."""
-        done = subprocess.run(
-            [sys.executable, "-m", "harness.plane", "dynamo.backend.generate", *map(json.dumps, requests)],
-            cwd=TESTS,
-            env=environment(self.folder, DYN_TCP_RPC_HOST="127.0.0.1", DYN_LOG="error"),
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     def instances(self) -> list[dict[str, Any]]:
         found = self.get("/instances")

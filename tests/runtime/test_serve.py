@@ -217,6 +217,27 @@ def test_start_that_takes_too_long_has_failed(start: Start, model: Path) -> None
 # --- keeping it up --------------------------------------------------------------------------------------
 
 
+def test_killed_prefill_worker_is_not_asked_again(start: Start, model: Path, tmp_path: Path) -> None:
+    """Its lease would keep it in discovery for ten seconds, and every request would fail."""
+    file = tmp_path / "serve.yaml"
+    engine = "engine: fake, connector: [nixl], served_model_name: [tiny], fake_engine: {vocab_size: 500}"
+    file.write_text(
+        f"model: {model}\nworkers:\n- {{role: prefill, {engine}}}\n- {{role: decode, {engine}}}\n"
+    )
+    serve = start("--config", str(file), "--port", "0").wait_ready()
+    (prefill,) = [
+        pid
+        for pid in serve.pids("worker")
+        if "--disaggregation-mode=prefill" in psutil.Process(pid).cmdline()
+    ]
+    gone = set(serve.instances())
+    os.kill(prefill, signal.SIGKILL)
+    until("it to leave discovery", lambda: set(serve.instances()) < gone, 3)
+    assert [serve.complete().status_code for _ in range(5)] == [200] * 5
+    until("its replacement", lambda: len(serve.instances()) == 2, 20)
+    assert serve.complete().status_code == 200
+
+
 def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
     serve = start(*fake(model)).wait_ready()
     (worker,) = serve.pids("worker")

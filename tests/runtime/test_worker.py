@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from harness.stack import Stack
+from harness.plane import plane
+from harness.stack import Stack, environment
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -154,6 +155,12 @@ def test_resolved_configuration_is_dumped(deployment: Stack, start_fake: StartFa
     assert found["engine"]["context_length"] == 4096
 
 
+def test_metrics_folder_is_made(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
+    start_fake("--prometheus-multiproc-dir", str(tmp_path / "not" / "there"))
+    deployment.wait_ready()
+    assert (tmp_path / "not" / "there").is_dir()
+
+
 def test_text_mode_chats(deployment: Stack, start_fake: StartFake) -> None:
     start_fake("--use-vllm-tokenizer")
     deployment.wait_ready()
@@ -202,7 +209,8 @@ def test_unknown_rank_is_refused_by_name_on_the_request_plane(
     deployment.wait_ready()
     request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2}}
     bad, good = {**request, "routing": {"dp_rank": 7}}, {**request, "routing": {"dp_rank": 0}}
-    refused, answered = deployment.call(bad, good)
+    with plane(environment(deployment.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
+        refused, answered = (caller.call("dynamo.backend.generate", asked) for asked in (bad, good))
     assert "dp_rank: 7 is unknown" in refused["error"]
     assert sum(len(chunk["token_ids"]) for chunk in answered["chunks"]) == 2
 

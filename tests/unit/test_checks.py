@@ -43,6 +43,36 @@ WORKER = [
         ["--connector", "carrier-pigeon"],
         "'carrier-pigeon' is unknown; choose from nixl",
     ),
+    (checks.connectors_are_named_once, ["--connector", "nixl", "nixl"], "names nixl twice"),
+    (checks.one_offloader, ["--connector", "lmcache", "kvbm"], "give one of them"),
+    (checks.offload_size_has_a_user, ["--kv-offload-gb", "2"], "add --connector lmcache or kvbm"),
+    (
+        checks.offload_size_has_a_user,
+        ["--kv-offload-gb", "2", "--connector", "nixl"],
+        "--kv-offload-gb 2 needs a connector",
+    ),
+    (checks.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "0"], "use a number above 0"),
+    (checks.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "1e9"], "1e+09 is no share"),
+    (
+        checks.kvbm_has_one_rank,
+        ["--connector", "kvbm", "--data-parallel-size", "2"],
+        "--data-parallel-size 2 cannot stand beside the connector kvbm",
+    ),
+    (
+        checks.kvbm_has_one_rank,
+        ["--kv-transfer-config", '{"kv_connector": "DynamoConnector"}', "-dp", "4"],
+        "start a worker per rank",
+    ),
+    (
+        checks.kvbm_takes_plain_prompts,
+        ["--connector", "kvbm", "nixl", "--enable-lora"],
+        "--enable-lora cannot stand beside the connector kvbm",
+    ),
+    (
+        checks.kvbm_takes_plain_prompts,
+        ["--connector", "kvbm", "--enable-prompt-embeds"],
+        "--enable-prompt-embeds cannot stand beside the connector kvbm",
+    ),
     (checks.none_stands_alone, ["--connector", "none", "nixl"], "none stands alone"),
     (
         checks.one_source_of_connectors,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from dynamo_vllm.config import engine_rules
@@ -10,6 +12,10 @@ from dynamo_vllm.config.engine_rules import Fired, Rule, Situation, apply
 CPU, GPU = Situation("cpu"), Situation("cuda")
 NIXL = Situation("cuda", nixl=True)
 IPC = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "ipc:///run/x/kv-events", "topic": ""}
+KVBM = Situation(
+    "cuda", has_plain_blocks=True, merged_kv_events="tcp://127.0.0.1:57001", socket_folder="/run/x"
+)
+MERGED = ["ipc:///run/x/kv-events", "tcp://127.0.0.1:57001", "tcp://127.0.0.1:57001"]
 OLD_ARM = Situation(device="cpu", has_bfloat16=False)
 FIRES = [
     (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
@@ -20,6 +26,18 @@ FIRES = [
     (engine_rules.nixl_executor, {}, NIXL, "distributed_executor_backend", "mp"),
     (engine_rules.cpu_executor, {}, CPU, "distributed_executor_backend", "uni"),
     (engine_rules.kv_events, {}, Situation("cpu", socket_folder="/run/x"), "kv_events_config", IPC),
+    (engine_rules.merged_kv_events, {}, KVBM, "additional_config", {"consolidator_endpoints": MERGED}),
+    (
+        engine_rules.merged_kv_events,
+        {
+            "additional_config": {"mine": 1},
+            "kv_events_config": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557"},
+        },
+        KVBM,
+        "additional_config",
+        {"mine": 1, "consolidator_endpoints": ["tcp://127.0.0.1:5557", *MERGED[1:]]},
+    ),
+    (engine_rules.hybrid_cache, {}, KVBM, "disable_hybrid_kv_cache_manager", True),
     (
         engine_rules.seeded_prefill,
         {},
@@ -51,6 +69,18 @@ SILENT = [
     (engine_rules.kv_events, {"kv_events_config": "{}"}, CPU),
     (engine_rules.kv_events, {"enable_prefix_caching": False}, CPU),
     (engine_rules.kv_events, {}, Situation("cpu", publishes_kv_events=False)),
+    (engine_rules.merged_kv_events, {}, GPU),
+    (engine_rules.merged_kv_events, {"additional_config": {"consolidator_endpoints": []}}, KVBM),
+    (engine_rules.merged_kv_events, {"enable_prefix_caching": False}, KVBM),
+    (engine_rules.merged_kv_events, {"kv_events_config": {"enable_kv_cache_events": False}}, KVBM),
+    (
+        engine_rules.merged_kv_events,
+        {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}},
+        KVBM,
+    ),
+    (engine_rules.merged_kv_events, {}, dataclasses.replace(KVBM, publishes_kv_events=False)),
+    (engine_rules.hybrid_cache, {}, NIXL),
+    (engine_rules.hybrid_cache, {"disable_hybrid_kv_cache_manager": False}, KVBM),
     (engine_rules.seeded_prefill, {}, GPU),
     (engine_rules.seeded_prefill, {"worker_extension_cls": "mine.Worker"}, CPU),
 ]

@@ -48,7 +48,7 @@ HEAVY = {
 READS_ENVIRONMENT = {
     "config/build.py": "reads it once for everybody",
     "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
-    "engine/vllm_stats.py": "asks as prometheus_client does whether its multi-process folder is set",
+    "engine/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
 }
 WRITES_ENVIRONMENT = {
     "engine/vllm_start.py": "vLLM's own variables",

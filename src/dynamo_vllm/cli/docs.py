@@ -140,6 +140,8 @@ def engine_defaults() -> str:
 _CASES: dict[str, dict[str, Any]] = {
     "": {},
     " (only with NIXL)": {"nixl": True},
+    " (only with LMCache or KVBM)": {"has_plain_blocks": True},
+    " (only with KVBM)": {"merged_kv_events": "tcp://127.0.0.1:<port>"},
     " (only on Arm without bfloat16)": {"has_bfloat16": False},
 }
 """Situations a rule may wait for, the ordinary one first."""

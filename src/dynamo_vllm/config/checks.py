@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,16 +126,78 @@ def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
         json_object("--kv-transfer-config", written)
 
 
-_PACKAGES = {"NixlConnector": "nixl", "LMCacheConnectorV1": "lmcache", "DynamoConnector": "kvbm"}
+PACKAGES = {"NixlConnector": "nixl", "LMCacheConnectorV1": "lmcache", "DynamoConnector": "kvbm"}
+"""vLLM's connector classes, and the package each comes with; it is also the connector's name."""
+OFFLOADERS = ("lmcache", "kvbm")
+"""Connectors that keep caches which leave the engine."""
+
+
+def named_connectors(o: WorkerOptions, engine: EngineFlags) -> list[str]:
+    """By --connector, or inside --kv-transfer-config."""
+    written = engine.get("kv_transfer_config") or ""
+    inside = [package for name, package in PACKAGES.items() if f'"{name}"' in written]
+    return [*(name for name in o.connector if name not in ("none", "null")), *inside]
+
+
+def connectors_are_named_once(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in o.connector:
+        if o.connector.count(name) > 1:
+            raise ConfigError(f"--connector {' '.join(o.connector)} names {name} twice; name it once")
+
+
+def one_offloader(o: WorkerOptions, _: EngineFlags) -> None:
+    if set(OFFLOADERS) <= set(o.connector):
+        raise ConfigError(
+            f"--connector {' '.join(o.connector)}: lmcache and kvbm both keep caches that leave the engine; "
+            "give one of them"
+        )
+
+
+def offload_size_has_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.kv_offload_gb is not None and not set(OFFLOADERS) & set(named_connectors(o, engine)):
+        raise ConfigError(
+            f"--kv-offload-gb {o.kv_offload_gb:g} needs a connector that uses it; "
+            "add --connector lmcache or kvbm, or leave it out"
+        )
+
+
+def offload_fits_memory(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.kv_offload_gb is None:
+        return
+    has_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    if not 0 < o.kv_offload_gb < has_gb:
+        raise ConfigError(
+            f"--kv-offload-gb {o.kv_offload_gb:g} is no share of this machine's memory; "
+            f"use a number above 0 and below {has_gb:.0f}"
+        )
+
+
+def kvbm_has_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
+    ranks = engine.get("data_parallel_size") or "1"
+    if "kvbm" in named_connectors(o, engine) and ranks != "1":
+        raise ConfigError(
+            f"--data-parallel-size {ranks} cannot stand beside the connector kvbm, whose ports serve one; "
+            "start a worker per rank instead"
+        )
+
+
+def kvbm_takes_plain_prompts(o: WorkerOptions, engine: EngineFlags) -> None:
+    """KVBM 1.6.1 raises inside vLLM's scheduler, which ends the engine, at the first such request."""
+    asked = {
+        "--enable-multimodal": o.enable_multimodal,
+        "--enable-lora": o.lora_enabled or "enable_lora" in engine,
+        "--enable-prompt-embeds": o.enable_prompt_embeds or "enable_prompt_embeds" in engine,
+    }
+    named = [name for name, is_asked in asked.items() if is_asked]
+    if named and "kvbm" in named_connectors(o, engine):
+        raise ConfigError(f"{named[0]} cannot stand beside the connector kvbm; leave one of them out")
 
 
 def connector_is_installed(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.engine == "fake":
         return
-    written = engine.get("kv_transfer_config") or ""
-    named = [*o.connector, *(package for cls, package in _PACKAGES.items() if f'"{cls}"' in written)]
-    for package in named:
-        if package in _PACKAGES.values() and not is_installed(package):
+    for package in named_connectors(o, engine):
+        if package in PACKAGES.values() and not is_installed(package):
             raise ConfigError(
                 f"the connector {package} is not installed; run: pip install 'dynamo-vllm[{package}]'"
             )
@@ -410,6 +473,12 @@ WORKER_RULES = (
     known_connectors,
     none_stands_alone,
     one_source_of_connectors,
+    connectors_are_named_once,
+    one_offloader,
+    offload_size_has_a_user,
+    offload_fits_memory,
+    kvbm_has_one_rank,
+    kvbm_takes_plain_prompts,
     written_connector_is_json,
     connector_is_installed,
     disaggregation_needs_a_connector,

@@ -21,6 +21,10 @@ class Situation:
     binds_threads: bool = False
     """The user binds vLLM's CPU threads to cores, which vLLM does in a process of its own."""
     nixl: bool = False
+    has_plain_blocks: bool = False
+    """A KV connector knows one kind of cache block."""
+    merged_kv_events: str | None = None
+    """Where a connector publishes the engine's KV events together with its own."""
     kv_event_port: int | None = None
     """First port of KV events; the caller names one when there are several data-parallel ranks."""
     kv_event_host: str = "*"
@@ -89,15 +93,56 @@ def _chooses_executor(user: UserArgs) -> bool:
 
 
 def kv_events(user: UserArgs, at: Situation) -> Fired | None:
-    cached = user.get("enable_prefix_caching", True)
-    if "kv_events_config" in user or not at.publishes_kv_events or not cached:
+    if "kv_events_config" in user or not at.publishes_kv_events or not _is_cached(user):
         return None
+    value = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": _event_endpoint(at),
+        "topic": "",
+    }
+    return Fired("kv_events_config", value, "the router follows the cache through these events")
+
+
+def _is_cached(user: UserArgs) -> bool:
+    return bool(user.get("enable_prefix_caching", True))
+
+
+def _event_endpoint(at: Situation) -> str:
     # vLLM 0.30 binds an address with *, :: or ipc://; any other it connects to, which must then listen.
     # It adds the rank to a TCP port, and refuses ipc:// for ranks above 0.
-    port = at.kv_event_port
-    endpoint = f"ipc://{at.socket_folder}/kv-events" if port is None else f"tcp://{at.kv_event_host}:{port}"
-    value = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint, "topic": ""}
-    return Fired("kv_events_config", value, "the router follows the cache through these events")
+    if at.kv_event_port is None:
+        return f"ipc://{at.socket_folder}/kv-events"
+    return f"tcp://{at.kv_event_host}:{at.kv_event_port}"
+
+
+def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
+    """KVBM takes three addresses from there: vLLM's events, where it binds, where it is heard."""
+    given = dict(user.get("additional_config") or {})
+    if at.merged_kv_events is None or "consolidator_endpoints" in given or not _is_cached(user):
+        return None
+    if "kv_events_config" in user:
+        written = user["kv_events_config"]
+        config = written if isinstance(written, Mapping) else vars(written)
+        if not config.get("enable_kv_cache_events") or config.get("publisher") == "null":
+            return None
+        endpoint = str(config["endpoint"])
+    elif at.publishes_kv_events:
+        endpoint = _event_endpoint(at)
+    else:
+        return None
+    heard = endpoint.replace("*", "127.0.0.1").replace("[::]", "127.0.0.1")
+    value = given | {"consolidator_endpoints": [heard, at.merged_kv_events, at.merged_kv_events]}
+    return Fired("additional_config", value, "KVBM publishes vLLM's KV events together with its own")
+
+
+def hybrid_cache(user: UserArgs, at: Situation) -> Fired | None:
+    if not at.has_plain_blocks or "disable_hybrid_kv_cache_manager" in user:
+        return None
+    # vLLM 0.30 sees by itself that such a connector alone cannot; not that KVBM beside NIXL cannot, nor that
+    # the decode worker at the other end of NIXL must do the same.
+    reason = "the KV connector knows one kind of cache block"
+    return Fired("disable_hybrid_kv_cache_manager", True, reason)
 
 
 def dtype(user: UserArgs, at: Situation) -> Fired | None:
@@ -122,6 +167,8 @@ RULES: tuple[Rule, ...] = (
     cpu_executor,
     nixl_executor,
     kv_events,
+    merged_kv_events,
+    hybrid_cache,
     seeded_prefill,
 )
 

@@ -87,6 +87,7 @@ class FakeEngine:
             max_num_batched_tokens=self.spec.context_length,
             data_parallel_size=self.spec.ranks,
             versions={"engine": "fake"},
+            terms={"engine": "fake", "block_size": self.spec.block_size},
         )
 
     async def generate(self, job: Job) -> AsyncGenerator[Output, None]:

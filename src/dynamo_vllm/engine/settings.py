@@ -33,6 +33,14 @@ class EngineSettings:
     """Removed with the worker; sockets live here."""
     bind_host: str | None = None
     prometheus_folder: str | None = None
+    connector_environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables the connector needs; none that the user set."""
+    has_plain_blocks: bool = False
+    """The connector knows one kind of cache block."""
+    connector_metrics_url: str | None = None
+    """Where the connector serves series of its own."""
+    merged_kv_events: str | None = None
+    """Where the connector publishes the engine's KV events together with its own."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import plugin, vllm_start
+from dynamo_vllm.engine import plugin, prometheus, vllm_start
 from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import EngineFacts, Job, Output
@@ -64,6 +64,8 @@ class VllmEngine:
         self._seen[rank] = self._seen.get(rank, 0) + 1
 
     def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
+        from dynamo_vllm.engine import vllm_terms
+
         llm = self._engine
         config = llm.vllm_config
         cache, scheduler = config.cache_config, config.scheduler_config
@@ -89,6 +91,8 @@ class VllmEngine:
             sampling_defaults={k: v for k, v in defaults.items() if isinstance(v, int | float)},
             versions=vllm_start.versions(),
             rules=[str(fired) for fired in resolved.fired],
+            terms=vllm_terms.terms(config),
+            kv_lease_seconds=vllm_terms.lease_seconds(config),
         )
 
     @property
@@ -141,9 +145,9 @@ class VllmEngine:
         return self._seen
 
     def metrics_text(self) -> str:
-        from dynamo_vllm.engine import vllm_stats
-
-        return vllm_stats.prometheus_text()
+        own = prometheus.series()
+        url = self._settings.connector_metrics_url
+        return own + prometheus.fetched(url) if url else own
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -191,6 +195,8 @@ def _kv_events(config: Any, ranks: Iterable[int], host: str = "127.0.0.1") -> tu
         return {}, ""
     from vllm.distributed.kv_events import ZmqEventPublisher
 
+    if merged := _merged_events(config):
+        return {next(iter(ranks)): merged}, ""
     endpoints = {}
     for rank in ranks:
         bound = ZmqEventPublisher.offset_endpoint_port(events.endpoint, rank)
@@ -198,7 +204,16 @@ def _kv_events(config: Any, ranks: Iterable[int], host: str = "127.0.0.1") -> tu
     return endpoints, events.topic
 
 
+def _merged_events(config: Any) -> str | None:
+    """Where a connector publishes vLLM's events, which it hears, together with its own."""
+    more = config.additional_config
+    merged = more.get("consolidator_endpoints") if isinstance(more, dict) else None
+    return str(merged[2]) if merged else None
+
+
 def relay_for(config: Any, settings: EngineSettings) -> EventRelay | None:
     """Listens for the ranks on other nodes, which connect to this one."""
+    if _merged_events(config):
+        return None
     listen, _ = _kv_events(config, settings.node.remote_ranks, settings.node.leader)
     return EventRelay(listen, settings.scratch_folder) if listen else None

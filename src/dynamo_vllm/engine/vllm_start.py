@@ -47,10 +47,12 @@ def set_environment(settings: EngineSettings) -> None:
         # Several workers share a machine; pinning each to the same cores would starve them.
         wanted[_BIND] = "nobind"
         wanted[NIXL_PAUSE_VARIABLE] = "1000"
+        wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # as vLLM would; our plugin loads NIXL before it
     if settings.prometheus_folder:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+    wanted |= settings.connector_environment
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
@@ -88,19 +90,22 @@ def resolve(settings: EngineSettings) -> Resolved:
 
     parsed, given = _parse(settings)
     node = settings.node
-    ports, event_port = node.ports_in_a_row, settings.kv_event_port or node.event_port
+    count, event_port = node.ports_in_a_row, settings.kv_event_port or node.event_port
     if settings.kv_transfer is not None:
         given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
-    nixl = "nixl" in str(given.get("kv_transfer_config", "")).lower()
+    connectors = str(given.get("kv_transfer_config", "")).lower()
+    nixl = "nixl" in connectors
     if nixl:
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(ports))
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(settings.side_channel_port or _free_ports(count))
     situation = Situation(
         device=device(),
         has_bfloat16=has_bfloat16(),
         binds_threads=_BIND in settings.environment,
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
-        kv_event_port=event_port or (_free_ports(ports) if ports > 1 else None),
+        has_plain_blocks=settings.has_plain_blocks,
+        merged_kv_events=settings.merged_kv_events,
+        kv_event_port=event_port or (_free_ports(count) if count > 1 else None),
         kv_event_host=node.leader if node.is_headless else "*",
         socket_folder=settings.scratch_folder,
     )

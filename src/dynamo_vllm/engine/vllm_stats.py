@@ -1,8 +1,7 @@
-"""vLLM's figures: one logger per data-parallel rank, and its Prometheus series as text."""
+"""vLLM's figures: one logger per data-parallel rank."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -49,14 +48,3 @@ def load_logger(on_load: OnLoad, on_step: Callable[[int], None]) -> Callable[[Vl
         return Load(engine_index, on_load, on_step)
 
     return make
-
-
-def prometheus_text() -> str:
-    """Every series of this process, or of all its processes when a multi-process folder is set."""
-    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
-
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return generate_latest(REGISTRY).decode()
-    registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return generate_latest(registry).decode()

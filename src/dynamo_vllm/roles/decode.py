@@ -34,6 +34,7 @@ class Decode:
         on_lost: Callable[[], None],
     ) -> None:
         self._requests = Aggregated(facts)
+        self._block_size = facts.block_size
         self._connector = connector
         self._on_lost = on_lost
 
@@ -48,7 +49,7 @@ class Decode:
             return job
         try:
             params = self._connector.decode_params(
-                request.prefill_result.disaggregated_params, len(job.prompt)
+                request.prefill_result.disaggregated_params, len(job.prompt), self._block_size
             )
         except Rejected as exc:
             self._lost(job_id, str(exc))

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.codec import chunks
+from dynamo_vllm.kv.connectors.base import handover
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.base import RoleCard
 
@@ -26,6 +27,7 @@ class Prefill:
     def __init__(self, facts: EngineFacts, connector: Connector | None) -> None:
         self._requests = Aggregated(facts)
         self._connector = connector
+        self._lease_seconds = facts.kv_lease_seconds
 
     def parse(self, raw: object) -> wire.GenerateRequest:
         return self._requests.parse(raw)
@@ -49,7 +51,7 @@ class Prefill:
         return dataclasses.replace(job, sampling=one, transfer=params)
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> PrefillEncoder:
-        return PrefillEncoder(len(job.prompt))
+        return PrefillEncoder(len(job.prompt), self._lease_seconds)
 
     def health_check(self) -> dict[str, object]:
         return self._requests.health_check()
@@ -58,11 +60,12 @@ class Prefill:
 class PrefillEncoder:
     """The last chunk carries the hand-over; the frontend gives it to a decode worker as it is."""
 
-    def __init__(self, prompt_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, lease_seconds: float) -> None:
         self._tokens = chunks.TokenEncoder(prompt_tokens)
+        self._lease_seconds = lease_seconds
 
     def encode(self, output: Output) -> Chunk:
         chunk = self._tokens.encode(output)
         if output.finished:
-            chunk["disaggregated_params"] = {"kv_transfer_params": output.transfer}
+            chunk["disaggregated_params"] = handover(output.transfer, self._lease_seconds)
         return chunk

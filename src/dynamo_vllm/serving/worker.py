@@ -21,7 +21,7 @@ from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineDead, StartError
 from dynamo_vllm.kv import connectors, events
-from dynamo_vllm.kv.connectors.base import Place
+from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
 from dynamo_vllm.roles import aggregated, decode, prefill, text
 from dynamo_vllm.serving import headless, lifeline, metrics, runtime
 from dynamo_vllm.serving.cancel import InFlight
@@ -29,6 +29,7 @@ from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_signals
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, State
 from dynamo_vllm.serving.monitor import Monitor
+from dynamo_vllm.serving.peers import Peers
 from dynamo_vllm.serving.progress import Progress
 from dynamo_vllm.serving.request import Service
 
@@ -57,6 +58,8 @@ async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: M
         options = await with_local_model(options, progress)
         settings = engine_settings(options, engine_argv, environment, scratch)
         settings = dataclasses.replace(settings, is_local=options.model == named)
+        if settings.prometheus_folder:
+            os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:
             return await headless.run(settings, drt, progress)
         meter = metrics.LoadMeter()
@@ -124,9 +127,20 @@ def engine_settings(
 ) -> EngineSettings:
     connector = connector_of(options, engine_argv)
     device = vllm_start.device() if options.engine == "vllm" else "none"
-    place = Place(role=options.role, device=device, lease_seconds=options.kv_lease_seconds)
+    place = Place(
+        role=options.role,
+        device=device,
+        lease_seconds=options.kv_lease_seconds,
+        offload_gb=options.kv_offload_gb or OFFLOAD_GB,
+        environment=environment,
+    )
+    needs = connector.needs(place) if connector is not None else Needs()
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        connector_environment=needs.environment,
+        has_plain_blocks=connector is not None and connector.has_plain_blocks,
+        connector_metrics_url=needs.metrics_url,
+        merged_kv_events=needs.merged_events,
         side_channel_host=options.side_channel_host or options.bind_host,
         side_channel_port=options.side_channel_port,
         model=str(options.model),
@@ -140,7 +154,8 @@ def engine_settings(
         kv_event_port=options.kv_event_port,
         scratch_folder=scratch,
         bind_host=options.bind_host,
-        prometheus_folder=options.prometheus_multiproc_dir,
+        prometheus_folder=options.prometheus_multiproc_dir
+        or (str(Path(scratch, "prometheus")) if needs.shares_metrics else None),
         environment=dict(environment),
     )
 
@@ -203,6 +218,9 @@ async def serve(
     for rank in ranks(facts):
         await warm_up(engine, await small_job(role, facts, "warm-up", rank))
     progress.phase("registering")
+    if connector is not None and options.role in ("prefill", "decode"):
+        peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
+        await peers.join()
     with events.publishers(endpoint, facts, options.enable_local_indexer) as publishers:
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
@@ -210,7 +228,12 @@ async def serve(
         on_signals(ending, lambda: lifecycle.state is State.STOPPED)
         lifecycle.ready()
         followers.ready()
-        progress.phase("ready", models=list(registration.names), kv_event_publishers=publishers)
+        progress.phase(
+            "ready",
+            models=list(registration.names),
+            kv_event_publishers=publishers,
+            instance=endpoint.connection_id(),
+        )
         code = await first_ending(ending, serving, watching)
         await leave(options, lifecycle, drt, serving, watching, code)
     return code

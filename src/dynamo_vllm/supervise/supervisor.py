@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.supervise import child as children
-from dynamo_vllm.supervise import logs
+from dynamo_vllm.supervise import discovery, logs
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.probe import Probe
 
@@ -137,6 +137,8 @@ class Supervisor:
             return Ended(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
         reason = await self._life(child)
+        if child.instance is not None:
+            discovery.forget(child.instance, process.env)
         ready_seconds = child.ready_seconds
         await self._destroy(child)
         del self._children[process.name]

@@ -173,6 +173,14 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_VLLM_KV_LEASE_SECONDS",
         metavar="SECONDS",
     )
+    kv_offload_gb: float | None = opt(
+        None,
+        "kv cache",
+        "Host memory in GB for KV caches that leave the engine, with lmcache or kvbm (default: 5); sizes in "
+        "their own variables stand.",
+        env="DYN_VLLM_KV_OFFLOAD_GB",
+        metavar="GB",
+    )
     side_channel_host: str | None = opt(
         None,
         "kv cache",
@@ -250,7 +258,7 @@ class WorkerOptions(RuntimeOptions):
     prometheus_multiproc_dir: str | None = opt(
         None,
         "life",
-        "Folder of multi-process metrics of this one worker; unset, each process keeps its own.",
+        "Folder of multi-process metrics of this one worker; unset, its own where a connector needs one.",
         env="PROMETHEUS_MULTIPROC_DIR",
         metavar="FOLDER",
     )

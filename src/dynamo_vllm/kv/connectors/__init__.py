@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.kv.connectors.base import Place
+from dynamo_vllm.kv.connectors.kvbm import Kvbm
+from dynamo_vllm.kv.connectors.lmcache import Lmcache
 from dynamo_vllm.kv.connectors.multi import AsWritten, Multi
 from dynamo_vllm.kv.connectors.nixl import Nixl
-from dynamo_vllm.kv.connectors.shared import KVBM, LMCACHE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.kv.connectors.base import Connector
 
-CONNECTORS: dict[str, Connector] = {"nixl": Nixl(), "lmcache": LMCACHE, "kvbm": KVBM}
+CONNECTORS: dict[str, Connector] = {"nixl": Nixl(), "lmcache": Lmcache(), "kvbm": Kvbm()}
 
 
 def choose(names: Sequence[str], written: str | None = None) -> Connector | None:
@@ -28,9 +30,9 @@ def choose(names: Sequence[str], written: str | None = None) -> Connector | None
 
 
 def _written(text: str) -> Connector:
-    """NIXL is checked like our own even when the user wrote its configuration."""
     config: Any = json.loads(text)
     parts = config.get("kv_connector_extra_config", {}).get("connectors", [config])
-    if any(part.get("kv_connector") == "NixlConnector" for part in parts):
-        return Nixl()
-    return AsWritten(str(config.get("kv_connector", "unnamed")))
+    classes = {part.get("kv_connector") for part in parts}
+    anywhere = Place(role="agg", device="cuda")
+    known = [c for c in CONNECTORS.values() if c.engine_config(anywhere)["kv_connector"] in classes]
+    return AsWritten(str(config.get("kv_connector", "unnamed")), known)

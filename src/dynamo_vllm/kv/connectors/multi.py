@@ -1,11 +1,13 @@
-"""Several connectors at once: vLLM's MultiConnector, or KVBM's PdConnector where KVBM comes first."""
+"""Several connectors at once: one keeps caches that leave the engine, NIXL hands them to decode workers."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Connector, Place, transfer_params
+from dynamo_vllm.kv.connectors import kvbm
+from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Connector, Needs, Place, transfer_params
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,26 +23,56 @@ class Multi:
     def name(self) -> str:
         return "+".join(part.name for part in self.parts)
 
+    @property
+    def has_plain_blocks(self) -> bool:
+        return any(part.has_plain_blocks for part in self.parts)
+
     def engine_config(self, place: Place) -> dict[str, Any]:
+        parts = [part.engine_config(place) for part in self._at(place)]
+        if len(parts) == 1:
+            return parts[0]
         config: dict[str, Any] = {
             "kv_connector": "MultiConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"connectors": [part.engine_config(place) for part in self.parts]},
+            "kv_connector_extra_config": {"connectors": parts},
             "kv_load_failure_policy": "recompute",
         }
-        if [part.name for part in self.parts] == ["kvbm", "nixl"]:
+        if any(part.name == "kvbm" for part in self.parts):
+            # KVBM's own pair: it looks a prompt up in its tiers and lets NIXL give the blocks away.
             config["kv_connector"] = "PdConnector"
-            config["kv_connector_module_path"] = "kvbm.vllm_integration.connector"
+            config["kv_connector_module_path"] = kvbm.MODULE
         return config
 
-    def prefill_params(self) -> dict[str, Any] | None:
-        return next((params for part in self.parts if (params := part.prefill_params())), None)
+    def needs(self, place: Place) -> Needs:
+        place = dataclasses.replace(place, has_handover=self._hands_over() is not None)
+        found = Needs()
+        for part in self._at(place):
+            found = found.and_those(part.needs(place))
+        return found
 
-    def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any] | None:
-        for part in self.parts:
-            if part.prefill_params() is not None:
-                return part.decode_params(handed, prompt_tokens)
-        return None
+    def prefill_params(self) -> dict[str, Any] | None:
+        speaker = self._hands_over()
+        return speaker.prefill_params() if speaker else None
+
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any] | None:
+        speaker = self._hands_over()
+        return speaker.decode_params(handed, prompt_tokens, block_size) if speaker else None
+
+    def _hands_over(self) -> Connector | None:
+        return next((part for part in self.parts if part.prefill_params() is not None), None)
+
+    def _at(self, place: Place) -> list[Connector]:
+        """The parts that work there: what keeps caches comes before what moves them.
+
+        A decode worker only fetches. vLLM loads a prompt from one connector, and one that knows its beginning
+        would keep NIXL from bringing all of it.
+        """
+        speaker = self._hands_over()
+        if speaker is None:
+            return list(self.parts)
+        if place.role == "decode":
+            return [speaker]
+        return [*(part for part in self.parts if part is not speaker), speaker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +80,28 @@ class AsWritten:
     """A connector the user described with --kv-transfer-config: we hand over what it gives, as a dict."""
 
     name: str
+    known: Sequence[Connector] = ()
+    """Our own connectors that the description names."""
+
+    @property
+    def has_plain_blocks(self) -> bool:
+        return any(part.has_plain_blocks for part in self.known)
 
     def engine_config(self, place: Place) -> dict[str, Any]:
         return {}
 
+    def needs(self, place: Place) -> Needs:
+        place = dataclasses.replace(place, has_handover=True)  # the user knows how his parts meet
+        found = Needs()
+        for part in self.known:
+            found = found.and_those(part.needs(place))
+        return found
+
     def prefill_params(self) -> dict[str, Any]:
         return dict(PREFILL_PARAMS)
 
-    def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any]:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any]:
+        for part in self.known:
+            if part.prefill_params() is not None:  # checked like our own
+                return part.decode_params(handed, prompt_tokens, block_size) or {}
         return transfer_params(handed)

@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 
-from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Place, Rejected, kv_role, transfer_params
+from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Needs, Place, Rejected, kv_role, transfer_params
 
 
 class Handover(msgspec.Struct, frozen=True):
     """What vLLM's NIXL connector hands over.
 
-    vLLM 0.30 dies of parameters without an engine id or blocks, and waits for ever without a host.
+    vLLM 0.30 dies of parameters without an engine id, without blocks or with too few of them, and waits for
+    ever without a host.
     """
 
     do_remote_prefill: bool
@@ -28,6 +29,7 @@ class Handover(msgspec.Struct, frozen=True):
 
 class Nixl:
     name = "nixl"
+    has_plain_blocks = False
 
     def engine_config(self, place: Place) -> dict[str, Any]:
         config: dict[str, Any] = {
@@ -41,10 +43,13 @@ class Nixl:
             config["kv_buffer_device"] = "cpu"
         return config
 
+    def needs(self, place: Place) -> Needs:
+        return Needs()
+
     def prefill_params(self) -> dict[str, Any]:
         return dict(PREFILL_PARAMS)
 
-    def decode_params(self, handed: object, prompt_tokens: int) -> dict[str, Any]:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any]:
         params = transfer_params(handed)
         try:
             found = msgspec.convert(params, Handover)
@@ -60,6 +65,8 @@ class Nixl:
         if not 0 < found.remote_port < 65536 or found.tp_size < 1:
             raise Rejected("kv_transfer_params: a number out of range")
         blocks = [block for group in found.remote_block_ids for block in group]
-        if not blocks or min(blocks) < 0 or max(map(len, found.remote_block_ids)) > prompt_tokens:
-            raise Rejected("kv_transfer_params: the blocks do not fit the prompt")
+        # Groups with a sliding window have fewer blocks, one has them all.
+        count, wanted = max(map(len, found.remote_block_ids), default=0), -(-prompt_tokens // block_size)
+        if count != wanted or min(blocks) < 0:
+            raise Rejected(f"kv_transfer_params: {count} blocks for a prompt of {wanted}")
         return params

@@ -22,7 +22,7 @@ class SharedStore:
     def prefill_params(self) -> None:
         return None
 
-    def decode_params(self, handed: object, prompt_tokens: int) -> None:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> None:
         return None
 
 

@@ -1,0 +1,590 @@
+"""Prefill and decode, LMCache and KVBM on one GPU: each step is a stack of its own; exits 1 when one fails.
+
+python scripts/gpu/disaggregation.py [STEP …] [--model FOLDER] [--logs FOLDER] [-- vLLM flags …]
+
+The steps, in the order they run; none named runs all of them:
+  reference     one engine answers 50 prompts of 1 to 1500 tokens; the others compare with it
+  nixl          the same prompts through a prefill and a decode engine over NIXL
+  lost-prefill  that prefill worker is killed; the decode worker lives on
+  lmcache       a prompt pushed out of a small engine cache comes back from LMCache
+  lmcache-nixl  the prompts through a pair, the prefill engine with LMCache too
+  kvbm          a prompt pushed out of a small engine cache comes back from KVBM
+  kvbm-nixl     the prompts through a pair, the prefill engine with KVBM too
+  clean         no process and no GPU memory is left
+
+A step ends with "not possible" only where a package cannot be loaded at all; that does not fail the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CLI = [sys.executable, "-m", "dynamo_vllm.cli.main"]
+MODEL_NAME = "tested"
+START_SECONDS = 240
+STEP_SECONDS = 480
+GIB_PER_ENGINE = 8
+LOADS = {
+    "lmcache": "import lmcache; lmcache.device_ops; import lmcache.integration.vllm.vllm_v1_adapter",
+    "kvbm": "import kvbm._core; from kvbm.vllm_integration.connector import DynamoConnector, PdConnector",
+    "nixl": "from nixl._api import nixl_agent",
+}
+
+
+class NotPossible(Exception):
+    """A package cannot be loaded here, whatever we do."""
+
+
+@dataclass
+class Row:
+    step: str
+    seconds: float
+    result: str
+    said: str
+
+
+# --- a deployment ---------------------------------------------------------------------------------------
+
+
+def free_port(below: int = 32000) -> int:
+    """A free port; the runtime's own servers take none above 32767."""
+    while True:
+        port = random.randrange(20000, below)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def until(what: str, seconds: float, holds: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.2)
+    return found
+
+
+def get(url: str) -> str | None:
+    """The body of a good answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return str(answer.read().decode())
+    except (urllib.error.URLError, OSError):
+        return None
+
+
+@dataclass
+class Process:
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    port: int
+
+    def tree(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.popen.pid)
+            return [*root.children(recursive=True), root]
+        return []
+
+    def kill(self) -> None:
+        """At once and with everything below, as when the machine goes away."""
+        for process in self.tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.popen.wait(30)
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's series."""
+        lines = (get(f"http://127.0.0.1:{self.port}/metrics") or "").splitlines()
+        return sum(float(n.rsplit(" ", 1)[1]) for n in lines if n.startswith((name + "{", name + " ")))
+
+    def last_error(self) -> str:
+        """The last line that names an error, other than vLLM's remark that there was one."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        named = [
+            line
+            for line in lines
+            if re.search(r"\b\w*(Error|Exception)\b|error:", line) and "root cause" not in line
+        ]
+        return (named or lines or ["it wrote nothing"])[-1][-400:]
+
+
+@dataclass
+class Answer:
+    text: str
+    cached: int
+
+
+@dataclass
+class Stack:
+    """A frontend and workers, with a folder of their own for discovery and logs."""
+
+    folder: Path
+    model: str
+    flags: list[str]
+    processes: list[Process] = field(default_factory=list)
+    url: str = ""
+
+    def start_frontend(self) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._start("frontend", ["frontend", "--port", str(port)], port, {})
+        until("the frontend listens", 60, lambda: get(self.url + "/v1/models"))
+
+    def start_worker(self, name: str, *args: str, env: dict[str, str] | None = None) -> Process:
+        """Start one and wait for it: vLLM measures free memory, and a second start at once upsets that."""
+        port = free_port()
+        words = ["--model", self.model, "--served-model-name", MODEL_NAME, "--system-port", str(port)]
+        made = self._start(name, ["worker", *words, *self.flags, *args], port, env or {})
+
+        def is_ready() -> bool:
+            if made.popen.poll() is not None:
+                raise RuntimeError(
+                    f"{name} ended with {made.popen.returncode}: {made.last_error()} ({made.log})"
+                )
+            return get(f"http://127.0.0.1:{port}/health") is not None
+
+        until(f"{name} is ready, see {made.log}", START_SECONDS, is_ready)
+        return made
+
+    def _start(self, name: str, words: list[str], port: int, more: dict[str, str]) -> Process:
+        log = self.folder / f"{name}.log"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "PROMETHEUS_", "LMCACHE_"))}
+        ours = {
+            "DYN_FILE_KV": str(self.folder / "discovery"),
+            "DYN_VLLM_BIND_HOST": "127.0.0.1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        with log.open("wb") as out:
+            popen = subprocess.Popen(
+                [*CLI, *words],
+                env=kept | ours | more,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        made = Process(name, popen, log, port)
+        self.processes.append(made)
+        return made
+
+    def wait_for_workers(self, count: int) -> None:
+        def seen() -> bool:
+            found = json.loads(get(self.url + "/instances") or '{"instances": []}')["instances"]
+            return len([i for i in found if i["endpoint"] == "generate"]) == count
+
+        until(f"the frontend sees {count} worker(s)", 60, seen)
+
+        def answers() -> bool:
+            with contextlib.suppress(urllib.error.HTTPError):
+                return self.ask([20, 21], 1) is not None
+            return False
+
+        until("the model answers", 60, answers)
+
+    def ask(self, prompt: list[int], tokens: int = 12) -> Answer:
+        body = {
+            "model": MODEL_NAME,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        request = urllib.request.Request(
+            self.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            found = json.load(answer)
+        details = found["usage"].get("prompt_tokens_details") or {}
+        return Answer(found["choices"][0]["text"], details.get("cached_tokens") or 0)
+
+    def ask_all(self, prompts: list[list[int]]) -> list[Answer]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(self.ask, prompts))
+
+    def stop(self) -> list[str]:
+        """Ask everybody to end, workers first; names who did not end well."""
+        complaints = []
+        for made in reversed(self.processes):
+            below = made.tree()
+            if made.popen.poll() is None:
+                made.popen.send_signal(signal.SIGTERM)
+            try:
+                code = made.popen.wait(60)
+            except subprocess.TimeoutExpired:
+                complaints.append(f"{made.name} did not end within 60 s")
+                made.kill()
+                code = 0
+            if code not in (0, -signal.SIGKILL):
+                complaints.append(f"{made.name} ended with {code}")
+            _, alive = psutil.wait_procs(below, timeout=10)
+            for process in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        complaints.append(f"{made.name} left {' '.join(process.cmdline())[:80]!r}")
+                        process.kill()
+        self.processes.clear()
+        return complaints
+
+
+# --- the steps ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """What the steps share: prompts, the reference's answers, and the stack that is up."""
+
+    folder: Path
+    model: str
+    flags: list[str]
+    gpu_memory: int
+    wanted: list[Answer] = field(default_factory=list)
+    repeats: int = 0
+    stack: Stack | None = None
+    complaints: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def deployment(self, name: str) -> Iterator[Stack]:
+        """The one stack that is up; another that was kept is stopped first."""
+        self.stop()
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        self.stack = Stack(folder, self.model, self.flags)
+        self.stack.start_frontend()
+        try:
+            yield self.stack
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        stack, self.stack = self.stack, None
+        if stack is not None:
+            self.complaints += stack.stop()
+
+
+def prompts(count: int = 50, longest: int = 1500, seed: int = 3) -> list[list[int]]:
+    chance = random.Random(seed)
+    lengths = [1, longest, *(chance.randrange(1, longest) for _ in range(count - 2))]
+    return [[chance.randrange(10, 900) for _ in range(length)] for length in lengths]
+
+
+def same(found: list[Answer], wanted: list[Answer]) -> int:
+    return sum(a.text == b.text for a, b in zip(found, wanted, strict=True))
+
+
+def can_load(package: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS[package]], capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode:
+        raise NotPossible(f"{package}: {(done.stderr.strip().splitlines() or ['no message'])[-1][-300:]}")
+
+
+def reference(bench: Bench) -> str:
+    with bench.deployment("reference") as stack:
+        stack.start_worker("worker")
+        stack.wait_for_workers(1)
+        began = time.monotonic()
+        bench.wanted = stack.ask_all(prompts())
+        seconds = time.monotonic() - began
+        bench.repeats = same(stack.ask_all(prompts()), bench.wanted)
+    bench.stop()
+    return f"50 answers in {seconds:.1f} s; it repeats {bench.repeats} of 50 of its own"
+
+
+def pair(bench: Bench, name: str, connectors: list[str], env: dict[str, str]) -> tuple[Stack, str]:
+    """A prefill and a decode worker answer as the reference does, and nothing is computed twice."""
+    if not bench.wanted:
+        reference(bench)
+    with bench.deployment(name) as stack:
+        decode = stack.start_worker(
+            "decode", "--connector", *connectors, "--disaggregation-mode", "decode", env=env
+        )
+        stack.start_worker("prefill", "--connector", *connectors, "--disaggregation-mode", "prefill", env=env)
+        stack.wait_for_workers(2)
+        began = time.monotonic()
+        found = stack.ask_all(prompts())
+        seconds = time.monotonic() - began
+        equal = same(found, bench.wanted)
+        again = [n for n, (a, p) in enumerate(zip(found, prompts(), strict=True)) if a.cached < len(p) - 1]
+        lost = decode.metric("dynamo_component_kv_transfers_lost_total")
+        fetched = decode.metric("vllm:external_prefix_cache_hits_total")
+        told = (
+            f"{equal} of 50 texts equal (one engine alone repeats {bench.repeats}), {len(again)} computed "
+            f"again, {lost:.0f} transfers lost, {fetched:.0f} tokens fetched, {seconds:.1f} s"
+        )
+        # The last token of a prompt is always computed: its output is the answer's first.
+        if equal < bench.repeats or again or lost:
+            raise RuntimeError(told)
+    return stack, told
+
+
+def nixl(bench: Bench) -> str:
+    can_load("nixl")
+    return pair(bench, "nixl", ["nixl"], {})[1]
+
+
+def lost_prefill(bench: Bench) -> str:
+    if bench.stack is None or bench.stack.folder.name != "nixl":
+        nixl(bench)
+    stack = bench.stack
+    assert stack is not None
+    decode, prefill = stack.processes[1], stack.processes[2]
+    prefill.kill()
+    refused: list[str] = []
+
+    def ask(n: int) -> bool:
+        """Right, or refused with a status; a wrong text or a broken connection is neither."""
+        try:
+            return stack.ask(prompts()[n]).text == bench.wanted[n].text
+        except urllib.error.HTTPError as exc:
+            refused.append(f"{exc.code} {json.load(exc).get('message', '')}"[:80])
+            return True
+
+    with ThreadPoolExecutor(8) as pool:
+        right = list(pool.map(ask, range(8)))
+    if not all(right) and bench.repeats == 50:
+        raise RuntimeError(f"{right.count(False)} of 8 answers are wrong")
+    began = time.monotonic()
+
+    def answers() -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            return stack.ask(prompts()[2]).text == bench.wanted[2].text
+        return False
+
+    until("the decode worker answers alone", 90, answers)
+    if decode.popen.poll() is not None:
+        raise RuntimeError(f"the decode worker ended: {decode.last_error()}")
+    first = f" ({refused[0]})" if refused else ""
+    return (
+        f"{8 - len(refused)} of 8 right at once, {len(refused)} refused{first}; "
+        f"all right after {time.monotonic() - began:.1f} s"
+    )
+
+
+def tier(bench: Bench, name: str, env: dict[str, str]) -> tuple[Process, str]:
+    """Ask, push the prompt out of a small engine cache with others, ask again: the cache comes from below."""
+    can_load(name)
+    small = ["--block-size", "16", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
+    first, *others = prompts(9, 1400, seed=7)[1:]
+    with bench.deployment(name) as stack:
+        worker = stack.start_worker("worker", "--connector", name, *small, env=env)
+        stack.wait_for_workers(1)
+        cold = stack.ask(first)
+        for _ in range(2):
+            for prompt in others:
+                stack.ask(prompt)
+        before = worker.metric("vllm:external_prefix_cache_hits_total")
+        local = worker.metric("vllm:prefix_cache_hits_total")
+        warm = stack.ask(first)
+        found = worker.metric("vllm:external_prefix_cache_hits_total") - before
+        own = worker.metric("vllm:prefix_cache_hits_total") - local
+        told = (
+            f"{len(first)} tokens: {cold.cached} cached when cold, {warm.cached} when asked again "
+            f"({found:.0f} from {name}, {own:.0f} from the engine), text "
+            + ("equal" if warm.text == cold.text else "NOT equal")
+        )
+        if warm.text != cold.text or found < 1024 or warm.cached < 1024:
+            raise RuntimeError(told)
+    return worker, told
+
+
+def lmcache(bench: Bench) -> str:
+    worker, told = tier(bench, "lmcache", {"LMCACHE_MAX_LOCAL_CPU_SIZE": "2"})
+    # LMCache writes its figures every ten seconds.
+    hits = until(
+        "lmcache:num_hit_tokens_total on /metrics",
+        40,
+        lambda: worker.metric("lmcache:num_hit_tokens_total"),
+    )
+    bench.stop()
+    return f"{told}; lmcache:num_hit_tokens_total {hits:.0f}"
+
+
+def lmcache_nixl(bench: Bench) -> str:
+    for package in ("lmcache", "nixl"):
+        can_load(package)
+    _, told = pair(bench, "lmcache-nixl", ["lmcache", "nixl"], {"LMCACHE_MAX_LOCAL_CPU_SIZE": "2"})
+    bench.stop()
+    return told
+
+
+def kvbm(bench: Bench) -> str:
+    env = {"DYN_KVBM_CPU_CACHE_GB": "2", "DYN_KVBM_METRICS": "true"}
+    worker, told = tier(bench, "kvbm", env)
+    text = get(f"http://127.0.0.1:{worker.port}/metrics") or ""
+    series = len([line for line in text.splitlines() if line.startswith("kvbm_")])
+    heard = prove_events(bench)
+    bench.stop()
+    return f"{told}; {series} kvbm_ series; {heard}"
+
+
+def prove_events(bench: Bench) -> str:
+    """With KVBM the router hears vLLM's events only through KVBM, which adds its own."""
+    assert bench.stack is not None
+    command = [*CLI, "check", "--live", bench.stack.url, "--strict"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise RuntimeError(f"no KV event reached the router: {(done.stdout + done.stderr).strip()[-400:]}")
+    return "a merged KV event reached the router"
+
+
+def kvbm_nixl(bench: Bench) -> str:
+    for package in ("kvbm", "nixl"):
+        can_load(package)
+    _, told = pair(bench, "kvbm-nixl", ["kvbm", "nixl"], {"DYN_KVBM_CPU_CACHE_GB": "2"})
+    bench.stop()
+    return told
+
+
+def clean(bench: Bench) -> str:
+    bench.stop()
+    if bench.complaints:
+        raise RuntimeError("; ".join(bench.complaints))
+    more = 0
+
+    def freed() -> bool:
+        nonlocal more
+        more = gpu_memory() - bench.gpu_memory
+        return more < 64
+
+    with contextlib.suppress(TimeoutError):
+        until("GPU memory is free", 20, freed)
+    if more >= 64:
+        raise RuntimeError(f"{more} MiB of GPU memory more than before")
+    return f"every process ended by itself, GPU memory {more:+d} MiB"
+
+
+STEPS: dict[str, Callable[[Bench], str]] = {
+    "reference": reference,
+    "nixl": nixl,
+    "lost-prefill": lost_prefill,
+    "lmcache": lmcache,
+    "lmcache-nixl": lmcache_nixl,
+    "kvbm": kvbm,
+    "kvbm-nixl": kvbm_nixl,
+    "clean": clean,
+}
+
+
+# --- running them ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    def late(*_: object) -> None:
+        raise TimeoutError(f"the step took more than {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def run(name: str, bench: Bench) -> Row:
+    """One row of the table; a failure does not end the others."""
+    began = time.monotonic()
+    try:
+        with at_most(STEP_SECONDS):
+            said, result = STEPS[name](bench), "ok"
+    except NotPossible as exc:
+        said, result = str(exc), "not possible"
+    except Exception as exc:
+        said, result = f"{type(exc).__name__}: {exc}", "FAILED"
+    row = Row(name, time.monotonic() - began, result, said)
+    print(f"{row.step:13} {row.seconds:6.1f} s  {row.result:12} {row.said}", flush=True)
+    return row
+
+
+def query_gpu(what: str) -> int:
+    listed = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(listed.stdout.split()[0])
+
+
+def gpu_memory() -> int:
+    return query_gpu("memory.used")
+
+
+def engine_flags() -> list[str]:
+    """Two engines share a card. float32 keeps greedy texts the same however requests are batched."""
+    share = min(0.4, GIB_PER_ENGINE * 1024 / query_gpu("memory.total"))
+    return ["--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", f"{share:.3f}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
+    parser.add_argument("--model", help="folder of a model (default: the tiny demo model)")
+    parser.add_argument("--logs", type=Path, help="keep the logs of every process in this folder")
+    words, more = split(sys.argv[1:])
+    options = parser.parse_args(words)
+    if unknown := [name for name in options.steps if name not in STEPS]:
+        parser.error(f"unknown step {unknown[0]!r}; choose from {', '.join(STEPS)}")
+    chosen = [name for name in STEPS if name in options.steps or not options.steps]
+    print(", ".join(f"{name} {version}" for name, version in versions().items()), flush=True)
+    with tempfile.TemporaryDirectory(prefix="dynamo-vllm-gpu-") as name:
+        folder = options.logs or Path(name)
+        bench = Bench(folder, model_folder(options.model, Path(name)), [*engine_flags(), *more], gpu_memory())
+        try:
+            rows = [run(step, bench) for step in chosen]
+        finally:
+            bench.stop()
+    count = {result: sum(row.result == result for row in rows) for result in ("ok", "FAILED", "not possible")}
+    print(f"{count['ok']} passed, {count['FAILED']} failed, {count['not possible']} not possible")
+    return 1 if count["FAILED"] else 0
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("vllm", "torch", "ai-dynamo-runtime", "nixl", "lmcache", "kvbm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and behind a bare -- what is vLLM's."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
+
+
+def model_folder(given: str | None, folder: Path) -> str:
+    if given:
+        return given
+    from dynamo_vllm.models.tiny import make_tiny_model
+
+    return str(make_tiny_model(folder / "tiny"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What of a vLLM engine must fit another engine's, before one can read the other's KV cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import vllm
+from vllm import envs
+from vllm.distributed.kv_transfer.kv_connector.utils import get_kv_connector_cache_layout
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
+
+    from dynamo_vllm.job import Terms
+
+
+def lease_seconds(config: VllmConfig) -> float:
+    """The shortest lease of all connectors; vLLM's default where none is set."""
+    transfer = config.kv_transfer_config
+    extra = transfer.kv_connector_extra_config if transfer is not None else {}
+    parts = [part.get("kv_connector_extra_config", {}) for part in extra.get("connectors", ())]
+    return min(float(part.get("kv_lease_duration", 30)) for part in (extra, *parts))
+
+
+def terms(config: VllmConfig) -> Terms:
+    """Empty without a KV connector."""
+    transfer = config.kv_transfer_config
+    if transfer is None:
+        return {}
+    model, cache, speculative = config.model_config, config.cache_config, config.speculative_config
+    return {
+        "vllm": vllm.__version__,
+        "connector": _moving_connector(transfer),
+        "model": str(model.model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "block_size": cache.block_size,
+        "kv_layout": envs.VLLM_KV_CACHE_LAYOUT or get_kv_connector_cache_layout(config) or "default",
+        "kv_heads": model.get_total_num_kv_heads(),
+        "head_size": model.get_head_size(),
+        "layers": model.get_total_num_hidden_layers(),
+        "speculative": f"{speculative.method} {speculative.model}" if speculative is not None else "none",
+        "hybrid_cache": "off" if config.scheduler_config.disable_hybrid_kv_cache_manager else "on",
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+    }
+
+
+def _moving_connector(transfer: KVTransferConfig) -> str:
+    """The one that brings caches from engine to engine; what keeps them beside it is a worker's own."""
+    parts = transfer.kv_connector_extra_config.get("connectors", ())
+    names = {str(part.get("kv_connector")) for part in parts} or {str(transfer.kv_connector)}
+    return next((name for name in names if name.startswith("Nixl")), "+".join(sorted(names)))

@@ -1,0 +1,156 @@
+"""What vLLM says to every connector of the table, alone and beside NIXL."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+from dynamo_vllm.config import build
+from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.engine import vllm, vllm_start
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.kv.connectors import CONNECTORS
+from dynamo_vllm.kv.connectors.base import Connector, Place
+from dynamo_vllm.kv.connectors.multi import Multi
+from dynamo_vllm.models.tiny import make_tiny_model
+from dynamo_vllm.serving import worker
+
+EVERY: list[Connector] = [
+    *CONNECTORS.values(),
+    *(Multi([c, CONNECTORS["nixl"]]) for c in CONNECTORS.values() if c.prefill_params() is None),
+]
+MERGED = "tcp://127.0.0.1:57001"
+by_name = pytest.mark.parametrize("connector", EVERY, ids=lambda c: c.name)
+by_role = pytest.mark.parametrize("role", ["agg", "prefill", "decode"])
+
+
+def packages(connector: Connector) -> set[str]:
+    return set(connector.name.split("+"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("m") / "tiny"))
+
+
+@by_name
+@by_role
+def test_configuration_is_accepted(connector: Connector, role: str) -> None:
+    config = KVTransferConfig(**connector.engine_config(Place(role=role, device="cuda")))
+    assert config.is_kv_transfer_instance
+    for part in config.kv_connector_extra_config.get("connectors", []):
+        KVTransferConfig(**part)
+
+
+@by_name
+@by_role
+def test_class_is_vllms_or_comes_with_the_package(connector: Connector, role: str) -> None:
+    given = connector.engine_config(Place(role=role, device="cuda"))
+    for config in (given, *given.get("kv_connector_extra_config", {}).get("connectors", [])):
+        module = config.get("kv_connector_module_path")
+        if module is None:
+            assert config["kv_connector"] in KVConnectorFactory._registry
+        else:
+            assert module.split(".")[0] in packages(connector)
+
+
+@by_name
+def test_class_can_be_made(connector: Connector) -> None:
+    """With the package there: vLLM finds the class, and it has every method vLLM calls."""
+    for package in packages(connector):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    config = KVTransferConfig(**connector.engine_config(Place(role="prefill", device="cuda")))
+    found = KVConnectorFactory.get_connector_class(config)
+    assert issubclass(found, KVConnectorBase_V1)
+    assert not found.__abstractmethods__
+
+
+@by_name
+def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
+    given = connector.engine_config(Place(role="prefill", device="cuda"))
+    found = vllm_start.resolve(
+        EngineSettings(model=model, kv_transfer=given, has_plain_blocks=connector.has_plain_blocks)
+    )
+    assert found.args.kv_transfer_config.kv_connector == given["kv_connector"]
+    fired = {rule.argument for rule in found.fired}
+    assert ("disable_hybrid_kv_cache_manager" in fired) is (packages(connector) != {"nixl"})
+
+
+def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:
+    given = CONNECTORS["kvbm"].engine_config(Place(role="agg", device="cuda"))
+    events = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
+    found = vllm_start.resolve(
+        EngineSettings(
+            model=model,
+            kv_transfer=given,
+            merged_kv_events=MERGED,
+            argv=("--kv-events-config", events, "--additional-config", '{"mine": 1}'),
+        )
+    )
+    wanted = {"mine": 1, "consolidator_endpoints": ["tcp://127.0.0.1:5557", MERGED, MERGED]}
+    assert found.args.additional_config == wanted
+
+
+def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_path: Path) -> None:
+    """vLLM's configuration with the addresses in it, as an engine with KVBM has."""
+    given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
+    settings = EngineSettings(model=model, scratch_folder=str(tmp_path), argv=("--additional-config", given))
+    config = vllm_start.create_config(vllm_start.resolve(settings).args, settings)
+    assert vllm._kv_events(config) == ({0: MERGED}, "")
+    plain = EngineSettings(model=model, scratch_folder=str(tmp_path))
+    config = vllm_start.create_config(vllm_start.resolve(plain).args, plain)
+    assert vllm._kv_events(config) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
+
+
+def test_no_events_are_heard_when_the_engine_publishes_none(model: str) -> None:
+    given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
+    settings = EngineSettings(model=model, publishes_kv_events=False, argv=("--additional-config", given))
+    config = vllm_start.create_config(vllm_start.resolve(settings).args, settings)
+    assert vllm._kv_events(config) == ({}, "")
+
+
+def test_environment_has_what_a_connector_needs_and_what_the_user_set(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"LMCACHE_CHUNK_SIZE": "theirs"})
+    vllm_start.set_environment(
+        EngineSettings(
+            model=model,
+            prometheus_folder="/scratch/prometheus",
+            connector_environment={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_CHUNK_SIZE": "64"},
+            environment={"LMCACHE_CHUNK_SIZE": "theirs"},
+        )
+    )
+    assert os.environ["PROMETHEUS_MULTIPROC_DIR"] == "/scratch/prometheus"
+    assert os.environ["LMCACHE_TRACK_USAGE"] == "false"
+    assert os.environ["LMCACHE_CHUNK_SIZE"] == "theirs"
+
+
+def settings_of(*argv: str, scratch: str = "/scratch", **environment: str) -> EngineSettings:
+    options, rest = build.parse(WorkerOptions, ["--model", "m", *argv], environment, "prog", "about")
+    return worker.engine_settings(options, rest, environment, scratch)
+
+
+def test_worker_gives_its_engine_a_folder_for_shared_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_start, "device", lambda: "cuda")
+    found = settings_of("--connector", "lmcache", "--kv-offload-gb", "3")
+    assert found.prometheus_folder == "/scratch/prometheus"
+    assert found.connector_environment["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "3"
+    theirs = settings_of("--connector", "lmcache", PROMETHEUS_MULTIPROC_DIR="/theirs")
+    assert theirs.prometheus_folder == "/theirs"
+    assert settings_of("--connector", "nixl").prometheus_folder is None
+
+
+def test_worker_gives_its_engine_what_kvbm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_start, "device", lambda: "cuda")
+    found = settings_of("--connector", "kvbm", DYN_KVBM_METRICS="true")
+    assert found.connector_environment["DYN_KVBM_CPU_CACHE_GB"] == "5"
+    assert str(found.merged_kv_events).startswith("tcp://127.0.0.1:")
+    assert str(found.connector_metrics_url).endswith("/metrics")

@@ -1,0 +1,125 @@
+"""Prefill and decode workers over NIXL for tests, and the answers of one engine to compare with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynamo_vllm.supervise.discovery import forget
+from harness.plane import Plane, plane
+from harness.stack import Stack, Worker, environment, stack
+from harness.waiting import until
+from harness.warm import Zygote
+
+NIXL = ("--connector", "nixl", "--disaggregation-mode")
+ROUNDS = int(os.environ.get("DYNAMO_VLLM_ROUNDS", "1"))
+"""How often each fault happens; CI takes the default."""
+
+
+@dataclass
+class Pairs:
+    """A frontend with prefill and decode workers, which may be killed and replaced."""
+
+    stack: Stack
+    warm: Zygote
+    model: Path
+    flags: tuple[str, ...] = ()
+    prefills: list[Worker] = field(default_factory=list)
+    decodes: list[Worker] = field(default_factory=list)
+
+    def add(self, role: str) -> Worker:
+        worker = self.warm.start_worker(self.stack, self.model, *NIXL, role, *self.flags)
+        (self.prefills if role == "prefill" else self.decodes).append(worker)
+        return worker
+
+    def kill(self, worker: Worker) -> None:
+        """As a crash would, and out of discovery as `serve` does it."""
+        before = {i["instance_id"]: i["component"] for i in self.stack.instances()}
+        component = "prefill" if worker in self.prefills else "backend"
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.process.wait(10)
+        for group in (self.prefills, self.decodes, self.stack.workers):
+            with contextlib.suppress(ValueError):
+                group.remove(worker)
+        alive = {self.instance(other) for other in self.stack.workers}
+        for instance, found in before.items():
+            if found == component and instance not in alive:
+                forget(instance, {"DYN_FILE_KV": str(self.stack.folder / "discovery")})
+
+    def instance(self, worker: Worker) -> int:
+        line = next(line for line in worker.log.read_text().splitlines() if " instance=" in line)
+        return int(line.rpartition("instance=")[2])
+
+    def replace(self, role: str) -> Worker:
+        worker = self.add(role)
+        self.stack.wait_ready(60)
+        return worker
+
+    def is_alive(self) -> bool:
+        return all(worker.process.poll() is None for worker in self.stack.workers)
+
+
+@contextlib.contextmanager
+def pairs(
+    warm: Zygote, model: Path, folder: Path, prefills: int = 1, decodes: int = 1, *flags: str
+) -> Iterator[Pairs]:
+    with stack(folder) as made:
+        made.start_frontend()
+        found = Pairs(made, warm, model, flags)
+        for role in ["decode"] * decodes + ["prefill"] * prefills:
+            found.add(role)
+        made.wait_ready(90)
+        yield found
+
+
+@contextlib.contextmanager
+def caller(made: Stack) -> Iterator[Plane]:
+    with plane(environment(made.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as found:
+        yield found
+
+
+def request(prompt: list[int], max_tokens: int = 8, **more: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "token_ids": prompt,
+        "stop_conditions": {"max_tokens": max_tokens, "ignore_eos": True},
+        "sampling_options": {"temperature": 0.0},
+        "output_options": {},
+        **more,
+    }
+
+
+def handed_over(found: Plane, prompt: list[int]) -> dict[str, Any]:
+    """What a prefill worker says after computing the prompt."""
+    answer = found.call("dynamo.prefill.generate", request(prompt, 1))
+    handed: dict[str, Any] = answer["chunks"][-1]["disaggregated_params"]
+    return handed
+
+
+def tokens(found: Plane, prompt: list[int], handed: Any = None) -> list[int]:
+    """The answer of a worker that decodes; `handed` is what came with the prompt."""
+    more = {} if handed is None else {"prefill_result": {"disaggregated_params": handed}}
+    answer = found.call("dynamo.backend.generate", request(prompt, **more))
+    assert "error" not in answer, answer
+    return [token for chunk in answer["chunks"] for token in chunk["token_ids"]]
+
+
+def prompts(count: int, longest: int, seed: int = 3) -> list[list[int]]:
+    chance = random.Random(seed)
+    lengths = [1, longest, *(chance.randrange(1, longest) for _ in range(count - 2))][:count]
+    return [[chance.randrange(10, 900) for _ in range(length)] for length in lengths]
+
+
+def prompt(length: int) -> list[int]:
+    """A fresh one each time."""
+    return [random.randrange(10, 900) for _ in range(length)]
+
+
+def wait_empty(worker: Worker, seconds: float) -> None:
+    until(f"an empty engine of {worker.log.name}", lambda: worker.busy() == 0, seconds)

@@ -1,0 +1,177 @@
+"""What can go wrong between a prefill and a decode engine: the answer is right, or a typed error.
+
+DYNAMO_VLLM_ROUNDS=20 repeats each fault twenty times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cpu.pairs import ROUNDS, Pairs, caller, handed_over, pairs, prompt, tokens
+from harness.plane import Plane
+from harness.stack import Stack, Worker
+from harness.waiting import until
+from harness.warm import Zygote
+
+pytestmark = pytest.mark.timeout(180 * ROUNDS)
+TYPED = (openai.InternalServerError,)  # every 5xx: the client may send the request again
+
+
+@pytest.fixture(scope="module")
+def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    with pairs(warm, model, tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plane(pair: Pairs) -> Iterator[Plane]:
+    with caller(pair.stack) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(one_worker: Stack) -> Iterator[Plane]:
+    """One engine that nothing was handed to."""
+    with caller(one_worker) as made:
+        yield made
+
+
+def text(made: Stack, words: list[int], max_tokens: int = 60) -> str:
+    return "".join(stream(made, words, max_tokens))
+
+
+def stream(made: Stack, words: list[int], max_tokens: int = 60) -> Iterator[str]:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": words, "max_tokens": max_tokens, "temperature": 0}
+    for chunk in made.openai.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}):
+        if chunk.choices:
+            yield chunk.choices[0].text
+
+
+# --- parameters that are not what the prefill worker gave -------------------------------------------------
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "nothing": lambda p: p,
+    "no parameters": lambda p: None,
+    "text": lambda p: "x",
+    "only the flag": lambda p: {"do_remote_prefill": True},
+    "no host": lambda p: {k: v for k, v in p.items() if k != "remote_host"},
+    "no port": lambda p: {k: v for k, v in p.items() if k != "remote_port"},
+    "no engine": lambda p: {k: v for k, v in p.items() if k != "remote_engine_id"},
+    "no request": lambda p: {k: v for k, v in p.items() if k != "remote_request_id"},
+    "no blocks": lambda p: {**p, "remote_block_ids": []},
+    "one block too few": lambda p: {**p, "remote_block_ids": [p["remote_block_ids"][0][:-1]]},
+    "one block too many": lambda p: {**p, "remote_block_ids": [[*p["remote_block_ids"][0], 1]]},
+    "blocks that do not exist": lambda p: {
+        **p,
+        "remote_block_ids": [[10**7 + i for i, _ in enumerate(p["remote_block_ids"][0])]],
+    },
+    "negative blocks": lambda p: {**p, "remote_block_ids": [[-1 for _ in p["remote_block_ids"][0]]]},
+    "blocks as text": lambda p: {**p, "remote_block_ids": [["a" for _ in p["remote_block_ids"][0]]]},
+    "a port nobody listens on": lambda p: {**p, "remote_port": 1},
+    "a host that is not there": lambda p: {**p, "remote_host": "no.such.host.invalid"},
+    "another engine": lambda p: {**p, "remote_engine_id": "another"},
+    "another request": lambda p: {**p, "remote_request_id": "another"},
+    "a width of 0": lambda p: {**p, "tp_size": 0},
+    "a width of 8": lambda p: {**p, "tp_size": 8},
+    "fewer tokens": lambda p: {**p, "remote_num_tokens": 3},
+    "more tokens": lambda p: {**p, "remote_num_tokens": 99999},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changed_parameters(
+    pair: Pairs, plane: Plane, alone: Plane, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    asked = prompt(100)
+    handed = handed_over(plane, asked)
+    changed = {**handed, "kv_transfer_params": change(handed["kv_transfer_params"])}
+    assert tokens(plane, asked, changed) == tokens(alone, asked)
+    assert pair.is_alive()
+
+
+# --- time -------------------------------------------------------------------------------------------------
+
+
+def test_expired_lease(warm: Zygote, model: Path, tmp_path: Path, alone: Plane) -> None:
+    """By then the prefill engine has put other prompts into these blocks."""
+    flags = ("--kv-lease-seconds", "2", "--num-gpu-blocks-override", "70", "--max-num-seqs", "8")
+    with pairs(warm, model, tmp_path, 1, 1, *flags) as short, caller(short.stack) as plane:
+        for _ in range(ROUNDS):
+            asked = prompt(300)
+            handed = handed_over(plane, asked)
+            until("the end of the lease", lambda h=handed: time.time() > h["expires_at"])
+            for _ in range(4):
+                handed_over(plane, prompt(1000))
+            assert tokens(plane, asked, handed) == tokens(alone, asked)
+        assert short.decodes[0].metric("dynamo_component_kv_transfers_lost_total") == ROUNDS
+        assert short.is_alive()
+
+
+# --- workers that are killed ------------------------------------------------------------------------------
+
+
+def test_prefill_worker_killed_before_the_transfer(pair: Pairs, plane: Plane, alone: Plane) -> None:
+    for _ in range(ROUNDS):
+        asked = prompt(200)
+        handed = handed_over(plane, asked)
+        pair.kill(pair.prefills[0])
+        assert tokens(plane, asked, handed) == tokens(alone, asked)
+        assert pair.is_alive()
+        pair.replace("prefill")
+
+
+def test_prefill_worker_killed_with_requests_in_every_stage(pair: Pairs, one_worker: Stack) -> None:
+    for number in range(ROUNDS):
+        asked = [prompt(length) for length in (1400, 1000, 600, 200)]
+        wanted = [text(one_worker, words) for words in asked]
+        first = (pair.prefills, pair.decodes)[number % 2][0]
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(text, pair.stack, words) for words in asked]
+            until("work", lambda w=first: w.metric("dynamo_component_requests_in_flight") > 0)
+            pair.kill(pair.prefills[0])
+            for answer, right in zip(answers, wanted, strict=True):
+                assert isinstance(answer.exception(60), TYPED) or answer.result() == right
+        assert pair.is_alive()
+        assert text(pair.stack, asked[0]) == wanted[0], "decode goes on alone"
+        pair.replace("prefill")
+
+
+def test_prefill_worker_killed_after_the_transfer(pair: Pairs, one_worker: Stack) -> None:
+    for _ in range(ROUNDS):
+        asked = prompt(400)
+        pieces = stream(pair.stack, asked)
+        begun = next(pieces)
+        pair.kill(pair.prefills[0])
+        assert begun + "".join(pieces) == text(one_worker, asked)
+        assert pair.is_alive()
+        pair.replace("prefill")
+
+
+def test_decode_worker_killed_in_mid_stream(pair: Pairs, one_worker: Stack) -> None:
+    """The other decode worker goes on, with what was generated so far."""
+    pair.replace("decode")
+    for _ in range(ROUNDS):
+        asked = prompt(300)
+        pieces = stream(pair.stack, asked, 150)
+        begun = [next(pieces) for _ in range(10)]
+        pair.kill(busy(pair.decodes))
+        assert "".join([*begun, *pieces]) == text(one_worker, asked, 150)
+        assert pair.is_alive()
+        pair.replace("decode")
+
+
+def busy(workers: list[Worker]) -> Worker:
+    def find() -> Worker | None:
+        return next((w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0), None)
+
+    found = until("a busy worker", find)
+    assert found is not None
+    return found

@@ -1,0 +1,50 @@
+"""Prefill and decode workers that do not fit each other: the later one is refused, and both say why."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.stack import Stack
+from harness.waiting import until
+from runtime.conftest import StartFake
+
+PREFILL = ("--disaggregation-mode", "prefill", "--connector", "nixl")
+DECODE = ("--disaggregation-mode", "decode", "--connector", "nixl")
+ASK = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 3}
+
+
+def test_a_worker_that_does_not_fit_is_refused_on_both_logs(deployment: Stack, start_fake: StartFake) -> None:
+    decode = start_fake(*DECODE, block_size=32)
+    until("the decode worker", decode.is_ready)
+    refused = start_fake(*PREFILL, block_size=64)
+    assert refused.process.wait(20) == 2
+    assert "block_size is 64 here and 32 there" in refused.log.read_text()
+    until("a line in the other log", lambda: "block_size is 32 here and 64 there" in decode.log.read_text())
+    assert deployment.post("/v1/completions", ASK).status_code == 200, "the first goes on serving"
+
+
+def test_workers_that_fit_serve_together(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake(*DECODE)
+    start_fake(*PREFILL)
+    deployment.wait_ready()
+    asked = {**ASK, "nvext": {"extra_fields": ["worker_id"]}}
+    workers = deployment.post("/v1/completions", asked).json()["nvext"]["worker_id"]
+    assert workers["prefill_worker_id"] != workers["decode_worker_id"]
+
+
+def test_another_model_is_nobodys_business(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake(*DECODE, block_size=32)
+    start_fake(*PREFILL, "--served-model-name", "other", block_size=64)
+    start_fake(*DECODE, "--served-model-name", "other", block_size=64)
+    deployment.wait_ready()
+
+
+@pytest.mark.timeout(90)
+def test_of_two_that_come_at_once_exactly_one_is_refused(deployment: Stack, start_fake: StartFake) -> None:
+    for _ in range(3):
+        pair = [start_fake(*DECODE, block_size=32), start_fake(*PREFILL, block_size=64)]
+        until("one of them to end", lambda p=pair: any(w.process.poll() is not None for w in p), 20)
+        (left,) = [worker for worker in pair if worker.process.poll() is None]
+        until("the other to serve", left.is_ready, 20)
+        left.signal(15)
+        assert left.process.wait(20) == 0
