@@ -109,11 +109,15 @@ class Worker:
         lines = [line for line in lines if label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    def is_ready(self) -> bool:
+    def health(self) -> int | None:
+        """The status of /health; None when nobody answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.system_port}/health", timeout=5).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{self.system_port}/health", timeout=5).status_code
         except httpx.HTTPError:
-            return False
+            return None
+
+    def is_ready(self) -> bool:
+        return self.health() == 200
 
     def busy(self) -> int:
         """Requests the engine runs or has queued."""

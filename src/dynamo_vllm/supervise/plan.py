@@ -142,8 +142,10 @@ class _Workers:
         options, engine_argv = build.parse(WorkerOptions, argv, env, "dynamo-vllm worker", "")
         checks.check_worker(options, engine_argv)
         self.models.append(str(options.model))
-        ranks = _number(engine_argv, "data_parallel_size")
+        node = checks.node_of(options, checks.engine_flags(engine_argv))
+        ranks = node.local_ranks
         shards = _number(engine_argv, "tensor_parallel_size") * _number(engine_argv, "pipeline_parallel_size")
+        shards //= node.nodes_per_rank
         for _ in range(group.count):
             self._one(options, argv, env | self._gpus_for(group, options, ranks * shards), ranks)
 
