@@ -21,6 +21,7 @@ import psutil
 from dynamo_vllm.engine.vllm_start import device
 from harness.waiting import until
 
+TESTS = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
 
 
@@ -101,17 +102,22 @@ class Worker:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def metric(self, name: str) -> float:
-        """The sum over a metric's series."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum over a metric's series, or over those with a label such as `engine="1"`."""
         text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=10).text
         lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+        lines = [line for line in lines if label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    def is_ready(self) -> bool:
+    def health(self) -> int | None:
+        """The status of /health; None when nobody answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.system_port}/health", timeout=5).status_code == 200
+            return httpx.get(f"http://127.0.0.1:{self.system_port}/health", timeout=5).status_code
         except httpx.HTTPError:
-            return False
+            return None
+
+    def is_ready(self) -> bool:
+        return self.health() == 200
 
     def busy(self) -> int:
         """Requests the engine runs or has queued."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.stack import Stack, Worker, environment, free_system_port
+from harness.stack import TESTS, Stack, Worker, environment, free_system_port
 from harness.waiting import until
 
-TESTS = Path(__file__).parents[1]
 # Fork the engine core too, and let it run its one worker itself.
 FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ENGINE_FLAGS = (
@@ -79,8 +78,16 @@ class Zygote:
         self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None
     ) -> Worker:
         """A real worker with a real engine, in seconds."""
+        worker = self.start_node(stack, model, *args, env=env)
+        stack.workers.append(worker)
+        return worker
+
+    def start_node(
+        self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None
+    ) -> Worker:
+        """The same for a process that is to be no worker of its own in discovery."""
         port = free_system_port()
-        log = stack.folder / f"worker{len(stack.workers)}.log"
+        log = stack.folder / f"worker{len(stack.processes)}.log"
         argv = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
         process = self.fork(
             "dynamo_vllm.cli.main:run_command",
@@ -88,7 +95,8 @@ class Zygote:
             environment(stack.folder, **FORKED, **(env or {})),
             log,
         )
-        return stack.add(process, port, log)
+        stack.processes.append(process)
+        return Worker(process, port, log)
 
 
 @contextmanager

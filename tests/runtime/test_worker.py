@@ -215,6 +215,16 @@ def test_unknown_rank_is_refused_by_name_on_the_request_plane(
     assert sum(len(chunk["token_ids"]) for chunk in answered["chunks"]) == 2
 
 
+def test_worker_is_not_ready_before_each_of_its_ranks_has_answered(
+    deployment: Stack, start_fake: StartFake
+) -> None:
+    worker = start_fake(ranks=2, stall_rank=1)
+    running = "dynamo_component_requests_running"
+    until("the second rank's turn", lambda: worker.health() and worker.metric(running, 'dp_rank="1"') == 1)
+    assert not worker.is_ready()
+    assert "registering" not in worker.log.read_text()
+
+
 PAIR = ("--connector", "nixl", "--disaggregation-mode")
 
 

@@ -13,6 +13,7 @@ from dynamo_vllm.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"]
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (checks.dump_has_a_folder, ["--dump-config-to", "/no/such/folder/x"], "there is no such folder"),
@@ -160,6 +161,79 @@ WORKER = [
         "needs the package gpu_memory_service",
     ),
     (checks.local_prefill_is_not_negative, ["--local-prefill-tokens", "0"], "must be 1 or more"),
+    (
+        checks.kv_events_can_be_heard,
+        [*NODE_1, "--kv-events-config", '{"endpoint": "tcp://*:5557"}'],
+        "is heard on this node only; write tcp://10.0.0.1:PORT",
+    ),
+    (
+        checks.kv_events_of_each_rank_have_a_port,
+        ["-dp", "2", "--kv-events-config", '{"endpoint": "ipc:///run/x"}'],
+        "one address for several ranks; write tcp://*:PORT",
+    ),
+    (
+        checks.ranks_are_shared_out_one_way,
+        ["-dp", "4", "-dpl", "2", "--data-parallel-hybrid-lb", "-dpn", "1"],
+        "--data-parallel-external-lb and --data-parallel-hybrid-lb are different ways",
+    ),
+    (
+        checks.ranks_are_shared_out_one_way,
+        ["-dp", "2", "--data-parallel-rank", "1", "-dpa", "10.0.0.1", "--headless"],
+        "--headless cannot stand beside --data-parallel-external-lb",
+    ),
+    (
+        checks.one_worker_per_process,
+        ["-dp", "2", "--data-parallel-multi-port-external-lb"],
+        "start one worker per rank with --data-parallel-rank",
+    ),
+    (
+        checks.node_rank_is_one_of_the_nodes,
+        ["--nnodes", "2", "--node-rank", "2", "--master-addr", "10.0.0.1"],
+        "--node-rank 2 is not among --nnodes 2; use 0 to 1",
+    ),
+    (
+        checks.node_rank_is_one_of_the_nodes,
+        ["--node-rank", "1", "--master-addr", "10.0.0.1"],
+        "say how many there are with --nnodes",
+    ),
+    (checks.headless_belongs_to_a_worker, ["--headless"], "say which: --nnodes N --node-rank 1"),
+    (
+        checks.headless_belongs_to_a_worker,
+        ["--headless", "-tp", "2", "--nnodes", "2", "--master-addr", "10.0.0.1"],
+        "say which: --nnodes N --node-rank 1",
+    ),
+    (checks.headless_belongs_to_a_worker, ["--headless", "--engine", "fake"], "say which"),
+    (
+        checks.start_rank_says_how_many,
+        ["--headless", "-dp", "2", "-dpr", "1", "-dpa", "10.0.0.1"],
+        "--data-parallel-start-rank 1 needs --data-parallel-size-local",
+    ),
+    (
+        checks.ranks_of_a_node_are_among_all,
+        ["--headless", "-dp", "2", "-dpl", "2", "-dpr", "1", "-dpa", "10.0.0.1"],
+        "2 ranks from rank 1 on, of --data-parallel-size 2",
+    ),
+    (checks.ranks_of_a_node_are_among_all, ["-dp", "2", "-dpn", "2"], "1 ranks from rank 2 on"),
+    (
+        checks.several_nodes_name_their_leader,
+        ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1"],
+        "add --data-parallel-address ADDRESS",
+    ),
+    (
+        checks.several_nodes_name_their_leader,
+        ["-dp", "2", "-dpl", "1"],
+        "add --data-parallel-address ADDRESS",
+    ),
+    (
+        checks.several_nodes_name_their_leader,
+        ["-tp", "2", "--nnodes", "2"],
+        "add --master-addr ADDRESS, the same on every node",
+    ),
+    (
+        checks.events_of_other_nodes_reach_the_leader,
+        ["-dp", "2", "-dpl", "1", "-dpa", "fd00::1"],
+        "give an IPv4 address of the leader, or add --no-kv-events",
+    ),
     (checks.model_is_named, ["--model="], "--model is missing"),
     (checks.is_available, ["--omni"], "--omni is not available yet"),
 ]
@@ -197,15 +271,12 @@ SERVE = [
     (checks.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
 ]
 NOT_YET = {
-    "--data-parallel-rank and its kin": [["--data-parallel-rank", "1"], ["-dpr", "2"]],
     "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
     "--enable-multimodal": [["--enable-multimodal"]],
     "--ec-consumer-mode": [["--ec-consumer-mode"]],
     "--omni": [["--omni"]],
     "--enable-prompt-embeds": [["--enable-prompt-embeds"]],
     "DYN_LORA_ENABLED / --enable-lora": [["--lora-enabled"], ["--enable-lora"]],
-    "--headless": [["--headless"]],
-    "--nnodes / --node-rank": [["--nnodes", "2"], ["--node-rank=1"]],
 }
 
 
@@ -309,6 +380,15 @@ def test_every_capability_of_a_later_version_has_a_case() -> None:
         ["--engine", "fake", "--fake-engine", "{}"],
         ["--load-format", "dummy", "--max-model-len", "-1", "--enforce-eager"],
         ["--use-vllm-tokenizer", "--system-port", "0"],
+        ["-dp", "2"],
+        NODE_1,
+        [*NODE_1, "--kv-events-config", '{"endpoint": "tcp://10.0.0.1:5557"}'],
+        ["-dp", "2", "-dpl", "1", "-dpa", "10.0.0.1"],
+        ["-dp", "2", "-dpl", "1", "-dpa", "fd00::1", "--no-kv-events"],
+        ["-dp", "2", "--data-parallel-rank", "1"],
+        ["-dp", "4", "-dpl", "2", "-dpr", "2", "--data-parallel-hybrid-lb"],
+        ["-tp", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"],
+        ["-tp", "2", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--headless"],
     ],
 )
 def test_settings_that_work_pass(argv: list[str]) -> None:

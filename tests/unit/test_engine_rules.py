@@ -125,5 +125,11 @@ def test_kv_events_go_over_a_port_that_vllm_binds_when_one_is_named(
     assert fired.value["endpoint"] == "tcp://*:20080"
 
 
+def test_kv_events_of_a_headless_node_go_to_its_leader() -> None:
+    fired = engine_rules.kv_events({}, Situation("cpu", kv_event_port=20080, kv_event_host="10.0.0.1"))
+    assert fired is not None
+    assert fired.value["endpoint"] == "tcp://10.0.0.1:20080"
+
+
 def test_fired_rule_reads_as_a_sentence() -> None:
     assert str(Fired("block_size", 32, "because")) == "block_size = 32: because"

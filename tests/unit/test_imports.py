@@ -52,6 +52,7 @@ READS_ENVIRONMENT = {
 }
 WRITES_ENVIRONMENT = {
     "engine/vllm_start.py": "vLLM's own variables",
+    "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
 }
 _WRITING = {"update", "setdefault", "pop", "clear"}

@@ -12,15 +12,17 @@ from dynamo_vllm.serving.monitor import Monitor
 from harness.fakes import FakeWorker, make_worker, request
 
 
-async def canary(job_id: str) -> Job:
-    return Job(job_id, [1], SamplingSpec(max_tokens=1))
+async def canary(job_id: str, rank: int) -> Job:
+    return Job(job_id, [1], SamplingSpec(max_tokens=1), data_parallel_rank=rank)
 
 
 class Seen:
     def __init__(self) -> None:
         self.hung, self.answered = asyncio.Event(), asyncio.Event()
+        self.reason = ""
 
     async def hang(self, reason: str) -> None:
+        self.reason = reason
         self.hung.set()
 
     async def answer(self) -> None:
@@ -77,4 +79,32 @@ async def test_busy_engine_is_not_asked() -> None:
     seen, task = watch(worker)
     await worker.generate(request(max_tokens=150))
     assert not seen.answered.is_set() and not seen.hung.is_set()
+    await stop(task)
+
+
+async def test_hang_of_one_rank_is_seen_while_the_other_answers() -> None:
+    worker = await make_worker(ranks=2, stall_rank=1)
+    seen, task = watch(worker)
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    assert seen.reason.startswith("rank 1 of the engine gave nothing")
+    seen.answered.clear()  # before the hang counted as one, the other rank's answers were the engine's
+    other = worker.engine.outputs_seen()[0]
+    async with asyncio.timeout(5):
+        while worker.engine.outputs_seen()[0] < other + 2:
+            await asyncio.sleep(0.01)
+    assert not seen.answered.is_set(), "the other rank's answer does not bring the worker back"
+    stalled = set(worker.engine.running)
+    for job_id in stalled:
+        await worker.engine.abort(job_id)
+    await asyncio.wait_for(seen.answered.wait(), 5)
+    await stop(task)
+
+
+async def test_busy_rank_does_not_hide_an_idle_one() -> None:
+    worker = await make_worker(ranks=2, stall_rank=1, token_ms=1)
+    seen, task = watch(worker)
+    busy = asyncio.create_task(worker.generate({**request(max_tokens=4000), "routing": {"dp_rank": 0}}))
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    assert not busy.done()
+    busy.cancel()
     await stop(task)

@@ -95,7 +95,7 @@ async def test_stopped_before_the_engine_saw_it() -> None:
     context = FakeContext()
     context.stop()
     sender = await worker.generate(request(), context)
-    assert sender.chunks == [] and worker.engine.outputs_seen() == 0
+    assert sender.chunks == [] and worker.engine.outputs_seen() == {0: 0}
 
 
 async def test_drain_moves_a_running_request() -> None:

@@ -476,6 +476,13 @@ def test_several_workers_share_out_the_gpus() -> None:
     assert gpus_of(several(2, "--tensor-parallel-size", "2"), ["4", "5", "6", "7"]) == ["4,5", "6,7"]
 
 
+def test_worker_gets_gpus_for_what_lies_on_this_node() -> None:
+    shards = ("--tensor-parallel-size", "4", "--nnodes", "2", "--master-addr", "10.0.0.1")
+    assert gpus_of(several(2, *shards), ["0", "1", "2", "3"]) == ["0,1", "2,3"]
+    ranks = ("-dp", "4", "-dpl", "1", "--data-parallel-hybrid-lb")
+    assert gpus_of(several(2, *ranks), ["0", "1"]) == ["0", "1"]
+
+
 def test_one_worker_sees_all_gpus() -> None:
     assert gpus_of(several(1), ["0", "1"]) == [None]
 

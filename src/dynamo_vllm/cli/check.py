@@ -172,6 +172,7 @@ def facts_of(worker: WorkerOptions, flags: EngineFlags) -> dict[str, str]:
         "model": worker.model or "none given",
         "served as": ", ".join(named) or "-",
         "role": worker.role,
+        "nodes": _nodes(worker, flags),
         "address": worker.address,
         "discovery": _discovery(worker),
         "planes": f"requests over {worker.request_plane}, events over {worker.event_plane}",
@@ -196,12 +197,19 @@ def _kv_events(worker: WorkerOptions, flags: EngineFlags) -> str:
         return "as --kv-events-config says"
     if worker.kv_event_port is not None:
         return f"from port {worker.kv_event_port} on"
-    return "over a local socket" if _ranks(flags) == 1 else f"over {_ranks(flags)} free ports in a row"
+    node = checks.node_of(worker, flags)
+    if node.event_port is not None:
+        return f"to ports from {node.event_port} on at {node.leader}"
+    return "over a local socket" if node.all_ranks == 1 else f"over {node.ports_in_a_row} free ports in a row"
 
 
-def _ranks(flags: EngineFlags) -> int:
-    given = flags.get("data_parallel_size") or "1"
-    return int(given) if given.isdecimal() else 1
+def _nodes(worker: WorkerOptions, flags: EngineFlags) -> str:
+    node = checks.node_of(worker, flags)
+    if node.is_headless:
+        return f"engines of {node.name} for the worker at {node.leader}:{node.port}; serves no endpoint"
+    if node.has_followers:
+        return f"leads other nodes at {node.leader}:{node.port}"
+    return f"serves {node.name} of {node.all_ranks}" if node.serves_own_ranks else "this one"
 
 
 def ports_of(worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]) -> Iterator[Port]:
@@ -214,11 +222,13 @@ def ports_of(worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str
 def _named_ports(
     worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, str, int]]:
-    anywhere = worker.bind_host or "0.0.0.0"
+    anywhere, node = worker.bind_host or "0.0.0.0", checks.node_of(worker, flags)
     yield "health and metrics", worker.system_host or anywhere, worker.system_port or 0
     if worker.kv_event_port is not None and worker.kv_events is not False:
-        for rank in range(_ranks(flags)):
+        for rank in range(node.first_rank, node.ports_in_a_row):
             yield f"KV events of rank {rank}", "0.0.0.0", worker.kv_event_port + rank
+    if node.has_followers:
+        yield "other nodes", node.leader, node.lifeline_port
     rpc = environment.get("DYN_TCP_RPC_PORT", "")
     if worker.request_plane == "tcp" and rpc.isdecimal():
         yield "requests, DYN_TCP_RPC_PORT", anywhere, int(rpc)

@@ -32,6 +32,8 @@ def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
     import uvloop
 
     signal.signal(signal.SIGTERM, _end_now)
+    # A signal of a forked engine core would wake our loop, which would take it for its own.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     try:
         return uvloop.run(life)
     except KeyboardInterrupt:

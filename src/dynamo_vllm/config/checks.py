@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import nodes
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ EngineFlags = Mapping[str, str | None]
 _SHORT_FLAGS = {
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
+    "-pcp": "prefill_context_parallel_size",
     "-dp": "data_parallel_size",
     "-n": "nnodes",
     "-r": "node_rank",
@@ -44,8 +46,10 @@ _SHORT_FLAGS = {
     "-dpr": "data_parallel_start_rank",
     "-dpl": "data_parallel_size_local",
     "-dpa": "data_parallel_address",
+    "-dpp": "data_parallel_rpc_port",
     "-dph": "data_parallel_hybrid_lb",
     "-dpe": "data_parallel_external_lb",
+    "-dpm": "data_parallel_multi_port_external_lb",
 }
 """vLLM's short flags that our rules look at."""
 
@@ -339,19 +343,123 @@ def dump_has_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--dump-config-to {o.dump_config_to}: there is no such folder")
 
 
-def kv_events_can_be_heard(_: WorkerOptions, engine: EngineFlags) -> None:
-    written = engine.get("kv_events_config")
-    endpoint = str(json_object("--kv-events-config", written).get("endpoint", "")) if written else ""
-    if endpoint.startswith("tcp://") and "*" not in endpoint and "::" not in endpoint:
+def kv_events_can_be_heard(o: WorkerOptions, engine: EngineFlags) -> None:
+    node, endpoint = node_of(o, engine), _written_event_endpoint(engine)
+    listens = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+    if node.is_headless and node.event_port and endpoint and listens:
+        raise ConfigError(
+            f"--kv-events-config: {endpoint} is heard on this node only; write tcp://{node.leader}:PORT, "
+            "with the leader's port"
+        )
+    if not node.is_headless and not listens:
         raise ConfigError(
             f"--kv-events-config: vLLM connects to {endpoint} instead of listening and no event arrives; "
             "write tcp://*:PORT"
         )
 
 
+def kv_events_of_each_rank_have_a_port(o: WorkerOptions, engine: EngineFlags) -> None:
+    endpoint = _written_event_endpoint(engine)
+    if endpoint.startswith("ipc://") and node_of(o, engine).all_ranks > 1:
+        raise ConfigError(
+            f"--kv-events-config: {endpoint} is one address for several ranks; write tcp://*:PORT, "
+            "each rank adds its number"
+        )
+
+
+def _written_event_endpoint(engine: EngineFlags) -> str:
+    written = engine.get("kv_events_config")
+    return str(json_object("--kv-events-config", written).get("endpoint", "")) if written else ""
+
+
+def node_of(o: WorkerOptions, engine: EngineFlags) -> nodes.Node:
+    return nodes.of(o.headless, engine)
+
+
+_BALANCERS = {
+    "--data-parallel-external-lb": ("data_parallel_rank", "data_parallel_external_lb"),
+    "--data-parallel-hybrid-lb": ("data_parallel_hybrid_lb",),
+}
+"""Ways to share ranks out among workers, and the flags that ask for them."""
+
+
+def ranks_are_shared_out_one_way(o: WorkerOptions, engine: EngineFlags) -> None:
+    asked = [way for way, names in _BALANCERS.items() if set(names) & set(engine)]
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} are different ways to share ranks out; give one of them")
+    if asked and o.headless:
+        raise ConfigError(
+            f"--headless cannot stand beside {asked[0]} (or --data-parallel-rank), with which each node "
+            "serves its own ranks; leave --headless out, or write --data-parallel-start-rank"
+        )
+
+
+def one_worker_per_process(_: WorkerOptions, engine: EngineFlags) -> None:
+    if "data_parallel_multi_port_external_lb" in engine:
+        raise ConfigError(
+            "--data-parallel-multi-port-external-lb starts several servers in one process; start one worker "
+            "per rank with --data-parallel-rank"
+        )
+
+
+def node_rank_is_one_of_the_nodes(_: WorkerOptions, engine: EngineFlags) -> None:
+    count, rank = engine.get("nnodes") or "1", engine.get("node_rank") or "0"
+    if count.isdigit() and rank.isdigit() and int(rank) >= int(count):
+        fix = f"use 0 to {int(count) - 1}" if int(count) > 1 else "say how many there are with --nnodes"
+        raise ConfigError(f"--node-rank {rank} is not among --nnodes {count}; {fix}")
+
+
+def headless_belongs_to_a_worker(o: WorkerOptions, engine: EngineFlags) -> None:
+    if not o.headless:
+        return
+    node = node_of(o, engine)
+    if node.all_ranks == 1 and node.node_rank == 0:
+        raise ConfigError(
+            "--headless runs engines for a worker on another node; say which: --nnodes N --node-rank 1, or "
+            "--data-parallel-size N --data-parallel-size-local 1 --data-parallel-start-rank 1"
+        )
+
+
+def start_rank_says_how_many(_: WorkerOptions, engine: EngineFlags) -> None:
+    # vLLM 0.30 forgets the start rank without it, and the leader waits for ever.
+    if "data_parallel_start_rank" in engine and "data_parallel_size_local" not in engine:
+        raise ConfigError(
+            f"--data-parallel-start-rank {engine['data_parallel_start_rank']} needs "
+            "--data-parallel-size-local, the number of ranks on this node"
+        )
+
+
+def ranks_of_a_node_are_among_all(o: WorkerOptions, engine: EngineFlags) -> None:
+    node = node_of(o, engine)
+    if node.first_rank + node.local_ranks > node.all_ranks:
+        raise ConfigError(
+            f"this node has {node.local_ranks} ranks from rank {node.first_rank} on, of "
+            f"--data-parallel-size {node.all_ranks}; set --data-parallel-size to the ranks of all nodes"
+        )
+
+
+def several_nodes_name_their_leader(o: WorkerOptions, engine: EngineFlags) -> None:
+    node = node_of(o, engine)
+    name = "data_parallel_address" if node.all_ranks > 1 else "master_addr"
+    if (node.is_headless or node.has_followers) and not {name, "master_addr"} & set(engine):
+        raise ConfigError(
+            f"several nodes need to know their leader; add {flag(name)} ADDRESS, the same on every node"
+        )
+
+
 def model_is_named(o: WorkerOptions, _: EngineFlags) -> None:
     if not o.model:
         raise ConfigError("--model is missing; give a folder or a hub id")
+
+
+def events_of_other_nodes_reach_the_leader(o: WorkerOptions, engine: EngineFlags) -> None:
+    # vLLM 0.30 takes any address with :: for one to listen on.
+    node = node_of(o, engine)
+    if node.event_port and ":" in node.leader and o.kv_events is not False:
+        raise ConfigError(
+            f"KV events of other nodes cannot be sent to {node.leader}; give an IPv4 address of the leader, "
+            "or add --no-kv-events"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,14 +470,6 @@ class NotYet:
     asked: Callable[[WorkerOptions, EngineFlags], bool]
 
 
-_ONE_OF_SEVERAL_NODES = {
-    "data_parallel_rank",
-    "data_parallel_start_rank",
-    "data_parallel_size_local",
-    "data_parallel_address",
-    "data_parallel_hybrid_lb",
-    "data_parallel_external_lb",
-}
 NOT_YET: tuple[NotYet, ...] = (
     NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
     NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
@@ -380,9 +480,6 @@ NOT_YET: tuple[NotYet, ...] = (
         "DYN_LORA_ENABLED / --enable-lora",
         lambda o, e: o.lora_enabled or bool(o.lora_path) or "enable_lora" in e,
     ),
-    NotYet("--headless", lambda _, e: "headless" in e),
-    NotYet("--data-parallel-rank and its kin", lambda _, e: bool(_ONE_OF_SEVERAL_NODES & set(e))),
-    NotYet("--nnodes / --node-rank", lambda _, e: bool({"nnodes", "node_rank"} & set(e))),
 )
 
 
@@ -429,6 +526,15 @@ WORKER_RULES = (
     gpu_memory_service_is_installed,
     dump_has_a_folder,
     kv_events_can_be_heard,
+    kv_events_of_each_rank_have_a_port,
+    ranks_are_shared_out_one_way,
+    one_worker_per_process,
+    node_rank_is_one_of_the_nodes,
+    headless_belongs_to_a_worker,
+    start_rank_says_how_many,
+    ranks_of_a_node_are_among_all,
+    several_nodes_name_their_leader,
+    events_of_other_nodes_reach_the_leader,
     model_is_named,
     is_available,
 )

@@ -27,6 +27,8 @@ class Situation:
     """Where a connector publishes the engine's KV events together with its own."""
     kv_event_port: int | None = None
     """First port of KV events; the caller names one when there are several data-parallel ranks."""
+    kv_event_host: str = "*"
+    """* listens here; the ranks of a headless node go to the node that leads them."""
     socket_folder: str = "/tmp"
 
 
@@ -96,7 +98,7 @@ def kv_events(user: UserArgs, at: Situation) -> Fired | None:
     value = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": _event_endpoint(user, at),
+        "endpoint": _event_endpoint(at),
         "topic": "",
     }
     return Fired("kv_events_config", value, "the router follows the cache through these events")
@@ -106,12 +108,12 @@ def _is_cached(user: UserArgs) -> bool:
     return bool(user.get("enable_prefix_caching", True))
 
 
-def _event_endpoint(user: UserArgs, at: Situation) -> str:
-    ranks = int(user.get("data_parallel_size", 1) or 1)
-    # vLLM 0.30 binds an address with *, :: or ipc://; tcp://127.0.0.1 connects and nothing ever arrives.
+def _event_endpoint(at: Situation) -> str:
+    # vLLM 0.30 binds an address with *, :: or ipc://; any other it connects to, which must then listen.
     # It adds the rank to a TCP port, and refuses ipc:// for ranks above 0.
-    local = at.kv_event_port is None and ranks == 1
-    return f"ipc://{at.socket_folder}/kv-events" if local else f"tcp://*:{at.kv_event_port}"
+    if at.kv_event_port is None:
+        return f"ipc://{at.socket_folder}/kv-events"
+    return f"tcp://{at.kv_event_host}:{at.kv_event_port}"
 
 
 def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
@@ -126,7 +128,7 @@ def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
             return None
         endpoint = str(config["endpoint"])
     elif at.publishes_kv_events:
-        endpoint = _event_endpoint(user, at)
+        endpoint = _event_endpoint(at)
     else:
         return None
     heard = endpoint.replace("*", "127.0.0.1").replace("[::]", "127.0.0.1")

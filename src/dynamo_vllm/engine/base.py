@@ -37,8 +37,8 @@ class Engine(Protocol):
     async def check_health(self) -> None:
         """Raises EngineDead once the engine is gone. A hung engine passes: only a job shows a hang."""
 
-    def outputs_seen(self) -> int:
-        """Grows with everything the engine puts out; standing still while work waits means a hang."""
+    def outputs_seen(self) -> Mapping[int, int]:
+        """For each rank, grows with everything it puts out; standing still while work waits means a hang."""
 
     def metrics_text(self) -> str:
         """The engine's own series in Prometheus' text format."""

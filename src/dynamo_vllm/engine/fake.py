@@ -17,7 +17,7 @@ from dynamo_vllm.errors import ConfigError, EngineDead, EngineRequestFailed
 from dynamo_vllm.job import EngineFacts, Job, Output, Position, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +35,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: int = 32
     total_kv_blocks: int = 1024
     max_num_seqs: int = 256
+    ranks: int = 1
+    """Data-parallel ranks; a job that names none goes to the first."""
     die_after: int | None = None
     """The engine dies after this many tokens over all requests."""
     stall_after: int | None = None
@@ -43,6 +45,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A prompt that begins with this id fails inside the engine."""
     stall_on_token: int | None = None
     """A prompt that begins with this id never gets a token."""
+    stall_rank: int | None = None
+    """A job of this rank never gets a token."""
     refuse_start: bool = False
     echo: bool = False
     """Answer with the prompt itself, then stop."""
@@ -64,7 +68,8 @@ class FakeEngine:
         self.running: dict[str, asyncio.Event] = {}
         self._on_load = on_load
         self._on_phase = on_phase
-        self._made = 0
+        self._made = dict.fromkeys(range(spec.ranks), 0)
+        self._busy = dict.fromkeys(range(spec.ranks), 0)
         self._dead = False
         self._stalled = asyncio.Event()
 
@@ -80,17 +85,18 @@ class FakeEngine:
             total_kv_blocks=self.spec.total_kv_blocks,
             max_num_seqs=self.spec.max_num_seqs,
             max_num_batched_tokens=self.spec.context_length,
+            data_parallel_size=self.spec.ranks,
             versions={"engine": "fake"},
             terms={"engine": "fake", "block_size": self.spec.block_size},
         )
 
     async def generate(self, job: Job) -> AsyncGenerator[Output, None]:
         aborted = self.running[job.id] = asyncio.Event()
-        self._report()
+        self._report(rank_of(job), 1)
         try:
             if job.prompt[0] == self.spec.fail_on_token:
                 raise EngineRequestFailed("the fake engine was told to fail on this prompt")
-            if job.prompt[0] == self.spec.stall_on_token:
+            if job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank:
                 await aborted.wait()
             await self._pause(self.spec.prefill_ms, aborted)
             for index in range(job.sampling.n):
@@ -98,7 +104,7 @@ class FakeEngine:
                     yield output
         finally:
             self.running.pop(job.id, None)
-            self._report()
+            self._report(rank_of(job), -1)
 
     async def _choice(self, job: Job, index: int, aborted: asyncio.Event) -> AsyncGenerator[Output, None]:
         last = index == job.sampling.n - 1
@@ -114,7 +120,7 @@ class FakeEngine:
                 return
             count = min(self.spec.tokens_per_output, whole - done)
             ids = [self._token(job, done + i) for i in range(count)]
-            await self._count(count, aborted)
+            await self._count(count, rank_of(job), aborted)
             done += count
             finish = end if done == whole else None
             yield Output(
@@ -140,21 +146,22 @@ class FakeEngine:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(aborted.wait(), ms / 1000)
 
-    async def _count(self, tokens: int, aborted: asyncio.Event) -> None:
+    async def _count(self, tokens: int, rank: int, aborted: asyncio.Event) -> None:
         """Die or hang where the spec says so."""
-        self._made += tokens
-        if self.spec.die_after is not None and self._made > self.spec.die_after:
+        self._made[rank] += tokens
+        made = sum(self._made.values())
+        if self.spec.die_after is not None and made > self.spec.die_after:
             self._dead = True
         if self._dead:
             raise EngineDead("the fake engine was told to die")
-        if self.spec.stall_after is not None and self._made > self.spec.stall_after:
-            self._made -= tokens
+        if self.spec.stall_after is not None and made > self.spec.stall_after:
+            self._made[rank] -= tokens
             await aborted.wait()
 
-    def _report(self) -> None:
-        self._on_load(
-            LoadFigures(0, len(self.running), 0, min(1.0, len(self.running) / self.spec.max_num_seqs))
-        )
+    def _report(self, rank: int, change: int) -> None:
+        self._busy[rank] += change
+        usage = min(1.0, self._busy[rank] / self.spec.max_num_seqs)
+        self._on_load(LoadFigures(rank, self._busy[rank], 0, usage))
 
     async def abort(self, job_id: str) -> None:
         self.aborted.append(job_id)
@@ -165,7 +172,7 @@ class FakeEngine:
         if self._dead:
             raise EngineDead("the fake engine is dead")
 
-    def outputs_seen(self) -> int:
+    def outputs_seen(self) -> Mapping[int, int]:
         return self._made
 
     def metrics_text(self) -> str:
@@ -180,6 +187,10 @@ class FakeEngine:
 
     async def render_chat(self, messages: object, options: object) -> list[int]:
         return await self.render_text(str(messages))
+
+
+def rank_of(job: Job) -> int:
+    return job.data_parallel_rank or 0
 
 
 def token_at(job: Job, position: int, vocab_size: int) -> int:

@@ -2,7 +2,8 @@
 
 An engine core ends with its worker, and not before. vLLM 0.30 leaves it running when its parent is killed; it
 would keep a GPU's memory for good. And a Ctrl-C in a terminal goes to the whole process group, where the core
-would drop what the worker drains.
+would drop what the worker drains. The same holds for the coordinator of data-parallel ranks, which loads no
+plugin: the worker starts it through `run_coordinator`.
 
 NIXL's progress thread pauses between looks where a worker asks for it. NIXL 1.5 polls without a pause, which
 takes a whole core per engine.
@@ -18,6 +19,7 @@ import sys
 PARENT_VARIABLE = "DYN_VLLM_ENGINE_PARENT"
 NIXL_PAUSE_VARIABLE = "DYN_VLLM_NIXL_PAUSE_US"
 _PR_SET_PDEATHSIG = 1
+_UNGUARDED = "run_unguarded"
 
 
 def register() -> None:
@@ -27,11 +29,32 @@ def register() -> None:
 
 
 def end_with_parent() -> None:
-    """In a child of the process that PARENT_VARIABLE names, ask the kernel to end us with it."""
+    """In a child of the process that PARENT_VARIABLE names, ask the kernel to end us with it.
+
+    And our own children with us: the workers of several shards outlive a killed engine core too.
+    """
     if sys.platform != "linux" or os.environ.get(PARENT_VARIABLE) != str(os.getppid()):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.setpgid(0, 0)
+
+
+def guard_coordinator() -> None:
+    """In the worker: let a coordinator started from now on end with it too."""
+    from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+    if not hasattr(DPCoordinatorProc, _UNGUARDED):
+        setattr(DPCoordinatorProc, _UNGUARDED, staticmethod(DPCoordinatorProc.run_coordinator))
+        DPCoordinatorProc.run_coordinator = staticmethod(run_coordinator)
+
+
+def run_coordinator(*args: object, **kwargs: object) -> None:
+    """The coordinator's process: forked it has the changed class, spawned vLLM's own."""
+    from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+    end_with_parent()
+    getattr(DPCoordinatorProc, _UNGUARDED, DPCoordinatorProc.run_coordinator)(*args, **kwargs)
 
 
 def calm_nixl(pause_us: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.config import checks, nodes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,6 +21,7 @@ class EngineSettings:
     """The user named a folder, not a hub id: nothing has to be fetched."""
     argv: tuple[str, ...] = ()
     """The engine's flags as the user wrote them."""
+    headless: bool = False
     reasoning_parser: str | None = None
     publishes_kv_events: bool = True
     kv_event_port: int | None = None
@@ -40,3 +43,8 @@ class EngineSettings:
     """Where the connector publishes the engine's KV events together with its own."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
+
+    @property
+    def node(self) -> nodes.Node:
+        """Where this process stands among those of one engine."""
+        return nodes.of(self.headless, checks.engine_flags(self.argv))

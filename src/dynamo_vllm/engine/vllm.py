@@ -6,12 +6,13 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import prometheus, vllm_start
+from dynamo_vllm.engine import plugin, prometheus, vllm_start
+from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import EngineFacts, Job, Output
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -29,7 +30,9 @@ class VllmEngine:
         self._on_load = on_load
         self._on_phase = on_phase
         self._llm: AsyncLLM | None = None
-        self._seen = 0
+        self._relay: EventRelay | None = None
+        self._first_rank = 0
+        self._seen: dict[int, int] = {}
 
     async def start(self) -> EngineFacts:
         self._on_phase("importing")
@@ -42,7 +45,9 @@ class VllmEngine:
         for fired in resolved.fired:
             logger.info("default %s", fired)
         config = vllm_start.create_config(resolved.args, self._settings)
+        plugin.guard_coordinator()
         self._on_phase("loading")
+        self._relay = relay_for(config, self._settings)
         try:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
@@ -55,27 +60,31 @@ class VllmEngine:
         self._on_phase("cache")
         return self._facts(resolved)
 
-    def _step(self) -> None:
-        self._seen += 1
+    def _step(self, rank: int) -> None:
+        self._seen[rank] = self._seen.get(rank, 0) + 1
 
     def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
         from dynamo_vllm.engine import vllm_terms
 
         llm = self._engine
         config = llm.vllm_config
-        cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
-        endpoints, topic = _kv_events(config)
+        cache, scheduler = config.cache_config, config.scheduler_config
+        ranks = llm.engine_core.engine_ranks_managed
+        self._first_rank, self._seen = ranks[0], dict.fromkeys(ranks, 0)
+        endpoints, topic = _kv_events(config, ranks)
+        if self._relay is not None:
+            endpoints |= self._relay.addresses
         defaults = config.model_config.get_diff_sampling_param()
         return EngineFacts(
             context_length=config.model_config.max_model_len,
             vocab_size=config.model_config.get_vocab_size(),
             block_size=cache.block_size,
             # vLLM adds the blocks of all ranks up; the router wants those of one.
-            total_kv_blocks=(cache.num_gpu_blocks or 0) // parallel.data_parallel_size,
+            total_kv_blocks=(cache.num_gpu_blocks or 0) // len(ranks),
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            data_parallel_size=parallel.data_parallel_size,
-            data_parallel_start_rank=parallel.data_parallel_rank,
+            data_parallel_size=len(ranks),
+            data_parallel_start_rank=ranks[0],
             kv_event_endpoints=endpoints,
             kv_event_topic=topic,
             bos_token_id=getattr(config.model_config.hf_config, "bos_token_id", None),
@@ -102,7 +111,7 @@ class VllmEngine:
                 convert.sampling_params(job.sampling, job.transfer),
                 job.id,
                 priority=job.priority,
-                data_parallel_rank=job.data_parallel_rank,
+                data_parallel_rank=self._place(job.data_parallel_rank),
             )
             async with contextlib.aclosing(stream):
                 async for result in stream:
@@ -116,6 +125,10 @@ class VllmEngine:
         except Exception as exc:
             raise convert.error(exc, job, has_begun) from exc
 
+    def _place(self, rank: int | None) -> int | None:
+        """vLLM counts from the first rank it answers for."""
+        return None if rank is None else rank - self._first_rank
+
     async def abort(self, job_id: str) -> None:
         if self._llm is not None:
             await self._llm.abort(job_id)
@@ -128,7 +141,7 @@ class VllmEngine:
         except EngineDeadError as exc:
             raise EngineDead(str(exc)) from exc
 
-    def outputs_seen(self) -> int:
+    def outputs_seen(self) -> Mapping[int, int]:
         return self._seen
 
     def metrics_text(self) -> str:
@@ -140,6 +153,8 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown()
+        if self._relay is not None:
+            self._relay.close()
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -173,19 +188,32 @@ def _refusing(parameter: str) -> Iterator[None]:
         raise found from exc
 
 
-def _kv_events(config: Any) -> tuple[dict[int, str], str]:
-    """Where each rank's events can be heard, and under which topic."""
+def _kv_events(config: Any, ranks: Iterable[int], host: str = "127.0.0.1") -> tuple[dict[int, str], str]:
+    """The address of each rank's events at `host`, and their topic."""
     events = config.kv_events_config
     if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
         return {}, ""
     from vllm.distributed.kv_events import ZmqEventPublisher
 
-    first = config.parallel_config.data_parallel_rank
-    more = config.additional_config
-    if isinstance(more, dict) and (merged := more.get("consolidator_endpoints")):
-        return {first: merged[2]}, ""  # a connector hears vLLM's events there and publishes them with its own
+    if merged := _merged_events(config):
+        return {next(iter(ranks)): merged}, ""
     endpoints = {}
-    for rank in range(first, first + config.parallel_config.data_parallel_size):
+    for rank in ranks:
         bound = ZmqEventPublisher.offset_endpoint_port(events.endpoint, rank)
-        endpoints[rank] = bound.replace("*", "127.0.0.1").replace("[::]", "127.0.0.1")
+        endpoints[rank] = bound.replace("*", host).replace("[::]", host)
     return endpoints, events.topic
+
+
+def _merged_events(config: Any) -> str | None:
+    """Where a connector publishes vLLM's events, which it hears, together with its own."""
+    more = config.additional_config
+    merged = more.get("consolidator_endpoints") if isinstance(more, dict) else None
+    return str(merged[2]) if merged else None
+
+
+def relay_for(config: Any, settings: EngineSettings) -> EventRelay | None:
+    """Listens for the ranks on other nodes, which connect to this one."""
+    if _merged_events(config):
+        return None
+    listen, _ = _kv_events(config, settings.node.remote_ranks, settings.node.leader)
+    return EventRelay(listen, settings.scratch_folder) if listen else None

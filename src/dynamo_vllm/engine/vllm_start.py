@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
 from dynamo_vllm.engine import ports
-from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE
+from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_with_parent
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def set_environment(settings: EngineSettings) -> None:
         if name not in settings.environment:
             os.environ[name] = value
     os.environ[PARENT_VARIABLE] = str(os.getpid())
+    os.register_at_fork(after_in_child=end_with_parent)  # a forked process does not load the plugin again
 
 
 def device() -> str:
@@ -92,13 +93,14 @@ def resolve(settings: EngineSettings) -> Resolved:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     parsed, given = _parse(settings)
-    ranks = int(given.get("data_parallel_size") or 1)
+    node = settings.node
+    count, event_port = node.ports_in_a_row, settings.kv_event_port or node.event_port
     if settings.kv_transfer is not None:
         given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
     connectors = str(given.get("kv_transfer_config", "")).lower()
     nixl = "nixl" in connectors
     if nixl:
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_side_channel_port(settings, given, ranks))
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_side_channel_port(settings))
     situation = Situation(
         device=device(),
         has_bfloat16=has_bfloat16(),
@@ -107,7 +109,8 @@ def resolve(settings: EngineSettings) -> Resolved:
         nixl=nixl,
         has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
-        kv_event_port=settings.kv_event_port or (ports.keep(ranks) if ranks > 1 else None),
+        kv_event_port=event_port or (ports.keep(count) if count > 1 else None),
+        kv_event_host=node.leader if node.is_headless else "*",
         socket_folder=settings.scratch_folder,
     )
     fired = tuple(apply(given, situation))
@@ -164,12 +167,12 @@ def _typed(rule: Fired) -> Any:
     return rule.value
 
 
-def _side_channel_port(settings: EngineSettings, given: dict[str, Any], ranks: int) -> int:
+def _side_channel_port(settings: EngineSettings) -> int:
+    node = settings.node
     if settings.side_channel_port is None:
-        return ports.keep(ranks)
-    first_rank = int(given.get("data_parallel_start_rank") or given.get("data_parallel_rank") or 0)
+        return ports.keep(node.ports_in_a_row)
     ports.refuse_taken(
-        "--side-channel-port", settings.side_channel_host or "", settings.side_channel_port + first_rank
+        "--side-channel-port", settings.side_channel_host or "", settings.side_channel_port + node.first_rank
     )
     return settings.side_channel_port
 
@@ -185,13 +188,24 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
     from vllm.usage.usage_lib import UsageContext
 
     try:
-        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT, headless=settings.node.is_headless)
     except (ValueError, OSError, NotImplementedError) as exc:
         raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
+    _refuse_ranks_of_a_dense_model(config)
     # vLLM 0.30: its CPU platform overwrites the way processes are made.
     if _PROCESSES in settings.environment:
         os.environ[_PROCESSES] = settings.environment[_PROCESSES]
     return config
+
+
+def _refuse_ranks_of_a_dense_model(config: VllmConfig) -> None:
+    """vLLM 0.30 does so for --data-parallel-rank; other flags end in an assertion, after a whole start."""
+    parallel, model = config.parallel_config, config.model_config
+    if parallel.data_parallel_size > 1 and parallel.data_parallel_external_lb and not model.is_moe:
+        raise ConfigError(
+            f"{model.model} is no MoE model: workers of one rank each have nothing to share; "
+            "start them without --data-parallel-size"
+        )
 
 
 def _first_lines(exc: Exception) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by mypy
     """Hands each scheduler step's figures of one rank to the worker."""
 
-    def __init__(self, rank: int, on_load: OnLoad, on_step: Callable[[], None]) -> None:
+    def __init__(self, rank: int, on_load: OnLoad, on_step: Callable[[int], None]) -> None:
         self._rank = rank
         self._on_load = on_load
         self._on_step = on_step
@@ -25,7 +25,7 @@ class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by myp
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        self._on_step()  # also for a step of a long prefill, which puts nothing out
+        self._on_step(self._rank)  # also for a step of a long prefill, which puts nothing out
         if scheduler_stats is not None:
             self._on_load(
                 LoadFigures(
@@ -41,7 +41,7 @@ class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by myp
         self._on_load(LoadFigures(self._rank, 0, 0, 0.0))
 
 
-def load_logger(on_load: OnLoad, on_step: Callable[[], None]) -> Callable[[VllmConfig, int], Load]:
+def load_logger(on_load: OnLoad, on_step: Callable[[int], None]) -> Callable[[VllmConfig, int], Load]:
     """What vLLM calls once per rank."""
 
     def make(vllm_config: VllmConfig, engine_index: int = 0) -> Load:

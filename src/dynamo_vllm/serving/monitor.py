@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import EngineDead
@@ -19,16 +20,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Monitor:
-    """Looks every `health_seconds`; after `canary_seconds` without output a canary job must be answered.
+@dataclass(slots=True)
+class Rank:
+    """What was seen of one data-parallel rank."""
 
-    A stopped engine passes vLLM's own health check, only a job shows the hang.
+    progress_at: float
+    seen: int = -1
+    canary: asyncio.Task[None] | None = None
+    sent_at: float = 0.0
+
+
+class Monitor:
+    """Looks every `health_seconds`; a rank without output for `canary_seconds` must answer a canary job.
+
+    A stopped engine passes vLLM's own health check, only a job shows the hang, and only of its own rank.
     """
 
     def __init__(
         self,
         engine: Engine,
-        make_canary: Callable[[str], Awaitable[Job]],
+        make_canary: Callable[[str, int], Awaitable[Job]],
         on_hang: Callable[[str], Awaitable[None]],
         on_answer: Callable[[], Awaitable[None]],
         *,
@@ -44,10 +55,7 @@ class Monitor:
         self._canary_seconds = canary_seconds
         self._timeout = canary_timeout_seconds
         self._numbers = itertools.count(1)
-        self._canary: asyncio.Task[None] | None = None
-        self._sent_at = 0.0
-        self._seen = -1
-        self._progress_at = time.monotonic()
+        self._ranks: dict[int, Rank] = {}
 
     async def run(self) -> None:
         """Until cancelled; raises EngineDead when the engine is gone."""
@@ -56,37 +64,47 @@ class Monitor:
                 await self.look()
                 await self._pause()
         finally:
-            if self._canary is not None:
-                self._canary.cancel()
+            for canary in self._canaries():
+                canary.cancel()
 
     async def look(self) -> None:
+        """The worker is hung while one of its ranks is, and answers when none is."""
         await self._engine.check_health()
         now = time.monotonic()
-        if self._canary is not None and self._canary.done():
-            canary, self._canary = self._canary, None
-            answered(canary)
-            self._progress_at = now
+        has_answered, hung = False, list[str]()
+        for number, seen in self._engine.outputs_seen().items():
+            rank = self._ranks.setdefault(number, Rank(now))
+            if rank.canary is not None and rank.canary.done():
+                canary, rank.canary = rank.canary, None
+                answered(canary)
+                rank.progress_at, has_answered = now, True
+            if seen != rank.seen:
+                rank.seen, rank.progress_at = seen, now
+            silent = now - rank.progress_at
+            if rank.canary is None:
+                if silent >= self._canary_seconds:
+                    rank.sent_at, rank.canary = now, asyncio.create_task(self._ask(number))
+            elif now - rank.sent_at >= self._timeout and silent >= self._timeout:
+                hung.append(f"rank {number} of the engine gave nothing for {silent:.0f} s")
+        if hung:
+            await self._on_hang("; ".join(hung))
+        elif has_answered:
             await self._on_answer()
-        seen = self._engine.outputs_seen()
-        if seen != self._seen:
-            self._seen, self._progress_at = seen, now
-        if self._canary is None:
-            if now - self._progress_at >= self._canary_seconds:
-                self._sent_at = now
-                self._canary = asyncio.create_task(self._ask())
-        elif now - self._sent_at >= self._timeout and now - self._progress_at >= self._timeout:
-            await self._on_hang(f"the engine gave nothing for {now - self._progress_at:.0f} s")
 
-    async def _ask(self) -> None:
-        job = await self._make_canary(f"canary-{next(self._numbers)}")
+    async def _ask(self, rank: int) -> None:
+        job = await self._make_canary(f"canary-{next(self._numbers)}", rank)
         async for _ in self._engine.generate(job):
             pass
 
+    def _canaries(self) -> list[asyncio.Task[None]]:
+        return [rank.canary for rank in self._ranks.values() if rank.canary is not None]
+
     async def _pause(self) -> None:
         """Until the next look; an answered canary ends the pause early."""
-        waiting = {self._canary} if self._canary is not None else set()
-        if waiting:
-            await asyncio.wait(waiting, timeout=min(self._health_seconds, 1.0))
+        if waiting := self._canaries():
+            await asyncio.wait(
+                waiting, timeout=min(self._health_seconds, 1.0), return_when=asyncio.FIRST_COMPLETED
+            )
         else:
             await asyncio.sleep(min(self._health_seconds, self._canary_seconds))
 

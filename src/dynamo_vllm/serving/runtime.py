@@ -18,3 +18,8 @@ def create(options: RuntimeOptions) -> DistributedRuntime:
         options.request_plane,
         event_plane=options.event_plane,
     )
+
+
+def alone() -> DistributedRuntime:
+    """For a process that is in no deployment: its health server, and no service is needed."""
+    return DistributedRuntime(asyncio.get_running_loop(), "mem", "tcp", event_plane="zmq")

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import WorkerMetricsPublisher, fetch_model
 
-from dynamo_vllm.config import checks
+from dynamo_vllm.config import checks, nodes
 from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineDead, StartError
 from dynamo_vllm.kv import connectors, events
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
 from dynamo_vllm.roles import aggregated, decode, prefill, text
-from dynamo_vllm.serving import metrics, runtime
+from dynamo_vllm.serving import headless, lifeline, metrics, runtime
 from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_signals
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, State
 from dynamo_vllm.serving.monitor import Monitor
@@ -45,26 +46,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 25.0
-EXIT_ENGINE_DEAD = 3
 
 
 async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """The life of a worker, from options to exit code."""
     progress = Progress(options.status_fd)
+    node = nodes.of(options.headless, checks.engine_flags(engine_argv))
     with scratch_folder() as scratch:
-        drt = runtime.create(options)
+        drt = runtime.create(options) if not node.is_headless else runtime.alone()
         named = options.model
         options = await with_local_model(options, progress)
         settings = engine_settings(options, engine_argv, environment, scratch)
         settings = dataclasses.replace(settings, is_local=options.model == named)
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
+        if node.is_headless:
+            return await headless.run(settings, drt, progress)
         meter = metrics.LoadMeter()
         engine = make_engine(options, settings, meter.record, progress.phase)
         try:
-            facts = await engine.start()
-            connector = connector_of(options, engine_argv)
-            return await serve(options, drt, engine, facts, meter, progress, connector)
+            async with lifeline.followers(node) as followers:
+                facts = await engine.start()
+                connector = connector_of(options, engine_argv)
+                return await serve(options, drt, engine, facts, meter, progress, connector, followers)
         finally:
             await close(engine, drt)
 
@@ -142,6 +146,7 @@ def engine_settings(
         model=str(options.model),
         served_names=options.served_model_name,
         argv=tuple(engine_argv),
+        headless=options.headless,
         reasoning_parser=options.reasoning_parser,
         publishes_kv_events=role_card(options).publishes_kv_events
         if options.kv_events is None
@@ -185,6 +190,7 @@ async def serve(
     meter: metrics.LoadMeter,
     progress: Progress,
     connector: Connector | None,
+    followers: lifeline.Followers,
 ) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     endpoint = drt.endpoint(options.address)
@@ -199,6 +205,7 @@ async def serve(
             logger.error("the engine is dead: %s", exc)
             ending.set_result(EXIT_ENGINE_DEAD)
 
+    followers.lost.add_done_callback(lambda lost: engine_died(lost.result()))
     service = Service(role, engine, in_flight, engine_died)
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
@@ -208,7 +215,8 @@ async def serve(
     )
     dump(options, facts)
     progress.phase("warming")
-    await warm_up(engine, role)
+    for rank in ranks(facts):
+        await warm_up(engine, await small_job(role, facts, "warm-up", rank))
     progress.phase("registering")
     if connector is not None and options.role in ("prefill", "decode"):
         peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
@@ -216,9 +224,10 @@ async def serve(
     with events.publishers(endpoint, facts, options.enable_local_indexer) as publishers:
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
-        watching = asyncio.create_task(monitor(options, engine, role, lifecycle).run())
-        on_signals(ending, lifecycle)
+        watching = asyncio.create_task(monitor(options, engine, role, facts, lifecycle).run())
+        on_signals(ending, lambda: lifecycle.state is State.STOPPED)
         lifecycle.ready()
+        followers.ready()
         progress.phase(
             "ready",
             models=list(registration.names),
@@ -230,47 +239,34 @@ async def serve(
     return code
 
 
-async def warm_up(engine: Engine, role: Role[Any]) -> None:
+async def warm_up(engine: Engine, job: Job) -> None:
     """One small request before anybody can send one: the first takes seconds on some machines."""
-    job = await role.prepare(role.parse(role.health_check()), "warm-up")
     async for _ in engine.generate(job):
         pass
+
+
+async def small_job(role: Role[Any], facts: EngineFacts, job_id: str, rank: int) -> Job:
+    """The role's smallest job, for one rank."""
+    job: Job = await role.prepare(role.parse(role.health_check()), job_id)
+    return job if facts.data_parallel_size == 1 else dataclasses.replace(job, data_parallel_rank=rank)
 
 
 def ranks(facts: EngineFacts) -> range:
     return range(facts.data_parallel_start_rank, facts.data_parallel_start_rank + facts.data_parallel_size)
 
 
-def monitor(options: WorkerOptions, engine: Engine, role: Role[Any], lifecycle: Lifecycle) -> Monitor:
-    async def canary(job_id: str) -> Job:
-        job: Job = await role.prepare(role.parse(role.health_check()), job_id)
-        return job
-
+def monitor(
+    options: WorkerOptions, engine: Engine, role: Role[Any], facts: EngineFacts, lifecycle: Lifecycle
+) -> Monitor:
     return Monitor(
         engine,
-        canary,
+        functools.partial(small_job, role, facts),
         lifecycle.unwell,
         lifecycle.well,
         health_seconds=options.health_seconds,
         canary_seconds=options.canary_seconds,
         canary_timeout_seconds=options.canary_timeout_seconds,
     )
-
-
-def on_signals(ending: asyncio.Future[int], lifecycle: Lifecycle) -> None:
-    """The first SIGTERM or SIGINT asks for a drain, the second ends at once."""
-    loop = asyncio.get_running_loop()
-
-    def asked(number: int) -> None:
-        if not ending.done():
-            ending.set_result(0)
-        elif lifecycle.state is State.STOPPED:  # nothing is cut short any more
-            raise SystemExit(ending.result())
-        else:
-            raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked, number)
 
 
 async def first_ending(

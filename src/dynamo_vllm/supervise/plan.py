@@ -155,8 +155,10 @@ class _Workers:
         checks.check_worker(options, engine_argv)
         self._check_address(options)
         self.models.append(str(options.model))
-        ranks = _number(engine_argv, "data_parallel_size")
+        node = checks.node_of(options, checks.engine_flags(engine_argv))
+        ranks = node.local_ranks
         shards = _number(engine_argv, "tensor_parallel_size") * _number(engine_argv, "pipeline_parallel_size")
+        shards //= node.nodes_per_rank
         argv = _argv(values, group)
         for _ in range(group.count):
             name = self._name(options)

@@ -97,6 +97,12 @@ class WorkerOptions(RuntimeOptions):
     is_decode_worker: bool = opt(
         False, "role", "Older name of --disaggregation-mode decode.", env="DYN_VLLM_IS_DECODE_WORKER"
     )
+    headless: bool = opt(
+        False,
+        "role",
+        "Run engines for a worker on another node and serve nothing (docs/data-parallel.md).",
+        env="DYN_VLLM_HEADLESS",
+    )
     enable_multimodal: bool = opt(
         False, "multimodal", "Accept images and video.", env="DYN_VLLM_ENABLE_MULTIMODAL"
     )

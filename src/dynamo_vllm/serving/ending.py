@@ -1,0 +1,28 @@
+"""How a process is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXIT_ENGINE_DEAD = 3
+
+
+def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> None:
+    """The first SIGTERM or SIGINT asks for an orderly end, the second ends at once."""
+    loop = asyncio.get_running_loop()
+
+    def asked(number: int) -> None:
+        if not ending.done():
+            ending.set_result(0)
+        elif is_stopped():  # nothing is cut short any more
+            raise SystemExit(ending.result())
+        else:
+            raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number)

@@ -1,0 +1,118 @@
+"""Two data-parallel ranks behind one worker: each is routed to, measured and watched by itself."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpu.ranks import QUICK_WATCH, ask, assert_repeats_hit, core, stream_on_each, texts
+from harness.plane import plane
+from harness.stack import Stack, environment, stack, survivors
+from harness.waiting import until
+from harness.warm import Zygote
+
+TWO_RANKS = ("--data-parallel-size", "2")
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("ranks")) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, *TWO_RANKS)
+        yield made.wait_ready(60)
+
+
+@pytest.fixture
+def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, *TWO_RANKS, *QUICK_WATCH)
+        yield made.wait_ready(60)
+
+
+def test_repeats_go_to_the_warm_rank_and_answers_are_those_of_one_engine(
+    two_ranks: Stack, one_worker: Stack
+) -> None:
+    first = assert_repeats_hit(two_ranks, {0, 1})
+    assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
+
+
+def test_figures_of_each_rank(two_ranks: Stack, one_worker: Stack) -> None:
+    worker, blocks = two_ranks.workers[0], "dynamo_component_total_blocks"
+    one = one_worker.workers[0].metric(blocks)
+    assert [worker.metric(blocks, f'dp_rank="{rank}"') for rank in (0, 1)] == [one, one]
+    with stream_on_each(two_ranks, 1500):
+        for name in ("dynamo_component_requests_running", "dynamo_component_active_blocks"):
+            for rank in (0, 1):
+                label = f'dp_rank="{rank}"'
+                until(f"{name} of rank {rank}", lambda n=name, at=label: worker.metric(n, at) >= 1)
+
+
+def test_unknown_rank_is_refused_and_each_known_one_answers(two_ranks: Stack) -> None:
+    request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2, "ignore_eos": True}}
+    made = [
+        two_ranks.workers[0].metric("vllm:generation_tokens_total", f'engine="{rank}"') for rank in (0, 1)
+    ]
+    with plane(environment(two_ranks.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
+        refused, *answered = (
+            caller.call("dynamo.backend.generate", {**request, "routing": {"dp_rank": rank}})
+            for rank in (2, 0, 1)
+        )
+    assert "dp_rank: 2 is unknown; this worker has 0 to 1" in refused["error"]
+    assert [sum(len(chunk["token_ids"]) for chunk in answer["chunks"]) for answer in answered] == [2, 2]
+    for rank, before in enumerate(made):
+        assert two_ranks.workers[0].metric("vllm:generation_tokens_total", f'engine="{rank}"') >= before + 2
+
+
+def test_client_gone_frees_either_rank(two_ranks: Stack) -> None:
+    for _ in range(5):
+        with stream_on_each(two_ranks, 1900):
+            pass
+        until("two empty ranks", lambda: two_ranks.workers[0].busy() == 0, 1.0)
+
+
+def test_drain_lets_both_ranks_finish(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    with stream_on_each(fresh, 500) as streams:
+        worker.signal(signal.SIGTERM)
+        finishes = [[chunk.choices[0].finish_reason for chunk in stream][-1] for stream in streams]
+    assert finishes == ["length", "length"]
+    assert worker.process.wait(20) == 0
+
+
+def test_stopped_rank_takes_the_worker_out_of_service_while_the_other_works(fresh: Stack) -> None:
+    worker, stopped = fresh.workers[0], core(fresh.workers[0], 1)
+    stopped.suspend()
+    with_output = worker.metric("vllm:generation_tokens_total", 'engine="0"')
+    until("not ready", lambda: not worker.is_ready() and fresh.get("/health").status_code == 503, 10)
+    until(
+        "rank 0 answering its canary",
+        lambda: worker.metric("vllm:generation_tokens_total", 'engine="0"') > with_output,
+    )
+    assert not worker.is_ready()
+    assert "rank 1 of the engine gave nothing" in worker.log.read_text()
+    stopped.resume()
+    until("ready again", lambda: worker.is_ready() and fresh.get("/health").status_code == 200, 10)
+    assert ask(fresh, 1).usage.completion_tokens == 8
+
+
+def test_killed_rank_ends_the_worker_and_all_that_belongs_to_it(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    below = psutil.Process(worker.pid).children(recursive=True)
+    assert len(below) >= 3, "two engine cores and vLLM's coordinator"
+    core(worker, 1).kill()
+    assert worker.process.wait(10) == 3
+    until("the model to go", lambda: fresh.models() == [], 5)
+    assert survivors(below, 5) == []
+
+
+def test_killed_worker_takes_its_ranks_and_coordinator_along(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    below = psutil.Process(worker.pid).children(recursive=True)
+    worker.signal(signal.SIGKILL)
+    assert survivors(below, 5) == []

@@ -1,0 +1,167 @@
+"""One worker over several nodes, here processes on loopback: answers, events, and how each side ends."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpu.ranks import ask, assert_repeats_hit, core, texts
+from harness.stack import Stack, Worker, stack, survivors
+from harness.waiting import until
+from harness.warm import Zygote
+
+pytestmark = pytest.mark.timeout(120)
+# In no deployment, it must not need the service that holds one together.
+HEADLESS = ("--headless", "--data-parallel-start-rank", "1", "--discovery-backend", "etcd")
+
+
+def free_ports(count: int = 8) -> int:
+    """The first of some free ports in a row."""
+    while True:
+        first = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in range(first, first + count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
+def ranks_flags(ranks: int, local: int) -> list[str]:
+    """Flags that every node of these ranks shares."""
+    flags = ["--data-parallel-size", str(ranks), "--data-parallel-size-local", str(local)]
+    return [*flags, "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_ports())]
+
+
+def shards_flags() -> list[str]:
+    flags = ["--tensor-parallel-size", "2", "--distributed-executor-backend", "mp", "--nnodes", "2"]
+    return [*flags, "--master-addr", "127.0.0.1", "--master-port", str(free_ports())]
+
+
+@dataclass
+class Nodes:
+    """A worker and the node that runs engines for it."""
+
+    stack: Stack
+    worker: Worker
+    other: Worker
+
+    def below(self) -> list[psutil.Process]:
+        pids = (self.worker.pid, self.other.pid)
+        return [child for pid in pids for child in psutil.Process(pid).children(recursive=True)]
+
+
+@contextlib.contextmanager
+def nodes(
+    warm: Zygote, model: Path, folder: Path, leader: Sequence[str], other: Sequence[str]
+) -> Iterator[Nodes]:
+    with stack(folder) as made:
+        made.start_frontend()
+        node = warm.start_node(made, model, *other)
+        worker = warm.start_worker(made, model, *leader)
+        made.wait_ready(60)
+        until("a ready node", node.is_ready, 5)
+        yield Nodes(made, worker, node)
+
+
+@pytest.fixture
+def two_ranks(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Nodes]:
+    flags = ranks_flags(2, 1)
+    with nodes(warm, model, tmp_path, flags, [*flags, *HEADLESS]) as made:
+        yield made
+
+
+@pytest.fixture
+def two_shards(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Nodes]:
+    flags = shards_flags()
+    with nodes(warm, model, tmp_path, flags, [*flags, "--node-rank", "1"]) as made:
+        yield made
+
+
+def test_ranks_on_two_nodes_are_routed_to_and_answer_like_one_engine(
+    two_ranks: Nodes, one_worker: Stack
+) -> None:
+    first = assert_repeats_hit(two_ranks.stack, {0, 1})
+    assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
+    assert len(two_ranks.stack.instances()) == 1, "the headless node is not in discovery"
+    assert "serving no endpoint; engines of rank 1" in two_ranks.other.log.read_text()
+
+
+def test_headless_node_leaves_on_sigterm_and_its_worker_follows(two_ranks: Nodes) -> None:
+    below = two_ranks.below()
+    two_ranks.other.signal(signal.SIGTERM)
+    assert two_ranks.other.process.wait(10) == 0
+    assert two_ranks.worker.process.wait(10) == 3
+    assert "rank 1 is gone" in two_ranks.worker.log.read_text()
+    assert survivors(below, 5) == []
+
+
+def test_killed_rank_on_the_other_node_ends_both(two_ranks: Nodes) -> None:
+    below = two_ranks.below()
+    core(two_ranks.other, 1).kill()
+    assert two_ranks.other.process.wait(10) == 3
+    assert two_ranks.worker.process.wait(10) == 3
+    assert survivors(below, 5) == []
+
+
+def test_killed_worker_ends_the_headless_node(two_ranks: Nodes) -> None:
+    below = two_ranks.below()
+    two_ranks.worker.signal(signal.SIGKILL)
+    assert two_ranks.other.process.wait(10) == 3
+    assert survivors(below, 5) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "ends", "code_of_worker", "code_of_other"),
+    [(signal.SIGKILL, "other", 3, -signal.SIGKILL), (signal.SIGTERM, "worker", 0, 3)],
+)
+def test_shards_on_two_nodes_answer_like_one_and_end_together(
+    two_shards: Nodes, one_worker: Stack, number: int, ends: str, code_of_worker: int, code_of_other: int
+) -> None:
+    numbers = range(3)
+    wanted = texts([ask(one_worker, number) for number in numbers])
+    assert texts([ask(two_shards.stack, number) for number in numbers]) == wanted
+    assert len(two_shards.stack.instances()) == 1
+    below = two_shards.below()
+    getattr(two_shards, ends).signal(number)
+    assert two_shards.worker.process.wait(15) == code_of_worker
+    assert two_shards.other.process.wait(15) == code_of_other
+    assert survivors(below, 5) == []
+
+
+def test_shards_in_one_worker_answer_like_one_and_end_with_it_when_it_is_killed(
+    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
+) -> None:
+    flags = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        worker = warm.start_worker(made, model, *flags)
+        made.wait_ready(60)
+        numbers = range(3)
+        wanted = texts([ask(one_worker, number) for number in numbers])
+        assert texts([ask(made, number) for number in numbers]) == wanted
+        below = psutil.Process(worker.pid).children(recursive=True)
+        worker.signal(signal.SIGKILL)
+        assert survivors(below, 5) == []
+
+
+def test_workers_that_share_ranks_out_each_serve_their_own(
+    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
+) -> None:
+    flags = [*ranks_flags(4, 2), "--data-parallel-hybrid-lb"]
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, *flags)
+        warm.start_worker(made, model, *flags, "--data-parallel-start-rank", "2")
+        made.wait_ready(60)
+        assert_repeats_hit(made, {0, 1, 2, 3})
+        name = "dynamo_component_total_blocks"
+        one = one_worker.workers[0].metric(name)
+        blocks = [[worker.metric(name, f'dp_rank="{r}"') for r in range(4)] for worker in made.workers]
+        assert blocks == [[one, one, 0, 0], [0, 0, one, one]]

@@ -1,0 +1,124 @@
+"""The line between a worker and its other nodes, over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dynamo_vllm.config.nodes import Node
+from dynamo_vllm.errors import StartError
+from dynamo_vllm.serving import lifeline
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def pair() -> tuple[Node, Node]:
+    port = free_port() - 1
+    leader = Node(all_ranks=2, local_ranks=1, port=port)
+    return leader, Node(is_headless=True, all_ranks=2, local_ranks=1, first_rank=1, port=port)
+
+
+class Following:
+    """A node's end as a task."""
+
+    def __init__(self, node: Node) -> None:
+        self.ready = asyncio.Event()
+        self.task = asyncio.create_task(lifeline.follow(node, self.ready.set))
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.task
+
+
+@asynccontextmanager
+async def joined() -> AsyncIterator[tuple[lifeline.Followers, Following]]:
+    leader, node = pair()
+    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+        following = Following(node)
+        followers.ready()
+        await following.ready.wait()
+        yield followers, following
+
+
+async def test_node_hears_that_the_worker_serves() -> None:
+    leader, node = pair()
+    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+        following = Following(node)
+        while not followers.count:
+            await asyncio.sleep(0.01)
+        assert not following.ready.is_set()
+        followers.ready()
+        await following.ready.wait()
+        await following.leave()
+
+
+async def test_node_that_joins_a_serving_worker_hears_it_at_once() -> None:
+    async with joined() as (_, following):
+        await following.leave()
+
+
+async def test_worker_learns_that_a_node_is_gone() -> None:
+    async with joined() as (followers, following):
+        assert not followers.lost.done()
+        await following.leave()
+        assert str(await followers.lost) == "rank 1 is gone"
+
+
+async def test_node_learns_that_the_worker_is_gone() -> None:
+    async with asyncio.timeout(10):
+        async with joined() as (_, following):
+            assert not following.task.done()
+        await following.task
+
+
+async def test_node_waits_for_its_worker() -> None:
+    leader, node = pair()
+    following = Following(node)
+    await asyncio.sleep(0.05)
+    assert not following.task.done()
+    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+        followers.ready()
+        await following.ready.wait()
+        await following.leave()
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"", b"x" * 200_000])
+async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
+    leader, _ = pair()
+    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+        reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        writer.write(said)
+        writer.write_eof()
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+        writer.close()
+        assert not followers.lost.done()
+
+
+async def test_taken_port_is_refused_with_the_address() -> None:
+    leader, _ = pair()
+    with socket.socket() as taken:
+        taken.bind((leader.leader, leader.lifeline_port))
+        taken.listen()
+        with pytest.raises(StartError, match=f"on 127.0.0.1:{leader.lifeline_port}"):
+            async with lifeline.followers(leader):
+                pass
+
+
+async def test_worker_without_other_nodes_listens_nowhere() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        alone = Node(all_ranks=2, local_ranks=2, port=int(taken.getsockname()[1]) - 1)
+        async with lifeline.followers(alone) as followers:
+            followers.ready()
+            assert not followers.lost.done()

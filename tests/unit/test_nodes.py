@@ -1,0 +1,91 @@
+"""Where a process stands among several, from vLLM's flags."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynamo_vllm.config import checks, nodes
+from dynamo_vllm.config.nodes import Node
+
+AT = ["-dpa", "10.0.0.1"]
+TP = ["-tp", "2", "--nnodes", "2", "--master-addr", "10.0.0.1"]
+
+
+def node(*argv: str, headless: bool = False) -> Node:
+    return nodes.of(headless, checks.engine_flags(argv))
+
+
+def test_one_process_has_everything() -> None:
+    found = node()
+    assert (found.is_headless, found.has_followers, found.event_port) == (False, False, None)
+    assert (found.ports_in_a_row, found.name) == (1, "node 0")
+
+
+def test_ranks_in_one_process_are_its_own() -> None:
+    found = node("-dp", "4")
+    assert (found.local_ranks, found.remote_ranks, found.has_followers) == (4, range(4, 4), False)
+    assert (found.ports_in_a_row, found.event_port) == (4, None)
+
+
+def test_leader_answers_for_ranks_on_other_nodes() -> None:
+    found = node("-dp", "4", "-dpl", "1", *AT)
+    assert (found.is_headless, found.remote_ranks, found.has_followers) == (False, range(1, 4), True)
+    assert (found.leader, found.port, found.lifeline_port, found.event_port) == (
+        "10.0.0.1",
+        29550,
+        29551,
+        29552,
+    )
+
+
+def test_headless_node_has_its_ranks_and_the_same_ports() -> None:
+    found = node("-dp", "4", "-dpl", "2", "-dpr", "2", *AT, "-dpp", "4000", headless=True)
+    assert (found.is_headless, found.first_rank, found.local_ranks) == (True, 2, 2)
+    assert (found.runs_ranks, found.has_followers, found.remote_ranks) == (True, False, range(0))
+    assert (found.leader, found.lifeline_port, found.event_port) == ("10.0.0.1", 4001, 4002)
+    assert found.name == "ranks 2 to 3"
+
+
+def test_node_rank_above_0_is_headless_without_being_told() -> None:
+    leader, other = node(*TP, "--node-rank", "0"), node(*TP, "--node-rank", "1")
+    assert (leader.is_headless, leader.has_followers, leader.runs_ranks) == (False, True, True)
+    assert (other.is_headless, other.has_followers, other.runs_ranks) == (True, False, False)
+    assert (other.name, other.leader, other.lifeline_port) == ("node 1", "10.0.0.1", 29502)
+    assert leader.event_port is other.event_port is None, "the one rank's scheduler is on the leader"
+
+
+def test_nodes_share_ranks_out_in_their_order() -> None:
+    found = node("-dp", "4", "-r", "1", "-n", "2", "--master-addr", "10.0.0.1")
+    assert (found.is_headless, found.first_rank, found.local_ranks, found.runs_ranks) == (True, 2, 2, True)
+
+
+def test_shards_of_two_ranks_over_four_nodes() -> None:
+    places = [
+        node("-dp", "2", "-tp", "2", "-n", "4", "-r", str(rank), "--master-addr", "10.0.0.1")
+        for rank in range(4)
+    ]
+    assert [place.nodes_per_rank for place in places] == [2] * 4
+    assert [place.first_rank for place in places] == [0, 0, 1, 1]
+    assert [place.runs_ranks for place in places] == [True, False, True, False]
+    assert [place.is_headless for place in places] == [False, True, True, True]
+    assert [place.has_followers for place in places] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("argv", "first", "local"),
+    [
+        (["-dp", "2", "--data-parallel-rank", "1", *AT], 1, 1),
+        (["-dp", "2", "--data-parallel-external-lb", "-n", "2", "-r", "1", *AT], 1, 1),
+        (["-dp", "4", "-dpl", "2", "-dpr", "2", "--data-parallel-hybrid-lb", *AT], 2, 2),
+        (["-dp", "4", "-dpl", "2", "-dpr", "2", *AT], 2, 2),
+    ],
+)
+def test_worker_beside_others_serves_its_own_ranks(argv: list[str], first: int, local: int) -> None:
+    found = node(*argv)
+    assert (found.is_headless, found.serves_own_ranks, found.has_followers) == (False, True, False)
+    assert (found.first_rank, found.local_ranks, found.event_port) == (first, local, None)
+    assert found.ports_in_a_row == first + local
+
+
+def test_what_is_no_number_is_left_to_vllm() -> None:
+    assert node("-dp", "many", "--nnodes", "x") == node()
