@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 DISCOVERY_SECONDS = 5.0
+FORGET_SECONDS = 0.5
 # The KV router needs tokens, so a role with text input says round-robin; the frontend would refuse the model.
 _ROUTERS = {"kv": RouterMode.KV, "round-robin": RouterMode.RoundRobin}
 _MODEL_TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
@@ -110,7 +111,16 @@ class Registration:
         return self._listed
 
     async def remove(self) -> None:
-        """Out of discovery for good: the instance and the model card."""
+        """Out of discovery for good: the instance and the model card.
+
+        What helps others goes card first: the frontend then answers without it. It fails requests that it had
+        just sent to an instance it does not see any more, where for other roles it asks another worker.
+        """
+        if self._card.endpoint_types == ():
+            await _attempt("take the model back", unregister_model(self._endpoint))
+            await asyncio.sleep(FORGET_SECONDS)  # nothing tells when the frontend has heard of it
+            await self.withdraw()
+            return
         await self.withdraw()
         await _attempt("take the model back", unregister_model(self._endpoint))
 
