@@ -8,6 +8,10 @@ import pytest
 
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.rules import connectors, flags, media, ranks
+from dynamo_vllm.config.rules import frontend as frontend_rules
+from dynamo_vllm.config.rules import serve as serve_rules
+from dynamo_vllm.config.rules import worker as worker_rules
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,259 +20,279 @@ if TYPE_CHECKING:
 NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"]
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
-    (checks.dump_has_a_folder, ["--dump-config-to", "/no/such/folder/x"], "there is no such folder"),
+    (worker_rules.dump_has_a_folder, ["--dump-config-to", "/no/such/folder/x"], "there is no such folder"),
     (
-        checks.kv_events_can_be_heard,
+        ranks.kv_events_can_be_heard,
         ["--kv-events-config", '{"endpoint": "tcp://127.0.0.1:5557"}'],
         "write tcp://*:PORT",
     ),
-    (checks.connector_is_installed, ["--connector", "nixl", "kvbm"], "pip install 'dynamo-vllm[kvbm]'"),
+    (connectors.connector_is_installed, ["--connector", "nixl", "kvbm"], "pip install 'dynamo-vllm[kvbm]'"),
     (
-        checks.connector_is_installed,
+        connectors.connector_is_installed,
         ["--kv-transfer-config", '{"kv_connector": "DynamoConnector"}'],
         "pip install 'dynamo-vllm[kvbm]'",
     ),
-    (checks.lmcache_reads_the_cache, ["--connector", "lmcache", "nixl"], "use --connector kvbm"),
+    (connectors.lmcache_reads_the_cache, ["--connector", "lmcache", "nixl"], "use --connector kvbm"),
     (
-        checks.lmcache_reads_the_cache,
+        connectors.lmcache_reads_the_cache,
         ["--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1"}'],
         "answers are wrong",
     ),
-    (checks.disaggregation_needs_a_connector, ["--is-decode-worker"], "add --connector nixl"),
-    (checks.disaggregation_needs_a_connector, ["--disaggregation-mode", "prefill"], "add --connector nixl"),
+    (connectors.disaggregation_needs_a_connector, ["--is-decode-worker"], "add --connector nixl"),
     (
-        checks.disaggregation_takes_tokens,
+        connectors.disaggregation_needs_a_connector,
+        ["--disaggregation-mode", "prefill"],
+        "add --connector nixl",
+    ),
+    (
+        connectors.disaggregation_takes_tokens,
         ["--is-prefill-worker", "--engine", "fake", "--use-vllm-tokenizer"],
         "--use-vllm-tokenizer cannot stand beside",
     ),
-    (checks.written_connector_is_json, ["--kv-transfer-config", "{"], "--kv-transfer-config is not JSON"),
-    (checks.one_role, ["--is-prefill-worker", "--is-decode-worker"], "name different roles"),
-    (checks.one_role, ["--is-prefill-worker", "--disaggregation-mode", "decode"], "name different roles"),
+    (connectors.written_connector_is_json, ["--kv-transfer-config", "{"], "--kv-transfer-config is not JSON"),
+    (connectors.one_role, ["--is-prefill-worker", "--is-decode-worker"], "name different roles"),
+    (connectors.one_role, ["--is-prefill-worker", "--disaggregation-mode", "decode"], "name different roles"),
     (
-        checks.known_connectors,
+        connectors.known_connectors,
         ["--connector", "carrier-pigeon"],
         "'carrier-pigeon' is unknown; choose from nixl",
     ),
-    (checks.connectors_are_named_once, ["--connector", "nixl", "nixl"], "names nixl twice"),
-    (checks.one_offloader, ["--connector", "lmcache", "kvbm"], "give one of them"),
-    (checks.offload_size_has_a_user, ["--kv-offload-gb", "2"], "add --connector kvbm"),
+    (connectors.connectors_are_named_once, ["--connector", "nixl", "nixl"], "names nixl twice"),
+    (connectors.one_offloader, ["--connector", "lmcache", "kvbm"], "give one of them"),
+    (connectors.offload_size_has_a_user, ["--kv-offload-gb", "2"], "add --connector kvbm"),
     (
-        checks.offload_size_has_a_user,
+        connectors.offload_size_has_a_user,
         ["--kv-offload-gb", "2", "--connector", "nixl"],
         "--kv-offload-gb 2 needs a connector",
     ),
-    (checks.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "0"], "use a number above 0"),
-    (checks.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "1e9"], "1e+09 is no share"),
+    (connectors.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "0"], "use a number above 0"),
+    (connectors.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "1e9"], "1e+09 is no share"),
     (
-        checks.kvbm_has_one_rank,
+        connectors.kvbm_has_one_rank,
         ["--connector", "kvbm", "--data-parallel-size", "2"],
         "--data-parallel-size 2 cannot stand beside the connector kvbm",
     ),
     (
-        checks.kvbm_has_one_rank,
+        connectors.kvbm_has_one_rank,
         ["--kv-transfer-config", '{"kv_connector": "DynamoConnector"}', "-dp", "4"],
         "start a worker per rank",
     ),
     (
-        checks.kvbm_takes_plain_prompts,
+        connectors.kvbm_takes_plain_prompts,
         ["--connector", "kvbm", "nixl", "--enable-lora"],
         "--enable-lora cannot stand beside the connector kvbm",
     ),
     (
-        checks.kvbm_takes_plain_prompts,
+        connectors.kvbm_takes_plain_prompts,
         ["--connector", "kvbm", "--enable-prompt-embeds"],
         "--enable-prompt-embeds cannot stand beside the connector kvbm",
     ),
-    (checks.none_stands_alone, ["--connector", "none", "nixl"], "none stands alone"),
+    (connectors.none_stands_alone, ["--connector", "none", "nixl"], "none stands alone"),
     (
-        checks.one_source_of_connectors,
+        connectors.one_source_of_connectors,
         ["--connector", "nixl", "--kv-transfer-config", "{}"],
         "cannot stand beside --kv-transfer-config",
     ),
     (
-        checks.one_multimodal_role,
+        media.one_multimodal_role,
         ["--enable-multimodal", "--multimodal-worker", "--ec-processor"],
         "--multimodal-worker and --ec-processor are different multimodal roles",
     ),
     (
-        checks.multimodal_needs_its_switch,
+        media.multimodal_needs_its_switch,
         ["--multimodal-worker"],
         "--multimodal-worker needs --enable-multimodal",
     ),
     (
-        checks.multimodal_needs_its_switch,
+        media.multimodal_needs_its_switch,
         ["--frontend-decoding"],
         "--frontend-decoding needs --enable-multimodal",
     ),
     (
-        checks.example_encoder_cache_needs_a_folder,
+        media.example_encoder_cache_needs_a_folder,
         [*EC, "--ec-connector-backend", "ECExampleConnector"],
         "needs --ec-storage-path FOLDER",
     ),
     (
-        checks.encoder_cache_flags_need_a_user,
+        media.encoder_cache_flags_need_a_user,
         ["--ec-storage-path", "folder"],
         "--ec-storage-path needs --vllm-native-encoder-worker or --ec-consumer-mode",
     ),
-    (checks.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "{"], "--ec-extra-config is not JSON"),
-    (checks.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "[]"], "must be a JSON object"),
-    (checks.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
-    (checks.omni_has_no_connector, ["--omni", "--connector", "nixl"], "cannot stand beside --omni"),
+    (media.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "{"], "--ec-extra-config is not JSON"),
+    (media.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "[]"], "must be a JSON object"),
+    (media.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
+    (media.omni_has_no_connector, ["--omni", "--connector", "nixl"], "cannot stand beside --omni"),
     (
-        checks.kv_event_port_is_registered,
+        ranks.kv_event_port_is_registered,
         ["--kv-event-port", "1023"],
         "DYN_VLLM_KV_EVENT_PORT=1023 is out of range",
     ),
-    (checks.kv_event_port_is_registered, ["--kv-event-port", "49152"], "use 1024 to 49151"),
-    (checks.side_channel_port_is_a_port, ["--side-channel-port", "0"], "0 is no port; use 1 to 65535"),
-    (checks.side_channel_port_is_a_port, ["--side-channel-port", "65536"], "65536 is no port"),
+    (ranks.kv_event_port_is_registered, ["--kv-event-port", "49152"], "use 1024 to 49151"),
+    (connectors.side_channel_port_is_a_port, ["--side-channel-port", "0"], "0 is no port; use 1 to 65535"),
+    (connectors.side_channel_port_is_a_port, ["--side-channel-port", "65536"], "65536 is no port"),
     (
-        checks.kv_events_have_one_source,
+        ranks.kv_events_have_one_source,
         ["--kv-events-config", "{}", "--kv-event-port", "20080"],
         "--kv-events-config already says where",
     ),
-    (checks.kv_events_have_one_source, ["--kv-events-config={}", "--no-kv-events"], "already says where"),
-    (checks.known_endpoint_types, ["--endpoint-types", "chat", "smoke"], "'smoke' is unknown"),
+    (ranks.kv_events_have_one_source, ["--kv-events-config={}", "--no-kv-events"], "already says where"),
+    (worker_rules.known_endpoint_types, ["--endpoint-types", "chat", "smoke"], "'smoke' is unknown"),
     (
-        checks.template_exists,
+        worker_rules.template_exists,
         ["--custom-jinja-template", "/no/such/file"],
         "/no/such/file: there is no such file",
     ),
     (
-        checks.address_has_three_parts,
+        worker_rules.address_has_three_parts,
         ["--endpoint", "dyn://only.two"],
         "write --endpoint dyn://namespace.component.endpoint",
     ),
-    (checks.address_has_three_parts, ["--endpoint", "dyn://a..c"], "is no address"),
-    (checks.budgets_are_positive, ["--health-seconds", "0"], "--health-seconds 0.0 must be above 0"),
-    (checks.budgets_are_positive, ["--canary-seconds", "-1"], "--canary-seconds -1.0 must be above 0"),
-    (checks.budgets_are_positive, ["--drain-seconds", "-1"], "--drain-seconds -1.0 must not be negative"),
+    (worker_rules.address_has_three_parts, ["--endpoint", "dyn://a..c"], "is no address"),
+    (worker_rules.budgets_are_positive, ["--health-seconds", "0"], "--health-seconds 0.0 must be above 0"),
+    (worker_rules.budgets_are_positive, ["--canary-seconds", "-1"], "--canary-seconds -1.0 must be above 0"),
     (
-        checks.worker_migration_is_a_count,
+        worker_rules.budgets_are_positive,
+        ["--drain-seconds", "-1"],
+        "--drain-seconds -1.0 must not be negative",
+    ),
+    (
+        worker_rules.worker_migration_is_a_count,
         ["--migration-limit", "-1"],
         "--migration-limit -1 must be 0 or more",
     ),
-    (checks.fake_settings_need_the_fake_engine, ["--fake-engine", "{}"], "add --engine fake or leave it out"),
-    (checks.fake_settings_need_the_fake_engine, ["--engine", "fake", "--fake-engine", "{"], "is not JSON"),
     (
-        checks.fake_engine_takes_no_engine_flags,
+        worker_rules.fake_settings_need_the_fake_engine,
+        ["--fake-engine", "{}"],
+        "add --engine fake or leave it out",
+    ),
+    (
+        worker_rules.fake_settings_need_the_fake_engine,
+        ["--engine", "fake", "--fake-engine", "{"],
+        "is not JSON",
+    ),
+    (
+        worker_rules.fake_engine_takes_no_engine_flags,
         ["--engine", "fake", "--block-size", "8"],
         "--block-size is a flag of",
     ),
     (
-        checks.gpu_memory_service_is_installed,
+        worker_rules.gpu_memory_service_is_installed,
         ["--load-format", "gms"],
         "needs the package gpu_memory_service",
     ),
-    (checks.local_prefill_is_not_negative, ["--local-prefill-tokens", "0"], "must be 1 or more"),
+    (connectors.local_prefill_is_not_negative, ["--local-prefill-tokens", "0"], "must be 1 or more"),
     (
-        checks.kv_events_can_be_heard,
+        ranks.kv_events_can_be_heard,
         [*NODE_1, "--kv-events-config", '{"endpoint": "tcp://*:5557"}'],
         "is heard on this node only; write tcp://10.0.0.1:PORT",
     ),
     (
-        checks.kv_events_of_each_rank_have_a_port,
+        ranks.kv_events_of_each_rank_have_a_port,
         ["-dp", "2", "--kv-events-config", '{"endpoint": "ipc:///run/x"}'],
         "one address for several ranks; write tcp://*:PORT",
     ),
     (
-        checks.ranks_are_shared_out_one_way,
+        ranks.ranks_are_shared_out_one_way,
         ["-dp", "4", "-dpl", "2", "--data-parallel-hybrid-lb", "-dpn", "1"],
         "--data-parallel-external-lb and --data-parallel-hybrid-lb are different ways",
     ),
     (
-        checks.ranks_are_shared_out_one_way,
+        ranks.ranks_are_shared_out_one_way,
         ["-dp", "2", "--data-parallel-rank", "1", "-dpa", "10.0.0.1", "--headless"],
         "--headless cannot stand beside --data-parallel-external-lb",
     ),
     (
-        checks.one_worker_per_process,
+        ranks.one_worker_per_process,
         ["-dp", "2", "--data-parallel-multi-port-external-lb"],
         "start one worker per rank with --data-parallel-rank",
     ),
     (
-        checks.node_rank_is_one_of_the_nodes,
+        ranks.node_rank_is_one_of_the_nodes,
         ["--nnodes", "2", "--node-rank", "2", "--master-addr", "10.0.0.1"],
         "--node-rank 2 is not among --nnodes 2; use 0 to 1",
     ),
     (
-        checks.node_rank_is_one_of_the_nodes,
+        ranks.node_rank_is_one_of_the_nodes,
         ["--node-rank", "1", "--master-addr", "10.0.0.1"],
         "say how many there are with --nnodes",
     ),
-    (checks.headless_belongs_to_a_worker, ["--headless"], "say which: --nnodes N --node-rank 1"),
+    (ranks.headless_belongs_to_a_worker, ["--headless"], "say which: --nnodes N --node-rank 1"),
     (
-        checks.headless_belongs_to_a_worker,
+        ranks.headless_belongs_to_a_worker,
         ["--headless", "-tp", "2", "--nnodes", "2", "--master-addr", "10.0.0.1"],
         "say which: --nnodes N --node-rank 1",
     ),
-    (checks.headless_belongs_to_a_worker, ["--headless", "--engine", "fake"], "say which"),
+    (ranks.headless_belongs_to_a_worker, ["--headless", "--engine", "fake"], "say which"),
     (
-        checks.start_rank_says_how_many,
+        ranks.start_rank_says_how_many,
         ["--headless", "-dp", "2", "-dpr", "1", "-dpa", "10.0.0.1"],
         "--data-parallel-start-rank 1 needs --data-parallel-size-local",
     ),
     (
-        checks.ranks_of_a_node_are_among_all,
+        ranks.ranks_of_a_node_are_among_all,
         ["--headless", "-dp", "2", "-dpl", "2", "-dpr", "1", "-dpa", "10.0.0.1"],
         "2 ranks from rank 1 on, of --data-parallel-size 2",
     ),
-    (checks.ranks_of_a_node_are_among_all, ["-dp", "2", "-dpn", "2"], "1 ranks from rank 2 on"),
+    (ranks.ranks_of_a_node_are_among_all, ["-dp", "2", "-dpn", "2"], "1 ranks from rank 2 on"),
     (
-        checks.several_nodes_name_their_leader,
+        ranks.several_nodes_name_their_leader,
         ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1"],
         "add --data-parallel-address ADDRESS",
     ),
     (
-        checks.several_nodes_name_their_leader,
+        ranks.several_nodes_name_their_leader,
         ["-dp", "2", "-dpl", "1"],
         "add --data-parallel-address ADDRESS",
     ),
     (
-        checks.several_nodes_name_their_leader,
+        ranks.several_nodes_name_their_leader,
         ["-tp", "2", "--nnodes", "2"],
         "add --master-addr ADDRESS, the same on every node",
     ),
     (
-        checks.events_of_other_nodes_reach_the_leader,
+        ranks.events_of_other_nodes_reach_the_leader,
         ["-dp", "2", "-dpl", "1", "-dpa", "fd00::1"],
         "give an IPv4 address of the leader, or add --no-kv-events",
     ),
-    (checks.model_is_named, ["--model="], "--model is missing"),
-    (checks.is_available, ["--omni"], "--omni is not available yet"),
+    (worker_rules.model_is_named, ["--model="], "--model is missing"),
+    (worker_rules.is_available, ["--omni"], "--omni is not available yet"),
 ]
 FRONTEND = [
-    (checks.port_is_known, ["--port", "0"], "name one"),
-    (checks.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
-    (checks.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
-    (checks.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
-    (checks.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
-    (checks.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
-    (checks.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
+    (frontend_rules.port_is_known, ["--port", "0"], "name one"),
+    (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
+    (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
+    (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
+    (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
+    (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
+    (frontend_rules.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
     (
-        checks.local_prefill_is_a_count,
+        frontend_rules.local_prefill_is_a_count,
         ["--local-prefill-tokens", "0"],
         "--local-prefill-tokens 0 must be 1 or more",
     ),
     (
-        checks.local_prefill_needs_the_kv_router,
+        frontend_rules.local_prefill_needs_the_kv_router,
         ["--local-prefill-tokens", "9", "--router", "random"],
         "--local-prefill-tokens needs --router kv",
     ),
 ]
 SERVE = [
-    (checks.there_is_a_worker, ["--workers", "0"], "--workers 0 must be 1 or more"),
-    (checks.there_is_a_worker, ["--prefill", "0", "--decode", "1"], "--prefill 0 must be 1 or more"),
-    (checks.there_is_a_worker, ["--prefill", "1", "--decode=-1"], "--decode -1 must be 1 or more"),
-    (checks.prefill_and_decode_go_together, ["--prefill", "2"], "--prefill 2 needs workers that answer; add"),
-    (checks.prefill_and_decode_go_together, ["--decode", "2"], "--decode 2 needs workers that compute"),
+    (serve_rules.there_is_a_worker, ["--workers", "0"], "--workers 0 must be 1 or more"),
+    (serve_rules.there_is_a_worker, ["--prefill", "0", "--decode", "1"], "--prefill 0 must be 1 or more"),
+    (serve_rules.there_is_a_worker, ["--prefill", "1", "--decode=-1"], "--decode -1 must be 1 or more"),
     (
-        checks.workers_or_roles,
+        serve_rules.prefill_and_decode_go_together,
+        ["--prefill", "2"],
+        "--prefill 2 needs workers that answer; add",
+    ),
+    (serve_rules.prefill_and_decode_go_together, ["--decode", "2"], "--decode 2 needs workers that compute"),
+    (
+        serve_rules.workers_or_roles,
         ["--workers", "2", "--prefill", "1", "--decode", "1"],
         "--workers 2 cannot stand beside --prefill and --decode",
     ),
-    (checks.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
-    (checks.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
+    (serve_rules.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
+    (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
 ]
 NOT_YET = {
     "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
@@ -282,7 +306,7 @@ NOT_YET = {
 
 @pytest.fixture(autouse=True)
 def only_nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "is_installed", lambda package: package == "nixl")
+    monkeypatch.setattr(flags, "is_installed", lambda package: package == "nixl")
 
 
 def worker(argv: Iterable[str]) -> tuple[WorkerOptions, list[str]]:
@@ -353,12 +377,12 @@ def test_capability_of_a_later_version_is_refused_by_name(
     assert (
         refusal(lambda: checks.check_worker(options, rest)) == f"{name} is not available yet in this version"
     )
-    monkeypatch.setattr(checks, "NOT_YET", tuple(c for c in checks.NOT_YET if c.name != name))
+    monkeypatch.setattr(worker_rules, "NOT_YET", tuple(c for c in worker_rules.NOT_YET if c.name != name))
     assert refusal(lambda: checks.check_worker(options, rest)) is None
 
 
 def test_every_capability_of_a_later_version_has_a_case() -> None:
-    assert set(NOT_YET) == {capability.name for capability in checks.NOT_YET}
+    assert set(NOT_YET) == {capability.name for capability in worker_rules.NOT_YET}
 
 
 @pytest.mark.parametrize(
@@ -434,7 +458,7 @@ def test_engine_flags_are_read_in_every_spelling() -> None:
         "-tp",
         "2",
     ]
-    assert checks.engine_flags(argv) == {
+    assert flags.engine_flags(argv) == {
         "block_size": "16",
         "kv_cache_dtype": "fp8",
         "enforce_eager": None,

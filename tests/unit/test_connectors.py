@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.config import checks
+from dynamo_vllm.config.rules import connectors as connector_rules
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.kv.connectors import CONNECTORS, choose
 from dynamo_vllm.kv.connectors.base import Connector, Place, Rejected, handover
@@ -58,9 +58,9 @@ def test_names_are_keys_and_unique() -> None:
 
 
 def test_command_line_knows_every_connector_and_its_package() -> None:
-    assert {*CONNECTORS, "none", "null"} == set(checks.CONNECTORS)
+    assert {*CONNECTORS, "none", "null"} == set(connector_rules.CONNECTORS)
     classes = {c.engine_config(gpu())["kv_connector"]: name for name, c in CONNECTORS.items()}
-    assert classes == checks.PACKAGES
+    assert classes == connector_rules.PACKAGES
 
 
 def test_package_is_an_extra_of_ours() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_vllm.config import checks, nodes
+from dynamo_vllm.config import nodes
 from dynamo_vllm.config.nodes import Node
+from dynamo_vllm.config.rules.flags import engine_flags
 
 AT = ["-dpa", "10.0.0.1"]
 TP = ["-tp", "2", "--nnodes", "2", "--master-addr", "10.0.0.1"]
 
 
 def node(*argv: str, headless: bool = False) -> Node:
-    return nodes.of(headless, checks.engine_flags(argv))
+    return nodes.of(headless, engine_flags(argv))
 
 
 def test_one_process_has_everything() -> None:

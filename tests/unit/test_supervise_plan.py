@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.cli import serve
-from dynamo_vllm.config import checks
+from dynamo_vllm.config.rules import flags
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise import logs, plan, ports, run_folder
@@ -127,7 +127,7 @@ PAIR = ("m", "--prefill", "1", "--decode", "2")
 
 @pytest.fixture(autouse=True)
 def nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "is_installed", lambda package: package == "nixl")
+    monkeypatch.setattr(flags, "is_installed", lambda package: package == "nixl")
 
 
 def test_prefill_and_decode_workers_have_their_role_and_nixl() -> None:

@@ -16,13 +16,16 @@ from dynamo_vllm.cli import versions
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.config.rules.ranks import node_of
+from dynamo_vllm.config.rules.worker import model_is_named
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dynamo_vllm.config.checks import EngineFlags
     from dynamo_vllm.config.engine_rules import Fired
+    from dynamo_vllm.config.rules.flags import EngineFlags
 
 PROG = "dynamo-vllm check"
 DESCRIPTION = (
@@ -136,7 +139,7 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
 def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, str]) -> Report:
     given, engine_argv = build.parser(WorkerOptions, PROG, DESCRIPTION).parse_known_args(list(argv))
     worker = build.from_values(WorkerOptions, vars(given), environment)
-    flags = checks.engine_flags(engine_argv)
+    flags = engine_flags(engine_argv)
     ports = list(ports_of(worker, flags, environment))
     problems = list(refusals(worker, flags))
     problems += [
@@ -197,14 +200,14 @@ def _kv_events(worker: WorkerOptions, flags: EngineFlags) -> str:
         return "as --kv-events-config says"
     if worker.kv_event_port is not None:
         return f"from port {worker.kv_event_port} on"
-    node = checks.node_of(worker, flags)
+    node = node_of(worker, flags)
     if node.event_port is not None:
         return f"to ports from {node.event_port} on at {node.leader}"
     return "over a local socket" if node.all_ranks == 1 else f"over {node.ports_in_a_row} free ports in a row"
 
 
 def _nodes(worker: WorkerOptions, flags: EngineFlags) -> str:
-    node = checks.node_of(worker, flags)
+    node = node_of(worker, flags)
     if node.is_headless:
         return f"engines of {node.name} for the worker at {node.leader}:{node.port}; serves no endpoint"
     if node.has_followers:
@@ -222,7 +225,7 @@ def ports_of(worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str
 def _named_ports(
     worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, str, int]]:
-    anywhere, node = worker.bind_host or "0.0.0.0", checks.node_of(worker, flags)
+    anywhere, node = worker.bind_host or "0.0.0.0", node_of(worker, flags)
     yield "health and metrics", worker.system_host or anywhere, worker.system_port or 0
     if worker.kv_event_port is not None and worker.kv_events is not False:
         for rank in range(node.first_rank, node.ports_in_a_row):
@@ -248,7 +251,7 @@ def refusals(worker: WorkerOptions, flags: EngineFlags) -> Iterator[str]:
     """Every refusal, where a start would stop at the first."""
     for rule in (lambda o, _: checks.check_runtime(o), *checks.WORKER_RULES):
         # Somebody who only wants to see versions and settings has no model to name.
-        if rule is checks.model_is_named:
+        if rule is model_is_named:
             continue
         try:
             rule(worker, flags)

@@ -11,8 +11,9 @@ from dynamo_vllm.cli import main as commands
 from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
-from dynamo_vllm.config import build, checks, engine_rules
+from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.rules.worker import NOT_YET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -165,7 +166,7 @@ def _value(fired: engine_rules.Fired | None) -> str:
 
 
 def not_yet() -> str:
-    lines: Iterator[str] = (f"- `{capability.name}`" for capability in checks.NOT_YET)
+    lines: Iterator[str] = (f"- `{capability.name}`" for capability in NOT_YET)
     head = "These flags are known and refused with exit code 2: what they switch on is not in this version."
     return "\n".join(("## Not available yet", "", head, "", *lines, ""))
 

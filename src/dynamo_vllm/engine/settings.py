@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import checks, nodes
+from dynamo_vllm.config import nodes
+from dynamo_vllm.config.rules.flags import engine_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,4 +48,4 @@ class EngineSettings:
     @property
     def node(self) -> nodes.Node:
         """Where this process stands among those of one engine."""
-        return nodes.of(self.headless, checks.engine_flags(self.argv))
+        return nodes.of(self.headless, engine_flags(self.argv))

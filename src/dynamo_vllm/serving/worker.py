@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import WorkerMetricsPublisher, fetch_model
 
-from dynamo_vllm.config import checks, nodes
+from dynamo_vllm.config import nodes
+from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineDead, StartError
@@ -51,7 +52,7 @@ SHUTDOWN_SECONDS = 25.0
 async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """The life of a worker, from options to exit code."""
     progress = Progress(options.status_fd)
-    node = nodes.of(options.headless, checks.engine_flags(engine_argv))
+    node = nodes.of(options.headless, engine_flags(engine_argv))
     with scratch_folder() as scratch:
         drt = runtime.create(options) if not node.is_headless else runtime.alone()
         named = options.model
@@ -107,7 +108,7 @@ def role_card(options: WorkerOptions) -> RoleCard:
 
 
 def connector_of(options: WorkerOptions, engine_argv: Sequence[str]) -> Connector | None:
-    return connectors.choose(options.connector, checks.engine_flags(engine_argv).get("kv_transfer_config"))
+    return connectors.choose(options.connector, engine_flags(engine_argv).get("kv_transfer_config"))
 
 
 def make_engine(

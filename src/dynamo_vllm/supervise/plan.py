@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build, checks, topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
+from dynamo_vllm.config.rules.ranks import node_of
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,13 +151,13 @@ class _Workers:
         values |= group.options
         env = {**self._shared, **group.env}
         options, engine_argv = _parse(values, group, env)
-        if more := self._defaults(options, checks.engine_flags(engine_argv)):
+        if more := self._defaults(options, engine_flags(engine_argv)):
             values |= more
             options, engine_argv = _parse(values, group, env)
         checks.check_worker(options, engine_argv)
         self._check_address(options)
         self.models.append(str(options.model))
-        node = checks.node_of(options, checks.engine_flags(engine_argv))
+        node = node_of(options, engine_flags(engine_argv))
         ranks = node.local_ranks
         shards = _number(engine_argv, "tensor_parallel_size") * _number(engine_argv, "pipeline_parallel_size")
         shards //= node.nodes_per_rank
@@ -172,7 +174,7 @@ class _Workers:
             if role == "prefill" and name not in answering:
                 raise ConfigError(f"{name} has prefill workers only; add a group with 'role: decode'")
 
-    def _defaults(self, options: WorkerOptions, engine: checks.EngineFlags) -> dict[str, Any]:
+    def _defaults(self, options: WorkerOptions, engine: EngineFlags) -> dict[str, Any]:
         """What a role needs beside its name; what the user set stands."""
         more: dict[str, Any] = {}
         if options.role in ("prefill", "decode"):
@@ -224,7 +226,7 @@ class _Workers:
                 name, "side_channel_port", options.side_channel_port, ranks
             ),
         }
-        more = [f"{checks.flag(option)}={port}" for option, port in ports.items() if port]
+        more = [f"{flag(option)}={port}" for option, port in ports.items() if port]
         host = options.system_host or env.get("DYN_SYSTEM_HOST") or options.bind_host or "0.0.0.0"
         self.made.append(
             Process(
@@ -255,8 +257,8 @@ class _Ports:
         for port in range(mine, mine + count):
             if port in self._owners or port > 65535:
                 why = f"is taken by {self._owners[port]}" if port in self._owners else "is no port"
-                raise ConfigError(f"{checks.flag(option)} {first}: {port} for {name} {why}; name another")
-            self._owners[port] = f"{checks.flag(option)} of {name}"
+                raise ConfigError(f"{flag(option)} {first}: {port} for {name} {why}; name another")
+            self._owners[port] = f"{flag(option)} of {name}"
         return mine
 
 
@@ -271,7 +273,7 @@ def _parse(
 
 
 def _number(engine_argv: Sequence[str], name: str) -> int:
-    text = checks.engine_flags(engine_argv).get(name) or "1"
+    text = engine_flags(engine_argv).get(name) or "1"
     return int(text) if text.isdigit() else 1
 
 
@@ -321,6 +323,6 @@ def _demo_flags(group: WorkerGroup, device: str) -> list[str]:
     flags = {"max_model_len": ["--max-model-len", "4096"], "enforce_eager": ["--enforce-eager"]}
     if device == "cpu":
         flags["dtype"] = ["--dtype", "float32"]
-    given = checks.engine_flags(group.args)
+    given = engine_flags(group.args)
     wanted = [words for name, words in flags.items() if name not in given and f"no_{name}" not in given]
     return [word for words in wanted for word in words]

@@ -1,0 +1,1 @@
+"""Rules that span several options: one function and one message each; `config.checks` runs them."""

@@ -1,0 +1,189 @@
+"""Rules for roles and KV connectors."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.rules.flags import EngineFlags
+
+CONNECTORS = ("nixl", "lmcache", "kvbm", "none", "null")
+
+
+PACKAGES = {"NixlConnector": "nixl", "LMCacheConnectorV1": "lmcache", "DynamoConnector": "kvbm"}
+"""vLLM's connector classes, and the package each comes with; it is also the connector's name."""
+
+
+OFFLOADERS = ("lmcache", "kvbm")
+"""Connectors that keep caches which leave the engine."""
+
+
+def one_role(o: WorkerOptions, _: EngineFlags) -> None:
+    named = [flags.flag(n) for n in ("is_prefill_worker", "is_decode_worker") if getattr(o, n)]
+    named += ["--disaggregation-mode"] if o.disaggregation_mode not in (None, o.role) else []
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} name different roles; a worker has one, give one of them")
+
+
+def known_connectors(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in o.connector:
+        if name not in CONNECTORS:
+            raise ConfigError(f"--connector {name!r} is unknown; choose from {', '.join(CONNECTORS)}")
+
+
+def none_stands_alone(o: WorkerOptions, _: EngineFlags) -> None:
+    if len(o.connector) > 1 and {"none", "null"} & set(o.connector):
+        raise ConfigError(
+            f"--connector {' '.join(o.connector)}: none stands alone; leave it out or the others"
+        )
+
+
+def one_source_of_connectors(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.connector and "kv_transfer_config" in engine:
+        raise ConfigError(
+            f"--connector {' '.join(o.connector)} cannot stand beside --kv-transfer-config; give one of them"
+        )
+
+
+def named_connectors(o: WorkerOptions, engine: EngineFlags) -> list[str]:
+    """By --connector, or inside --kv-transfer-config."""
+    written = engine.get("kv_transfer_config") or ""
+    inside = [package for name, package in PACKAGES.items() if f'"{name}"' in written]
+    return [*(name for name in o.connector if name not in ("none", "null")), *inside]
+
+
+def connectors_are_named_once(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in o.connector:
+        if o.connector.count(name) > 1:
+            raise ConfigError(f"--connector {' '.join(o.connector)} names {name} twice; name it once")
+
+
+def one_offloader(o: WorkerOptions, _: EngineFlags) -> None:
+    if set(OFFLOADERS) <= set(o.connector):
+        raise ConfigError(
+            f"--connector {' '.join(o.connector)}: lmcache and kvbm both keep caches that leave the engine; "
+            "give one of them"
+        )
+
+
+def offload_size_has_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.kv_offload_gb is not None and not set(OFFLOADERS) & set(named_connectors(o, engine)):
+        raise ConfigError(
+            f"--kv-offload-gb {o.kv_offload_gb:g} needs a connector that uses it; "
+            "add --connector kvbm, or leave it out"
+        )
+
+
+def offload_fits_memory(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.kv_offload_gb is None:
+        return
+    has_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    if not 0 < o.kv_offload_gb < has_gb:
+        raise ConfigError(
+            f"--kv-offload-gb {o.kv_offload_gb:g} is no share of this machine's memory; "
+            f"use a number above 0 and below {has_gb:.0f}"
+        )
+
+
+def kvbm_has_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
+    ranks = engine.get("data_parallel_size") or "1"
+    if "kvbm" in named_connectors(o, engine) and ranks != "1":
+        raise ConfigError(
+            f"--data-parallel-size {ranks} cannot stand beside the connector kvbm, whose ports serve one; "
+            "start a worker per rank instead"
+        )
+
+
+def kvbm_takes_plain_prompts(o: WorkerOptions, engine: EngineFlags) -> None:
+    """KVBM 1.6.1 raises inside vLLM's scheduler, which ends the engine, at the first such request."""
+    asked = {
+        "--enable-multimodal": o.enable_multimodal,
+        "--enable-lora": o.lora_enabled or "enable_lora" in engine,
+        "--enable-prompt-embeds": o.enable_prompt_embeds or "enable_prompt_embeds" in engine,
+    }
+    named = [name for name, is_asked in asked.items() if is_asked]
+    if named and "kvbm" in named_connectors(o, engine):
+        raise ConfigError(f"{named[0]} cannot stand beside the connector kvbm; leave one of them out")
+
+
+def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
+    written = engine.get("kv_transfer_config")
+    if written is not None:
+        flags.json_object("--kv-transfer-config", written)
+
+
+def lmcache_reads_the_cache(o: WorkerOptions, engine: EngineFlags) -> None:
+    """vLLM keeps K and V side by side in one row per head, for every dtype and attention backend; LMCache
+    inside the engine (all releases up to 0.5.6) takes such a row for half its width: it saves and restores
+    the wrong rows, other requests' among them, reports hits, and answers turn out wrong."""
+    if o.engine != "fake" and "lmcache" in named_connectors(o, engine):
+        raise ConfigError(
+            "the connector lmcache: LMCache 0.5.6 mixes up the caches of vLLM 0.30 and answers are wrong; "
+            "use --connector kvbm"
+        )
+
+
+def connector_is_installed(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.engine == "fake":
+        return
+    for package in named_connectors(o, engine):
+        if package in PACKAGES.values() and not flags.is_installed(package):
+            raise ConfigError(
+                f"the connector {package} is not installed; run: pip install 'dynamo-vllm[{package}]'"
+            )
+
+
+def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> None:
+    named = set(o.connector) - {"none", "null"}
+    if (
+        o.role in ("prefill", "decode")
+        and o.engine != "fake"
+        and not named
+        and "kv_transfer_config" not in engine
+    ):
+        raise ConfigError(
+            f"--disaggregation-mode {o.role} needs a way for the KV cache; add --connector nixl"
+        )
+
+
+def disaggregation_takes_tokens(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.role in ("prefill", "decode") and o.use_vllm_tokenizer:
+        raise ConfigError(
+            f"--use-vllm-tokenizer cannot stand beside --disaggregation-mode {o.role}; leave it out"
+        )
+
+
+def local_prefill_is_not_negative(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.local_prefill_tokens is not None and o.local_prefill_tokens < 1:
+        raise ConfigError(f"--local-prefill-tokens {o.local_prefill_tokens} must be 1 or more, or left out")
+
+
+def side_channel_port_is_a_port(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.side_channel_port is not None and not 1 <= o.side_channel_port <= 65535:
+        raise ConfigError(f"--side-channel-port {o.side_channel_port} is no port; use 1 to 65535")
+
+
+RULES = (
+    one_role,
+    known_connectors,
+    none_stands_alone,
+    one_source_of_connectors,
+    connectors_are_named_once,
+    one_offloader,
+    offload_size_has_a_user,
+    offload_fits_memory,
+    kvbm_has_one_rank,
+    kvbm_takes_plain_prompts,
+    written_connector_is_json,
+    lmcache_reads_the_cache,
+    connector_is_installed,
+    disaggregation_needs_a_connector,
+    disaggregation_takes_tokens,
+    local_prefill_is_not_negative,
+    side_channel_port_is_a_port,
+)

@@ -1,0 +1,69 @@
+"""The engine's flags as the user wrote them, and words for messages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+
+from dynamo_vllm.errors import ConfigError
+
+EngineFlags = Mapping[str, str | None]
+
+
+_SHORT_FLAGS = {
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-pcp": "prefill_context_parallel_size",
+    "-dp": "data_parallel_size",
+    "-n": "nnodes",
+    "-r": "node_rank",
+    "-dpn": "data_parallel_rank",
+    "-dpr": "data_parallel_start_rank",
+    "-dpl": "data_parallel_size_local",
+    "-dpa": "data_parallel_address",
+    "-dpp": "data_parallel_rpc_port",
+    "-dph": "data_parallel_hybrid_lb",
+    "-dpe": "data_parallel_external_lb",
+    "-dpm": "data_parallel_multi_port_external_lb",
+}
+"""vLLM's short flags that our rules look at."""
+
+
+def engine_flags(argv: Sequence[str]) -> dict[str, str | None]:
+    """The engine's flags as the user wrote them: '--block-size 16' → {'block_size': '16'}."""
+    found: dict[str, str | None] = {}
+    last: str | None = None
+    for word in argv:
+        if word.startswith("--") or word.partition("=")[0] in _SHORT_FLAGS:
+            flag_word, has_value, value = word.partition("=")
+            name = _SHORT_FLAGS.get(flag_word, flag_word.lstrip("-").replace("-", "_").split(".")[0])
+            last = None if has_value else name
+            found[name] = value if has_value else None
+        elif last is not None and found[last] is None:
+            found[last] = word
+    return found
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def json_object(name: str, text: str) -> dict[str, object]:
+    """The JSON object in `text`, or a refusal that names the flag."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise ConfigError(f"{name} is not JSON: {exc}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object")
+    return value
+
+
+def port_is_a_port(name: str, port: int | None) -> None:
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"{name} {port} is no port; use 0 to 65535")

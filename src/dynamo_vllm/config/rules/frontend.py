@@ -1,0 +1,58 @@
+"""Rules for the frontend's options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import FrontendOptions
+
+
+def tls_needs_both_files(o: FrontendOptions) -> None:
+    if (o.tls_cert_path is None) != (o.tls_key_path is None):
+        raise ConfigError("--tls-cert-path and --tls-key-path go together; give both or neither")
+
+
+def thresholds_are_shares(o: FrontendOptions) -> None:
+    if o.busy_blocks is not None and not 0 < o.busy_blocks <= 1:
+        raise ConfigError(f"--busy-blocks {o.busy_blocks} is a share; use a number above 0 and up to 1")
+
+
+def frontend_migration_is_a_count(o: FrontendOptions) -> None:
+    if o.migration_limit < 0:
+        raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
+
+
+def temperature_is_not_negative(o: FrontendOptions) -> None:
+    if o.router_temperature < 0:
+        raise ConfigError(f"--router-temperature {o.router_temperature} must be 0 or more")
+
+
+def port_is_known(o: FrontendOptions) -> None:
+    if o.port == 0:
+        raise ConfigError("--port 0 takes no free port here; name one ('serve' finds a free one itself)")
+
+
+def local_prefill_is_a_count(o: FrontendOptions) -> None:
+    if o.local_prefill_tokens is not None and o.local_prefill_tokens < 1:
+        raise ConfigError(f"--local-prefill-tokens {o.local_prefill_tokens} must be 1 or more, or left out")
+
+
+def local_prefill_needs_the_kv_router(o: FrontendOptions) -> None:
+    if o.local_prefill_tokens is not None and o.router != "kv":
+        raise ConfigError(
+            f"--local-prefill-tokens needs --router kv; --router {o.router} does not know what is cached"
+        )
+
+
+RULES = (
+    port_is_known,
+    tls_needs_both_files,
+    thresholds_are_shares,
+    frontend_migration_is_a_count,
+    temperature_is_not_negative,
+    local_prefill_is_a_count,
+    local_prefill_needs_the_kv_router,
+)

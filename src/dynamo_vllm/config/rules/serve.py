@@ -1,0 +1,55 @@
+"""Rules for the options of `serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import ServeOptions
+
+
+def there_is_a_worker(o: ServeOptions) -> None:
+    for name in ("workers", "prefill", "decode"):
+        count = getattr(o, name)
+        if count is not None and count < 1:
+            raise ConfigError(f"{flags.flag(name)} {count} must be 1 or more")
+
+
+def prefill_and_decode_go_together(o: ServeOptions) -> None:
+    if o.prefill is not None and o.decode is None:
+        raise ConfigError(
+            f"--prefill {o.prefill} needs workers that answer; add --decode N, or use --workers alone"
+        )
+    if o.decode is not None and o.prefill is None:
+        raise ConfigError(
+            f"--decode {o.decode} needs workers that compute prompts; add --prefill N, or use --workers alone"
+        )
+
+
+def workers_or_roles(o: ServeOptions) -> None:
+    if o.workers is not None and o.prefill is not None:
+        raise ConfigError(
+            f"--workers {o.workers} cannot stand beside --prefill and --decode; give one or the others"
+        )
+
+
+def restarts_are_a_count(o: ServeOptions) -> None:
+    if o.restarts < 0:
+        raise ConfigError(f"--restarts {o.restarts} must be 0 or more")
+
+
+def start_has_time(o: ServeOptions) -> None:
+    if o.start_seconds <= 0:
+        raise ConfigError(f"--start-seconds {o.start_seconds} must be above 0")
+
+
+RULES = (
+    there_is_a_worker,
+    prefill_and_decode_go_together,
+    workers_or_roles,
+    restarts_are_a_count,
+    start_has_time,
+)

@@ -1,0 +1,126 @@
+"""Rules for the rest of a worker's options, and what this version does not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.rules.flags import EngineFlags
+
+ENDPOINT_TYPES = ("chat", "completions")
+
+
+def known_endpoint_types(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in o.endpoint_types:
+        if name not in ENDPOINT_TYPES:
+            raise ConfigError(
+                f"--endpoint-types {name!r} is unknown; choose from {', '.join(ENDPOINT_TYPES)}"
+            )
+    if not o.endpoint_types:
+        raise ConfigError("--endpoint-types is empty; give chat, completions or both")
+
+
+def template_exists(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.custom_jinja_template and not Path(o.custom_jinja_template).is_file():
+        raise ConfigError(f"--custom-jinja-template {o.custom_jinja_template}: there is no such file")
+
+
+def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
+    parts = o.address.split(".")
+    if len(parts) != 3 or not all(parts):
+        raise ConfigError(f"{o.address!r} is no address; write --endpoint dyn://namespace.component.endpoint")
+
+
+def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in ("health_seconds", "canary_seconds", "canary_timeout_seconds"):
+        if getattr(o, name) <= 0:
+            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
+    if o.drain_seconds < 0:
+        raise ConfigError(f"--drain-seconds {o.drain_seconds} must not be negative")
+
+
+def worker_migration_is_a_count(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.migration_limit < 0:
+        raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
+
+
+def fake_settings_need_the_fake_engine(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.fake_engine is not None and o.engine != "fake":
+        raise ConfigError("--fake-engine describes the fake engine; add --engine fake or leave it out")
+    if o.fake_engine is not None:
+        flags.json_object("--fake-engine", o.fake_engine)
+
+
+def fake_engine_takes_no_engine_flags(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.engine == "fake" and engine:
+        raise ConfigError(
+            f"{flags.flag(next(iter(engine)))} is a flag of vLLM; the fake engine does not know it"
+        )
+
+
+def gpu_memory_service_is_installed(_: WorkerOptions, engine: EngineFlags) -> None:
+    if engine.get("load_format") == "gms" and not flags.is_installed("gpu_memory_service"):
+        raise ConfigError(
+            "--load-format gms needs the package gpu_memory_service, which is not on PyPI; "
+            "install it from the Dynamo sources or use another load format"
+        )
+
+
+def dump_has_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.dump_config_to and not Path(o.dump_config_to).resolve().parent.is_dir():
+        raise ConfigError(f"--dump-config-to {o.dump_config_to}: there is no such folder")
+
+
+def model_is_named(o: WorkerOptions, _: EngineFlags) -> None:
+    if not o.model:
+        raise ConfigError("--model is missing; give a folder or a hub id")
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """A capability whose flags are known but which this version does not have."""
+
+    name: str
+    asked: Callable[[WorkerOptions, EngineFlags], bool]
+
+
+NOT_YET: tuple[NotYet, ...] = (
+    NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
+    NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
+    NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
+    NotYet("--omni", lambda o, _: o.omni),
+    NotYet("--enable-prompt-embeds", lambda o, e: o.enable_prompt_embeds or "enable_prompt_embeds" in e),
+    NotYet(
+        "DYN_LORA_ENABLED / --enable-lora",
+        lambda o, e: o.lora_enabled or bool(o.lora_path) or "enable_lora" in e,
+    ),
+)
+
+
+def is_available(o: WorkerOptions, engine: EngineFlags) -> None:
+    for capability in NOT_YET:
+        if capability.asked(o, engine):
+            raise ConfigError(f"{capability.name} is not available yet in this version")
+
+
+RULES = (
+    known_endpoint_types,
+    template_exists,
+    address_has_three_parts,
+    budgets_are_positive,
+    worker_migration_is_a_count,
+    fake_settings_need_the_fake_engine,
+    fake_engine_takes_no_engine_flags,
+    gpu_memory_service_is_installed,
+    dump_has_a_folder,
+    model_is_named,
+    is_available,
+)
