@@ -180,6 +180,7 @@ WORKER = [
         ["--load-format", "gms"],
         "needs the package gpu_memory_service",
     ),
+    (connectors.lease_leaves_time_to_fetch, ["--kv-lease-seconds", "1"], "use 2 or more"),
     (connectors.local_prefill_is_not_negative, ["--local-prefill-tokens", "0"], "must be 1 or more"),
     (
         ranks.kv_events_can_be_heard,

@@ -163,6 +163,12 @@ def local_prefill_is_not_negative(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--local-prefill-tokens {o.local_prefill_tokens} must be 1 or more, or left out")
 
 
+def lease_leaves_time_to_fetch(o: WorkerOptions, _: EngineFlags) -> None:
+    # A decode worker takes nothing whose lease ends within a second.
+    if o.kv_lease_seconds < 2:
+        raise ConfigError(f"--kv-lease-seconds {o.kv_lease_seconds} leaves no time to fetch; use 2 or more")
+
+
 def side_channel_port_is_a_port(o: WorkerOptions, _: EngineFlags) -> None:
     if o.side_channel_port is not None and not 1 <= o.side_channel_port <= 65535:
         raise ConfigError(f"--side-channel-port {o.side_channel_port} is no port; use 1 to 65535")
@@ -185,5 +191,6 @@ RULES = (
     disaggregation_needs_a_connector,
     disaggregation_takes_tokens,
     local_prefill_is_not_negative,
+    lease_leaves_time_to_fetch,
     side_channel_port_is_a_port,
 )
