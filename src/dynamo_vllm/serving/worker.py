@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +21,7 @@ from dynamo_vllm.errors import EngineDead, StartError
 from dynamo_vllm.kv import connectors, events
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
 from dynamo_vllm.roles import aggregated, decode, prefill, text
-from dynamo_vllm.serving import headless, lifeline, metrics, runtime
+from dynamo_vllm.serving import headless, lifeline, metrics, runtime, scratch
 from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_signals
 from dynamo_vllm.serving.endpoints import Registration
@@ -35,7 +32,7 @@ from dynamo_vllm.serving.progress import Progress
 from dynamo_vllm.serving.request import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dynamo.runtime import DistributedRuntime
 
@@ -53,11 +50,11 @@ async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: M
     """The life of a worker, from options to exit code."""
     progress = Progress(options.status_fd)
     node = nodes.of(options.headless, engine_flags(engine_argv))
-    with scratch_folder() as scratch:
+    with scratch.folder() as scratch_folder:
         drt = runtime.create(options) if not node.is_headless else runtime.alone()
         named = options.model
         options = await with_local_model(options, progress)
-        settings = engine_settings(options, engine_argv, environment, scratch)
+        settings = engine_settings(options, engine_argv, environment, scratch_folder)
         settings = dataclasses.replace(settings, is_local=options.model == named)
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
@@ -72,15 +69,6 @@ async def run(options: WorkerOptions, engine_argv: Sequence[str], environment: M
                 return await serve(options, drt, engine, facts, meter, progress, connector, followers)
         finally:
             await close(engine, drt)
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="dynamo-vllm-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def with_local_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:

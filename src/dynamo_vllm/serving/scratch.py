@@ -1,0 +1,39 @@
+"""A worker's folder for sockets and metrics: gone with it, or with the next one when it was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PREFIX = "dynamo-vllm-"
+_LOCK = "in-use"
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[str]:
+    """A fresh one, held by a lock that ends with the last process of this worker."""
+    sweep()
+    made = tempfile.mkdtemp(prefix=PREFIX)
+    with open(os.path.join(made, "new"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(lock.name, os.path.join(made, _LOCK))  # nobody sees it unlocked
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove what killed workers left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), left.open() as lock:  # somebody else's, or just removed
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
