@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from vllm.v1.engine.coordinator import DPCoordinator, DPCoordinatorProc
+from vllm.v1.engine.core_client import MPClient
 from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -86,6 +87,10 @@ def test_headless_parts_take_what_we_give() -> None:
     } <= set(inspect.signature(CoreEngineProcManager.__init__).parameters)
     assert {"vllm_config", "monitor_workers"} <= set(inspect.signature(MultiprocExecutor.__init__).parameters)
     assert "workers" in Path(inspect.getfile(MultiprocExecutor)).read_text()
+
+
+def test_client_says_which_ranks_it_answers_for() -> None:
+    assert "self.engine_ranks_managed = (" in inspect.getsource(MPClient.__init__)
 
 
 def test_coordinator_is_started_through_us(monkeypatch: pytest.MonkeyPatch) -> None:

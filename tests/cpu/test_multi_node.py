@@ -119,7 +119,10 @@ def test_killed_worker_ends_the_headless_node(two_ranks: Nodes) -> None:
 
 @pytest.mark.parametrize(
     ("number", "ends", "code_of_worker", "code_of_other"),
-    [(signal.SIGKILL, "other", 3, -signal.SIGKILL), (signal.SIGTERM, "worker", 0, 3)],
+    [
+        (signal.SIGKILL, "other", 3, -signal.SIGKILL),
+        (signal.SIGTERM, "worker", 0, 3),
+    ],
 )
 def test_shards_on_two_nodes_answer_like_one_and_end_together(
     two_shards: Nodes, one_worker: Stack, number: int, ends: str, code_of_worker: int, code_of_other: int

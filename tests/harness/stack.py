@@ -76,8 +76,9 @@ def kill_tree(pid: int) -> None:
 
 def survivors(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Who still runs after that time. A zombie has ended; in some containers nobody collects it."""
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return [process for process in alive if _runs(process)]
+    with contextlib.suppress(AssertionError):
+        until("their end", lambda: not any(map(_runs, processes)), seconds)
+    return [process for process in processes if _runs(process)]
 
 
 def _runs(process: psutil.Process) -> bool:

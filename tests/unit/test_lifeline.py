@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,11 +50,12 @@ async def joined() -> AsyncIterator[tuple[lifeline.Followers, Following]]:
         yield followers, following
 
 
-async def test_node_hears_that_the_worker_serves() -> None:
+async def test_node_hears_that_the_worker_serves(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     leader, node = pair()
     async with asyncio.timeout(10), lifeline.followers(leader) as followers:
         following = Following(node)
-        while not followers.count:
+        while "rank 1 has joined" not in caplog.text:
             await asyncio.sleep(0.01)
         assert not following.ready.is_set()
         followers.ready()

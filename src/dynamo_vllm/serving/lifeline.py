@@ -56,10 +56,6 @@ class Followers:
             self._writers.discard(writer)
             writer.close()
 
-    @property
-    def count(self) -> int:
-        return len(self._writers)
-
     def ready(self) -> None:
         """Tell every node that the worker serves."""
         self._is_ready = True
