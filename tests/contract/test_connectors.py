@@ -103,17 +103,17 @@ def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_p
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, scratch_folder=str(tmp_path), argv=("--additional-config", given))
     config = vllm_start.create_config(vllm_start.resolve(settings).args, settings)
-    assert vllm._kv_events(config) == ({0: MERGED}, "")
+    assert vllm._kv_events(config, [0]) == ({0: MERGED}, "")
     plain = EngineSettings(model=model, scratch_folder=str(tmp_path))
     config = vllm_start.create_config(vllm_start.resolve(plain).args, plain)
-    assert vllm._kv_events(config) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
+    assert vllm._kv_events(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
 
 
 def test_no_events_are_heard_when_the_engine_publishes_none(model: str) -> None:
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, publishes_kv_events=False, argv=("--additional-config", given))
     config = vllm_start.create_config(vllm_start.resolve(settings).args, settings)
-    assert vllm._kv_events(config) == ({}, "")
+    assert vllm._kv_events(config, [0]) == ({}, "")
 
 
 def test_environment_has_what_a_connector_needs_and_what_the_user_set(

@@ -84,7 +84,7 @@ def server() -> Iterator[str]:
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever)
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield f"http://127.0.0.1:{made.server_port}"
