@@ -1,0 +1,67 @@
+"""Rounds that alternate, and what they say: medians, ratios of neighbours, and how far they spread."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+class Range(msgspec.Struct, frozen=True):
+    """The median of several rounds, and the smallest and largest."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        digits = 2 if abs(self.median) < 10 else 1 if abs(self.median) < 100 else 0
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f}–{self.high:.{digits}f})"
+
+
+def spread(values: Sequence[float]) -> Range:
+    return Range(statistics.median(values), min(values), max(values))
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> Range | None:
+    """Round by round, so that what the machine did meanwhile hits both; None where a divisor is 0."""
+    if not all(below):
+        return None
+    return spread([a / b for a, b in zip(above, below, strict=True)])
+
+
+def alternating(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Every name once in each round, in turn forwards and backwards."""
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else tuple(reversed(names)):
+            yield number, name
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need; the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        first, *others = (
+            text.ljust(w) if not i else text.rjust(w)
+            for i, (text, w) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join((first, *others)).rstrip())
+    return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def write_json(path: Path | None, value: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(msgspec.to_builtins(value), indent=1) + "\n")
