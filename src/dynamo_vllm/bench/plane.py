@@ -8,27 +8,34 @@ is busier than a worker, so the worker's ceiling is what its processor time per 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from dynamo_vllm.bench.deployment import COMMAND, Deployment, Running, deployment, tail
-from dynamo_vllm.bench.rounds import Range, alternating, ratios, say, spread, table, write_json
-from dynamo_vllm.config import build
-from dynamo_vllm.errors import ConfigError, StartError
+from dynamo_vllm.bench import load
+from dynamo_vllm.bench.deployment import Deployment, Running, deployment, tail
+from dynamo_vllm.bench.report import table
+from dynamo_vllm.bench.rounds import Range, alternating, ratios, say, spread, write_json
+from dynamo_vllm.config import build, checks
+from dynamo_vllm.config.options import LoadOptions, PlaneOptions
+from dynamo_vllm.config.rules import bench_local
+from dynamo_vllm.config.rules.bench_local import OURS
+from dynamo_vllm.errors import StartError
 from dynamo_vllm.models.tiny import make_tiny_model
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-OURS = "dynamo-vllm"
+    from dynamo_vllm.bench.report import StageReport
+
+PREFIX = "dynamo-vllm-bench-"
 MODEL = "tiny"
 ADDRESS = "dynamo.backend.generate"
 ROUND_SECONDS = 300.0
@@ -51,48 +58,37 @@ class Measured(msgspec.Struct):
     frontend: list[Figures] = []
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--concurrency", type=int, default=32, help="requests at a time (default: 32)")
-    parser.add_argument("--requests", type=int, default=256, help="requests per measurement (default: 256)")
-    parser.add_argument("--input-tokens", type=int, default=16, help="tokens of a prompt (default: 16)")
-    parser.add_argument("--output-tokens", type=int, default=256, help="tokens of an answer (default: 256)")
-    parser.add_argument(
-        "--tokens-per-frame",
-        type=int,
-        default=1,
-        help="tokens the fake engine hands out at once (default: 1)",
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each worker (default: 3)")
-    parser.add_argument(
-        "--peer",
-        action="append",
-        default=[],
-        metavar="NAME=COMMAND",
-        help="another worker to measure in turn; it gets --model and --served-model-name",
-    )
-    parser.add_argument("--no-frontend", action="store_true", help="measure the worker alone only")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of every round")
+def add_arguments(parser: build.Parser) -> None:
+    build.add_options(parser, PlaneOptions)
 
 
-def run(options: argparse.Namespace) -> int:
-    peers = dict(map(peer_of, options.peer))
-    measured = {name: Measured() for name in (OURS, *peers)}
+def run(given: argparse.Namespace) -> int:
     environment = build.environment()
+    options = build.from_values(PlaneOptions, vars(given), environment)
+    checks.check_plane(options)
+    measured = measure(options, environment)
+    say(report(measured))
+    write_json(options.json, {"version": 1, "settings": dataclasses.asdict(options), "measured": measured})
+    return 0
+
+
+def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, Measured]:
+    """Every worker in every round, driven both ways."""
+    peers = bench_local.peers(options)
+    measured = {name: Measured() for name in (OURS, *peers)}
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamo-vllm-bench-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
         model = make_tiny_model(folder / "model")
-        places: dict[str, Place] = {}
+        places = {}
         for name in measured:
             here = stack.enter_context(deployment(folder / name, environment))
             places[name] = start(here, name, model, peers.get(name), options)
         for number, name in alternating(tuple(measured), options.rounds):
             measured[name].direct.append(call_directly(places[name], options))
-            if not options.no_frontend:
+            if options.frontend:
                 measured[name].frontend.append(call_frontend(places[name], options))
             say(f"round {number + 1} of {options.rounds}: {name}")
-    say(report(measured))
-    write_json(options.json, {"version": 1, "settings": settings(options), "measured": measured})
-    return 0
+    return measured
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -104,7 +100,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def start(
-    here: Deployment, name: str, model: Path, command: Sequence[str] | None, options: argparse.Namespace
+    here: Deployment, name: str, model: Path, command: Sequence[str] | None, options: PlaneOptions
 ) -> Place:
     args = ["--model", str(model), "--served-model-name", MODEL]
     if command is None:
@@ -117,7 +113,7 @@ def start(
     return Place(here, worker, frontend)
 
 
-def call_directly(place: Place, options: argparse.Namespace) -> Figures:
+def call_directly(place: Place, options: PlaneOptions) -> Figures:
     command = [sys.executable, "-m", "dynamo_vllm.serving.caller", ADDRESS]
     command += ["--model", MODEL, "--watch", str(place.worker.pid), *load_flags(options)]
     found = json.loads(output_of(command, place.here))
@@ -129,30 +125,35 @@ def call_directly(place: Place, options: argparse.Namespace) -> Figures:
     )
 
 
-def call_frontend(place: Place, options: argparse.Namespace) -> Figures:
-    with tempfile.TemporaryDirectory() as folder:
-        report_file = Path(folder, "load.json")
-        command = [*COMMAND, "bench", "load", place.frontend.url, "--model", MODEL, "--prompts", "random"]
-        command += ["--warmup", str(options.concurrency), "--quiet", "--json", str(report_file)]
-        command += ["--watch", f"worker={place.worker.pid}", "--watch", f"frontend={place.frontend.pid}"]
-        output_of([*command, *load_flags(options)], place.here)
-        return from_load(json.loads(report_file.read_text()))
+def call_frontend(place: Place, options: PlaneOptions) -> Figures:
+    asked = LoadOptions(
+        url=place.frontend.url,
+        model=MODEL,
+        input_tokens=options.input_tokens,
+        output_tokens=options.output_tokens,
+        concurrency=str(options.concurrency),
+        requests=options.requests,
+        warmup=options.concurrency,
+        watch=(f"worker={place.worker.pid}", f"frontend={place.frontend.pid}"),
+    )
+    return from_load(load.measure(asked).report.stages[0])
 
 
-def from_load(found: dict[str, Any]) -> Figures:
-    """From what `bench load` wrote."""
-    (stage,) = found["stages"]
-    if stage["requests"]["failed"]:
-        raise StartError(f"{stage['requests']['failed']} requests failed: {stage['errors']}")
-    processes = stage["processes"]
+def from_load(stage: StageReport) -> Figures:
+    """From the figures of `bench load`."""
+    worker, frontend = stage.processes["worker"], stage.processes["frontend"]
+    if stage.requests.failed or worker is None or frontend is None:
+        raise StartError(f"{stage.requests.failed} requests failed: {stage.errors}")
+    client = stage.client.utilisation * stage.client.processes * stage.seconds
     return Figures(
-        tokens_per_second=stage["tokens"]["output_per_second"],
-        worker_us=processes["worker"]["cpu_us_per_token"],
-        frontend_us=processes["frontend"]["cpu_us_per_token"],
+        tokens_per_second=stage.tokens.output_per_second,
+        worker_us=worker.cpu_us_per_token or 0.0,
+        frontend_us=frontend.cpu_us_per_token,
+        client_us=1e6 * client / stage.tokens.output,
     )
 
 
-def load_flags(options: argparse.Namespace) -> list[str]:
+def load_flags(options: PlaneOptions) -> list[str]:
     names = ("concurrency", "requests", "input_tokens", "output_tokens")
     return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
 
@@ -166,18 +167,6 @@ def output_of(command: Sequence[str], here: Deployment) -> str:
     if done.returncode:
         raise StartError(f"the client failed:\n{done.stdout[-1000:]}{tail(errors)}")
     return done.stdout
-
-
-def peer_of(text: str) -> tuple[str, list[str]]:
-    name, equals, command = text.partition("=")
-    if not equals or not name or not command or name == OURS:
-        raise ConfigError(f"--peer {text}: write NAME=COMMAND, and another name than {OURS}")
-    return name, shlex.split(command)
-
-
-def settings(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("concurrency", "requests", "input_tokens", "output_tokens", "tokens_per_frame", "rounds")
-    return {name: getattr(options, name) for name in names}
 
 
 def report(measured: dict[str, Measured]) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -44,24 +44,11 @@ def alternating(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
             yield number, name
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need; the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for row in (head, *rows):
-        first, *others = (
-            text.ljust(w) if not i else text.rjust(w)
-            for i, (text, w) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join((first, *others)).rstrip())
-    return "\n".join(lines)
-
-
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def write_json(path: Path | None, value: dict[str, Any]) -> None:
+def write_json(path: str | None, value: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json.dumps(msgspec.to_builtins(value), indent=1) + "\n")
+        Path(path).write_text(json.dumps(msgspec.to_builtins(value), indent=1) + "\n")

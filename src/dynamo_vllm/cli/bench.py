@@ -16,6 +16,8 @@ PROG = "dynamo-vllm bench"
 # Each module has add_arguments(parser) and run(options) -> exit code.
 KINDS = {
     "load": ("dynamo_vllm.bench.load", "put a load on an OpenAI server and measure how it answers"),
+    "plane": ("dynamo_vllm.bench.plane", "measure everything around the engine, over a fake one"),
+    "routing": ("dynamo_vllm.bench.routing", "replay a trace over several workers, once per way of routing"),
 }
 
 

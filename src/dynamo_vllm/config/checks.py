@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import bench, connectors, flags, frontend, media, ranks, serve, worker
+from dynamo_vllm.config.rules import (
+    bench,
+    bench_local,
+    connectors,
+    flags,
+    frontend,
+    media,
+    ranks,
+    serve,
+    worker,
+)
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,6 +26,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import (
         FrontendOptions,
         LoadOptions,
+        PlaneOptions,
+        RoutingOptions,
         RuntimeOptions,
         ServeOptions,
         WorkerOptions,
@@ -27,6 +39,8 @@ WORKER_RULES = (*connectors.RULES, *media.RULES, *ranks.RULES, *worker.RULES)
 FRONTEND_RULES = frontend.RULES
 SERVE_RULES = serve.RULES
 LOAD_RULES = bench.RULES
+PLANE_RULES = bench_local.PLANE_RULES
+ROUTING_RULES = bench_local.ROUTING_RULES
 
 
 def check_worker(options: WorkerOptions, engine_argv: Sequence[str]) -> None:
@@ -60,4 +74,14 @@ def check_serve(options: ServeOptions) -> None:
 
 def check_load(options: LoadOptions) -> None:
     for rule in LOAD_RULES:
+        rule(options)
+
+
+def check_plane(options: PlaneOptions) -> None:
+    for rule in PLANE_RULES:
+        rule(options)
+
+
+def check_routing(options: RoutingOptions) -> None:
+    for rule in ROUTING_RULES:
         rule(options)

@@ -1,6 +1,8 @@
 """Every option once: type, default, environment variable, flag names, help."""
 
 from dynamo_vllm.config.options.bench import LoadOptions
+from dynamo_vllm.config.options.bench_plane import PlaneOptions
+from dynamo_vllm.config.options.bench_routing import RoutingOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
@@ -12,6 +14,8 @@ __all__ = [
     "ROUTERS",
     "FrontendOptions",
     "LoadOptions",
+    "PlaneOptions",
+    "RoutingOptions",
     "RuntimeOptions",
     "ServeOptions",
     "WorkerOptions",

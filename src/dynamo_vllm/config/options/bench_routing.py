@@ -1,0 +1,90 @@
+"""Options of `bench routing`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_vllm.config.build import opt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingOptions:
+    """Replay a trace over several workers, once per way of routing."""
+
+    model: str | None = opt(
+        None,
+        "workers",
+        "Folder of the model, or its hub id (default: a tiny one, made on the spot).",
+        env="DYN_VLLM_BENCH_ROUTING_MODEL",
+        metavar="MODEL",
+    )
+    workers: int = opt(2, "workers", "Workers to start.", env="DYN_VLLM_BENCH_ROUTING_WORKERS", metavar="N")
+    engine_args: str = opt(
+        "",
+        "workers",
+        "Flags of every worker and its engine, in one word: '--max-model-len 8192'.",
+        env="DYN_VLLM_BENCH_ROUTING_ENGINE_ARGS",
+        metavar="FLAGS",
+    )
+    mode: tuple[str, ...] = opt(
+        ("kv", "round-robin", "random"),
+        "routing",
+        "Router to measure; the first is compared with the others. With other settings of the frontend: "
+        "'heavy=--router kv --kv-overlap-weight 2'. May be given several times.",
+        env="DYN_VLLM_BENCH_ROUTING_MODE",
+        metavar="NAME[=FLAGS]",
+        repeats=True,
+    )
+    rounds: int = opt(
+        3, "routing", "Replays of each mode, in turn.", env="DYN_VLLM_BENCH_ROUTING_ROUNDS", metavar="N"
+    )
+    trace: str | None = opt(
+        None,
+        "trace",
+        "File of JSON lines in the Mooncake format.",
+        env="DYN_VLLM_BENCH_ROUTING_TRACE",
+        metavar="FILE",
+    )
+    trace_block: int = opt(
+        32,
+        "trace",
+        "Tokens a block of the trace becomes; a multiple of the engine's block size.",
+        env="DYN_VLLM_BENCH_ROUTING_TRACE_BLOCK",
+        metavar="N",
+    )
+    limit: int | None = opt(
+        None,
+        "trace",
+        "Replay only the first requests.",
+        env="DYN_VLLM_BENCH_ROUTING_LIMIT",
+        metavar="N",
+    )
+    output_tokens: int = opt(
+        2,
+        "trace",
+        "Longest answer; routing decides about prompts.",
+        env="DYN_VLLM_BENCH_ROUTING_OUTPUT_TOKENS",
+        metavar="N",
+    )
+    rate_scale: float = opt(
+        1.0,
+        "trace",
+        "Replay this many times faster.",
+        env="DYN_VLLM_BENCH_ROUTING_RATE_SCALE",
+        metavar="FACTOR",
+    )
+    rate: float | None = opt(
+        None,
+        "trace",
+        "Requests per second at random times, instead of the trace's own times.",
+        env="DYN_VLLM_BENCH_ROUTING_RATE",
+        metavar="R",
+    )
+    seed: int = opt(1, "trace", "Same seed, same prompts.", env="DYN_VLLM_BENCH_ROUTING_SEED")
+    json: str | None = opt(
+        None,
+        "report",
+        "Write the figures of every replay to this file.",
+        env="DYN_VLLM_BENCH_ROUTING_JSON",
+        metavar="FILE",
+    )

@@ -1,0 +1,68 @@
+"""Rules for the options of `bench plane` and `bench routing`, and what their written values mean."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.options.frontend import ROUTERS
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import PlaneOptions, RoutingOptions
+
+OURS = "dynamo-vllm"
+"""How our own worker is called beside its peers."""
+
+
+def peers(o: PlaneOptions) -> dict[str, list[str]]:
+    """Commands by name."""
+    found: dict[str, list[str]] = {}
+    for word in o.peer:
+        name, _, command = word.partition("=")
+        if not name or not command or name == OURS or name in found:
+            raise ConfigError(f"--peer {word!r} is not NAME=COMMAND with a name of its own")
+        found[name] = shlex.split(command)
+    return found
+
+
+def modes(o: RoutingOptions) -> dict[str, list[str]]:
+    """Flags of the frontend by the name of the mode."""
+    found: dict[str, list[str]] = {}
+    for word in o.mode:
+        name, equals, given = word.partition("=")
+        if not equals and name not in ROUTERS:
+            raise ConfigError(f"--mode {word!r} is no router; use {', '.join(ROUTERS)}, or NAME=FLAGS")
+        if not name or name in found:
+            raise ConfigError(f"--mode {word!r} needs a name of its own")
+        found[name] = shlex.split(given) if equals else ["--router", name]
+    return found
+
+
+def plane_counts_are_counts(o: PlaneOptions) -> None:
+    for name in ("concurrency", "requests", "input_tokens", "output_tokens", "tokens_per_frame", "rounds"):
+        _at_least_one(name, getattr(o, name))
+
+
+def routing_counts_are_counts(o: RoutingOptions) -> None:
+    for name in ("workers", "rounds", "trace_block", "limit", "output_tokens"):
+        _at_least_one(name, getattr(o, name))
+    for name in ("rate_scale", "rate"):
+        value = getattr(o, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{flags.flag(name)} {value} must be above 0")
+
+
+def routing_has_a_trace(o: RoutingOptions) -> None:
+    if o.trace is None:
+        raise ConfigError("--trace FILE is needed: JSON lines in the Mooncake format")
+
+
+def _at_least_one(name: str, count: int | None) -> None:
+    if count is not None and count < 1:
+        raise ConfigError(f"{flags.flag(name)} {count} must be 1 or more")
+
+
+PLANE_RULES = (plane_counts_are_counts, peers)
+ROUTING_RULES = (routing_counts_are_counts, routing_has_a_trace, modes)
