@@ -241,15 +241,13 @@ def report(outcome: Outcome) -> str:
     rows = [[mode, *cells(found, limit)] for mode, found in outcome.replays.items()]
     head = ["ROUTER", "HIT RATE %", "OF CEILING %", "TTFT p50 ms", "p95", "PROMPT TOK/S", "BUSIEST %"]
     first, *others = outcome.replays.items()
-    return "\n".join(
-        [
-            f"one worker that sees every request: {limit.infinite:.1%} with an infinite cache, "
-            f"{limit.within_cache:.1%} with {len(first[1][0].shares)} × {cache.blocks} blocks "
-            f"of {cache.block_size} tokens",
-            table(head, rows),
-            *(compare(first[0], first[1], mode, found) for mode, found in others),
-        ]
+    ceiling = (
+        f"one worker that sees every request: {limit.infinite:.1%} with an infinite cache, "
+        f"{limit.within_cache:.1%} with {len(first[1][0].shares)} × {cache.blocks} blocks "
+        f"of {cache.block_size} tokens"
     )
+    compared = [compare(first[0], first[1], mode, found) for mode, found in others]
+    return "\n".join([ceiling, table(head, rows), *compared])
 
 
 def cells(found: Sequence[Replay], limit: Ceilings) -> list[str]:
