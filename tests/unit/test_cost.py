@@ -1,8 +1,8 @@
 """What a token costs between the engine and the runtime, measured so that a busy machine changes nothing.
 
 Work is counted, not timed: the functions called and the bytecodes run per token in our own modules, the
-bytecodes as a ratio to a plain loop that does the least a worker must do. Neither sees what goes on inside a C
-function, so one more test compares processor time with that loop, in turn, in the same process.
+bytecodes as a ratio to a plain loop that does the least a worker must do. Neither sees what goes on inside a
+C function, so one more test compares processor time with that loop, in turn, in the same process.
 
 The limits hold on Python 3.11 to 3.13. Who makes the path cheaper lowers them, who needs more raises them and
 says why.
