@@ -105,7 +105,8 @@ class Connection(asyncio.Protocol):
             raise Stale
         self._begin(keep_text)
         # Kept apart: the answer may be complete before the future is awaited.
-        done = self._done = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._done = done
         self._transport.write(request)
         try:
             return await done
