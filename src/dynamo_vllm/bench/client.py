@@ -6,6 +6,7 @@ Several events that arrive in one read get the same time; nobody outside the ser
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from array import array
@@ -474,4 +475,6 @@ class Client:
 
 
 def _reason(exc: OSError) -> str:
+    if exc.errno is not None and exc.errno > 0:
+        return os.strerror(exc.errno)
     return exc.strerror or str(exc) or type(exc).__name__
