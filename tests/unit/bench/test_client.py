@@ -53,9 +53,9 @@ async def fed(*pieces: bytes, lost: bool = False) -> Answer:
     return await asyncio.wait_for(asking, 1)
 
 
-async def asked(script: sse.Script, timeout: float = 5.0, times: int = 1) -> tuple[list[Answer], sse.Server]:
+async def asked(script: sse.Script, times: int = 1) -> tuple[list[Answer], sse.Server]:
     async with sse.scripted(script) as server:
-        client = Client(target(server.url), "/v1/completions", timeout)
+        client = Client(target(server.url), "/v1/completions", 5)
         answers = [await client.ask(b'{"number": 1}') for _ in range(times)]
         client.close()
     return answers, server

@@ -40,8 +40,7 @@ class Peak:
     def __call__(self, request: sse.Request) -> Iterator[bytes]:
         self.now += 1
         self.most = max(self.most, self.now)
-        for piece in sse.answer(request):
-            yield piece
+        yield from sse.answer(request)
         self.now -= 1
 
 
