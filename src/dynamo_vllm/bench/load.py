@@ -85,8 +85,9 @@ def measure(options: LoadOptions, line: ProgressLine | None = None) -> Outcome:
     """Run every stage of a load. For the command and for other benches; the options have been checked."""
     where = target.target(options.url, options.api_key)
     watch = processes.Watch(written.watched(options))
+    lines = plan.trace_lines(options)
     model, context = _model(options, where)
-    replay = plan.read_trace(options, context)
+    replay = plan.replay(options, lines, context)
     stages = plan.stages(options, model, context, replay)
     line = line or ProgressLine(None)
     if replay.clipped:

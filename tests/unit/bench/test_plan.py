@@ -48,7 +48,8 @@ def test_trace_keeps_its_times_unless_a_load_is_given(tmp_path: Path) -> None:
     line = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
     path.write_text(f"{json.dumps(line)}\n" * 3)
     given = {"prompts": "trace", "trace": str(path)}
-    replay = plan.read_trace(LoadOptions(**given, trace_block=16), 4096)
+    options = LoadOptions(**given, trace_block=16)
+    replay = plan.replay(options, plan.trace_lines(options), 4096)
     (stage,) = stages(replay=replay, **given)
     assert (stage.name, stage.concurrency, stage.rate, stage.requests) == ("trace", None, None, 3)
     (stage,) = stages(replay=replay, **given, concurrency="2", requests=50)
