@@ -79,14 +79,11 @@ def _stages(pyplot: Any, report: RunReport, stages: Sequence[StageAnswers]) -> A
     names = [stage.name for stage in report.stages]
     axes[0].plot(names, [stage.tokens.output_per_second for stage in report.stages], marker="o")
     axes[0].set(title="throughput", ylabel="output tokens per second", ylim=(0, None))
-    for axis, what, title in (
-        (axes[1], "ttft_ms", "time to first token"),
-        (axes[2], "itl_ms", "between tokens"),
-    ):
+    shown = ((axes[1], "ttft_ms", "time to first token"), (axes[2], "itl_ms", "time between tokens"))
+    for axis, what, title in shown:
         for percentile in ("p50", "p90", "p99"):
-            axis.plot(
-                names, [_at(stage, what, percentile) for stage in report.stages], "o-", label=percentile
-            )
+            values = [_at(stage, what, percentile) for stage in report.stages]
+            axis.plot(names, values, "o-", label=percentile)
         axis.set(title=title, ylabel="ms", ylim=(0, None))
     return _finish(figure, axes)
 
@@ -103,9 +100,7 @@ def _timeline(pyplot: Any, report: RunReport, stages: Sequence[StageAnswers]) ->
         width = max(stage.seconds / _TIMELINE_STEPS, 0.01)
         steps = figures.timeline(stage.answers, stage.begun, width)
         axis.plot([(number + 0.5) * width for number in range(len(steps))], steps, label=stage.name)
-    axis.set(
-        title="events with tokens per second", xlabel="seconds since the start of the stage", ylim=(0, None)
-    )
+    axis.set(title="tokens per second", xlabel="seconds since the start of the stage", ylim=(0, None))
     return _finish(figure, (axis,))
 
 

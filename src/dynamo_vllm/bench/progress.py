@@ -38,8 +38,9 @@ class ProgressLine:
         self._said = now
         seen = list(parts)
         seconds = now - self._begun
+        ok, failed = sum(p.ok for p in seen), sum(p.failed for p in seen)
         text = (
-            f"{self._name}: {seconds:.0f} s, {sum(p.ok for p in seen)} ok, {sum(p.failed for p in seen)} failed, "
+            f"{self._name}: {seconds:.0f} s, {ok} ok, {failed} failed, "
             f"{sum(p.in_flight for p in seen)} in flight, {sum(p.events for p in seen) / seconds:.0f} tok/s"
         )
         if self._live:

@@ -23,6 +23,8 @@ class ClientFigures(msgspec.Struct, frozen=True):
     processes: int
     utilisation: float
     """Processor time over time of the busiest client process."""
+    cpu_us_per_token: float | None
+    """Of all client processes together."""
     late_ms: float
     """How much later than due a request was sent, at worst."""
 
@@ -123,7 +125,7 @@ def _warnings(stage: StageReport) -> list[str]:
     found = []
     if stage.client.utilisation > BUSY_CLIENT:
         found.append(
-            f"warning: {stage.name}: a client process was busy for {stage.client.utilisation:.0%} of the time "
+            f"warning: {stage.name}: a client process was busy {stage.client.utilisation:.0%} of the time "
             f"and may have slowed the load; give more than --clients {stage.client.processes}"
         )
     if stage.client.late_ms > LATE_MS:

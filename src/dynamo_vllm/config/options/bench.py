@@ -26,7 +26,7 @@ class LoadOptions:
     api: str = opt(
         "completions",
         "server",
-        "Which API to call. Prompts of completions are token ids and need no tokenizer, those of chat are words.",
+        "API to call. Prompts of completions are token ids and need no tokenizer, those of chat are words.",
         env="DYN_VLLM_BENCH_API",
         choices=APIS,
     )
@@ -50,7 +50,7 @@ class LoadOptions:
     prompts: str = opt(
         "random",
         "prompts",
-        "What is asked: random prompts, prompts with shared prefixes, conversations of several turns, a trace.",
+        "What is asked: random prompts, shared prefixes, conversations of several turns, or a trace.",
         env="DYN_VLLM_BENCH_PROMPTS",
         choices=PROMPT_SETS,
     )
