@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dynamo_vllm.config import build, checks
-from dynamo_vllm.config.options import FrontendOptions, LoadOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.options import (
+    FrontendOptions,
+    LoadOptions,
+    PlaneOptions,
+    RoutingOptions,
+    ServeOptions,
+    WorkerOptions,
+)
 from dynamo_vllm.config.rules import bench as bench_rules
-from dynamo_vllm.config.rules import connectors, flags, media, ranks
+from dynamo_vllm.config.rules import bench_local, connectors, flags, media, ranks
 from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import serve as serve_rules
 from dynamo_vllm.config.rules import worker as worker_rules
@@ -334,6 +341,25 @@ NOT_YET = {
 }
 
 
+PLANE = [
+    (bench_local.plane_counts_are_counts, ["--rounds", "0"], "--rounds 0 must be 1 or more"),
+    (bench_local.plane_counts_are_counts, ["--tokens-per-frame", "-1"], "--tokens-per-frame -1"),
+    (bench_local.peers, ["--peer", "upstream"], "'upstream' is not NAME=COMMAND"),
+    (bench_local.peers, ["--peer", "a=x", "--peer", "a=y"], "'a=y' is not NAME=COMMAND"),
+    (bench_local.peers, ["--peer", "dynamo-vllm=x"], "a name of its own"),
+]
+TRACE = ["--trace", "f"]
+ROUTING = [
+    (bench_local.routing_counts_are_counts, [*TRACE, "--workers", "0"], "--workers 0 must be 1 or more"),
+    (bench_local.routing_counts_are_counts, [*TRACE, "--rate-scale", "0"], "--rate-scale 0.0 must be above"),
+    (bench_local.routing_counts_are_counts, [*TRACE, "--rate", "-2"], "--rate -2.0 must be above 0"),
+    (bench_local.routing_has_a_trace, [], "--trace FILE is needed"),
+    (bench_local.modes, [*TRACE, "--mode", "fast"], "'fast' is no router; use kv, round-robin"),
+    (bench_local.modes, [*TRACE, "--mode", "kv", "--mode", "kv"], "needs a name of its own"),
+    (bench_local.modes, [*TRACE, "--mode", "=--router kv"], "needs a name of its own"),
+]
+
+
 @pytest.fixture(autouse=True)
 def only_nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "is_installed", lambda package: package == "nixl")
@@ -416,7 +442,29 @@ def test_load_that_works_passes(argv: list[str]) -> None:
     checks.check_load(options)
 
 
+@pytest.mark.parametrize(("rule", "argv", "message"), PLANE, ids=named)
+def test_plane_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(PlaneOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_plane(options)) or "")
+    monkeypatch.setattr(checks, "PLANE_RULES", tuple(r for r in checks.PLANE_RULES if r is not rule))
+    assert refusal(lambda: checks.check_plane(options)) is None
+
+
+@pytest.mark.parametrize(("rule", "argv", "message"), ROUTING, ids=named)
+def test_routing_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(RoutingOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_routing(options)) or "")
+    monkeypatch.setattr(checks, "ROUTING_RULES", tuple(r for r in checks.ROUTING_RULES if r is not rule))
+    assert refusal(lambda: checks.check_routing(options)) is None
+
+
 def test_every_rule_has_a_case() -> None:
+    assert {rule for rule, _, _ in PLANE} == set(checks.PLANE_RULES)
+    assert {rule for rule, _, _ in ROUTING} == set(checks.ROUTING_RULES)
     assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
     assert {rule for rule, _, _ in LOAD} == set(checks.LOAD_RULES)
     assert {rule for rule, _, _ in WORKER} == set(checks.WORKER_RULES)

@@ -12,7 +12,14 @@ from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
-from dynamo_vllm.config.options import FrontendOptions, LoadOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.options import (
+    FrontendOptions,
+    LoadOptions,
+    PlaneOptions,
+    RoutingOptions,
+    ServeOptions,
+    WorkerOptions,
+)
 from dynamo_vllm.config.rules.worker import NOT_YET
 
 if TYPE_CHECKING:
@@ -39,6 +46,8 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("status", StatusOptions, "The URL may also be the first argument."),
     ("chat", ChatOptions, "The URL may also be the first argument."),
     ("bench load", LoadOptions, "The URL may also be the first argument. [bench.md](bench.md) explains it."),
+    ("bench plane", PlaneOptions, ""),
+    ("bench routing", RoutingOptions, ""),
 )
 HEAD = """# Configuration
 

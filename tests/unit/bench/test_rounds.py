@@ -1,0 +1,36 @@
+"""What alternating rounds say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dynamo_vllm.bench.rounds import Range, alternating, ratios, spread, write_json
+
+
+def test_every_second_round_goes_backwards() -> None:
+    assert list(alternating(("a", "b"), 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+
+
+def test_median_with_smallest_and_largest() -> None:
+    assert spread([3.0, 1.0, 10.0]) == Range(3.0, 1.0, 10.0)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """A machine that is twice as slow in one round changes no ratio."""
+    assert ratios([10.0, 20.0], [5.0, 10.0]) == Range(2.0, 2.0, 2.0)
+
+
+def test_no_ratio_to_nothing() -> None:
+    assert ratios([1.0], [0.0]) is None
+
+
+def test_shown_with_as_many_digits_as_matter() -> None:
+    assert str(Range(1234.5, 1000.0, 2000.0)) == "1234 (1000–2000)"
+    assert str(Range(12.34, 12.0, 13.0)) == "12.3 (12.0–13.0)"
+    assert str(Range(1.234, 1.0, 1.5)) == "1.23 (1.00–1.50)"
+
+
+def test_figures_are_written_where_asked(tmp_path: Path) -> None:
+    write_json(None, {})
+    write_json(str(tmp_path / "f.json"), {"r": Range(1.0, 1.0, 1.0)})
+    assert '"median": 1.0' in (tmp_path / "f.json").read_text()
