@@ -144,12 +144,11 @@ def from_load(stage: StageReport) -> Figures:
     worker, frontend = stage.processes["worker"], stage.processes["frontend"]
     if stage.requests.failed or worker is None or frontend is None:
         raise StartError(f"{stage.requests.failed} requests failed: {stage.errors}")
-    client = stage.client.utilisation * stage.client.processes * stage.seconds
     return Figures(
         tokens_per_second=stage.tokens.output_per_second,
         worker_us=worker.cpu_us_per_token or 0.0,
         frontend_us=frontend.cpu_us_per_token,
-        client_us=1e6 * client / stage.tokens.output,
+        client_us=stage.client.cpu_us_per_token,
     )
 
 

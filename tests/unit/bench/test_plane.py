@@ -31,14 +31,14 @@ def stage(**changes: Any) -> StageReport:
             "worker": ProcessFigures(0.03, 30.0, 0.03, 30.0, 100.0),
             "frontend": ProcessFigures(0.05, 50.0, 0.05, 50.0, 100.0),
         },
-        "client": ClientFigures(1, 0.5, 0.0),
+        "client": ClientFigures(1, 0.5, 20.0, 0.0),
         "errors": {},
     }
     return StageReport(**{**given, **changes})
 
 
 def test_figures_of_a_load() -> None:
-    assert plane.from_load(stage()) == Figures(500.0, 30.0, 50.0, 1000.0)
+    assert plane.from_load(stage()) == Figures(500.0, 30.0, 50.0, 20.0)
 
 
 def test_failed_requests_spoil_a_round() -> None:

@@ -38,7 +38,7 @@ def stage(**changes: Any) -> StageReport:
         "e2e_ms": Spread(),
         "goodput": None,
         "processes": {},
-        "client": ClientFigures(1, 0.1, 2.0),
+        "client": ClientFigures(1, 0.1, 20.0, 2.0),
         "errors": {},
     }
     return StageReport(**{**given, **changes})
