@@ -6,12 +6,20 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynamo_vllm.engine.base import Engine
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.errors import EngineDead
-from dynamo_vllm.job import EngineFacts
+from dynamo_vllm.job import EngineFacts, Job, Output
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.request import Service
+
+
+async def outputs(engine: Engine, job: Job) -> list[Output]:
+    """Everything an engine answers."""
+    found: list[Output] = []
+    await engine.stream(job, found.append)
+    return found
 
 
 class FakeContext:

@@ -10,7 +10,7 @@ from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.roles.decode import Decode
 from dynamo_vllm.roles.prefill import Prefill
-from harness.fakes import request
+from harness.fakes import outputs, request
 
 NIXL = CONNECTORS["nixl"]
 
@@ -25,7 +25,7 @@ async def prefilled(raw: dict[str, Any]) -> dict[str, Any]:
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "p")
     encoder = role.encoder(parsed, job)
-    (chunk,) = [encoder.encode(output) async for output in made.generate(job)]
+    (chunk,) = map(encoder.encode, await outputs(made, job))
     return chunk
 
 
@@ -35,7 +35,7 @@ async def decoded(raw: dict[str, Any], lost: list[int]) -> list[dict[str, Any]]:
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "d")
     encoder = role.encoder(parsed, job)
-    return [encoder.encode(output) async for output in made.generate(job)]
+    return list(map(encoder.encode, await outputs(made, job)))
 
 
 async def test_prefill_makes_one_token_and_says_where_the_cache_is() -> None:
@@ -101,7 +101,7 @@ async def test_a_cache_that_did_not_come_is_counted() -> None:
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "d")
     encoder = role.encoder(parsed, job)
-    async for output in made.generate(job):
+    for output in await outputs(made, job):
         output.cached_tokens = 0 if output.finished else None
         encoder.encode(output)
     assert lost == [1]

@@ -9,6 +9,7 @@ import pytest
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.roles.text import AggregatedText
+from harness.fakes import outputs
 
 
 async def role() -> tuple[AggregatedText, FakeEngine]:
@@ -21,7 +22,7 @@ async def answer(body: dict[str, Any]) -> list[dict[str, Any]]:
     request = made.parse(body)
     job = await made.prepare(request, "j")
     encoder = made.encoder(request, job)
-    return [encoder.encode(output) async for output in engine.generate(job)]
+    return list(map(encoder.encode, await outputs(engine, job)))
 
 
 async def test_chat_chunks() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo_vllm.job import Output
+
 if TYPE_CHECKING:
-    from dynamo_vllm.job import EngineFacts, Job, Output
+    from dynamo_vllm.job import EngineFacts, Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,16 @@ class LoadFigures:
 OnLoad = Callable[[LoadFigures], None]
 OnPhase = Callable[[str], None]
 """Told about each phase of a long start: importing, loading, …"""
+Sink = Callable[[Output], None]
+"""Takes the outputs of one job as they come; one that raises ends the job."""
 
 
 class Engine(Protocol):
     async def start(self) -> EngineFacts:
         """Ready to generate when it returns."""
 
-    def generate(self, job: Job) -> AsyncGenerator[Output, None]: ...
+    async def stream(self, job: Job, sink: Sink) -> None:
+        """Hands over every output, returns after the last. A sink that raises ends the job, here too."""
 
     async def abort(self, job_id: str) -> None:
         """Idempotent; unknown ids are ignored."""

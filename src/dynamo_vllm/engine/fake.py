@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from dynamo_vllm.engine.base import LoadFigures, OnLoad, OnPhase
+from dynamo_vllm.engine.base import LoadFigures, OnLoad, OnPhase, Sink
 from dynamo_vllm.errors import ConfigError, EngineDead, EngineRequestFailed
 from dynamo_vllm.job import EngineFacts, Job, Output, Position, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
 
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +30,7 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_ms: float = 0
     """Time before the first token."""
     token_ms: float = 0
-    """Time between tokens; 0 yields to the loop only."""
+    """Time between tokens; with 0 the steps follow each other."""
     tokens_per_output: int = 1
     context_length: int = 4096
     vocab_size: int = 1000
@@ -59,19 +61,37 @@ def parse_spec(text: str | None) -> FakeSpec:
         raise ConfigError(f"--fake-engine: {exc}") from None
 
 
+@dataclass(slots=True)
+class Running:
+    """One job on its way."""
+
+    job: Job
+    sink: Sink
+    done: asyncio.Future[None]
+    due: float
+    """When its next output comes; infinity for a job that hangs."""
+    index: int = 0
+    made: int = 0
+    """Tokens of the choice it is at."""
+
+
 class FakeEngine:
-    """Counts up from the prompt; obeys its spec to the letter."""
+    """Counts up from the prompt; obeys its spec to the letter.
+
+    Like a real one it works in steps: each makes the next output of every job that is due.
+    """
 
     def __init__(self, spec: FakeSpec, on_load: OnLoad, on_phase: OnPhase) -> None:
         self.spec = spec
         self.aborted: list[str] = []
-        self.running: dict[str, asyncio.Event] = {}
+        self.running: dict[str, Running] = {}
         self._on_load = on_load
         self._on_phase = on_phase
         self._made = dict.fromkeys(range(spec.ranks), 0)
         self._busy = dict.fromkeys(range(spec.ranks), 0)
         self._dead = False
-        self._stalled = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._steps: asyncio.Task[None] | None = None
 
     async def start(self) -> EngineFacts:
         self._on_phase("loading")
@@ -90,73 +110,90 @@ class FakeEngine:
             terms={"engine": "fake", "block_size": self.spec.block_size},
         )
 
-    async def generate(self, job: Job) -> AsyncGenerator[Output, None]:
-        aborted = self.running[job.id] = asyncio.Event()
+    async def stream(self, job: Job, sink: Sink) -> None:
+        if job.prompt[0] == self.spec.fail_on_token:
+            raise EngineRequestFailed("the fake engine was told to fail on this prompt")
+        loop = asyncio.get_running_loop()
+        hangs = job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank
+        due = math.inf if hangs else loop.time() + self.spec.prefill_ms / 1000
+        run = self.running[job.id] = Running(job, sink, loop.create_future(), due)
         self._report(rank_of(job), 1)
+        self._changed.set()
+        if self._steps is None or self._steps.done():
+            self._steps = loop.create_task(self._work())
         try:
-            if job.prompt[0] == self.spec.fail_on_token:
-                raise EngineRequestFailed("the fake engine was told to fail on this prompt")
-            if job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank:
-                await aborted.wait()
-            await self._pause(self.spec.prefill_ms, aborted)
-            for index in range(job.sampling.n):
-                async for output in self._choice(job, index, aborted):
-                    yield output
+            await run.done
         finally:
             self.running.pop(job.id, None)
             self._report(rank_of(job), -1)
 
-    async def _choice(self, job: Job, index: int, aborted: asyncio.Event) -> AsyncGenerator[Output, None]:
-        last = index == job.sampling.n - 1
+    async def _work(self) -> None:
+        """Steps for as long as there is a job."""
+        now = asyncio.get_running_loop().time
+        while self.running:
+            await self._until(min(run.due for run in self.running.values()) - now())
+            moment = now()
+            for run in list(self.running.values()):
+                if run.due <= moment and not run.done.done():
+                    self._step(run)
+                    run.due += self.spec.token_ms / 1000
+
+    async def _until(self, seconds: float) -> None:
+        """The next step is due, or a job came or went."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), None if seconds == math.inf else seconds)
+
+    def _step(self, run: Running) -> None:
+        """The next output of one job."""
+        job, spec = run.job, self.spec
         whole, end = job.sampling.max_tokens, "length"
-        if self.spec.echo and len(job.prompt) <= whole:
+        if spec.echo and len(job.prompt) <= whole:
             whole, end = len(job.prompt), "stop"
-        done = 0
-        while done < whole:
-            if done:
-                await self._pause(self.spec.token_ms, aborted)
-            if aborted.is_set():
-                yield Output([], index, finish="abort", finished=True, cached_tokens=0)
-                return
-            count = min(self.spec.tokens_per_output, whole - done)
-            ids = [self._token(job, done + i) for i in range(count)]
-            await self._count(count, rank_of(job), aborted)
-            done += count
-            finish = end if done == whole else None
-            yield Output(
-                ids,
-                index,
-                text="".join(f" {i}" for i in ids) if job.sampling.detokenize else None,
-                finish=finish,
-                finished=finish is not None and last,
-                cached_tokens=_fetched(job) if finish else None,
-                logprobs=None if job.sampling.logprobs is None else [_certain(i) for i in ids],
-                transfer=_handover(job) if finish else None,
-            )
+        count = min(spec.tokens_per_output, whole - run.made)
+        ids = [self._token(job, run.made + i) for i in range(count)]
+        if not self._count(count, run):
+            return
+        run.made += count
+        finish = end if run.made == whole else None
+        is_last = finish is not None and run.index == job.sampling.n - 1
+        output = Output(
+            ids,
+            run.index,
+            text="".join(f" {i}" for i in ids) if job.sampling.detokenize else None,
+            finish=finish,
+            finished=is_last,
+            cached_tokens=_fetched(job) if finish else None,
+            logprobs=None if job.sampling.logprobs is None else [_certain(i) for i in ids],
+            transfer=_handover(job) if finish else None,
+        )
+        if finish is not None:
+            run.index, run.made = run.index + 1, 0
+        hand_over(run, output)
 
     def _token(self, job: Job, number: int) -> int:
         if self.spec.echo:
             return job.prompt[number % len(job.prompt)]
         return token_at(job, len(job.prompt) + number, self.spec.vocab_size)
 
-    async def _pause(self, ms: float, aborted: asyncio.Event) -> None:
-        if ms <= 0:
-            await asyncio.sleep(0)
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(aborted.wait(), ms / 1000)
-
-    async def _count(self, tokens: int, rank: int, aborted: asyncio.Event) -> None:
+    def _count(self, tokens: int, run: Running) -> bool:
         """Die or hang where the spec says so."""
+        rank = rank_of(run.job)
         self._made[rank] += tokens
         made = sum(self._made.values())
         if self.spec.die_after is not None and made > self.spec.die_after:
             self._dead = True
         if self._dead:
-            raise EngineDead("the fake engine was told to die")
+            fail(run, EngineDead("the fake engine was told to die"))
+            return False
         if self.spec.stall_after is not None and made > self.spec.stall_after:
             self._made[rank] -= tokens
-            await aborted.wait()
+            run.due = math.inf
+            return False
+        return True
 
     def _report(self, rank: int, change: int) -> None:
         self._busy[rank] += change
@@ -165,8 +202,9 @@ class FakeEngine:
 
     async def abort(self, job_id: str) -> None:
         self.aborted.append(job_id)
-        if job_id in self.running:
-            self.running[job_id].set()
+        if run := self.running.get(job_id):
+            hand_over(run, Output([], run.index, finish="abort", finished=True, cached_tokens=0))
+            self._changed.set()
 
     async def check_health(self) -> None:
         if self._dead:
@@ -179,14 +217,32 @@ class FakeEngine:
         return ""
 
     async def close(self) -> None:
-        for aborted in self.running.values():
-            aborted.set()
+        for job_id in list(self.running):
+            await self.abort(job_id)
 
     async def render_text(self, prompt: str) -> list[int]:
         return [ord(char) % self.spec.vocab_size for char in prompt]
 
     async def render_chat(self, messages: object, options: object) -> list[int]:
         return await self.render_text(str(messages))
+
+
+def hand_over(run: Running, output: Output) -> None:
+    """A sink that raises ends its job and no other."""
+    if run.done.done():
+        return
+    try:
+        run.sink(output)
+    except Exception as exc:
+        fail(run, exc)
+    else:
+        if output.finished:
+            run.done.set_result(None)
+
+
+def fail(run: Running, exc: Exception) -> None:
+    if not run.done.done():
+        run.done.set_exception(exc)
 
 
 def rank_of(job: Job) -> int:

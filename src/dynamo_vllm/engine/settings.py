@@ -24,6 +24,8 @@ class EngineSettings:
     """The engine's flags as the user wrote them."""
     headless: bool = False
     reasoning_parser: str | None = None
+    direct_egress: bool = True
+    """Plain token jobs bypass vLLM's queue and task for each request."""
     publishes_kv_events: bool = True
     kv_event_port: int | None = None
     kv_transfer: Mapping[str, Any] | None = None

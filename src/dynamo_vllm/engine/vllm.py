@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from dynamo_vllm.engine.base import OnLoad, OnPhase
+    from dynamo_vllm.engine.base import OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class VllmEngine:
             )
         except (RuntimeError, ValueError, OSError) as exc:
             raise StartError(f"vLLM did not start: {exc}") from exc
+        vllm_start.keep_environment()
         self._on_phase("cache")
         return self._facts(resolved)
 
@@ -101,12 +102,24 @@ class VllmEngine:
             raise EngineDead("the engine is not running")
         return self._llm
 
-    async def generate(self, job: Job) -> AsyncGenerator[Output, None]:
+    async def stream(self, job: Job, sink: Sink) -> None:
+        from dynamo_vllm.engine import vllm_direct as direct
+
+        llm = self._engine
+        if self._settings.direct_egress and direct.fits(llm, job):
+            await direct.stream(llm, job, self._place(job.data_parallel_rank), sink)
+            return
+        async with contextlib.aclosing(self._outputs(llm, job)) as outputs:
+            async for output in outputs:
+                sink(output)
+
+    async def _outputs(self, llm: AsyncLLM, job: Job) -> AsyncGenerator[Output, None]:
+        """The long way, for whatever needs vLLM's own work on each output."""
         from dynamo_vllm.engine import vllm_convert as convert
 
         has_begun = False
         try:
-            stream = self._engine.generate(
+            stream = llm.generate(
                 convert.engine_input(job),
                 convert.sampling_params(job.sampling, job.transfer),
                 job.id,

@@ -37,6 +37,16 @@ class Resolved:
     fired: tuple[Fired, ...]
 
 
+def keep_environment() -> None:
+    """Once started, vLLM need not look its variables up again: it does so for every token.
+
+    vLLM has its engine processes do this, not the one that made them.
+    """
+    from vllm.envs import enable_envs_cache
+
+    enable_envs_cache()
+
+
 def set_environment(settings: EngineSettings) -> None:
     """vLLM's variables, before it is imported. What the user set stands."""
     wanted = {"VLLM_NO_USAGE_STATS": "1", _PROCESSES: "spawn"}

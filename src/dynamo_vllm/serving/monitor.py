@@ -93,8 +93,7 @@ class Monitor:
 
     async def _ask(self, rank: int) -> None:
         job = await self._make_canary(f"canary-{next(self._numbers)}", rank)
-        async for _ in self._engine.generate(job):
-            pass
+        await self._engine.stream(job, lambda _: None)
 
     def _canaries(self) -> list[asyncio.Task[None]]:
         return [rank.canary for rank in self._ranks.values() if rank.canary is not None]

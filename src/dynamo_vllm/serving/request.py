@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.errors import Draining, EngineDead
 from dynamo_vllm.serving.boundary import boundary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable
 
-    from dynamo_vllm.engine.base import Engine
-    from dynamo_vllm.job import Job, Output
+    from dynamo_vllm.engine.base import Engine, Sink
+    from dynamo_vllm.job import Output
     from dynamo_vllm.roles.base import Role
-    from dynamo_vllm.serving.cancel import Cancellable, InFlight
+    from dynamo_vllm.serving.cancel import Cancellable, InFlight, Watch
 
 
 class Sender(Protocol):
@@ -48,25 +48,35 @@ class Service:
             job = await self._role.prepare(parsed, watch.job_id)
             if context.is_stopped():
                 return
-            send, encode = response_sender.send, self._role.encoder(parsed, job).encode
-            async with aclosing(self._outputs(job)) as outputs:
-                async for output in outputs:
-                    if watch.client_left:
-                        break  # closing the generator ends the job where the abort came before it began
-                    if output.finish == "abort":
-                        raise Draining("this worker is going away")
-                    chunk = encode(output)
-                    try:
-                        send(chunk)
-                    except RuntimeError:  # the stream is closed; the context tells a moment later
-                        watch.left()
+            out = outlet(self._role.encoder(parsed, job).encode, response_sender.send, watch)
+            with suppress(ClientLeft):
+                if job.answer is None:
+                    await self._engine.stream(job, out)
+                else:
+                    out(job.answer)
             response_sender.close()
         return
         yield  # type: ignore[unreachable]  # makes this a generator
 
-    def _outputs(self, job: Job) -> AsyncGenerator[Output, None]:
-        return self._engine.generate(job) if job.answer is None else _only(job.answer)
+
+class ClientLeft(Exception):
+    """Nobody reads the answer any more."""
 
 
-async def _only(output: Output) -> AsyncGenerator[Output, None]:
-    yield output
+def outlet(
+    encode: Callable[[Output], dict[str, Any]], send: Callable[[dict[str, Any]], None], watch: Watch
+) -> Sink:
+    """Encodes and sends the outputs of one job; runs for every token."""
+
+    def out(output: Output) -> None:
+        if watch.client_left:
+            raise ClientLeft  # ends the job also where the abort came before it began
+        if output.finish == "abort":
+            raise Draining("this worker is going away")
+        chunk = encode(output)
+        try:
+            send(chunk)
+        except RuntimeError:  # the stream is closed; the context tells a moment later
+            watch.left()
+
+    return out

@@ -137,6 +137,7 @@ def engine_settings(
         argv=tuple(engine_argv),
         headless=options.headless,
         reasoning_parser=options.reasoning_parser,
+        direct_egress=options.direct_egress,
         publishes_kv_events=role_card(options).publishes_kv_events
         if options.kv_events is None
         else options.kv_events,
@@ -230,8 +231,7 @@ async def serve(
 
 async def warm_up(engine: Engine, job: Job) -> None:
     """One small request before anybody can send one: the first takes seconds on some machines."""
-    async for _ in engine.generate(job):
-        pass
+    await engine.stream(job, lambda _: None)
 
 
 async def small_job(role: Role[Any], facts: EngineFacts, job_id: str, rank: int) -> Job:

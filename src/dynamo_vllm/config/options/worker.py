@@ -202,6 +202,13 @@ class WorkerOptions(RuntimeOptions):
         env="VLLM_NIXL_SIDE_CHANNEL_PORT",
         metavar="PORT",
     )
+    direct_egress: bool = opt(
+        True,
+        "engine",
+        "Send plain token answers straight from the engine's output, without a queue and a task for each "
+        "request; off goes through vLLM's own for everything.",
+        env="DYN_VLLM_DIRECT_EGRESS",
+    )
     kv_events: bool | None = opt(
         None,
         "kv cache",

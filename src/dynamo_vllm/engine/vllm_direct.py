@@ -1,0 +1,150 @@
+"""The short way out of vLLM: tokens go from the engine's output straight to a job's sink.
+
+AsyncLLM gives each request a queue and a task that waits on it, and builds two objects for every token on
+the way. Here vLLM's own output handler, which walks the outputs of each engine step once, calls the sink. All
+else stays vLLM's: the request's checks, its state, figures, traces, aborts and its end with the engine.
+Only jobs whose outputs need no further work go this way: one choice, no log-probabilities, no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine import vllm_convert as convert
+from dynamo_vllm.job import Output
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from dynamo_vllm.engine.base import Sink
+    from dynamo_vllm.job import Job
+
+
+def fits(llm: AsyncLLM, job: Job) -> bool:
+    """Whether the engine's output for this job is the answer as it is."""
+    sampling = job.sampling
+    return (
+        sampling.n == 1
+        and sampling.logprobs is None
+        and sampling.prompt_logprobs is None
+        and not sampling.detokenize
+        and not sampling.stop
+        and llm.output_processor.stream_interval == 1
+    )
+
+
+async def stream(llm: AsyncLLM, job: Job, rank: int | None, sink: Sink) -> None:
+    """Until the last output; an error of the sink ends the job and comes out here as it is."""
+    request = await _request(llm, job, rank)
+    tap = Tap(job, sink)
+    llm.output_processor.add_request(request, None, None, 0, tap)
+    tap.attach(llm.output_processor.request_states[request.request_id])
+    try:
+        await _send(llm, job, request)
+        await tap.done
+    except BaseException:
+        tap.close()
+        await llm.abort(request.request_id, internal=True)  # nothing to do where it has ended
+        raise
+
+
+async def _request(llm: AsyncLLM, job: Job, rank: int | None) -> Any:
+    """What AsyncLLM does with a prompt before it queues it."""
+    try:
+        if llm.errored:
+            raise llm.dead_error
+        request = llm.input_processor.process_inputs(
+            job.id,
+            convert.engine_input(job),
+            convert.sampling_params(job.sampling, job.transfer),
+            supported_tasks=await llm.get_supported_tasks(),
+            priority=job.priority,
+            data_parallel_rank=rank,
+        )
+        llm.input_processor.assign_request_id(request)
+        llm._run_output_handler()
+        llm.check_admission(request_id=request.request_id)
+    except Exception as exc:
+        raise convert.error(exc, job) from exc
+    return request
+
+
+async def _send(llm: AsyncLLM, job: Job, request: Any) -> None:
+    try:
+        await llm.engine_core.add_request_async(request)
+    except Exception as exc:
+        raise convert.error(exc, job) from exc
+
+
+class Tap:
+    """Stands where vLLM keeps a request's queue; its methods run inside vLLM's output handler.
+
+    Nothing may be raised there: it would end the handler, and with it every request.
+    """
+
+    __slots__ = ("_job", "_sink", "_state", "done")
+
+    def __init__(self, job: Job, sink: Sink) -> None:
+        self._job = job
+        self._sink: Sink | None = sink
+        self._state: Any = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def attach(self, state: Any) -> None:
+        """From now on vLLM's state of the request makes no objects for a queue but calls the sink."""
+        self._state = state
+        state.make_request_output = self.output
+
+    def output(
+        self,
+        new_token_ids: list[int],
+        pooling_output: object,
+        finish_reason: object | None,
+        stop_reason: int | str | None,
+        kv_transfer_params: dict[str, Any] | None = None,
+        ec_transfer_params: dict[str, Any] | None = None,
+    ) -> None:
+        """What the engine made for this job in one step; None tells vLLM that nothing is left to hand on."""
+        sink = self._sink
+        if sink is None:
+            return
+        try:
+            if finish_reason is None:
+                sink(Output(new_token_ids))
+            else:
+                self._last(sink, new_token_ids, str(finish_reason), stop_reason, kv_transfer_params)
+        except Exception as exc:
+            self._fail(exc)
+
+    def _last(
+        self, sink: Sink, ids: list[int], finish: str, stop: int | str | None, transfer: dict[str, Any] | None
+    ) -> None:
+        if finish == "error":
+            raise convert.gave_up(self._job)
+        sink(
+            Output(
+                ids,
+                finish=finish,
+                stop_reason=stop,
+                finished=True,
+                cached_tokens=self._state.num_cached_tokens,
+                transfer=transfer,
+            )
+        )
+        self.close()
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def put(self, exc: Exception) -> None:
+        """vLLM calls this for every request when the engine dies."""
+        self._fail(convert.error(exc, self._job, has_begun=True))
+
+    def _fail(self, exc: Exception) -> None:
+        self.close()
+        if not self.done.done():
+            self.done.set_exception(exc)
+
+    def close(self) -> None:
+        """No output reaches the sink any more."""
+        self._sink = None
