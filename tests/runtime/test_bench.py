@@ -80,7 +80,7 @@ def test_stages_over_two_client_processes_are_measured(
 def test_every_kind_of_prompt_is_answered(
     deployment: Stack, start_fake: StartFake, tmp_path: Path, words: list[str], requests: int
 ) -> None:
-    start_fake()
+    start_fake(vocab_size=1121)  # the tokenizer's
     deployment.wait_ready()
     if "trace" in words:
         lines = [
