@@ -267,6 +267,11 @@ WORKER = [
     (worker_rules.is_available, ["--omni"], "--omni is not available yet"),
 ]
 FRONTEND = [
+    (
+        frontend_rules.queue_policy_needs_a_queue,
+        ["--router-queue-policy", "wspt"],
+        "only --router-queue-threshold makes",
+    ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),

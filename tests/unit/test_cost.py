@@ -30,11 +30,11 @@ NOT_OURS = str(Path(SOURCE, "engine"))
 SHORT, LONG = 50, 250
 
 CALLS_PER_TOKEN = 3
-"""The loop goes on, encode, len; the sender is the runtime's. Exact: one call more per token fails."""
-BYTECODES_RATIO = 1.4
-"""Measured 1.17 to 1.20 (62 to 53 on 3.11), the same in every run: a dozen more fail."""
-CPU_RATIO = 2.8
-"""Measured 1.9 to 2.1 (8.2 to 3.9 µs); 5 µs more per token make it 3.3."""
+"""Exact: one call more per token fails."""
+BYTECODES_RATIO = 1.3
+"""Measured 1.06 (56 to 53), the same in every run: 13 more fail."""
+CPU_RATIO = 2.1
+"""Measured 1.5 (5.9 to 3.9 µs); 5 µs more per token make it 2.8."""
 
 
 class Sink:

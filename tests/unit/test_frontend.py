@@ -44,6 +44,12 @@ def test_runtime_takes_the_limit_of_local_prefill() -> None:
     assert frontend.router_config(FrontendOptions(local_prefill_tokens=64)) is not None
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "wspt"])
+def test_runtime_knows_the_orders_of_the_queue(policy: str) -> None:
+    options = FrontendOptions(router_queue_policy=policy, router_queue_threshold=0.5)
+    assert frontend.router_config(options) is not None
+
+
 @pytest.mark.parametrize(
     ("ready", "leaving", "models", "status"),
     [(True, False, ["m"], 200), (True, False, [], 503), (False, False, ["m"], 503), (True, True, ["m"], 503)],

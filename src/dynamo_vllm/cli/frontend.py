@@ -127,6 +127,7 @@ def router_config(options: FrontendOptions) -> Any:
         router_replica_sync=options.router_replica_sync,
         router_track_output_blocks=options.router_track_output_blocks,
         router_queue_threshold=options.router_queue_threshold,
+        router_queue_policy=options.router_queue_policy,
         conditional_disagg_enabled=local is not None,
         conditional_disagg_eff_isl_threshold=local or 0,
         # Any cached block will do. The runtime takes no ratio above 1 and asks for less than it, so a prompt

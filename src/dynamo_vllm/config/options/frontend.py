@@ -112,6 +112,14 @@ class FrontendOptions(RuntimeOptions):
         "Queue requests when every worker's prefill load exceeds this share of its batch.",
         env="DYN_ROUTER_QUEUE_THRESHOLD",
     )
+    router_queue_policy: str = opt(
+        "fcfs",
+        "router",
+        "With --router-queue-threshold: who leaves the queue first. fcfs: who came first, for short tails. "
+        "wspt: who has the fewest prompt tokens left to compute, for short waits on average.",
+        env="DYN_ROUTER_QUEUE_POLICY",
+        choices=("fcfs", "wspt"),
+    )
     busy_blocks: float | None = opt(
         None,
         "router",

@@ -47,12 +47,21 @@ def local_prefill_needs_the_kv_router(o: FrontendOptions) -> None:
         )
 
 
+def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
+    if o.router_queue_policy != "fcfs" and o.router_queue_threshold is None:
+        raise ConfigError(
+            f"--router-queue-policy {o.router_queue_policy} orders a queue that only "
+            "--router-queue-threshold makes; give both or neither"
+        )
+
+
 RULES = (
     port_is_known,
     tls_needs_both_files,
     thresholds_are_shares,
     frontend_migration_is_a_count,
     temperature_is_not_negative,
+    queue_policy_needs_a_queue,
     local_prefill_is_a_count,
     local_prefill_needs_the_kv_router,
 )
