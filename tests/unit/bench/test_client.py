@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.bench.client import Answer, Client, Connection
-from dynamo_vllm.bench.figures import gaps, is_ok
+from dynamo_vllm.bench.figures import gaps, is_ok, ttft
 from dynamo_vllm.bench.target import target
 from harness import sse
 from harness.sse import DONE, HEAD, LAST_CHUNK, chunk, event, plain, stream, token, usage
@@ -203,6 +203,26 @@ async def test_silent_server_is_given_up() -> None:
 async def test_connection_is_kept() -> None:
     answers, server = await asked(lambda _: [ANSWER], times=3)
     assert all(map(is_ok, answers)) and (server.connections, len(server.requests)) == (1, 3)
+
+
+async def test_connection_is_kept_when_the_end_of_an_answer_comes_in_pieces() -> None:
+    answers, server = await asked(
+        lambda _: [ANSWER[:-4], *(ANSWER[i : i + 1] for i in range(-4, -1)), b"\n"], 2
+    )
+    assert all(map(is_ok, answers)) and server.connections == 1
+
+
+async def test_making_a_connection_counts_as_waiting() -> None:
+    class FarAway(Client):
+        async def _connect(self) -> Connection:
+            await asyncio.sleep(0.05)
+            return await super()._connect()
+
+    async with sse.scripted(lambda _: [ANSWER]) as server:
+        client = FarAway(target(server.url), "/v1/completions", 5)
+        first, second = [await client.ask(b"{}") for _ in range(2)]
+        client.close()
+    assert ttft(first) >= 0.05 > ttft(second)
 
 
 async def test_connection_the_server_closed_meanwhile_is_replaced() -> None:

@@ -81,6 +81,12 @@ async def test_client_processes_share_the_work_without_rest(given: dict[str, Any
     assert all(shares)
 
 
+async def test_client_process_with_more_slots_has_more_of_the_work() -> None:
+    (spec,) = stages(concurrency="3", requests=12)
+    client = Client(target("127.0.0.1"), "/", 1.0)
+    assert [len(list(Stage(spec, client, part, 2)._numbers())) for part in range(2)] == [8, 4]
+
+
 @pytest.mark.parametrize(
     ("url", "found"),
     [

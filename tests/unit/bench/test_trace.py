@@ -111,6 +111,8 @@ def test_last_token_is_always_computed() -> None:
 def test_same_id_behind_another_beginning_is_no_hit() -> None:
     requests = scaled(line(0, 1024, 5, [1, 2]), line(0, 1536, 5, [3, 2, 2])).requests
     assert trace.ceiling(requests, 512).cached_tokens == 0
+    mixed = scaled(*(line(0, 1025, 5, [*ids, 9]) for ids in ([1, 2], [3, 4], [1, 4]))).requests
+    assert trace.ceiling(mixed, 512).cached_tokens == 512
 
 
 def test_block_of_the_engine_larger_than_that_of_the_trace() -> None:
