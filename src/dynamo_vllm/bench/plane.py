@@ -176,7 +176,7 @@ def report(measured: dict[str, Measured]) -> str:
             found: list[Figures] = getattr(rounds, way)
             if found:
                 rows.append([f"{name}, {way}", *cells(found)])
-    head = ["", "tokens/s", "worker µs/token", "frontend µs/token", "client µs/token"]
+    head = ["", "TOK/S", "WORKER µs/token", "ITS TOK/S PER CORE", "FRONTEND µs/token", "CLIENT µs/token"]
     lines = [table(head, rows)]
     ours, *others = measured.items()
     for name, rounds in others:
@@ -187,9 +187,16 @@ def report(measured: dict[str, Measured]) -> str:
 
 
 def cells(found: Sequence[Figures]) -> list[str]:
-    columns = ("tokens_per_second", "worker_us", "frontend_us", "client_us")
-    values = [[getattr(one, column) for one in found] for column in columns]
-    return [str(spread(column)) if None not in column else "–" for column in values]
+    columns = (
+        [one.tokens_per_second for one in found],
+        [one.worker_us for one in found],
+        [1e6 / one.worker_us if one.worker_us else None for one in found],
+        [one.frontend_us for one in found],
+        [one.client_us for one in found],
+    )
+    return [
+        "–" if None in column else str(spread([v for v in column if v is not None])) for column in columns
+    ]
 
 
 def compare(way: str, name: str, ours: Sequence[Figures], theirs: Sequence[Figures]) -> str:
