@@ -25,6 +25,7 @@ UPSTREAM_NEEDS = ("kubernetes>=32.0.1,<33", "redis>=6.2,<9", "zstandard>=0.23,<1
 """What `dynamo.frontend` and `dynamo.vllm` import beyond what vLLM brings; the wheel's other requirements are for
 its planner or would replace parts of vLLM's environment."""
 SGLANG_SECONDS = 1200
+SGLANG_CPU_OPERATOR = b"init_cpu_threads_env"
 PIP_OPTIONS = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")
 
 
@@ -74,8 +75,19 @@ def make_upstream(home: Path) -> None:
 
 
 def make_sglang(home: Path) -> None:
-    """From the package index alone, as its documentation says; nothing is compiled."""
+    """From the package index alone; nothing is compiled.
+
+    Its kernels come first: SGLang 0.5.23 installs anywhere, 9 GB of it, and fails at its first step on a CPU when
+    the kernels are those of a CUDA build, as on PyPI. Its CPU build is made from source.
+    """
     create(home)
+    pip(home, "install", "--no-deps", "--only-binary", ":all:", "sglang-kernel")
+    libraries = [path for path in site_packages(home).rglob("*.so") if SGLANG_CPU_OPERATOR in path.read_bytes()]
+    if not libraries:
+        raise NotHere(
+            "the sglang-kernel wheel of this package index has no CPU operators "
+            f"({SGLANG_CPU_OPERATOR.decode()}); SGLang for CPU is built from source"
+        )
     pip(home, "install", "--only-binary", ":all:", "sglang", seconds=SGLANG_SECONDS)
     verify(home, "sglang", "sglang.launch_server")
 

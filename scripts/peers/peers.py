@@ -138,7 +138,7 @@ def sglang(place: Place) -> tuple[Part, ...]:
     command += ("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(place.port))
     command += ("--device", "cpu", "--dtype", "float32", "--context-length", "2048")
     command += ("--max-running-requests", "256", "--disable-cuda-graph", "--page-size", "32")
-    return (Part("api", command),)
+    return (Part("api", command, {"SGLANG_USE_CPU_ENGINE": "1"}),)
 
 
 def has_rust_front_end() -> None:

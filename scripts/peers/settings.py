@@ -27,6 +27,11 @@ class Stage:
     def name(self) -> str:
         return f"c={self.concurrency}"
 
+    @property
+    def warmup(self) -> int:
+        """Requests before the measured ones: each connection once, and a batch of the stage's size."""
+        return self.concurrency
+
 
 @dataclass(frozen=True)
 class Setting:
