@@ -12,7 +12,7 @@ from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
-from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.options import FrontendOptions, LoadOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.rules.worker import NOT_YET
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("check --live URL", LiveOptions, ""),
     ("status", StatusOptions, "The URL may also be the first argument."),
     ("chat", ChatOptions, "The URL may also be the first argument."),
+    ("bench load", LoadOptions, "The URL may also be the first argument. [bench.md](bench.md) explains it."),
 )
 HEAD = """# Configuration
 

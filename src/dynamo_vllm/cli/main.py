@@ -22,6 +22,7 @@ COMMANDS = {
     ),
     "status": ("dynamo_vllm.cli.status", "show what a running system serves"),
     "chat": ("dynamo_vllm.cli.chat", "talk to a running system"),
+    "bench": ("dynamo_vllm.cli.bench", "measure a running system, or parts of this one"),
 }
 EXIT_CODES = (
     "Exit codes: 0 done, 1 could not start or serve, 2 bad settings, 3 the engine died, 128+n signal n."

@@ -34,6 +34,8 @@ class Option:
     choices: tuple[str, ...] = ()
     metavar: str | None = None
     hidden: bool = False
+    repeats: bool = False
+    """One value per flag, which may be given several times."""
 
 
 def opt(
@@ -46,9 +48,10 @@ def opt(
     choices: Sequence[str] = (),
     metavar: str | None = None,
     hidden: bool = False,
+    repeats: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag and an environment variable."""
-    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden)
+    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden, repeats)
     return dataclasses.field(default=default, metadata={_META: declared})
 
 
@@ -137,7 +140,8 @@ def _add(group: argparse._ArgumentGroup, item: Declared) -> None:
             default=argparse.SUPPRESS,
             metavar=option.metavar
             or ("|".join(option.choices) if option.choices else item.kind.__name__.upper()),
-            nargs="+" if item.many else None,
+            nargs="+" if item.many and not option.repeats else None,
+            action="append" if option.repeats else "store",
             help=text,
         )
 

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import connectors, flags, frontend, media, ranks, serve, worker
+from dynamo_vllm.config.rules import bench, connectors, flags, frontend, media, ranks, serve, worker
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo_vllm.config.options import FrontendOptions, RuntimeOptions, ServeOptions, WorkerOptions
+    from dynamo_vllm.config.options import (
+        FrontendOptions,
+        LoadOptions,
+        RuntimeOptions,
+        ServeOptions,
+        WorkerOptions,
+    )
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
 WORKER_RULES = (*connectors.RULES, *media.RULES, *ranks.RULES, *worker.RULES)
 FRONTEND_RULES = frontend.RULES
 SERVE_RULES = serve.RULES
+LOAD_RULES = bench.RULES
 
 
 def check_worker(options: WorkerOptions, engine_argv: Sequence[str]) -> None:
@@ -48,4 +55,9 @@ def check_frontend(options: FrontendOptions) -> None:
 
 def check_serve(options: ServeOptions) -> None:
     for rule in SERVE_RULES:
+        rule(options)
+
+
+def check_load(options: LoadOptions) -> None:
+    for rule in LOAD_RULES:
         rule(options)

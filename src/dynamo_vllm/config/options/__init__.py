@@ -1,5 +1,6 @@
 """Every option once: type, default, environment variable, flag names, help."""
 
+from dynamo_vllm.config.options.bench import LoadOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
@@ -10,6 +11,7 @@ __all__ = [
     "ROLES",
     "ROUTERS",
     "FrontendOptions",
+    "LoadOptions",
     "RuntimeOptions",
     "ServeOptions",
     "WorkerOptions",

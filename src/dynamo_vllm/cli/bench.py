@@ -1,0 +1,43 @@
+"""`dynamo-vllm bench KIND`: finds the kind of measurement and imports only that."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config import build
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROG = "dynamo-vllm bench"
+# Each module has add_arguments(parser) and run(options) -> exit code.
+KINDS = {
+    "load": ("dynamo_vllm.bench.load", "put a load on an OpenAI server and measure how it answers"),
+}
+
+
+def usage() -> str:
+    lines = [f"usage: {PROG} KIND [OPTIONS]", "", "Measure.", ""]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in KINDS.items()]
+    return "\n".join([*lines, "", "  KIND --help  options of a kind"])
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    if argv[0] not in KINDS:
+        raise ConfigError(f"bench: {argv[0]!r} is unknown; choose one of {', '.join(KINDS)}")
+    name, about = KINDS[argv[0]]
+    kind = importlib.import_module(name)
+    parser = build.Parser(
+        prog=f"{PROG} {argv[0]}",
+        description=about[:1].upper() + about[1:] + ".",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kind.add_arguments(parser)
+    return int(kind.run(parser.parse_args(list(argv[1:]))))

@@ -1,0 +1,147 @@
+"""Rules for the options of `bench load`, and what its written values mean."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import LoadOptions
+
+SLO_NAMES = ("ttft", "itl", "tpot", "e2e")
+DEFAULT_CONCURRENCY = "8"
+
+
+def concurrencies(o: LoadOptions) -> list[int]:
+    return [int(number) for number in _numbers("--concurrency", o.concurrency or DEFAULT_CONCURRENCY, int)]
+
+
+def rates(o: LoadOptions) -> list[float]:
+    return _numbers("--rate", o.rate or "", float)
+
+
+def ramp(o: LoadOptions) -> tuple[float, float, int]:
+    """First rate, last rate, number of stages."""
+    words = (o.ramp or "").split(":")
+    try:
+        first, last, steps = float(words[0]), float(words[1]), int(words[2])
+        if len(words) != 3 or min(first, last) <= 0 or steps < 1:
+            raise ValueError
+    except (ValueError, IndexError):
+        raise ConfigError(f"--ramp {o.ramp!r} is not A:B:STEPS, such as 1:20:5") from None
+    return first, last, steps
+
+
+def vocab(o: LoadOptions) -> tuple[int, int]:
+    first, _, last = o.vocab.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise ConfigError(f"--vocab {o.vocab!r} is not A:B with A below B, such as 10:900")
+    return int(first), int(last)
+
+
+def slo(o: LoadOptions) -> dict[str, float]:
+    """Limits in ms by name."""
+    limits = {}
+    for word in filter(None, (o.slo or "").split(",")):
+        name, _, value = word.partition("=")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            limits[name] = 0.0
+        if name not in SLO_NAMES or limits[name] <= 0:
+            raise ConfigError(f"--slo {word!r} is not NAME=MS with a name of {', '.join(SLO_NAMES)}")
+    return limits
+
+
+def watched(o: LoadOptions) -> dict[str, int]:
+    """Process ids by label."""
+    found: dict[str, int] = {}
+    for word in o.watch:
+        label, _, pid = word.partition("=")
+        if not label or not pid.isdecimal():
+            raise ConfigError(f"--watch {word!r} is not LABEL=PID, such as worker=4711")
+        if label in found:
+            raise ConfigError(f"--watch names {label!r} twice; give each process a label of its own")
+        found[label] = int(pid)
+    return found
+
+
+def body(o: LoadOptions) -> dict[str, Any]:
+    """Further fields of every request."""
+    try:
+        fields = json.loads(o.body or "{}")
+    except ValueError as exc:
+        raise ConfigError(f"--body is not JSON: {exc}") from None
+    if not isinstance(fields, dict):
+        raise ConfigError(f'--body {o.body!r} must be a JSON object, such as {{"top_k": 1}}')
+    return fields
+
+
+def _numbers(flag: str, text: str, kind: type[int] | type[float]) -> list[float]:
+    """Words between commas, all above 0."""
+    try:
+        found = [kind(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < number < float("inf") for number in found):
+        word = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"{flag} {text!r} must be {word} above 0 with commas between")
+    return [*found]
+
+
+def counts_are_counts(o: LoadOptions) -> None:
+    least = {
+        "input_tokens": 1,
+        "output_tokens": 1,
+        "prefix_tokens": 1,
+        "prefixes": 1,
+        "turns": 1,
+        "trace_block": 1,
+        "trace_limit": 1,
+        "requests": 1,
+        "warmup": 0,
+        "clients": 1,
+        "context": 2,
+    }
+    for name, lowest in least.items():
+        count = getattr(o, name)
+        if count is not None and count < lowest:
+            raise ConfigError(f"{flags.flag(name)} {count} must be {lowest} or more")
+
+
+def times_are_times(o: LoadOptions) -> None:
+    for name in ("seconds", "timeout", "trace_speed"):
+        value = getattr(o, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{flags.flag(name)} {value} must be above 0")
+
+
+def one_kind_of_load(o: LoadOptions) -> None:
+    given = [flags.flag(name) for name in ("concurrency", "rate", "ramp") if getattr(o, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} are different loads; give one of them")
+
+
+def trace_has_a_file(o: LoadOptions) -> None:
+    if o.prompts == "trace" and o.trace is None:
+        raise ConfigError("--prompts trace needs --trace FILE")
+    if o.prompts != "trace" and o.trace is not None:
+        raise ConfigError(f"--trace {o.trace} is not read with --prompts {o.prompts}; add --prompts trace")
+
+
+def written_values_can_be_read(o: LoadOptions) -> None:
+    concurrencies(o)
+    if o.rate is not None:
+        rates(o)
+    if o.ramp is not None:
+        ramp(o)
+    vocab(o)
+    slo(o)
+    watched(o)
+    body(o)
+
+
+RULES = (counts_are_counts, times_are_times, one_kind_of_load, trace_has_a_file, written_values_can_be_read)
