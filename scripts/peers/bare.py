@@ -1,10 +1,10 @@
-"""Bare AsyncLLM in one process, asked without HTTP: what the engine alone gives, and no server can pass by much.
+"""Bare AsyncLLM in one process, asked without HTTP: what the engine gives when no server is around it.
 
     PYTHONPATH=scripts python -m peers.bare --concurrency 1,8 --requests 32 --model FOLDER [vLLM flags]
 
-prints a report of the same shape as `bench load --json`. Its client is inside: the CPU of the process `bare` is
-that of the engine's front part and of the tasks that read its streams. With --serve it reads one line of JSON per
-stage or question and answers with one, so that it can take turns with servers.
+prints a report of the same shape as `bench load --json`. Its client is inside: the CPU of the process `bare`
+is that of the engine's front part and of the tasks that read its streams. With --serve it reads one line of JSON
+per stage or question and answers with one, so that it can take turns with servers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Bare:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="bare"))
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(parser.parse_args(list(flags))))
+        self._engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs.from_cli_args(parser.parse_args(list(flags)))
+        )
         self._count = 0
 
     async def stream(self, prompt: list[int], max_tokens: int) -> Stream:
@@ -92,7 +94,7 @@ class Bare:
             output_tokens=stage.output_tokens,
             vocab=VOCABULARY,
             seed=seed,
-            stage=stage.name,
+            stage="0",  # the first of its run
         )
         return list(msgspec.json.decode(Talk(spec, number).question(()))["prompt"])
 
@@ -100,7 +102,9 @@ class Bare:
         self._engine.shutdown()
 
 
-def report(stage: Stage, streams: Sequence[Stream], seconds: float, own: float, tree: float) -> dict[str, Any]:
+def report(
+    stage: Stage, streams: Sequence[Stream], seconds: float, own: float, tree: float
+) -> dict[str, Any]:
     """A stage as `bench load` reports it, as far as there is something to report without HTTP."""
     tokens = sum(stream.tokens for stream in streams)
     spreads = {
@@ -172,14 +176,17 @@ async def main() -> None:
             stage = Stage(number, options.requests, options.input_tokens, options.output_tokens)
             stages.append(await bare.measure(stage, options.seed))
         settings = {"flags": flags, "seed": options.seed}
-        print(json.dumps({"version": 1, "url": None, "settings": settings, "stages": stages}, indent=1), file=out)
+        print(
+            json.dumps({"version": 1, "url": None, "settings": settings, "stages": stages}, indent=1),
+            file=out,
+        )
     finally:
         bare.close()
 
 
-def line(stage: Stage, seed: int) -> str:
+def order(stage: Stage, seed: int) -> dict[str, Any]:
     """What --serve reads for a stage."""
-    return json.dumps({"stage": dataclasses.asdict(stage), "seed": seed})
+    return {"stage": dataclasses.asdict(stage), "seed": seed}
 
 
 if __name__ == "__main__":

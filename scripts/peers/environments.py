@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / ".bench"
 UPSTREAM_VERSION = "1.6.1"
 UPSTREAM_NEEDS = ("kubernetes>=32.0.1,<33", "redis>=6.2,<9", "zstandard>=0.23,<1")
-"""What `dynamo.frontend` and `dynamo.vllm` import beyond what vLLM brings; the wheel's other requirements are for
+"""What `dynamo.frontend` and `dynamo.vllm` import beyond what vLLM brings. The wheel's other requirements are for
 its planner or would replace parts of vLLM's environment."""
 SGLANG_SECONDS = 1200
 SGLANG_CPU_OPERATOR = b"init_cpu_threads_env"
@@ -77,12 +77,14 @@ def make_upstream(home: Path) -> None:
 def make_sglang(home: Path) -> None:
     """From the package index alone; nothing is compiled.
 
-    Its kernels come first: SGLang 0.5.23 installs anywhere, 9 GB of it, and fails at its first step on a CPU when
-    the kernels are those of a CUDA build, as on PyPI. Its CPU build is made from source.
+    Its kernels come first: SGLang 0.5.23 installs anywhere, 9 GB of it, and fails at its first step on a CPU
+    when the kernels are those of a CUDA build, as on PyPI. Its CPU build is made from source.
     """
     create(home)
     pip(home, "install", "--no-deps", "--only-binary", ":all:", "sglang-kernel")
-    libraries = [path for path in site_packages(home).rglob("*.so") if SGLANG_CPU_OPERATOR in path.read_bytes()]
+    libraries = [
+        path for path in site_packages(home).rglob("*.so") if SGLANG_CPU_OPERATOR in path.read_bytes()
+    ]
     if not libraries:
         raise NotHere(
             "the sglang-kernel wheel of this package index has no CPU operators "

@@ -97,7 +97,7 @@ def spread(rows: Sequence[Row], peer: str, measure: Measure) -> Spread | None:
 
 
 def ratios(rows: Sequence[Row], ours: str, peer: str, measure: Measure) -> list[float]:
-    """Ours over the peer's in each round that has both, so that what slows the machine for a while cancels out."""
+    """Ours over the peer's in each round that has both: what slows the machine for a while cancels out."""
     found: dict[tuple[int, str], float] = {}
     for row in rows:
         if (value := measure.of(row)) is not None:
@@ -171,7 +171,7 @@ def seconds_table(seconds: Mapping[str, Sequence[float]]) -> Table:
 
 
 def between_markers(page: str, name: str, text: str) -> str:
-    """The page with what stands between the markers replaced; the markers are added at its end when missing."""
+    """The page with what stands between the markers replaced; missing markers are added at its end."""
     begin, end = BEGIN.format(name=name), END.format(name=name)
     block = f"{begin}\n{text.strip()}\n{end}"
     if begin not in page:

@@ -45,6 +45,8 @@ def run(
         except subprocess.TimeoutExpired as exc:
             raise LoadFailed(f"{stage.name} took longer than {STAGE_SECONDS} s") from exc
         if done.returncode or not report.exists():
-            raise LoadFailed(f"bench load ended with {done.returncode}: {(done.stderr or done.stdout)[-1500:]}")
+            raise LoadFailed(
+                f"bench load ended with {done.returncode}: {(done.stderr or done.stdout)[-1500:]}"
+            )
         (found,) = json.loads(report.read_bytes())["stages"]
         return dict(found)

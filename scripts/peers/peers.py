@@ -1,8 +1,9 @@
 """The peers: what each one starts, when it is ready, and which of its processes are watched under which name.
 
-All get the same engine flags and variables. Ours and upstream publish KV events, as a deployment with a KV router
-does; `vllm serve` and bare AsyncLLM have nobody to publish to. Routers: ours has its default (kv), `upstream` its own
-default (round-robin), `upstream-kv` the same router as ours. Migration is at its default too (ours 3, upstream 0).
+All get the same engine flags and variables. Ours and upstream publish KV events, as a deployment with a KV
+router does; `vllm serve` and bare AsyncLLM have nobody to publish to. Routers: ours has its default (kv),
+`upstream` its own default (round-robin), `upstream-kv` the same as ours. Migration is at its default too
+(ours 3, upstream 0). Upstream 1.6.1 names vLLM 0.31 in its `vllm` extra; here it runs on the same 0.30 as all.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Peer:
     main: str
     """Label of the Python process between the engine and the client, whose CPU per token is compared."""
     below: tuple[tuple[str, str, str], ...] = (("engine", "", "EngineCore"),)
-    """Processes found below a part: the label to watch them under, the part ("" is the last), a word in its name."""
+    """Processes below a part: the label to watch one under, the part ("" is the last), a word in its name."""
     environment: str = "own"
     needs: Callable[[], None] = lambda: None
     health: str = "/v1/models"
@@ -134,10 +135,12 @@ def upstream_kv(place: Place) -> tuple[Part, ...]:
 
 def sglang(place: Place) -> tuple[Part, ...]:
     """SGLang has flags of its own; these say the same as the engine flags of the others."""
-    command = (place.python, "-m", "sglang.launch_server", "--model-path", str(place.setting.model))
-    command += ("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(place.port))
-    command += ("--device", "cpu", "--dtype", "float32", "--context-length", "2048")
-    command += ("--max-running-requests", "256", "--disable-cuda-graph", "--page-size", "32")
+    command = (
+        *(place.python, "-m", "sglang.launch_server", "--model-path", str(place.setting.model)),
+        *("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(place.port)),
+        *("--device", "cpu", "--dtype", "float32", "--context-length", "2048"),
+        *("--max-running-requests", "256", "--disable-cuda-graph", "--page-size", "32"),
+    )
     return (Part("api", command, {"SGLANG_USE_CPU_ENGINE": "1"}),)
 
 

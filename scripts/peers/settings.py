@@ -89,7 +89,7 @@ def cpu_setting(folder: Path, stages: tuple[Stage, ...]) -> Setting:
 
 
 def gpu_setting(name: str, folder: Path, stages: tuple[Stage, ...]) -> Setting:
-    """Small shares of the card, so that all servers can be up; the cache is the same for all and never full."""
+    """Small shares of the card, so that all servers can be up; the same cache for all, and never full."""
     make, share, cache_gib, more = GPU_MODELS[name]
     memory = ("--gpu-memory-utilization", str(share), "--kv-cache-memory-bytes", str(cache_gib << 30))
     return Setting(name, make(folder / name), (*GPU_FLAGS, *memory, *more), stages, start_seconds=420)
