@@ -3,8 +3,8 @@
     PYTHONPATH=scripts python -m peers.bare --concurrency 1,8 --requests 32 --model FOLDER [vLLM flags]
 
 prints a report of the same shape as `bench load --json`. Its client is inside: the CPU of the process `bare`
-is that of the engine's front part and of the tasks that read its streams. With --serve it reads one line of JSON
-per stage or question and answers with one, so that it can take turns with servers.
+is that of the engine's front part and of the tasks that read its streams. With --serve it reads one line of
+JSON for each stage or question and answers with one, so that it can take turns with servers.
 """
 
 from __future__ import annotations

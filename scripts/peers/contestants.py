@@ -103,7 +103,7 @@ class BareEngine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,
             )
         self._process = Process(BARE, popen, folder / "bare.log")
         self.commands = [peers.show(peers.Part(BARE, tuple(command)))]

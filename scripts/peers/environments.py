@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / ".bench"
 UPSTREAM_VERSION = "1.6.1"
 UPSTREAM_NEEDS = ("kubernetes>=32.0.1,<33", "redis>=6.2,<9", "zstandard>=0.23,<1")
-"""What `dynamo.frontend` and `dynamo.vllm` import beyond what vLLM brings. The wheel's other requirements are for
-its planner or would replace parts of vLLM's environment."""
+"""What `dynamo.frontend` and `dynamo.vllm` import beyond what vLLM brings. The wheel's other requirements are
+for its planner or would replace parts of vLLM's environment."""
 SGLANG_SECONDS = 1200
 SGLANG_CPU_OPERATOR = b"init_cpu_threads_env"
 PIP_OPTIONS = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")

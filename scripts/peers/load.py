@@ -26,7 +26,8 @@ def words(url: str, stage: Stage, seed: int, clients: int | None) -> list[str]:
         *(url, "--model", MODEL_NAME, "--api", "completions", "--prompts", "random"),
         *("--input-tokens", str(stage.input_tokens), "--output-tokens", str(stage.output_tokens)),
         *("--vocab", f"{VOCABULARY[0]}:{VOCABULARY[1]}", "--seed", str(seed)),
-        *("--concurrency", str(stage.concurrency), "--requests", str(stage.requests)),
+        *("--concurrency", str(stage.concurrency)),
+        *(("--seconds", str(stage.seconds)) if stage.seconds else ("--requests", str(stage.requests))),
         *("--warmup", str(stage.warmup), "--quiet"),
         *(("--clients", str(clients)) if clients else ()),
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from peers import processes
 from peers.contestants import Contestant, Starter
@@ -47,26 +48,38 @@ def rows_of(record: Mapping[str, Any]) -> list[Row]:
 
 
 class Match:
-    def __init__(self, starter: Starter, record: Record) -> None:
+    """The contestants that are up; leaving it stops them."""
+
+    def __init__(self, starter: Starter, record: Record, deadline: float = math.inf) -> None:
         self._starter = starter
         self._record = record
+        self._deadline = deadline
+        self._ready: list[str] = []
         self._up: dict[str, Contestant] = {}
         self._restless: set[str] = set()
 
-    def play(self, names: Sequence[str], rounds: int) -> None:
-        try:
-            ready = [name for name in names if self._bring_up(name)]
-            self._compare_answers()
-            for number in range(rounds):
-                order = ready if number % 2 == 0 else ready[::-1]
-                for name in order:
-                    self._turn(name, number, rounds)
-        finally:
-            for contestant in self._up.values():
-                contestant.stop()
+    def __enter__(self) -> Self:
+        return self
 
-    def contestant(self, name: str) -> Contestant:
-        return self._up[name]
+    def __exit__(self, *_: object) -> None:
+        while self._up:
+            self._up.popitem()[1].stop()
+
+    def bring_up(self, names: Sequence[str]) -> None:
+        """Start them one after the other and compare what they say."""
+        self._ready = [name for name in names if self._bring_up(name)]
+        self._compare_answers()
+
+    def play(self, rounds: int) -> None:
+        for number in range(rounds):
+            for name in self._ready if number % 2 == 0 else self._ready[::-1]:
+                if time.monotonic() > self._deadline:
+                    say(f"the time is over: round {number + 1} of {rounds} ends before {name}")
+                    return
+                self._turn(name, number, rounds)
+
+    def contestant(self, name: str) -> Contestant | None:
+        return self._up.get(name)
 
     # -- one after the other -------------------------------------------------------------------------
 

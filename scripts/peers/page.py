@@ -12,7 +12,7 @@ from peers.match import rows_of
 
 OURS = "ours"
 CELLS = (
-    "order reversed in every other one. A cell is the median over the rounds, with the smallest and the largest "
+    "order reversed in every other one. A cell is the median over the rounds, with the smallest and largest "
     "in brackets."
 )
 HEAD = """# Performance

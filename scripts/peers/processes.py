@@ -52,7 +52,7 @@ def start(label: str, command: Sequence[str], env: dict[str, str], log: Path) ->
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,  # a Ctrl-C is for us; our session is kept, so that what ends it ends all
         )
     return Process(label, popen, log)
 

@@ -10,23 +10,17 @@ import argparse
 import shutil
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from peers import cold, machine, page
 from peers.contestants import BARE, Starter, titles
 from peers.environments import BENCH, ROOT, Environments
 from peers.match import Match, Record, say
-from peers.settings import Setting, Stage, cpu_setting
+from peers.settings import Stage, cpu_setting
 
 PAGE = ROOT / "docs" / "performance.md"
 DEFAULT_PEERS = (BARE, "vllm", "vllm-rust", "upstream", "upstream-kv", "sglang", "ours")
 REQUESTS = {1: 24, 8: 64, 32: 192}
 QUICK_REQUESTS = {1: 8, 8: 24, 32: 64}
-TEXT = (
-    "The tiny model (3.4 M parameters, random weights, ASCII words), 128 tokens in and 64 out, streamed "
-    "completions, `bench load` as the client on the same machine; c is the number of requests in flight. The "
-    "same vLLM and engine flags for all, the engine in one process; KV events on for ours and upstream."
-)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,14 +28,14 @@ def main(argv: Sequence[str]) -> int:
     began = time.monotonic()
     setting = cpu_setting(BENCH / "models", stages(options.stages, options.quick))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    record = Record(
-        BENCH / "results" / f"peers-{stamp}.json", machine.facts(), describe(setting, options.rounds)
-    )
+    record = Record(BENCH / "results" / f"peers-{stamp}.json", machine.facts(), setting.facts())
     folder = BENCH / "run" / stamp
     environments = Environments()
     if options.rounds:
         starter = Starter(setting, environments, folder, options.clients)
-        Match(starter, record).play(options.peers, options.rounds)
+        with Match(starter, record) as match:
+            match.bring_up(options.peers)
+            match.play(options.rounds)
     if options.cold:
         cold.play(setting, environments, folder, options.cold, record)
     record.save()
@@ -93,15 +87,3 @@ def numbers(text: str) -> list[int]:
 def stages(concurrencies: Sequence[int], quick: bool) -> tuple[Stage, ...]:
     known = QUICK_REQUESTS if quick else REQUESTS
     return tuple(Stage(c, known.get(c, (2 if quick else 6) * c)) for c in concurrencies)
-
-
-def describe(setting: Setting, rounds: int) -> dict[str, object]:
-    return {
-        "name": setting.name,
-        "model": Path(setting.model).name,
-        "flags": list(setting.flags),
-        "variables": setting.variables,
-        "rounds": rounds,
-        "stages": [vars(stage) for stage in setting.stages],
-        "text": TEXT,
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -16,12 +17,27 @@ VOCABULARY = (110, 900)
 """Ids that random prompts are drawn from: whole words of the tiny tokenizer, no special tokens."""
 
 
+TINY_TEXT = "The tiny model (3.4 M parameters, random weights, ASCII words)."
+SHAPE_TEXT = "A model of 8B shape (32 layers of width 4096, dummy weights, ASCII words)."
+CPU_TEXT = (
+    "128 tokens in and 64 out, streamed completions, `bench load` as the client on the same machine; c is "
+    "the number of requests in flight. The same vLLM and engine flags for all, float32, the engine in one "
+    "process; KV events on for ours and upstream."
+)
+GPU_TEXT = (
+    "Streamed completions, `bench load` as the client on the same host; c is the number of requests in "
+    "flight. The same vLLM and engine flags for all, bfloat16, CUDA graphs; KV events on for ours and upstream."
+)
+
+
 @dataclass(frozen=True)
 class Stage:
     concurrency: int
     requests: int
     input_tokens: int = 128
     output_tokens: int = 64
+    seconds: float | None = None
+    """Instead of a number of requests."""
 
     @property
     def name(self) -> str:
@@ -39,9 +55,20 @@ class Setting:
     model: Path
     flags: tuple[str, ...]
     stages: tuple[Stage, ...]
+    text: str
+    """What is measured, for the reader of the tables."""
     block_size: int = 32
     variables: dict[str, str] = field(default_factory=dict)
     start_seconds: float = 300
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "flags": list(self.flags),
+            "variables": dict(self.variables),
+            "stages": [dataclasses.asdict(stage) for stage in self.stages],
+            "text": self.text,
+        }
 
     def environment(self) -> dict[str, str]:
         """The same for every peer: loopback only, nothing left over from the shell."""
@@ -85,14 +112,29 @@ GPU_FLAGS = (*COMMON_FLAGS, "--enable-prefix-caching", "--dtype", "bfloat16")
 
 def cpu_setting(folder: Path, stages: tuple[Stage, ...]) -> Setting:
     """On CPU all run the engine in one process: ours does so by itself, the others are told to."""
-    return Setting("cpu", make_tiny_model(folder / "tiny"), CPU_FLAGS, stages, variables=CPU_VARIABLES)
+    model = make_tiny_model(folder / "tiny")
+    return Setting("cpu", model, CPU_FLAGS, stages, f"{TINY_TEXT} {CPU_TEXT}", variables=CPU_VARIABLES)
 
 
 def gpu_setting(name: str, folder: Path, stages: tuple[Stage, ...]) -> Setting:
     """Small shares of the card, so that all servers can be up; the same cache for all, and never full."""
-    make, share, cache_gib, more = GPU_MODELS[name]
-    memory = ("--gpu-memory-utilization", str(share), "--kv-cache-memory-bytes", str(cache_gib << 30))
-    return Setting(name, make(folder / name), (*GPU_FLAGS, *memory, *more), stages, start_seconds=420)
+    model = GPU_MODELS[name]
+    memory = (
+        *("--gpu-memory-utilization", str(model.share)),
+        *("--kv-cache-memory-bytes", str(model.cache_gib << 30)),
+    )
+    flags = (*GPU_FLAGS, *memory, *model.flags)
+    return Setting(
+        name, model.make(folder / name), flags, stages, f"{model.text} {GPU_TEXT}", start_seconds=420
+    )
+
+
+def rehearsal(name: str, folder: Path, stages: tuple[Stage, ...]) -> Setting:
+    """The setting of a GPU on a CPU: the same steps with a small model, to see that they run."""
+    model, small = GPU_MODELS[name], folder / f"{name}-small"
+    made = make_tiny_model(small) if name == "tiny" else make_8b_shape(small, **SMALL_SHAPE)
+    text = f"REHEARSAL on CPU of: {model.text}"
+    return Setting(name, made, (*CPU_FLAGS, *model.flags), stages, text, variables=CPU_VARIABLES)
 
 
 # -- a model of 8B shape -----------------------------------------------------------------------------
@@ -123,11 +165,21 @@ SHAPE_8B: dict[str, Any] = {
 }
 
 
-def make_8b_shape(folder: Path) -> Path:
+SMALL_SHAPE = {
+    "head_dim": 64,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+}
+
+
+def make_8b_shape(folder: Path, **changes: int) -> Path:
     """Config and tokenizer only, for `--load-format dummy`: every id decodes to an ASCII word."""
     tiny = make_tiny_model(folder.with_name("tiny"))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPE_8B, indent=1))
+    (folder / "config.json").write_text(json.dumps(SHAPE_8B | changes, indent=1))
     for name in ("chat_template.jinja", "tokenizer_config.json", "generation_config.json"):
         (folder / name).write_bytes((tiny / name).read_bytes())
     tokenizer = json.loads((tiny / "tokenizer.json").read_bytes())
@@ -139,8 +191,17 @@ def make_8b_shape(folder: Path) -> Path:
     return folder
 
 
-GPU_MODELS: dict[str, tuple[Callable[[Path], Path], float, int, tuple[str, ...]]] = {
-    "tiny": (make_tiny_model, 0.15, 8, ()),
+@dataclass(frozen=True)
+class GpuModel:
+    make: Callable[[Path], Path]
+    share: float
+    cache_gib: int
+    flags: tuple[str, ...]
+    text: str
+
+
+GPU_MODELS = {
+    "tiny": GpuModel(make_tiny_model, 0.15, 8, (), TINY_TEXT),
     # 128 requests of 640 tokens take 10.7 GB of cache.
-    "8b": (make_8b_shape, 0.23, 13, ("--load-format", "dummy")),
+    "8b": GpuModel(make_8b_shape, 0.23, 13, ("--load-format", "dummy"), SHAPE_TEXT),
 }
