@@ -26,7 +26,8 @@ CPU_TEXT = (
 )
 GPU_TEXT = (
     "Streamed completions, `bench load` as the client on the same host; c is the number of requests in "
-    "flight. The same vLLM and engine flags for all, bfloat16, CUDA graphs; KV events on for ours and upstream."
+    "flight. The same vLLM and engine flags for all, bfloat16, CUDA graphs; KV events on for ours and "
+    "upstream."
 )
 
 
