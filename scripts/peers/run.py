@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Sequence
 
@@ -25,6 +27,7 @@ QUICK_REQUESTS = {1: 8, 8: 24, 32: 64}
 
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped on the way out
     began = time.monotonic()
     setting = cpu_setting(BENCH / "models", stages(options.stages, options.quick))
     stamp = time.strftime("%Y%m%d-%H%M%S")

@@ -104,6 +104,9 @@ CPU_FLAGS = (
 CPU_VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # One core is left for the server and the client, as vLLM's own choice of cores does. With a thread on
+    # every core they wait for each other by spinning: on two busy cores half the speed, at twice the CPU.
+    "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) - 1)),
     "CUDA_VISIBLE_DEVICES": "",
     # vLLM 0.30 takes no other sign that "uni" is meant on CPU; the engine core stays a process of its own.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
