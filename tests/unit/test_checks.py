@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dynamo_vllm.config import build, checks
-from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.options import FrontendOptions, LoadOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.rules import bench as bench_rules
 from dynamo_vllm.config.rules import connectors, flags, media, ranks
 from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import serve as serve_rules
@@ -295,6 +296,34 @@ SERVE = [
     (serve_rules.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
     (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
 ]
+LOAD = [
+    (bench_rules.counts_are_counts, ["--requests", "0"], "--requests 0 must be 1 or more"),
+    (bench_rules.counts_are_counts, ["--input-tokens", "0"], "--input-tokens 0 must be 1 or more"),
+    (bench_rules.counts_are_counts, ["--warmup=-1"], "--warmup -1 must be 0 or more"),
+    (bench_rules.counts_are_counts, ["--clients", "0"], "--clients 0 must be 1 or more"),
+    (bench_rules.times_are_times, ["--seconds", "0"], "--seconds 0.0 must be above 0"),
+    (bench_rules.times_are_times, ["--trace-speed", "nan"], "--trace-speed nan must be above 0"),
+    (bench_rules.one_kind_of_load, ["--rate", "1", "--ramp", "1:2:2"], "--rate and --ramp are different"),
+    (bench_rules.trace_has_a_file, ["--prompts", "trace"], "--prompts trace needs --trace FILE"),
+    (bench_rules.trace_has_a_file, ["--trace", "f"], "add --prompts trace"),
+    (bench_rules.written_values_can_be_read, ["--concurrency", "1,0"], "--concurrency '1,0' must be whole"),
+    (bench_rules.written_values_can_be_read, ["--concurrency", "1.5"], "--concurrency '1.5' must be whole"),
+    (bench_rules.written_values_can_be_read, ["--rate", "1,,2"], "--rate '1,,2' must be numbers above 0"),
+    (bench_rules.written_values_can_be_read, ["--rate", "inf"], "--rate 'inf' must be numbers above 0"),
+    (bench_rules.written_values_can_be_read, ["--ramp", "1:2"], "--ramp '1:2' is not A:B:STEPS"),
+    (bench_rules.written_values_can_be_read, ["--ramp", "0:2:2"], "--ramp '0:2:2' is not A:B:STEPS"),
+    (bench_rules.written_values_can_be_read, ["--vocab", "9:9"], "--vocab '9:9' is not A:B"),
+    (bench_rules.written_values_can_be_read, ["--slo", "ttft=1,x=2"], "--slo 'x=2' is not NAME=MS"),
+    (bench_rules.written_values_can_be_read, ["--slo", "ttft"], "--slo 'ttft' is not NAME=MS"),
+    (bench_rules.written_values_can_be_read, ["--watch", "12"], "--watch '12' is not LABEL=PID"),
+    (
+        bench_rules.written_values_can_be_read,
+        ["--watch", "a=1", "--watch", "a=2"],
+        "--watch names 'a' twice",
+    ),
+    (bench_rules.written_values_can_be_read, ["--body", "{"], "--body is not JSON"),
+    (bench_rules.written_values_can_be_read, ["--body", "[]"], "--body must be a JSON object"),
+]
 NOT_YET = {
     "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
     "--enable-multimodal": [["--enable-multimodal"]],
@@ -362,8 +391,34 @@ def test_serve_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_serve(options)) is None
 
 
+@pytest.mark.parametrize(("rule", "argv", "message"), LOAD, ids=named)
+def test_load_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(LoadOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_load(options)) or "")
+    monkeypatch.setattr(checks, "LOAD_RULES", tuple(r for r in checks.LOAD_RULES if r is not rule))
+    assert refusal(lambda: checks.check_load(options)) is None
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--concurrency", "1,8,32", "--watch", "a=1", "--watch", "b=2", "--slo", "ttft=200,e2e=1.5"],
+        ["--ramp", "0.5:20:5", "--body", '{"top_k": 1}'],
+        ["--prompts", "trace", "--trace", "f", "--rate", "0.5,2"],
+    ],
+)
+def test_load_that_works_passes(argv: list[str]) -> None:
+    options, rest = build.parse(LoadOptions, argv, {}, "prog", "about")
+    assert rest == []
+    checks.check_load(options)
+
+
 def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
+    assert {rule for rule, _, _ in LOAD} == set(checks.LOAD_RULES)
     assert {rule for rule, _, _ in WORKER} == set(checks.WORKER_RULES)
     assert {rule for rule, _, _ in FRONTEND} == set(checks.FRONTEND_RULES)
 

@@ -27,7 +27,14 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], [], ["--version"], *([name, "--help"] for name in cli.COMMANDS)]
+    "argv",
+    [
+        ["--help"],
+        [],
+        ["--version"],
+        *([name, "--help"] for name in cli.COMMANDS),
+        ["bench", "load", "--help"],
+    ],
 )
 def test_help_is_instant_and_imports_nothing_heavy(argv: list[str]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -88,6 +95,13 @@ def test_way_out_of_a_command_is_its_exit_code(
         (["status", "ftp://host"], "'ftp://host' is no URL of a frontend"),
         (["chat", "--colour", "-m", "hello"], "--colour is no option of chat"),
         (["chat", "-m", ""], "there is nothing to say"),
+        (["bench", "quick"], "bench: 'quick' is unknown; choose one of load"),
+        (["bench", "load", "--colour"], "unrecognized arguments: --colour"),
+        (["bench", "load", "--requests", "0"], "--requests 0 must be 1 or more"),
+        (["bench", "load", "ftp://host"], "'ftp://host' is no URL of a server; write http://host:port"),
+        (["bench", "load", "--json", "/no/such/folder/x"], "--json /no/such/folder/x cannot be written"),
+        (["bench", "load", "--prompts", "trace", "--trace", "/no/file"], "--trace /no/file cannot be read"),
+        (["bench", "load", "--watch", "x=999999999"], "--watch x=999999999: there is no such process"),
         (["check", "--live", "http://127.0.0.1:1", "--block-size", "8"], "--block-size says nothing"),
     ],
 )

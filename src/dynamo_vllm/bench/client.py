@@ -6,6 +6,7 @@ Several events that arrive in one read get the same time; nobody outside the ser
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from array import array
@@ -24,25 +25,24 @@ class Stale(Exception):
     """A kept connection was closed by the server before it read the request: send it again."""
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: dict[str, Any] | None = None
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: Any = None
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
 
-    @property
     def only_announces(self) -> bool:
         """A first event that names the speaker, before there is a token."""
         delta = self.delta
@@ -52,12 +52,11 @@ class Choice(msgspec.Struct):
             and not (delta.content or delta.reasoning_content or delta.tool_calls or self.finish_reason)
         )
 
-    @property
     def added(self) -> str:
         return self.text or (self.delta.content if self.delta else None) or ""
 
 
-class Chunk(msgspec.Struct):
+class Chunk(msgspec.Struct, gc=False):
     choices: list[Choice] = []
     usage: Usage | None = None
     error: Any = None
@@ -202,7 +201,10 @@ class Connection(asyncio.Protocol):
                 return
             buffer = buffer[end + 4 :]
         self._buffer = b""
-        self._read_body(buffer)
+        if self._framing == "chunked":
+            self._read_chunks(buffer)
+        else:
+            self._read_plain(buffer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -246,29 +248,23 @@ class Connection(asyncio.Protocol):
             self._framing, self._keep = "close", False
         return True
 
-    def _read_body(self, buffer: bytes) -> None:
-        if self._framing == "chunked":
-            self._read_chunks(buffer)
-        elif self._framing == "length":
+    def _read_plain(self, buffer: bytes) -> None:
+        """A body whose end is known by its length, or by the end of the connection."""
+        self._take(buffer)
+        if self._framing == "length":
             self._left -= len(buffer)
-            self._take(buffer)
             if self._left <= 0:
                 self._keep = self._keep and self._left == 0
                 self._end_of_body()
-        else:
-            self._take(buffer)
 
     def _read_chunks(self, buffer: bytes) -> None:
         """Take every chunk that is there in full and keep the rest."""
-        at, payload = 0, b""
-        while True:
+        at, payload, there = 0, b"", len(buffer)
+        while at < there:
             end = buffer.find(b"\r\n", at)
             if end < 0:
                 break
-            try:
-                size = int(buffer[at:end].partition(b";")[0], 16)
-            except ValueError:
-                size = -1
+            size = _chunk_size(buffer[at:end])
             if size < 0:
                 self._fail("the answer is not chunked as its head says")
                 return
@@ -279,11 +275,11 @@ class Connection(asyncio.Protocol):
                     break
                 if payload:
                     self._take(payload)
-                self._keep = self._keep and over + 4 == len(buffer)
+                self._keep = self._keep and over + 4 == there
                 self._end_of_body()
                 return
             after = end + 2 + size
-            if len(buffer) < after + 2:
+            if there < after + 2:
                 break
             piece = buffer[end + 2 : after]
             payload = payload + piece if payload else piece
@@ -309,7 +305,8 @@ class Connection(asyncio.Protocol):
             return
         if b"\r" in text:
             text = _with_plain_ends(text)
-        *events, self._text = text.split(b"\n\n")
+        events = text.split(b"\n\n")
+        self._text = events.pop()
         for event in events:
             self._read_event(event)
 
@@ -336,20 +333,22 @@ class Connection(asyncio.Protocol):
             return
         if chunk.error is not None:
             self._note(_message(data))
+        now = self.heard
         for choice in chunk.choices:
-            if choice.finish_reason is not None:
+            finish = choice.finish_reason
+            if finish is not None:
                 self._finished = True
-            if choice.only_announces:
+            elif choice.delta is not None and choice.only_announces():
                 continue
             if self._pieces is not None:
-                self._pieces.append(choice.added)
+                self._pieces.append(choice.added())
             if not answer.first:
-                answer.first = self.heard
-            elif choice.finish_reason is None or choice.added:
-                self._gaps.append(self.heard - answer.last)
+                answer.first = now
+            elif finish is None or choice.added():
+                self._gaps.append(now - answer.last)
             else:  # the end of the answer in an event of its own
                 continue
-            answer.last = self.heard
+            answer.last = now
             answer.events += 1
         if chunk.usage is not None:
             answer.prompt_tokens = chunk.usage.prompt_tokens
@@ -360,6 +359,18 @@ class Connection(asyncio.Protocol):
     def _note(self, error: str) -> None:
         if self._answer is not None:
             self._answer.error = self._answer.error or error
+
+
+def _chunk_size(line: bytes) -> int:
+    """-1 when it says none."""
+    try:
+        return int(line, 16)
+    except ValueError:
+        pass
+    try:
+        return int(line.partition(b";")[0], 16)  # an extension follows
+    except ValueError:
+        return -1
 
 
 def _with_plain_ends(text: bytes) -> bytes:
@@ -474,4 +485,6 @@ class Client:
 
 
 def _reason(exc: OSError) -> str:
+    if exc.errno is not None and exc.errno > 0:
+        return os.strerror(exc.errno)
     return exc.strerror or str(exc) or type(exc).__name__

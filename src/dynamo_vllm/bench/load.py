@@ -85,8 +85,9 @@ def measure(options: LoadOptions, line: ProgressLine | None = None) -> Outcome:
     """Run every stage of a load. For the command and for other benches; the options have been checked."""
     where = target.target(options.url, options.api_key)
     watch = processes.Watch(written.watched(options))
+    lines = plan.trace_lines(options)
     model, context = _model(options, where)
-    replay = plan.read_trace(options, context)
+    replay = plan.replay(options, lines, context)
     stages = plan.stages(options, model, context, replay)
     line = line or ProgressLine(None)
     if replay.clipped:
@@ -203,11 +204,7 @@ class Load:
                 e2e_ms=found.e2e_ms,
                 goodput=found.goodput,
                 processes=processes.between(before, after, tokens.output),
-                client=report.ClientFigures(
-                    len(done),
-                    round(max(part.cpu_seconds for part in done) / seconds, 4) if seconds > 0 else 0.0,
-                    round(1000 * max(part.late_seconds for part in done), 3),
-                ),
+                client=_client_figures(done, seconds, tokens.output),
                 errors=found.errors,
             )
         )
@@ -217,6 +214,16 @@ class Load:
         pages = [await asyncio.to_thread(target.get, url, _PAGE_SECONDS) for url in self._options.metrics_url]
         found = [value for page in pages if page is not None for value in counters(page, _HITS)]
         return sum(found) if found else None
+
+
+def _client_figures(done: Sequence[messages.Done], seconds: float, tokens: int) -> report.ClientFigures:
+    used = [part.cpu_seconds for part in done]
+    return report.ClientFigures(
+        processes=len(done),
+        utilisation=round(max(used) / seconds, 4) if seconds > 0 else 0.0,
+        cpu_us_per_token=round(sum(used) * 1e6 / tokens, 2) if tokens else None,
+        late_ms=round(1000 * max(part.late_seconds for part in done), 3),
+    )
 
 
 def counters(page: bytes, name: str) -> list[float]:

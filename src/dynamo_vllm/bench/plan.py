@@ -13,12 +13,14 @@ from dynamo_vllm.config.rules import bench as written
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dynamo_vllm.config.options import LoadOptions
 
 DEFAULT_SECONDS = 10.0
 
 
-def stages(options: LoadOptions, model: str, context: int | None, replay: trace.Trace) -> list[StageSpec]:
+def stages(options: LoadOptions, model: str, context: int | None, scaled: trace.Trace) -> list[StageSpec]:
     """Every stage in its order; `context` is the longest prompt and answer, where it is known."""
     _fits(options, context)
     loads: list[tuple[str, int | None, float | None]]
@@ -33,11 +35,11 @@ def stages(options: LoadOptions, model: str, context: int | None, replay: trace.
     return [
         StageSpec(
             name=name,
-            prompts=prompts(options, model, f"{number}", replay),
+            prompts=prompts(options, model, f"{number}", scaled),
             concurrency=concurrency,
             rate=rate,
             arrivals=options.arrivals,
-            requests=_requests(options, replay),
+            requests=_requests(options, scaled),
             seconds=_seconds(options),
             warmup=options.warmup,
         )
@@ -45,7 +47,7 @@ def stages(options: LoadOptions, model: str, context: int | None, replay: trace.
     ]
 
 
-def prompts(options: LoadOptions, model: str, stage: str, replay: trace.Trace) -> PromptSpec:
+def prompts(options: LoadOptions, model: str, stage: str, scaled: trace.Trace) -> PromptSpec:
     return PromptSpec(
         kind=options.prompts,
         api=options.api,
@@ -60,15 +62,21 @@ def prompts(options: LoadOptions, model: str, stage: str, replay: trace.Trace) -
         stage=stage,
         ignore_eos=options.ignore_eos,
         more=written.body(options),
-        requests=replay.requests,
+        requests=scaled.requests,
     )
 
 
-def read_trace(options: LoadOptions, context: int | None) -> trace.Trace:
-    """The trace as it will be sent; an empty one where none is asked for."""
+def trace_lines(options: LoadOptions) -> list[trace.Line]:
+    """The lines of the trace; none where no trace is asked for."""
     if options.prompts != "trace" or options.trace is None:
+        return []
+    return trace.read(Path(options.trace), options.trace_limit)
+
+
+def replay(options: LoadOptions, lines: Sequence[trace.Line], context: int | None) -> trace.Trace:
+    """The trace as it will be sent."""
+    if not lines:
         return trace.Trace([])
-    lines = trace.read(Path(options.trace), options.trace_limit)
     return trace.scale(lines, block=options.trace_block, speed=options.trace_speed, context=context)
 
 
@@ -77,9 +85,9 @@ def client_processes(options: LoadOptions, cores: int | None = None) -> int:
     return options.clients or max(1, (cores or os.cpu_count() or 1) // 2)
 
 
-def _requests(options: LoadOptions, replay: trace.Trace) -> int | None:
+def _requests(options: LoadOptions, scaled: trace.Trace) -> int | None:
     if options.prompts == "trace":
-        return min(options.requests or len(replay.requests), len(replay.requests))
+        return min(options.requests or len(scaled.requests), len(scaled.requests))
     return options.requests
 
 

@@ -60,16 +60,16 @@ def _good(stage: StageAnswers) -> list[Any]:
 def _spread(pyplot: Any, title: str, seen: Iterable[tuple[str, list[float]]]) -> Any:
     """Which share of all was at most that long, and how often each length came up."""
     figure, (shares, counts) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for name, seconds in seen:
-        if not seconds:
-            continue
-        ordered = [value * 1000 for value in sorted(seconds)]
+    spread = [(name, [value * 1000 for value in sorted(seconds)]) for name, seconds in seen if seconds]
+    # A few slow ones would squeeze all others into one bar.
+    widest = max((figures.quantile(ordered, 0.99) for _, ordered in spread), default=1.0)
+    for name, ordered in spread:
         last = max(1, len(ordered) - 1)
         places = range(0, len(ordered), max(1, len(ordered) // _MOST_POINTS))
         shares.plot([ordered[p] for p in places], [p / last for p in places], label=name)
-        counts.hist(ordered, bins=60, histtype="step", density=True, label=name)
+        counts.hist(ordered, bins=60, range=(0, widest or 1.0), histtype="step", density=True, label=name)
     shares.set(title=f"{title}: share of all", xlabel="ms", ylabel="share", ylim=(0, 1.02))
-    counts.set(title=f"{title}: distribution", xlabel="ms", ylabel="density")
+    counts.set(title=f"{title}: distribution up to p99", xlabel="ms", ylabel="density")
     return _finish(figure, (shares, counts))
 
 

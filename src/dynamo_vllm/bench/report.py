@@ -23,6 +23,8 @@ class ClientFigures(msgspec.Struct, frozen=True):
     processes: int
     utilisation: float
     """Processor time over time of the busiest client process."""
+    cpu_us_per_token: float | None
+    """Of all client processes together."""
     late_ms: float
     """How much later than due a request was sent, at worst."""
 

@@ -98,14 +98,15 @@ def get(url: str, timeout: float, headers: dict[str, str] | None = None) -> byte
     """A page of the server; None when it has no such page."""
     import httpx  # 0.2 s, which the client processes and --help need not pay
 
-    host = urlsplit(url).hostname
+    parts = urlsplit(url)
+    place = f"{parts.scheme}://{parts.netloc}"
     # A proxy of the environment must not swallow what is meant for this machine.
     try:
-        reply = httpx.get(url, timeout=timeout, headers=headers, trust_env=host not in _LOOPBACK)
-    except httpx.ConnectError:
-        raise Unmeasurable(f"nothing listens at {url}; start the server or give its URL") from None
+        reply = httpx.get(url, timeout=timeout, headers=headers, trust_env=parts.hostname not in _LOOPBACK)
+    except httpx.ConnectError as exc:
+        raise Unmeasurable(f"nothing answers at {place} ({exc}); start the server or give its URL") from None
     except httpx.TimeoutException:
-        raise Unmeasurable(f"{url} did not answer within {timeout:g} s; is the server busy?") from None
+        raise Unmeasurable(f"{place} did not answer within {timeout:g} s; is the server busy?") from None
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise Unmeasurable(f"{url}: the connection failed: {exc or type(exc).__name__}") from None
+        raise Unmeasurable(f"{place}: the connection failed: {exc or type(exc).__name__}") from None
     return reply.content if reply.status_code == 200 else None

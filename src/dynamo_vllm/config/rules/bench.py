@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
@@ -69,15 +68,9 @@ def watched(o: LoadOptions) -> dict[str, int]:
     return found
 
 
-def body(o: LoadOptions) -> dict[str, Any]:
+def body(o: LoadOptions) -> dict[str, object]:
     """Further fields of every request."""
-    try:
-        fields = json.loads(o.body or "{}")
-    except ValueError as exc:
-        raise ConfigError(f"--body is not JSON: {exc}") from None
-    if not isinstance(fields, dict):
-        raise ConfigError(f'--body {o.body!r} must be a JSON object, such as {{"top_k": 1}}')
-    return fields
+    return flags.json_object("--body", o.body or "{}")
 
 
 def _numbers(flag: str, text: str, kind: type[int] | type[float]) -> list[float]:

@@ -1,0 +1,190 @@
+"""`dynamo-vllm bench load` as a person runs it: against the real frontend, and against servers that fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness import sse
+from harness.stack import COMMAND, Stack
+from harness.waiting import until
+from runtime.conftest import StartFake
+
+
+def command(*words: str) -> list[str]:
+    return [*COMMAND, "bench", "load", *words]
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=40)
+
+
+def figures(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["stages"]
+    return found
+
+
+# --- the real frontend ------------------------------------------------------------------------------------
+
+
+def test_stages_over_two_client_processes_are_measured(
+    deployment: Stack, start_fake: StartFake, tmp_path: Path
+) -> None:
+    worker = start_fake(token_ms=2, prefill_ms=20)
+    deployment.wait_ready()
+    words = ["--concurrency", "1,4", "--requests", "12", "--output-tokens", "8", "--input-tokens", "16"]
+    watch = [
+        "--watch",
+        f"worker={worker.pid}",
+        "--warmup",
+        "2",
+        "--clients",
+        "2",
+        "--slo",
+        "ttft=5000,itl=5000",
+    ]
+    done = bench(deployment.url, *words, *watch, "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["c=1", "c=4"]
+    first, second = figures(tmp_path / "out.json")
+    for stage in (first, second):
+        assert stage["requests"]["ok"] == 12 and not stage["errors"]
+        assert (stage["tokens"]["prompt"], stage["tokens"]["output"]) == (12 * 16, 12 * 8)
+        assert 20 <= stage["ttft_ms"]["p50"] <= stage["ttft_ms"]["max"] < 5000
+        assert 1 < stage["itl_ms"]["mean"] < 1000
+        assert stage["e2e_ms"]["p50"] > stage["ttft_ms"]["p50"] + 7 * 2
+        assert stage["goodput"]["fraction"] == 1.0
+        assert stage["processes"]["worker"]["tree_cpu_seconds"] >= stage["processes"]["worker"]["cpu_seconds"]
+        assert stage["client"]["processes"] == 2
+    assert second["requests"]["per_second"] > first["requests"]["per_second"]
+
+
+@pytest.mark.parametrize(
+    ("words", "requests"),
+    [
+        (["--api", "chat", "--concurrency", "4", "--requests", "8"], 8),
+        (["--prompts", "turns", "--turns", "2", "--requests", "6"], 6),
+        (["--prompts", "turns", "--turns", "2", "--api", "chat", "--requests", "6"], 6),
+        (["--prompts", "prefix", "--prefix-tokens", "64", "--requests", "6"], 6),
+        (["--rate", "40", "--requests", "10"], 10),
+        (["--prompts", "trace", "--trace-block", "16", "--trace-speed", "10"], 5),
+    ],
+)
+def test_every_kind_of_prompt_is_answered(
+    deployment: Stack, start_fake: StartFake, tmp_path: Path, words: list[str], requests: int
+) -> None:
+    start_fake(vocab_size=1121)  # the tokenizer's
+    deployment.wait_ready()
+    if "trace" in words:
+        lines = [
+            {"timestamp": 500 * n, "input_length": 1100, "output_length": 64, "hash_ids": [0, n, n + 9]}
+            for n in range(1, 6)
+        ]
+        (tmp_path / "trace").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        words = [*words, "--trace", str(tmp_path / "trace")]
+    small = ["--input-tokens", "8", "--output-tokens", "4", "--json", str(tmp_path / "out.json")]
+    done = bench(deployment.url, *words, *small)
+    assert done.returncode == 0, done.stderr
+    (stage,) = figures(tmp_path / "out.json")
+    assert (stage["requests"]["ok"], stage["requests"]["failed"]) == (requests, 0)
+    assert stage["tokens"]["output"] == requests * (2 if "trace" in words else 4)
+    if "trace" in words:
+        assert stage["tokens"]["prompt"] == 5 * 35
+        assert stage["seconds"] >= 0.2
+
+
+def test_unknown_model_is_the_servers_word(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake()
+    deployment.wait_ready()
+    done = bench(deployment.url, "--model", "huge")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line == f"error: {deployment.url} did not answer a first request: HTTP 404: Model not found"
+
+
+# --- servers that fail ------------------------------------------------------------------------------------
+
+
+def test_unreachable_server_is_one_line() -> None:
+    done = bench("http://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: nothing answers at http://127.0.0.1:1 (")
+    assert done.stderr.endswith("; start the server or give its URL\n")
+
+
+def test_stage_without_an_answer_is_a_failure(tmp_path: Path) -> None:
+    def script(request: sse.Request) -> Iterator[bytes]:
+        if request.body is None or request.body["max_tokens"] == 1:  # the first, short request
+            return sse.answer(request)
+        return iter([sse.plain(503, b'{"message": "busy"}')])
+
+    with sse.served(script) as server:
+        done = bench(server.url, "--requests", "4", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 1
+    assert "error: c=8: 4 × HTTP 503: busy" in done.stdout
+    (stage,) = figures(tmp_path / "out.json")
+    assert (stage["requests"]["failed"], stage["errors"]) == (4, {"HTTP 503: busy": 4})
+    assert stage["ttft_ms"]["p50"] is None
+
+
+def test_interrupt_prints_what_there_is_and_leaves_no_process(tmp_path: Path) -> None:
+    def script(request: sse.Request) -> Iterator[bytes]:
+        if request.body is None or len(server.asked) <= 6:
+            return sse.answer(request)
+        return iter([sse.HEAD, sse.chunk(sse.token())])  # and never the rest
+
+    with sse.served(script) as server:
+        words = [server.url, "--concurrency", "2", "--seconds", "60", "--json", "-", "--clients", "2"]
+        process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        until("both slots to wait", lambda: len(server.asked) == 8)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    found = json.loads(out)
+    (stage,) = found["stages"]
+    assert found["interrupted"] and stage["requests"]["ok"] == 5 and stage["requests"]["unfinished"] == 2
+    assert "stopped early" in err
+    assert len(children) == 2 and not any(child.is_running() for child in children)
+
+
+def test_client_process_that_dies_is_told(tmp_path: Path) -> None:
+    with sse.served(
+        lambda request: sse.answer(request) if request.body is None or len(server.asked) < 2 else []
+    ) as server:
+        process = subprocess.Popen(
+            command(server.url, "--seconds", "60"),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        until("the load", lambda: len(server.asked) >= 2)
+        (child,) = psutil.Process(process.pid).children()
+        child.kill()
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "error: a client process ended with exit code -9" in err
+
+
+def test_cached_tokens_come_from_the_metrics_of_engines(tmp_path: Path) -> None:
+    def script(request: sse.Request) -> Iterator[bytes]:
+        if request.path != "/metrics":
+            return sse.answer(request)
+        hits = 100 + 3 * len(server.asked)
+        return iter([sse.plain(200, b'vllm:prefix_cache_hits_total{engine="0"} %d\n' % hits)])
+
+    with sse.served(script) as server:
+        out = tmp_path / "out.json"
+        done = bench(
+            server.url, "--requests", "5", "--metrics-url", f"{server.url}/metrics", "--json", str(out)
+        )
+    assert done.returncode == 0, done.stderr
+    (stage,) = figures(out)
+    assert (stage["tokens"]["cached"], stage["tokens"]["cached_from"]) == (15, "metrics")
