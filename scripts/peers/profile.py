@@ -23,15 +23,15 @@ LEAD_SECONDS = 5.0
 
 
 def find_py_spy() -> str | None:
-    """On the path, or in the bin folder of a site folder that was unpacked without pip."""
+    """On the path, or where its wheel was unpacked: with pip or without."""
     if found := shutil.which("py-spy"):
         return found
     for folder in [Path(sys.prefix), *map(Path, filter(None, sys.path))]:
-        binary = folder / "bin" / "py-spy"
-        if binary.is_file():
-            if not os.access(binary, os.X_OK):
-                binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
-            return str(binary)
+        for binary in [folder / "bin" / "py-spy", *folder.glob("py_spy-*.data/scripts/py-spy")]:
+            if binary.is_file():
+                if not os.access(binary, os.X_OK):
+                    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+                return str(binary)
     return None
 
 
@@ -39,7 +39,7 @@ def profile(up: Contestant, stage: Stage, seconds: int, folder: Path) -> None:
     """Write the stacks of the peer's main process under load, as lines and as a flame graph."""
     py_spy = find_py_spy()
     if py_spy is None:
-        say("no profile: py-spy is neither on the path nor in a site folder's bin")
+        say("no profile: py-spy is neither on the path nor in a site folder")
         return
     long = replace(stage, seconds=len(FORMATS) * seconds + 2 * LEAD_SECONDS)
     failed: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from peers import cold, figures, load, match, page, peers, run, settings
 from peers.figures import MEASURES, Measure, Row, Spread
 
-TOKENS, FIRST = MEASURES[0], MEASURES[1]
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TOKENS = MEASURES[0]
 
 
 def measured(number: int, peer: str, tokens: float, first_ms: float = 10.0, stage: str = "c=8") -> Row:
@@ -183,6 +185,26 @@ def test_page_is_made_and_then_changed_in_place(tmp_path: Path) -> None:
     page.write(path, "peers", "two")
     assert path.read_text().count("peers:begin") == 1
     assert "two" in path.read_text() and "one" not in path.read_text().split("begin")[1]
+
+
+def test_files_of_several_gpu_runs_become_one_with_rounds_counted_on(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("gpu_bench", SCRIPTS / "gpu" / "bench.py")
+    assert spec and spec.loader
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    first, second = a_record(tmp_path), a_record(tmp_path)
+    second["peers"] = {"vllm-rust": {"commands": ["python -m rust"]}}
+    merged: dict[str, dict[str, Any]] = {}
+    for record in (first, second):
+        bench.merge(merged, record)
+    assert [(row["round"], row["peer"]) for row in merged["cpu"]["rows"]] == [
+        (0, "vllm"),
+        (0, "ours"),
+        (1, "vllm"),
+        (1, "ours"),
+    ]
+    assert merged["cpu"]["missing"] == {}  # it ran the second time
+    assert "### c=8" in page.markdown(merged["cpu"], "bench")
 
 
 # -- what is sent and started ------------------------------------------------------------------------
