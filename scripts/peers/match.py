@@ -17,8 +17,8 @@ from peers.load import LoadFailed
 from peers.processes import StartFailed
 from peers.settings import Stage
 
-IDLE_LIMIT = 0.1
-"""Cores an idle server may use beside the measured one; one that uses more is stopped between its turns."""
+IDLE_SHARE = 0.05
+"""Of all cores: what an idle server may use; one that uses more is stopped while others are measured."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Match:
         }
         self._record.save()
         say(f"{name}: answers after {up.start_seconds:.0f} s, uses {100 * idle:.0f} % of a core when idle")
-        if idle > IDLE_LIMIT:
+        if idle > IDLE_SHARE * self._record.machine["cores"]:
             say(f"{name}: NOT IDLE without load; it is stopped while others are measured")
             self._restless.add(name)
             self._up.pop(name).stop()
