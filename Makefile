@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e deploy
 
-.PHONY: help venv serve test $(TIERS:%=test-%) check fmt docs clean distclean
+.PHONY: help venv serve test $(TIERS:%=test-%) check fmt docs bench-peers clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,7 +22,8 @@ help:
 	@echo "make check                     lint, format, types, imports, generated docs"
 	@echo "make fmt                       format and fix what can be fixed"
 	@echo "make docs                      write the generated docs"
-	@echo "make clean | distclean         remove caches | and .venv"
+	@echo "make bench-peers ARGS='…'      ours beside vllm serve, upstream and others; ARGS=--help lists the options"
+	@echo "make clean | distclean         remove caches | and .venv and .bench"
 
 venv:
 	@$(PYTHON) scripts/setup.py
@@ -50,9 +51,12 @@ fmt: venv
 docs: venv
 	$(BIN)/python -m dynamo_vllm.cli.docs
 
+bench-peers: venv
+	@$(BIN)/python scripts/peers $(ARGS)
+
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv .bench

@@ -92,6 +92,7 @@ class FakeEngine:
         self._dead = False
         self._changed = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
+        self._next_step = 0.0
 
     async def start(self) -> EngineFacts:
         self._on_phase("loading")
@@ -133,10 +134,17 @@ class FakeEngine:
         while self.running:
             await self._until(min(run.due for run in self.running.values()) - now())
             moment = now()
+            following = self._after(moment)
             for run in list(self.running.values()):
                 if run.due <= moment and not run.done.done():
+                    run.due = following
                     self._step(run)
-                    run.due += self.spec.token_ms / 1000
+
+    def _after(self, moment: float) -> float:
+        """The time of the next step: all jobs move together."""
+        if self._next_step <= moment:
+            self._next_step = moment + self.spec.token_ms / 1000
+        return self._next_step
 
     async def _until(self, seconds: float) -> None:
         """The next step is due, or a job came or went."""

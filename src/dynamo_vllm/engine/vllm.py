@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.base import OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm_direct import Direct
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class VllmEngine:
         self._on_load = on_load
         self._on_phase = on_phase
         self._llm: AsyncLLM | None = None
+        self._direct: Direct | None = None
         self._relay: EventRelay | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
@@ -39,7 +41,7 @@ class VllmEngine:
         vllm_start.set_environment(self._settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine import vllm_stats
+        from dynamo_vllm.engine import vllm_direct, vllm_stats
 
         resolved = vllm_start.resolve(self._settings)
         for fired in resolved.fired:
@@ -58,6 +60,8 @@ class VllmEngine:
         except (RuntimeError, ValueError, OSError) as exc:
             raise StartError(f"vLLM did not start: {exc}") from exc
         vllm_start.keep_environment()
+        if self._settings.direct_egress:
+            self._direct = vllm_direct.Direct(self._llm)
         self._on_phase("cache")
         return self._facts(resolved)
 
@@ -103,11 +107,9 @@ class VllmEngine:
         return self._llm
 
     async def stream(self, job: Job, sink: Sink) -> None:
-        from dynamo_vllm.engine import vllm_direct as direct
-
-        llm = self._engine
-        if self._settings.direct_egress and direct.fits(llm, job):
-            await direct.stream(llm, job, self._place(job.data_parallel_rank), sink)
+        llm, direct = self._engine, self._direct
+        if direct is not None and direct.fits(job):
+            await direct.stream(job, self._place(job.data_parallel_rank), sink)
             return
         async with contextlib.aclosing(self._outputs(llm, job)) as outputs:
             async for output in outputs:

@@ -1,0 +1,66 @@
+"""Where the time of a process goes: py-spy beside a stage of load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from peers.contestants import Contestant
+from peers.load import LoadFailed
+from peers.match import say
+from peers.settings import Stage
+
+FORMATS = {"raw": "txt", "flamegraph": "svg"}
+RATE = 200
+LEAD_SECONDS = 5.0
+"""The load runs this much longer: its client takes a moment to start, and the batch to fill."""
+
+
+def find_py_spy() -> str | None:
+    """On the path, or where its wheel was unpacked: with pip or without."""
+    if found := shutil.which("py-spy"):
+        return found
+    for folder in [Path(sys.prefix), *map(Path, filter(None, sys.path))]:
+        for binary in [folder / "bin" / "py-spy", *folder.glob("py_spy-*.data/scripts/py-spy")]:
+            if binary.is_file():
+                if not os.access(binary, os.X_OK):
+                    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+                return str(binary)
+    return None
+
+
+def profile(up: Contestant, stage: Stage, seconds: int, folder: Path) -> None:
+    """Write the stacks of the peer's main process under load, as lines and as a flame graph."""
+    py_spy = find_py_spy()
+    if py_spy is None:
+        say("no profile: py-spy is neither on the path nor in a site folder")
+        return
+    long = replace(stage, seconds=len(FORMATS) * seconds + 2 * LEAD_SECONDS)
+    failed: list[str] = []
+
+    def put_load() -> None:
+        try:
+            up.measure(long, seed=77)
+        except LoadFailed as exc:
+            failed.append(str(exc))
+
+    client = threading.Thread(target=put_load)
+    client.start()
+    client.join(LEAD_SECONDS)
+    for kind, ending in FORMATS.items():
+        path = folder / f"profile-{up.name}-{kind}.{ending}"
+        command = [py_spy, "record", "--pid", str(up.watched[up.main]), "--duration", str(seconds)]
+        command += ["--rate", str(RATE), "--format", kind, "--output", str(path), "--nonblocking"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        ok = done.returncode == 0 and path.exists()
+        said = (done.stderr or done.stdout).strip().splitlines()
+        say(f"profile of {up.name}'s {up.main}: {path.name if ok else ' '.join(said[-2:])}")
+    client.join()
+    for line in failed:
+        say(f"the load of the profile failed: {line}")
