@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -62,8 +63,9 @@ class Match:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._up:
-            self._up.popitem()[1].stop()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda up: up.stop(), self._up.values()))
+        self._up.clear()
 
     def bring_up(self, names: Sequence[str]) -> None:
         """Start them one after the other and compare what they say."""
