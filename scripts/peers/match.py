@@ -27,6 +27,7 @@ class Record:
     """All that a run found, written to its file after every step."""
 
     path: Path
+    command: str
     machine: Mapping[str, Any]
     setting: Mapping[str, Any]
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class Record:
     missing: dict[str, str] = field(default_factory=dict)
 
     def save(self) -> None:
-        kept = ("machine", "setting", "peers", "rows", "answers", "cold", "missing")
+        kept = ("command", "machine", "setting", "peers", "rows", "answers", "cold", "missing")
         processes.write_json(self.path, {"version": 1, **{name: getattr(self, name) for name in kept}})
 
 

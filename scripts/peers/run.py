@@ -30,20 +30,21 @@ QUICK_REQUESTS = {1: 8, 8: 24, 32: 64}
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped on the way out
-    path = options.show or measure(options)
+    path = options.show or measure(options, argv)
     found = json.loads(path.read_bytes())
     print(f"\n{page.text(found)}\n\n{path}", flush=True)
     if options.write:
-        page.write(PAGE, "peers", page.markdown(found, "make bench-peers"))
+        page.write(PAGE, "peers", page.markdown(found))
         say(f"written: {PAGE.relative_to(ROOT)}")
     return 0
 
 
-def measure(options: argparse.Namespace) -> Path:
+def measure(options: argparse.Namespace, argv: Sequence[str]) -> Path:
     """Run it all; the file with the result."""
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     setting = cpu_setting(BENCH / "models", stages(options.stages, options.quick))
-    record = Record(BENCH / "results" / f"peers-{stamp}.json", machine.facts(), setting.facts())
+    command = f"make bench-peers ARGS='{' '.join(argv)}'" if argv else "make bench-peers"
+    record = Record(BENCH / "results" / f"peers-{stamp}.json", command, machine.facts(), setting.facts())
     folder = BENCH / "run" / stamp
     environments = Environments()
     if options.rounds:
