@@ -52,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         setting = choose(options, Path(folder))
-        record = Record(options.out / f"bench-{options.step}.json", machine.facts(), setting.facts())
+        path, command = options.out / f"bench-{options.step}.json", f"scripts/gpu/bench.py {options.step}"
+        record = Record(path, f"python {command}", machine.facts(), setting.facts())
         record.save()
         starter = Starter(setting, Environments(this_interpreter_only=True), Path(folder), options.clients)
         try:
@@ -99,8 +100,7 @@ def report(files: Sequence[Path], write: bool) -> int:
     for name, record in merged.items():
         print(f"== {name}\n{page.text(record)}\n")
         if write:
-            command = f"python scripts/gpu/bench.py {name}"
-            page.write(ROOT / "docs" / "performance.md", f"gpu-{name}", page.markdown(record, command))
+            page.write(ROOT / "docs" / "performance.md", f"gpu-{name}", page.markdown(record))
     return 0
 
 

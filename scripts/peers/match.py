@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,7 @@ class Record:
     """All that a run found, written to its file after every step."""
 
     path: Path
+    command: str
     machine: Mapping[str, Any]
     setting: Mapping[str, Any]
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Record:
     missing: dict[str, str] = field(default_factory=dict)
 
     def save(self) -> None:
-        kept = ("machine", "setting", "peers", "rows", "answers", "cold", "missing")
+        kept = ("command", "machine", "setting", "peers", "rows", "answers", "cold", "missing")
         processes.write_json(self.path, {"version": 1, **{name: getattr(self, name) for name in kept}})
 
 
@@ -62,8 +64,9 @@ class Match:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._up:
-            self._up.popitem()[1].stop()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda up: up.stop(), self._up.values()))
+        self._up.clear()
 
     def bring_up(self, names: Sequence[str]) -> None:
         """Start them one after the other and compare what they say."""
