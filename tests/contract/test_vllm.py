@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import vllm.exceptions
 import vllm.v1.engine.exceptions
+from prometheus_client import Histogram
 from vllm import SamplingParams
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
@@ -23,7 +24,7 @@ from vllm.v1.metrics.stats import IterationStats, RequestStateStats
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.engine import vllm_convert, vllm_start
+from dynamo_vllm.engine import vllm_convert, vllm_start, vllm_stats
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import (
     ConfigError,
@@ -280,3 +281,18 @@ def test_what_the_direct_way_out_touches() -> None:
     stats = IterationStats()
     assert (stats.num_generation_tokens, stats.inter_token_latencies_iter) == (0, [])
     assert {"num_generation_tokens", "last_token_ts"} <= set(RequestStateStats.__dataclass_fields__)
+
+
+def test_a_time_observed_often_is_counted_as_often() -> None:
+    """Also above the last bucket and at a bound; the client library has no call for it."""
+    one, many = (Histogram("x", "x", buckets=(0.1, 0.5, 2.0), registry=None) for _ in range(2))
+    for seconds, times in ((0.05, 3), (0.1, 2), (0.7, 4), (9.0, 2)):
+        vllm_stats.observe(many, seconds, times)
+        for _ in range(times):
+            one.observe(seconds)
+    found = [
+        [(s.name, s.labels, round(s.value, 9)) for s in made.collect()[0].samples if s.name != "x_created"]
+        for made in (one, many)
+    ]
+    assert found[0] == found[1]
+    assert found[0][0][2] == 5

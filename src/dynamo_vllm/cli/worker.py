@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING
 
@@ -29,10 +28,7 @@ def main(argv: Sequence[str]) -> int:
         refuse_taken_port(
             "--system-port", options.system_host or options.bind_host or "0.0.0.0", options.system_port
         )
-    if options.runtime_threads is None:
-        threads = runtime_env.worker_threads(os.cpu_count() or 1)
-        options = dataclasses.replace(options, runtime_threads=threads)
-    runtime_env.export(options, environment)
+    runtime_env.export(options, environment, runtime_env.worker_threads(os.cpu_count() or 1))
     from dynamo_vllm.serving import worker
     from dynamo_vllm.serving.logging import set_up
 

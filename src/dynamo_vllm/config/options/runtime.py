@@ -64,7 +64,7 @@ class RuntimeOptions:
     runtime_threads: int | None = opt(
         None,
         "runtime",
-        "Threads of the Rust runtime in this process (default: one per core in a frontend, few in a worker).",
+        "Threads of the Rust runtime in this process (default: few; more cost CPU for every token).",
         env="DYN_RUNTIME_NUM_WORKER_THREADS",
         metavar="N",
     )
