@@ -52,12 +52,13 @@ def main(argv: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         setting = choose(options, Path(folder))
-        record = Record(options.out / f"bench-{options.step}.json", machine.facts(), setting.facts())
+        path, command = options.out / f"bench-{options.step}.json", f"scripts/gpu/bench.py {options.step}"
+        record = Record(path, f"python {command}", machine.facts(), setting.facts())
         record.save()
         starter = Starter(setting, Environments(this_interpreter_only=True), Path(folder), options.clients)
         try:
             with Match(starter, record, time.monotonic() + options.limit) as match:
-                match.bring_up(options.peers)
+                match.bring_up(options.peers, options.together)
                 match.play(options.rounds)
                 if options.profile:
                     for name in options.profile_peers:
@@ -99,8 +100,7 @@ def report(files: Sequence[Path], write: bool) -> int:
     for name, record in merged.items():
         print(f"== {name}\n{page.text(record)}\n")
         if write:
-            command = f"python scripts/gpu/bench.py {name}"
-            page.write(ROOT / "docs" / "performance.md", f"gpu-{name}", page.markdown(record, command))
+            page.write(ROOT / "docs" / "performance.md", f"gpu-{name}", page.markdown(record))
     return 0
 
 
@@ -127,6 +127,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("files", nargs="*", type=Path, help="with report: the files of earlier runs")
     parser.add_argument("--peers", type=names, default=list(PEERS), help=f"default {','.join(PEERS)}")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--together", action="store_true", help="start all servers at once: faster, the starts are no measure"
+    )
     parser.add_argument("--stages", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--out", type=Path, default=Path(), help="folder of the results (default: here)")
     parser.add_argument("--limit", type=float, default=540, help="seconds after which no turn begins")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,7 @@ class Record:
     """All that a run found, written to its file after every step."""
 
     path: Path
+    command: str
     machine: Mapping[str, Any]
     setting: Mapping[str, Any]
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Record:
     missing: dict[str, str] = field(default_factory=dict)
 
     def save(self) -> None:
-        kept = ("machine", "setting", "peers", "rows", "answers", "cold", "missing")
+        kept = ("command", "machine", "setting", "peers", "rows", "answers", "cold", "missing")
         processes.write_json(self.path, {"version": 1, **{name: getattr(self, name) for name in kept}})
 
 
@@ -62,12 +64,18 @@ class Match:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._up:
-            self._up.popitem()[1].stop()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda up: up.stop(), self._up.values()))
+        self._up.clear()
 
-    def bring_up(self, names: Sequence[str]) -> None:
-        """Start them one after the other and compare what they say."""
-        self._ready = [name for name in names if self._bring_up(name)]
+    def bring_up(self, names: Sequence[str], together: bool = False) -> None:
+        """Start them, one after the other or all at once, and compare what they say."""
+        with ThreadPoolExecutor(len(names) if together else 1) as pool:
+            self._ready = [
+                name for name, is_up in zip(names, pool.map(self._start, names), strict=True) if is_up
+            ]
+        for name in self._ready:
+            self._look_at(name)
         self._compare_answers()
 
     def play(self, rounds: int) -> None:
@@ -83,17 +91,23 @@ class Match:
 
     # -- one after the other -------------------------------------------------------------------------
 
-    def _bring_up(self, name: str) -> bool:
-        """Start it, ask it, warm it up; False and one line where it cannot run here."""
+    def _start(self, name: str) -> bool:
+        """False and one line where it cannot run here."""
         say(f"{name}: starting …")
         try:
-            up = self._up[name] = self._starter.start(name)
+            self._up[name] = self._starter.start(name)
         except (NotHere, StartFailed) as exc:
             reason = str(exc)
             self._record.missing[name] = reason.splitlines()[0]
             self._record.save()
             say(f"{name}: left out: {reason}")
             return False
+        say(f"{name}: answers after {self._up[name].start_seconds:.0f} s")
+        return True
+
+    def _look_at(self, name: str) -> None:
+        """What it answers, and what it uses without load."""
+        up = self._up[name]
         self._record.answers[name] = up.answers()
         idle = up.idle_cores()
         self._record.peers[name] = {
@@ -104,12 +118,11 @@ class Match:
             "watched": list(up.watched),
         }
         self._record.save()
-        say(f"{name}: answers after {up.start_seconds:.0f} s, uses {100 * idle:.0f} % of a core when idle")
+        say(f"{name}: uses {100 * idle:.0f} % of a core when idle")
         if idle > IDLE_SHARE * self._record.machine["cores"]:
             say(f"{name}: NOT IDLE without load; it is stopped while others are measured")
             self._restless.add(name)
             self._up.pop(name).stop()
-        return True
 
     def _compare_answers(self) -> None:
         lines = differing(self._record.answers)

@@ -37,12 +37,12 @@ def text(record: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def markdown(record: Mapping[str, Any], command: str) -> str:
+def markdown(record: Mapping[str, Any]) -> str:
     """The section between the markers."""
     rows, named = rows_of(record), titles()
     setting = record["setting"]
     parts = [
-        f"Written by `{command}`. {machine.describe(record['machine'])}",
+        f"Written by `{record['command']}`. {machine.describe(record['machine'])}",
         f"{setting['text']} Rounds: {len({r.round for r in rows})}, {CELLS}",
     ]
     for stage, found in figures.by_stage(rows).items():

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import psutil
 
 T = TypeVar("T")
-STOP_SECONDS = 20
+STOP_SECONDS = 10
 
 
 class StartFailed(Exception):

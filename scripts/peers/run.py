@@ -7,11 +7,13 @@ stopped between its turns. Rounds alternate the order. Prompts are the same for 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from peers import cold, machine, page
 from peers.contestants import BARE, Starter, titles
@@ -28,10 +30,21 @@ QUICK_REQUESTS = {1: 8, 8: 24, 32: 64}
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped on the way out
-    began = time.monotonic()
+    path = options.show or measure(options, argv)
+    found = json.loads(path.read_bytes())
+    print(f"\n{page.text(found)}\n\n{path}", flush=True)
+    if options.write:
+        page.write(PAGE, "peers", page.markdown(found))
+        say(f"written: {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def measure(options: argparse.Namespace, argv: Sequence[str]) -> Path:
+    """Run it all; the file with the result."""
+    began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     setting = cpu_setting(BENCH / "models", stages(options.stages, options.quick))
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    record = Record(BENCH / "results" / f"peers-{stamp}.json", machine.facts(), setting.facts())
+    command = f"make bench-peers ARGS='{' '.join(argv)}'" if argv else "make bench-peers"
+    record = Record(BENCH / "results" / f"peers-{stamp}.json", command, machine.facts(), setting.facts())
     folder = BENCH / "run" / stamp
     environments = Environments()
     if options.rounds:
@@ -42,15 +55,10 @@ def main(argv: Sequence[str]) -> int:
     if options.cold:
         cold.play(setting, environments, folder, options.cold, record)
     record.save()
-    saved = vars(record)
-    print(f"\n{page.text(saved)}\n", flush=True)
-    if options.write:
-        page.write(PAGE, "peers", page.markdown(saved, f"make bench-peers ARGS='{' '.join(argv)}'"))
-        say(f"written: {PAGE.relative_to(ROOT)}")
-    say(f"{record.path.relative_to(ROOT)}, {time.monotonic() - began:.0f} s in all")
+    say(f"measured in {time.monotonic() - began:.0f} s")
     if not options.keep_logs:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0
+    return record.path
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -68,6 +76,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, help="client processes of the load")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/performance.md")
     parser.add_argument("--keep-logs", action="store_true", help="keep the servers' logs under .bench/run")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing, show an earlier result")
     options = parser.parse_args(argv)
     if options.rounds is None:
         options.rounds = 2 if options.quick else 6

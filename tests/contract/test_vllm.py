@@ -10,15 +10,21 @@ from pathlib import Path
 import pytest
 import vllm.exceptions
 import vllm.v1.engine.exceptions
+from prometheus_client import Histogram
 from vllm import SamplingParams
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, RequestStateStats
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.engine import vllm_convert, vllm_start
+from dynamo_vllm.engine import vllm_convert, vllm_start, vllm_stats
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import (
     ConfigError,
@@ -234,3 +240,59 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     made = EngineSettings(model=str(tmp_path))
     with pytest.raises(ConfigError, match="cannot serve"):
         vllm_start.create_config(vllm_start.resolve(made).args, made)
+
+
+def test_batch_sizes_are_those_of_vllm_serve(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM has defaults for each way it is used; only two have any."""
+    sizes = ({UsageContext.OPENAI_API_SERVER: 3333}, {UsageContext.OPENAI_API_SERVER: 77})
+    monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", classmethod(lambda cls, world_size: sizes))
+    made = EngineSettings(model=settings.model, argv=("--max-model-len", "512"))
+    found = vllm_start.create_config(vllm_start.resolve(made).args, made).scheduler_config
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (3333, 77)
+
+
+def test_what_the_direct_way_out_touches() -> None:
+    """Parameters and fields of vLLM's own output handling; the parity tests show what they do."""
+    assert list(inspect.signature(OutputProcessor.process_outputs).parameters) == [
+        "self",
+        "engine_core_outputs",
+        "engine_core_timestamp",
+        "iteration_stats",
+    ]
+    assert list(inspect.signature(OutputProcessor.add_request).parameters)[1:] == [
+        "request",
+        "prompt",
+        "parent_req",
+        "request_index",
+        "queue",
+    ]
+    assert list(inspect.signature(RequestState.make_request_output).parameters)[1:] == [
+        "new_token_ids",
+        "pooling_output",
+        "finish_reason",
+        "stop_reason",
+        "kv_transfer_params",
+        "ec_transfer_params",
+    ]
+    plain = EngineCoreOutput("r", [1])
+    assert (plain.finish_reason, plain.events, plain.num_nans_in_logits) == (None, None, 0)
+    stats = IterationStats()
+    assert (stats.num_generation_tokens, stats.inter_token_latencies_iter) == (0, [])
+    assert {"num_generation_tokens", "last_token_ts"} <= set(RequestStateStats.__dataclass_fields__)
+
+
+def test_a_time_observed_often_is_counted_as_often() -> None:
+    """Also above the last bucket and at a bound; the client library has no call for it."""
+    one, many = (Histogram("x", "x", buckets=(0.1, 0.5, 2.0), registry=None) for _ in range(2))
+    for seconds, times in ((0.05, 3), (0.1, 2), (0.7, 4), (9.0, 2)):
+        vllm_stats.observe(many, seconds, times)
+        for _ in range(times):
+            one.observe(seconds)
+    found = [
+        [(s.name, s.labels, round(s.value, 9)) for s in made.collect()[0].samples if s.name != "x_created"]
+        for made in (one, many)
+    ]
+    assert found[0] == found[1]
+    assert found[0][0][2] == 5

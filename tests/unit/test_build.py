@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
-from dynamo_vllm.config import build
+from dynamo_vllm.config import build, runtime_env
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.errors import ConfigError
@@ -147,3 +148,27 @@ def test_every_field_of_our_options_is_declared_once(cls: type) -> None:
 @pytest.mark.parametrize("cls", EVERY_CLASS)
 def test_our_defaults_hold_without_any_setting(cls: type[object]) -> None:
     assert build.parse(cls, [], {}, "prog", "about") == (cls(), [])
+
+
+@pytest.mark.parametrize(
+    ("cores", "worker", "frontend"), [(1, 1, 2), (2, 1, 2), (16, 1, 4), (32, 2, 8), (256, 4, 8)]
+)
+def test_threads_grow_slowly_with_the_cores(cores: int, worker: int, frontend: int) -> None:
+    assert (runtime_env.worker_threads(cores), runtime_env.frontend_threads(cores)) == (worker, frontend)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "expected"),
+    [
+        ([], {}, "3"),
+        (["--runtime-threads", "5"], {}, "5"),
+        ([], {"DYN_RUNTIME_NUM_WORKER_THREADS": "7"}, "7"),
+    ],
+)
+def test_threads_the_user_names_stand(
+    argv: list[str], environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(environment))
+    options, _ = build.parse(FrontendOptions, argv, environment, "p", "d")
+    runtime_env.export(options, environment, 3)
+    assert os.environ["DYN_RUNTIME_NUM_WORKER_THREADS"] == expected

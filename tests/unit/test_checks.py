@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"]
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
+    (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (worker_rules.dump_has_a_folder, ["--dump-config-to", "/no/such/folder/x"], "there is no such folder"),
     (
         ranks.kv_events_can_be_heard,
@@ -277,6 +278,7 @@ FRONTEND = [
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
+    (frontend_rules.frontend_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (frontend_rules.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
     (

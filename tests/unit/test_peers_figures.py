@@ -136,6 +136,7 @@ def test_differing_answer_names_prompt_and_both_peers() -> None:
 def a_record(tmp_path: Path, answer: str = "a") -> dict[str, Any]:
     record = match.Record(
         tmp_path / "results" / "peers.json",
+        "make bench-peers",
         {
             "date": "d",
             "cpu": "not named",
@@ -160,7 +161,7 @@ def a_record(tmp_path: Path, answer: str = "a") -> dict[str, Any]:
 
 def test_saved_record_gives_the_same_tables(tmp_path: Path) -> None:
     record = a_record(tmp_path)
-    section = page.markdown(record, "make bench-peers")
+    section = page.markdown(record)
     for part in (
         "Written by `make bench-peers`",
         "### c=8",
@@ -176,7 +177,7 @@ def test_saved_record_gives_the_same_tables(tmp_path: Path) -> None:
 def test_differing_answers_are_loud(tmp_path: Path) -> None:
     record = a_record(tmp_path, answer="b")
     assert "ANSWERS DIFFER: prompt 1: vllm says 'a', ours says 'b'" in page.text(record)
-    assert "equal" not in page.markdown(record, "make bench-peers")
+    assert "equal" not in page.markdown(record)
 
 
 def test_page_is_made_and_then_changed_in_place(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_files_of_several_gpu_runs_become_one_with_rounds_counted_on(tmp_path: P
         (1, "ours"),
     ]
     assert merged["cpu"]["missing"] == {}  # it ran the second time
-    assert "### c=8" in page.markdown(merged["cpu"], "bench")
+    assert "### c=8" in page.markdown(merged["cpu"])
 
 
 # -- what is sent and started ------------------------------------------------------------------------

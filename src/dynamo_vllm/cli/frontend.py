@@ -52,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{rest[0]} is no option of the frontend; see '{PROG} --help'")
     checks.check_frontend(options)
     refuse_taken_port("--port", options.host, options.port)
-    runtime_env.export(options, environment, **variables(options))
+    threads = runtime_env.frontend_threads(os.cpu_count() or 1)
+    runtime_env.export(options, environment, threads, **variables(options))
     return run_to_exit(run(options))
 
 

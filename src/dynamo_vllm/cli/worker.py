@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         refuse_taken_port(
             "--system-port", options.system_host or options.bind_host or "0.0.0.0", options.system_port
         )
-    runtime_env.export(options, environment)
+    runtime_env.export(options, environment, runtime_env.worker_threads(os.cpu_count() or 1))
     from dynamo_vllm.serving import worker
     from dynamo_vllm.serving.logging import set_up
 

@@ -53,7 +53,7 @@ class VllmEngine:
         try:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
-                stat_loggers=[vllm_stats.load_logger(self._on_load, self._step)],
+                stat_loggers=[vllm_stats.load_logger(self._on_load, self._step), vllm_stats.Series],
                 enable_log_requests=resolved.args.enable_log_requests,
                 disable_log_stats=resolved.args.disable_log_stats,
             )

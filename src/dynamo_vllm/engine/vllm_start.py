@@ -198,7 +198,9 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
     from vllm.usage.usage_lib import UsageContext
 
     try:
-        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT, headless=settings.node.is_headless)
+        # As `vllm serve` has it: vLLM chooses its batch sizes by it, other contexts get much smaller ones.
+        context = UsageContext.OPENAI_API_SERVER
+        config = args.create_engine_config(context, headless=settings.node.is_headless)
     except (ValueError, OSError, NotImplementedError) as exc:
         raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
     _refuse_ranks_of_a_dense_model(config)

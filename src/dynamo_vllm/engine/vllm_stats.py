@@ -1,16 +1,18 @@
-"""vLLM's figures: one logger per data-parallel rank."""
+"""vLLM's figures: what the worker hears of them, and a cheaper way to its Prometheus series."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from dynamo_vllm.engine.base import LoadFigures, OnLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from prometheus_client import Histogram
     from vllm.config import VllmConfig
 
 
@@ -48,3 +50,33 @@ def load_logger(on_load: OnLoad, on_step: Callable[[int], None]) -> Callable[[Vl
         return Load(engine_index, on_load, on_step)
 
     return make
+
+
+class Series(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not followed by mypy
+    """vLLM's series, with the times between tokens counted once per step.
+
+    The running requests of a step get their tokens together and mostly share one time; vLLM observes it for
+    each of them, which took a tenth of a worker's CPU at 256 requests.
+    """
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        between = iteration_stats.inter_token_latencies_iter if iteration_stats is not None else []
+        if between:
+            iteration_stats.inter_token_latencies_iter = []
+        super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        if between:
+            iteration_stats.inter_token_latencies_iter = between
+            histogram = self.histogram_inter_token_latency[engine_idx]
+            for seconds, times in Counter(between).items():
+                observe(histogram, seconds, times)
+
+
+def observe(histogram: Histogram, amount: float, times: int) -> None:
+    """What so many calls of its `observe` would do."""
+    histogram._sum.inc(amount * times)
+    for bound, bucket in zip(histogram._upper_bounds, histogram._buckets, strict=True):
+        if amount <= bound:
+            bucket.inc(times)
+            return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import gc
 import json
 import logging
 import os
@@ -207,6 +208,7 @@ async def serve(
     progress.phase("warming")
     for rank in ranks(facts):
         await warm_up(engine, await small_job(role, facts, "warm-up", rank))
+    settle()
     progress.phase("registering")
     if connector is not None and options.role in ("prefill", "decode"):
         peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
@@ -227,6 +229,12 @@ async def serve(
         code = await first_ending(ending, serving, watching)
         await leave(options, lifecycle, drt, serving, watching, code)
     return code
+
+
+def settle() -> None:
+    """What is there now stays: the collector need not walk it again, which took a sixth of a busy worker."""
+    gc.collect()
+    gc.freeze()
 
 
 async def warm_up(engine: Engine, job: Job) -> None:

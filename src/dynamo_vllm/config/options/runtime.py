@@ -61,6 +61,13 @@ class RuntimeOptions:
         env="DYN_SYSTEM_PORT",
         metavar="PORT",
     )
+    runtime_threads: int | None = opt(
+        None,
+        "runtime",
+        "Threads of the Rust runtime in this process (default: few; more cost CPU for every token).",
+        env="DYN_RUNTIME_NUM_WORKER_THREADS",
+        metavar="N",
+    )
     log_level: str = opt(
         "info",
         "runtime",

@@ -67,3 +67,8 @@ def json_object(name: str, text: str) -> dict[str, object]:
 def port_is_a_port(name: str, port: int | None) -> None:
     if port is not None and not 0 <= port <= 65535:
         raise ConfigError(f"{name} {port} is no port; use 0 to 65535")
+
+
+def threads_are_a_count(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--runtime-threads {threads} must be 1 or more, or left out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ def tls_needs_both_files(o: FrontendOptions) -> None:
 def thresholds_are_shares(o: FrontendOptions) -> None:
     if o.busy_blocks is not None and not 0 < o.busy_blocks <= 1:
         raise ConfigError(f"--busy-blocks {o.busy_blocks} is a share; use a number above 0 and up to 1")
+
+
+def frontend_threads_are_a_count(o: FrontendOptions) -> None:
+    flags.threads_are_a_count(o.runtime_threads)
 
 
 def frontend_migration_is_a_count(o: FrontendOptions) -> None:
@@ -59,6 +64,7 @@ RULES = (
     port_is_known,
     tls_needs_both_files,
     thresholds_are_shares,
+    frontend_threads_are_a_count,
     frontend_migration_is_a_count,
     temperature_is_not_negative,
     queue_policy_needs_a_queue,

@@ -47,6 +47,10 @@ def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--drain-seconds {o.drain_seconds} must not be negative")
 
 
+def worker_threads_are_a_count(o: WorkerOptions, _: EngineFlags) -> None:
+    flags.threads_are_a_count(o.runtime_threads)
+
+
 def worker_migration_is_a_count(o: WorkerOptions, _: EngineFlags) -> None:
     if o.migration_limit < 0:
         raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
@@ -116,6 +120,7 @@ RULES = (
     template_exists,
     address_has_three_parts,
     budgets_are_positive,
+    worker_threads_are_a_count,
     worker_migration_is_a_count,
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,
