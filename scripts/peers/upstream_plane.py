@@ -1,8 +1,9 @@
 """Upstream's vLLM worker over a fake engine: its handler, event loop and endpoints are its own.
 
-    PEER_PYTHON scripts/peers/upstream_plane.py --model FOLDER --served-model-name NAME …
+    PEER_PYTHON -P scripts/peers/upstream_plane.py --model FOLDER --served-model-name NAME …
 
-Takes the arguments of `python -m dynamo.vllm` and needs an environment with `ai-dynamo` and vLLM. Only
+Takes the arguments of `python -m dynamo.vllm` and needs an environment with `ai-dynamo` and vLLM. `-P` keeps
+this folder off the path, where `profile` would hide the one of the standard library. Only
 `AsyncLLM.from_vllm_config` is replaced; everything in front of the engine runs as upstream wrote it. The fake
 is as cheap as an engine can be: no queue, no detokenizer, one pair of objects per request, used again for
 each token.
