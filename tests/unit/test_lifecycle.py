@@ -5,8 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
+from dynamo_vllm.serving import lifecycle
 from dynamo_vllm.serving.lifecycle import Lifecycle, State
 from harness.fakes import FakeSender, FakeWorker, make_worker, request
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no frontend here that must first hear of a drain."""
+    monkeypatch.setattr(lifecycle, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(lifecycle, "QUIET_SECONDS", 0.05)
 
 
 class Discovery:
