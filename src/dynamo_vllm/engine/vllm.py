@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.base import OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
     from dynamo_vllm.engine.vllm_direct import Direct
+    from dynamo_vllm.engine.vllm_socket import Receiver
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class VllmEngine:
         self._on_phase = on_phase
         self._llm: AsyncLLM | None = None
         self._direct: Direct | None = None
+        self._receiver: Receiver | None = None
         self._relay: EventRelay | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
@@ -41,7 +43,7 @@ class VllmEngine:
         vllm_start.set_environment(self._settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine import vllm_direct, vllm_stats
+        from dynamo_vllm.engine import vllm_direct, vllm_socket, vllm_stats
 
         resolved = vllm_start.resolve(self._settings)
         for fired in resolved.fired:
@@ -59,9 +61,10 @@ class VllmEngine:
             )
         except (RuntimeError, ValueError, OSError) as exc:
             raise StartError(f"vLLM did not start: {exc}") from exc
-        vllm_start.keep_environment()
         if self._settings.direct_egress:
+            self._receiver = vllm_socket.Receiver(self._llm.engine_core.resources.output_socket)
             self._direct = vllm_direct.Direct(self._llm)
+        vllm_start.keep_environment()
         self._on_phase("cache")
         return self._facts(resolved)
 
@@ -166,6 +169,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
+        if self._receiver is not None:
+            self._receiver.close()
         if llm is not None:
             llm.shutdown()
         if self._relay is not None:
