@@ -93,3 +93,14 @@ async def test_a_waiting_reader_is_woken_once_cancelled_another_can_wait(context
     receiver.close()
     push.close(0)
     pull.close(0)
+
+
+async def test_a_socket_that_was_closed_is_let_go(context: Any, address: str) -> None:
+    """vLLM closes it by itself when the engine dies; the descriptor's number may be used again."""
+    push, pull = pair(context, address)
+    receiver = Receiver(pull)
+    descriptor = receiver._descriptor
+    push.close(0)
+    pull.close(0)
+    receiver._readable()
+    assert not asyncio.get_running_loop().remove_reader(descriptor)

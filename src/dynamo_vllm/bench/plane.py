@@ -114,7 +114,7 @@ def start(
 
 
 def call_directly(place: Place, options: PlaneOptions) -> Figures:
-    command = [sys.executable, "-m", "dynamo_vllm.serving.caller", ADDRESS]
+    command = [sys.executable, "-m", "dynamo_vllm.bench.caller", ADDRESS]
     command += ["--model", MODEL, "--watch", str(place.worker.pid), *load_flags(options)]
     found = json.loads(output_of(command, place.here))
     tokens = found["tokens"]

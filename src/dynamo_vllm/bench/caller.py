@@ -1,6 +1,6 @@
 """Calls a worker on the request plane, past the frontend, and says how fast it answers.
 
-Run as `python -m dynamo_vllm.serving.caller` with the deployment's environment: it writes one JSON object.
+Run as `python -m dynamo_vllm.bench.caller` with the deployment's environment: it writes one JSON object.
 It is busier than the worker it calls: read the worker's processor time before the tokens per second.
 """
 
@@ -75,7 +75,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m dynamo_vllm.serving.caller", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m dynamo_vllm.bench.caller", description=__doc__)
     made.add_argument("address", help="namespace.component.endpoint")
     made.add_argument("--model", required=True)
     made.add_argument("--watch", type=int, required=True, metavar="PID", help="the worker's process")
