@@ -12,7 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynamo_vllm.bench.client import Answer
+    from dynamo_vllm.bench.answers import Answer
 
 _ITL_QUANTILE = 0.99
 

@@ -20,11 +20,13 @@ import msgspec
 import uvloop
 
 from dynamo_vllm.bench import arrivals, messages
-from dynamo_vllm.bench.client import Answer, Client
+from dynamo_vllm.bench.client import Client
 from dynamo_vllm.bench.prompts import PATHS, Talk, as_random
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
+
+    from dynamo_vllm.bench.answers import Answer
 
 T = TypeVar("T")
 PROGRESS_SECONDS = 0.25

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from dynamo_vllm.bench import figures, messages, plan, processes, report, target
-from dynamo_vllm.bench.client import Answer, Client
+from dynamo_vllm.bench.client import Client
 from dynamo_vllm.bench.progress import ProgressLine
 from dynamo_vllm.bench.prompts import PATHS, Talk, as_random
 from dynamo_vllm.config import build, checks
@@ -27,6 +27,7 @@ from dynamo_vllm.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dynamo_vllm.bench.answers import Answer
     from dynamo_vllm.bench.trace import Trace
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dynamo_vllm.bench.client import Answer
+from dynamo_vllm.bench.answers import Answer
 from dynamo_vllm.bench.prompts import PromptSpec
 from dynamo_vllm.bench.target import Target
 

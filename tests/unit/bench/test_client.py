@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.bench.client import Answer, Client, Connection
+from dynamo_vllm.bench.answers import Answer
+from dynamo_vllm.bench.client import Client
+from dynamo_vllm.bench.connection import Connection
 from dynamo_vllm.bench.figures import gaps, is_ok, ttft
 from dynamo_vllm.bench.target import target
 from harness import sse

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from dynamo_vllm.bench import figures
-from dynamo_vllm.bench.client import Answer
+from dynamo_vllm.bench.answers import Answer
 
 
 def answer(ttft: float = 0.1, gaps: tuple[float, ...] = (0.01, 0.03), **more: object) -> Answer:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dynamo_vllm.bench import figures, processes, report
-from dynamo_vllm.bench.client import Answer
+from dynamo_vllm.bench.answers import Answer
 from dynamo_vllm.bench.load import counters
 from dynamo_vllm.errors import ConfigError
 
