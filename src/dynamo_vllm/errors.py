@@ -12,6 +12,15 @@ DynamoVllmError
 │   ├── EngineRequestFailed   500, this request only
 │   ├── EngineOverloaded      503, this request only
 │   └── EngineDead            503, this process must end
+├── AdminError           an admin verb that was not done; the message is for the operator
+│   ├── BadCommand       400
+│   ├── NotAllowed       403
+│   ├── AdapterUnknown   404
+│   ├── WrongState       409, the worker's state does not allow it
+│   ├── AdapterConflict  409, the name is taken by other content
+│   ├── NoRoom           409, every place is taken
+│   ├── AdapterRefused   422, the files cannot be served with this base model
+│   └── SourceFailed     502, the files could not be fetched
 └── StartError           the worker or a child could not start, exit 1
 """
 
@@ -90,3 +99,58 @@ class EngineDead(EngineError):
     """The engine is gone for good: the process must end so that a supervisor replaces it."""
 
     status = 503
+
+
+class AdminError(DynamoVllmError):
+    """An admin verb that was not done. `kind` is for programs."""
+
+    status = 500
+    kind = "failed"
+
+
+class BadCommand(AdminError):
+    """A body or an argument that means nothing."""
+
+    status, kind = 400, "bad_command"
+
+
+class NotAllowed(AdminError):
+    """Not from there, or not with that token."""
+
+    status, kind = 403, "not_allowed"
+
+
+class AdapterUnknown(AdminError):
+    """There is no adapter of this name."""
+
+    status, kind = 404, "adapter_unknown"
+
+
+class WrongState(AdminError):
+    """The worker's state does not allow it; the message says what would."""
+
+    status, kind = 409, "wrong_state"
+
+
+class AdapterConflict(AdminError):
+    """The name stands for something else."""
+
+    status, kind = 409, "adapter_conflict"
+
+
+class NoRoom(AdminError):
+    """As many adapters as the engine takes are loaded."""
+
+    status, kind = 409, "no_room"
+
+
+class AdapterRefused(AdminError):
+    """The adapter's files cannot be served with this base model."""
+
+    status, kind = 422, "adapter_refused"
+
+
+class SourceFailed(AdminError):
+    """The adapter's files could not be fetched."""
+
+    status, kind = 502, "source_failed"

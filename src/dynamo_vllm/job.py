@@ -63,6 +63,27 @@ class SamplingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter as an engine knows it."""
+
+    name: str
+    """What clients call it."""
+    id: int
+    """One per name and content; an engine that sees an id again serves the first content it had."""
+    path: str
+    engine_name: str
+    """What the engine keeps its KV cache under: the name, or a variant once the name had other content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embeds:
+    """A prompt as vectors, read and checked; only the engine looks inside."""
+
+    rows: int
+    tensor: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One request as an engine sees it."""
 
@@ -77,6 +98,9 @@ class Job:
     """For the engine's KV connector: keep the cache for another engine, or fetch it from one."""
     answer: Output | None = None
     """What the answer is when there is nothing to compute; the engine then does not see the job."""
+    adapter: Adapter | None = None
+    embeds: Embeds | None = None
+    """Instead of `prompt`, which is then as long and means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +138,15 @@ class Output:
     """Where another engine finds this job's KV cache."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What an engine takes of LoRA adapters."""
+
+    capacity: int
+    """How many may be loaded at a time."""
+    max_rank: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """What an engine says about itself once it can generate."""
@@ -136,3 +169,11 @@ class EngineFacts:
     terms: Terms = field(default_factory=dict)
     kv_lease_seconds: float = 30
     """How long the engine keeps a KV cache that another engine is to fetch."""
+    adapters: AdapterLimits | None = None
+    """None where LoRA is off."""
+    takes_embeds: bool = False
+    frees_memory: bool = False
+    """Whether sleep gives memory back; otherwise it only stops the engine."""
+    sleep_refusal: str | None = None
+    """Why this engine must not sleep, with the fix; None where it may."""
+    has_profiler: bool = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
-    from dynamo_vllm.job import EngineFacts, Job
+    from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,60 @@ Sink = Callable[[Output], None]
 """Takes the outputs of one job as they come; one that raises ends the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Level 1 keeps the weights in host memory, level 2 drops them. Nothing may be running."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Ends a sleep of any level; the adapters are gone after level 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Compute nothing until `Resume`; what runs stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on where `Pause` stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCache:
+    """Forget what was computed: prefix, multimodal, encoder."""
+
+    kinds: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAdapter:
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class StartProfile:
+    prefix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopProfile:
+    pass
+
+
+EngineOp = (
+    Sleep | Wake | Pause | Resume | ResetCache | AddAdapter | RemoveAdapter | StartProfile | StopProfile
+)
+
+
 class Engine(Protocol):
     async def start(self) -> EngineFacts:
         """Ready to generate when it returns."""
@@ -38,6 +92,12 @@ class Engine(Protocol):
 
     async def abort(self, job_id: str) -> None:
         """Idempotent; unknown ids are ignored."""
+
+    async def control(self, op: EngineOp) -> int | None:
+        """Do it, or raise: AdapterRefused, WrongState, EngineRequestFailed, EngineDead.
+
+        Returns the bytes of device memory that `Sleep` freed, where that can be told.
+        """
 
     async def check_health(self) -> None:
         """Raises EngineDead once the engine is gone. A hung engine passes: only a job shows a hang."""
@@ -62,5 +122,12 @@ class Renderer(Protocol):
     async def render_text(self, prompt: str) -> list[int]: ...
 
 
-class TextEngine(Engine, Renderer, Protocol):
-    """An engine for text mode."""
+class EmbedsReader(Protocol):
+    """An engine that takes prompts as vectors."""
+
+    async def read_embeds(self, text: str) -> Embeds:
+        """Decoded and checked; whatever could hurt the engine is refused with InvalidRequest."""
+
+
+class TextEngine(Engine, Renderer, EmbedsReader, Protocol):
+    """An engine for every mode."""

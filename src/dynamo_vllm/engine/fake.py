@@ -14,9 +14,30 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dynamo_vllm.engine.base import LoadFigures, OnLoad, OnPhase, Sink
-from dynamo_vllm.errors import ConfigError, EngineDead, EngineRequestFailed
-from dynamo_vllm.job import EngineFacts, Job, Output, Position, TokenLogprob
+from dynamo_vllm.engine.base import (
+    AddAdapter,
+    EngineOp,
+    LoadFigures,
+    OnLoad,
+    OnPhase,
+    Pause,
+    RemoveAdapter,
+    Resume,
+    Sink,
+    Sleep,
+    Wake,
+)
+from dynamo_vllm.errors import AdapterRefused, ConfigError, EngineDead, EngineRequestFailed, InvalidRequest
+from dynamo_vllm.job import (
+    Adapter,
+    AdapterLimits,
+    Embeds,
+    EngineFacts,
+    Job,
+    Output,
+    Position,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +70,10 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A prompt that begins with this id never gets a token."""
     stall_rank: int | None = None
     """A job of this rank never gets a token."""
+    adapters: int = 0
+    """How many LoRA adapters it takes."""
+    refuse_adapter: str | None = None
+    """An adapter of this name is refused."""
     refuse_start: bool = False
     echo: bool = False
     """Answer with the prompt itself, then stop."""
@@ -85,6 +110,9 @@ class FakeEngine:
         self.spec = spec
         self.aborted: list[str] = []
         self.running: dict[str, Running] = {}
+        self.operations: list[EngineOp] = []
+        self.adapters: dict[int, Adapter] = {}
+        self._is_stopped = False
         self._on_load = on_load
         self._on_phase = on_phase
         self._made = dict.fromkeys(range(spec.ranks), 0)
@@ -109,6 +137,8 @@ class FakeEngine:
             data_parallel_size=self.spec.ranks,
             versions={"engine": "fake"},
             terms={"engine": "fake", "block_size": self.spec.block_size},
+            adapters=AdapterLimits(self.spec.adapters, 16) if self.spec.adapters else None,
+            has_profiler=True,
         )
 
     async def stream(self, job: Job, sink: Sink) -> None:
@@ -132,13 +162,18 @@ class FakeEngine:
         """Steps for as long as there is a job."""
         now = asyncio.get_running_loop().time
         while self.running:
-            await self._until(min(run.due for run in self.running.values()) - now())
+            await self._until(self._next_due() - now())
+            if self._is_stopped:
+                continue
             moment = now()
             following = self._after(moment)
             for run in list(self.running.values()):
                 if run.due <= moment and not run.done.done():
                     run.due = following
                     self._step(run)
+
+    def _next_due(self) -> float:
+        return math.inf if self._is_stopped else min(run.due for run in self.running.values())
 
     def _after(self, moment: float) -> float:
         """The time of the next step: all jobs move together."""
@@ -214,6 +249,24 @@ class FakeEngine:
             hand_over(run, Output([], run.index, finish="abort", finished=True, cached_tokens=0))
             self._changed.set()
 
+    async def control(self, op: EngineOp) -> int | None:
+        if self._dead:
+            raise EngineDead("the fake engine is dead")
+        match op:
+            case AddAdapter(adapter):
+                if adapter.name == self.spec.refuse_adapter:
+                    raise AdapterRefused("the fake engine was told to refuse it")
+                self.adapters[adapter.id] = adapter
+            case RemoveAdapter(adapter):
+                self.adapters.pop(adapter.id, None)
+            case Sleep() | Pause():
+                self._is_stopped = True
+            case Wake() | Resume():
+                self._is_stopped = False
+        self.operations.append(op)
+        self._changed.set()
+        return None
+
     async def check_health(self) -> None:
         if self._dead:
             raise EngineDead("the fake engine is dead")
@@ -227,6 +280,9 @@ class FakeEngine:
     async def close(self) -> None:
         for job_id in list(self.running):
             await self.abort(job_id)
+
+    async def read_embeds(self, text: str) -> Embeds:
+        raise InvalidRequest("the fake engine takes tokens only", parameter="prompt_embeds")
 
     async def render_text(self, prompt: str) -> list[int]:
         return [ord(char) % self.spec.vocab_size for char in prompt]
@@ -258,8 +314,9 @@ def rank_of(job: Job) -> int:
 
 
 def token_at(job: Job, position: int, vocab_size: int) -> int:
-    """Ids 10 … vocab_size-1, counting up with the position."""
-    return 10 + (job.prompt[0] * 7 + position) % (vocab_size - 10)
+    """Ids 10 … vocab_size-1, counting up with the position; each adapter begins elsewhere."""
+    start = job.prompt[0] * 7 + (job.adapter.id * 31 if job.adapter else 0)
+    return 10 + (start + position) % (vocab_size - 10)
 
 
 def _handover(job: Job) -> dict[str, object] | None:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
 from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
-from dynamo_vllm.job import EngineFacts, Job, Output
+from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, Output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from dynamo_vllm.engine.base import OnLoad, OnPhase, Sink
+    from dynamo_vllm.engine.base import EngineOp, OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm_control import Control
     from dynamo_vllm.engine.vllm_direct import Direct
     from dynamo_vllm.engine.vllm_socket import Receiver
 
@@ -33,6 +34,7 @@ class VllmEngine:
         self._on_phase = on_phase
         self._llm: AsyncLLM | None = None
         self._direct: Direct | None = None
+        self._control: Control | None = None
         self._receiver: Receiver | None = None
         self._relay: EventRelay | None = None
         self._first_rank = 0
@@ -43,7 +45,7 @@ class VllmEngine:
         vllm_start.set_environment(self._settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine import vllm_direct, vllm_socket, vllm_stats
+        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_socket, vllm_stats
 
         resolved = vllm_start.resolve(self._settings)
         for fired in resolved.fired:
@@ -64,6 +66,7 @@ class VllmEngine:
         if self._settings.direct_egress:
             self._receiver = vllm_socket.Receiver(self._llm.engine_core.resources.output_socket)
             self._direct = vllm_direct.Direct(self._llm)
+        self._control = vllm_control.Control(self._llm)
         vllm_start.keep_environment()
         self._on_phase("cache")
         return self._facts(resolved)
@@ -101,6 +104,11 @@ class VllmEngine:
             rules=[str(fired) for fired in resolved.fired],
             terms=vllm_terms.terms(config),
             kv_lease_seconds=vllm_terms.lease_seconds(config),
+            adapters=_adapter_limits(config),
+            takes_embeds=config.model_config.enable_prompt_embeds,
+            frees_memory=config.model_config.enable_sleep_mode,
+            sleep_refusal=_sleep_refusal(config),
+            has_profiler=config.profiler_config.profiler is not None,
         )
 
     @property
@@ -151,6 +159,11 @@ class VllmEngine:
         if self._llm is not None:
             await self._llm.abort(job_id)
 
+    async def control(self, op: EngineOp) -> int | None:
+        if self._control is None:
+            raise EngineDead("the engine is not running")
+        return await self._control.do(op)
+
     async def check_health(self) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -168,7 +181,7 @@ class VllmEngine:
         return own + prometheus.fetched(url) if url else own
 
     async def close(self) -> None:
-        llm, self._llm = self._llm, None
+        llm, self._llm, self._control = self._llm, None, None
         if self._receiver is not None:
             self._receiver.close()
         if llm is not None:
@@ -188,6 +201,11 @@ class VllmEngine:
             _, (rendered,) = await self._engine.renderer.render_chat_async([list(messages)], params)
         return list(rendered["prompt_token_ids"])
 
+    async def read_embeds(self, text: str) -> Embeds:
+        raise InvalidRequest(
+            "this worker was started without --enable-prompt-embeds", parameter="prompt_embeds"
+        )
+
     async def render_text(self, prompt: str) -> list[int]:
         with _refusing("prompt"):
             (rendered,) = await self._engine.renderer.render_cmpl_async([{"prompt": prompt}])
@@ -206,6 +224,24 @@ def _refusing(parameter: str) -> Iterator[None]:
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(str(found), parameter=parameter) from exc
         raise found from exc
+
+
+def _adapter_limits(config: Any) -> AdapterLimits | None:
+    lora = config.lora_config
+    if lora is None:
+        return None
+    if vllm_start.device() == "cpu":
+        # vLLM 0.30: when every slot holds an adapter, a request without one gets an adapter's output.
+        return AdapterLimits(lora.max_loras - 1, lora.max_lora_rank)
+    return AdapterLimits(lora.max_cpu_loras or lora.max_loras, lora.max_lora_rank)
+
+
+def _sleep_refusal(config: Any) -> str | None:
+    if config.kv_transfer_config is not None:
+        return "its KV cache is registered with other engines, which sleep would pull away; stop it instead"
+    if vllm_start.device() == "cpu" or config.model_config.enable_sleep_mode:
+        return None
+    return "start it with --enable-sleep-mode, or use pause, which keeps the memory"
 
 
 def _kv_events(config: Any, ranks: Iterable[int], host: str = "127.0.0.1") -> tuple[dict[int, str], str]:
