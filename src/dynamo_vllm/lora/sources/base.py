@@ -1,0 +1,114 @@
+"""What all sources check: which files are taken, how large they may be, that none leads elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import AdapterRefused, SourceFailed
+from dynamo_vllm.lora.base import CONFIG, NEEDED, WEIGHTS, Fetched
+from dynamo_vllm.lora.inspect import MAX_CONFIG_BYTES, PICKLES, pickle_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from dynamo_vllm.lora.base import OnProgress
+
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_bytes: int = 8 << 30
+    max_objects: int = 1000
+    """How many names a place may hold before we say that it is not one adapter."""
+
+
+class Stopped(Exception):
+    """Nobody waits for the files any more."""
+
+
+def check_names(sizes: Mapping[str, int | None], limits: Limits, where: str) -> None:
+    """The names found there, with their sizes where these are known. Takes no more than is needed."""
+    if not sizes:
+        raise SourceFailed(f"{where}: there is nothing here")
+    for name in NEEDED:
+        if name not in sizes:
+            raise AdapterRefused(f"{where}: {_without(name, sizes)}")
+    total = sum(sizes[name] or 0 for name in NEEDED)
+    if total > limits.max_bytes:
+        raise AdapterRefused(
+            f"{where}: the adapter has {total} bytes, the limit is {limits.max_bytes}; "
+            "raise --lora-max-gb if this is meant"
+        )
+    if (sizes[CONFIG] or 0) > MAX_CONFIG_BYTES:
+        raise AdapterRefused(f"{where}: {CONFIG} has more than {MAX_CONFIG_BYTES} bytes")
+
+
+def _without(name: str, sizes: Mapping[str, int | None]) -> str:
+    if name == WEIGHTS:
+        for pickle in PICKLES:
+            if pickle in sizes:
+                return pickle_refusal(pickle)
+    for other in sizes:
+        if other.lower().endswith(ARCHIVES):
+            return f"there is no {name} but the archive {other}; archives are not unpacked"
+    return f"there is no {name}"
+
+
+def refuse_archive(path: str, where: str) -> None:
+    if path.lower().rstrip("/").endswith(ARCHIVES):
+        raise AdapterRefused(f"{where} is an archive, which is not unpacked; give the folder")
+
+
+def check_folder(folder: Path, root: Path, limits: Limits, where: str) -> int:
+    """The needed files are regular ones that lie under `root`; returns their bytes."""
+    sizes: dict[str, int | None] = {}
+    for name in (*NEEDED, *PICKLES):
+        path = folder / name
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise AdapterRefused(f"{where}: {name} is a link to nothing") from None
+            continue
+        except OSError as exc:  # a loop of links, no permission
+            raise SourceFailed(f"{where}: {name}: {exc.strerror}") from exc
+        if not stat.S_ISREG(found.st_mode):
+            raise AdapterRefused(f"{where}: {name} is not a regular file")
+        if not path.resolve().is_relative_to(root):
+            raise AdapterRefused(f"{where}: {name} is a link that leads out of the folder")
+        sizes[name] = found.st_size
+    if not sizes:
+        raise AdapterRefused(f"{where}: there is no {CONFIG}")
+    check_names(sizes, limits, where)
+    return sum(sizes[name] or 0 for name in NEEDED)
+
+
+def take(folder: Path, root: Path, limits: Limits, where: str, report: OnProgress) -> Fetched:
+    """The files of a folder as they are, after all checks."""
+    total = check_folder(folder, root, limits, where)
+    try:
+        # By now the bytes are here: reading them asks only whether somebody still waits.
+        return Fetched(folder, digest(folder, lambda: report(total, total)), total)
+    except OSError as exc:
+        raise SourceFailed(f"{where}: {exc.strerror}") from exc
+
+
+def digest(folder: Path, on_chunk: Callable[[], None] | None = None) -> str:
+    """Of the content of the needed files, each with its length before it."""
+    hasher = hashlib.sha256()
+    for name in NEEDED:
+        with (folder / name).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            hasher.update(f"{name}\0{size}\0".encode())
+            while chunk := file.read(CHUNK_BYTES):
+                hasher.update(chunk)
+                if on_chunk is not None:
+                    on_chunk()
+    return hasher.hexdigest()

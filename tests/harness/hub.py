@@ -1,0 +1,101 @@
+"""A hub of one repository on loopback: as much of its API as huggingface_hub asks for a download."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class Hub:
+    def __init__(self, repository: str, files: dict[str, bytes]) -> None:
+        self.repository, self.files = repository, files
+        self.downloads: list[str] = []
+        self.is_gated = False
+        self.cut_after: int | None = None
+        """Bytes after which every download breaks off."""
+
+    @property
+    def commit(self) -> str:
+        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def hub(repository: str, files: dict[str, bytes]) -> Iterator[tuple[Hub, str]]:
+    """The hub and its address."""
+    state = Hub(repository, files)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self.answer(with_body=True)
+
+        def answer(self, with_body: bool) -> None:
+            path = urlsplit(self.path).path
+            described, _, revision = path.removeprefix("/api/models/").partition("/revision/")
+            if path.startswith("/api/"):
+                self.describe(described, revision)
+                return
+            owner_name, _, rest = path.strip("/").partition("/resolve/")
+            _, _, name = rest.partition("/")
+            if owner_name != state.repository or name not in state.files:
+                self.send({"X-Error-Code": "EntryNotFound"}, b"", 404)
+                return
+            self.file(name, with_body)
+
+        def describe(self, repository: str, revision: str) -> None:
+            if repository != state.repository:
+                self.send({"X-Error-Code": "RepoNotFound"}, b"{}", 404)
+            elif state.is_gated:
+                self.send({"X-Error-Code": "GatedRepo"}, b"{}", 403)
+            elif revision not in ("", "main", state.commit):
+                self.send({"X-Error-Code": "RevisionNotFound"}, b"{}", 404)
+            else:
+                names = [{"rfilename": name, "size": len(body)} for name, body in state.files.items()]
+                info = {"_id": "1", "id": repository, "sha": state.commit, "siblings": names}
+                self.send({}, json.dumps(info).encode())
+
+        def file(self, name: str, with_body: bool) -> None:
+            body = state.files[name]
+            headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": state.commit}
+            if not with_body:
+                self.send(headers | {"Content-Length": str(len(body))}, b"")
+                return
+            state.downloads.append(name)
+            start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+            headers |= {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {}
+            part = body[start:]
+            headers["Content-Length"] = str(len(part))
+            if state.cut_after is not None:
+                part = part[: state.cut_after]
+                self.close_connection = True
+            self.send(headers, part, 206 if start else 200)
+
+        def send(self, headers: dict[str, str], body: bytes, status: int = 200) -> None:
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield state, f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,135 @@
+"""Adapters from a hub: the real huggingface_hub against a hub of one repository on loopback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from dynamo_vllm.errors import AdapterRefused, SourceFailed
+from dynamo_vllm.lora import sources
+from dynamo_vllm.lora.base import Fetched
+from dynamo_vllm.lora.sources.base import Limits, Stopped
+from harness.hub import Hub, hub
+from harness.stack import free_port
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FILES = {CONFIG: b"{}", WEIGHTS: b"weights!" * 100_000, "README.md": b"x", "tokenizer.json": b"x"}
+TOTAL = len(FILES[CONFIG]) + len(FILES[WEIGHTS])
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The library reads its settings when it is imported, so that they are changed where it keeps them."""
+    with hub("team/sql", dict(FILES)) as (made, address):
+        point_at(monkeypatch, address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield made
+
+
+def point_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def ignore(_done: int, _total: int | None) -> None:
+    pass
+
+
+async def fetch(address: str = "team/sql", on_progress: Any = ignore, **limits: int) -> Fetched:
+    return await sources.fetch(f"hf://{address}", Path("/nowhere"), Limits(**limits), on_progress)
+
+
+async def test_adapter_comes_into_the_cache_of_the_hub(remote: Hub, tmp_path: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    fetched = await fetch(on_progress=lambda done, total: seen.append((done, total)))
+    assert fetched.path == tmp_path / "hub/models--team--sql/snapshots" / remote.commit
+    assert sorted(os.listdir(fetched.path)) == [CONFIG, WEIGHTS]
+    assert fetched.bytes == TOTAL and (fetched.path / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+    assert {total for _, total in seen} == {TOTAL} and seen[-1][0] == TOTAL
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+async def test_second_fetch_downloads_nothing_and_a_new_commit_does(remote: Hub) -> None:
+    first = await fetch()
+    assert await fetch() == await fetch(f"team/sql@{remote.commit}") == await fetch("team/sql@main") == first
+    assert sorted(remote.downloads) == [CONFIG, WEIGHTS]
+    remote.files[WEIGHTS] = b"other"
+    second = await fetch()
+    assert second.path != first.path and second.digest != first.digest
+
+
+async def test_cache_serves_when_the_hub_is_away(remote: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await fetch()
+    with monkeypatch.context() as away:
+        point_at(away, f"http://127.0.0.1:{free_port()}")
+        assert await fetch() == await fetch(f"team/sql@{remote.commit}") == first
+        with pytest.raises(SourceFailed, match=r"the hub does not answer \(ConnectError\), and the cache"):
+            await fetch("team/other")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert await fetch() == first
+    with pytest.raises(SourceFailed, match=r"\(OfflineModeIsEnabled\), and the cache does not have it"):
+        await fetch("team/other")
+
+
+async def test_new_version_that_comes_half_leaves_the_old_one_in_the_cache(
+    remote: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await fetch()
+    remote.files[WEIGHTS] = b"other"
+    del remote.files["README.md"]
+
+    def go_away(_done: int, _total: int | None) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        await fetch(on_progress=go_away)
+    point_at(monkeypatch, f"http://127.0.0.1:{free_port()}")
+    assert await fetch() == first
+
+
+async def test_what_the_hub_refuses(remote: Hub) -> None:
+    with pytest.raises(SourceFailed, match="there is no such repository, or HF_TOKEN may not read it"):
+        await fetch("team/none")
+    with pytest.raises(SourceFailed, match="the repository has no revision v9"):
+        await fetch("team/sql@v9")
+    remote.is_gated = True
+    with pytest.raises(SourceFailed, match="the repository is gated"):
+        await fetch()
+
+
+async def test_repository_that_is_no_adapter_or_too_large(remote: Hub) -> None:
+    with pytest.raises(AdapterRefused, match=f"has {TOTAL} bytes, the limit is {TOTAL - 1}"):
+        await fetch(max_bytes=TOTAL - 1)
+    remote.files["adapter_model.bin"] = remote.files.pop(WEIGHTS)
+    with pytest.raises(AdapterRefused, match="adapter_model.bin, which may hold code"):
+        await fetch()
+    assert remote.downloads == []
+
+
+async def test_download_that_breaks_off_is_told_and_gone_on_with(
+    remote: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    remote.cut_after = 0
+    with pytest.raises(SourceFailed, match=r"the download broke off \(RemoteProtocolError\); load it again"):
+        await fetch()
+    remote.cut_after = None
+    assert (await fetch()).bytes == TOTAL
+
+
+async def test_download_that_nobody_waits_for_stops(remote: Hub) -> None:
+    def stop(done: int, _total: int | None) -> None:
+        if done > len(FILES[CONFIG]):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        await fetch(on_progress=stop)
+    assert (await fetch()).bytes == TOTAL
