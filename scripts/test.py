@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "deploy")
+AT_ONCE = {"unit": ("-n", "auto")}
+"""The tiers below start processes that would take the processor from each other."""
 NO_TESTS = 5  # pytest's exit status
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,7 +33,7 @@ def run_tier(tier: str) -> tuple[str, float, str]:
         return tier, 0.0, "no tests"
     print(f"\n== {tier} ==", flush=True)
     began = time.monotonic()
-    arguments = shlex.split(os.environ.get("PYTEST_ARGS", ""))
+    arguments = [*AT_ONCE.get(tier, ()), *shlex.split(os.environ.get("PYTEST_ARGS", ""))]
     code = subprocess.run([sys.executable, "-m", "pytest", folder, *arguments], cwd=ROOT).returncode
     result = {0: "passed", NO_TESTS: "no tests"}.get(code, "FAILED")
     return tier, time.monotonic() - began, result

@@ -7,7 +7,8 @@ DynamoVllmError
 │   ├── TooLong          400
 │   └── UnknownModel     404
 ├── WorkerError          another worker may serve it
-│   └── Draining         503
+│   ├── Draining         503
+│   └── Asleep           503
 ├── EngineError
 │   ├── EngineRequestFailed   500, this request only
 │   ├── EngineOverloaded      503, this request only
@@ -20,7 +21,8 @@ DynamoVllmError
 │   ├── AdapterConflict  409, the name is taken by other content
 │   ├── NoRoom           409, every place is taken
 │   ├── AdapterRefused   422, the files cannot be served with this base model
-│   └── SourceFailed     502, the files could not be fetched
+│   ├── SourceFailed     502, the files could not be fetched
+│   └── NotListed        503, discovery did not take it, or did not let it go
 └── StartError           the worker or a child could not start, exit 1
 """
 
@@ -77,6 +79,10 @@ class WorkerError(DynamoVllmError):
 
 class Draining(WorkerError):
     """The worker is leaving; the frontend moves the request to another one."""
+
+
+class Asleep(WorkerError):
+    """The worker sleeps or is paused, and the frontend has not heard of it yet."""
 
 
 class EngineError(DynamoVllmError):
@@ -154,3 +160,9 @@ class SourceFailed(AdminError):
     """The adapter's files could not be fetched."""
 
     status, kind = 502, "source_failed"
+
+
+class NotListed(AdminError):
+    """Discovery did not take an adapter or the worker, or did not let an adapter go."""
+
+    status, kind = 503, "not_listed"

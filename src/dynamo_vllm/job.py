@@ -172,8 +172,7 @@ class EngineFacts:
     adapters: AdapterLimits | None = None
     """None where LoRA is off."""
     takes_embeds: bool = False
-    frees_memory: bool = False
-    """Whether sleep gives memory back; otherwise it only stops the engine."""
     sleep_refusal: str | None = None
     """Why this engine must not sleep, with the fix; None where it may."""
-    has_profiler: bool = False
+    profile_folder: str | None = None
+    """Where profiles are written; None where the engine records none."""

@@ -135,10 +135,17 @@ def prompt_mark(prompt_tokens: int) -> dict[str, str]:
     return {"trace_id": _MARK, "span_id": f"{prompt_tokens:016x}"}
 
 
+def has_moved(request: GenerateRequest) -> bool:
+    """Whether another worker has begun the answer."""
+    return request.migration_link is not None and request.migration_link.trace_id == _MARK
+
+
 def prompt_length(request: GenerateRequest) -> int:
     """How many of the request's tokens are its prompt; the rest is answer of a worker that went away."""
+    if request.prompt_embeds is not None:
+        return 0
     link, whole = request.migration_link, len(request.token_ids)
-    if link is None or link.trace_id != _MARK:
+    if link is None or not has_moved(request):
         return whole
     try:
         marked = int(link.span_id, 16)

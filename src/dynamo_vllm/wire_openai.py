@@ -62,6 +62,7 @@ class ChatBody(_Sampling, frozen=True, kw_only=True):
 
 class CompletionBody(_Sampling, frozen=True, kw_only=True):
     prompt: str | list[Any]
+    prompt_embeds: Any = None
     logprobs: int | None = None
     echo: bool | None = None
 

@@ -19,7 +19,7 @@ from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import Connector, Place
 from dynamo_vllm.kv.connectors.multi import Multi
 from dynamo_vllm.models.tiny import make_tiny_model
-from dynamo_vllm.serving import worker
+from dynamo_vllm.serving import parts
 
 EVERY: list[Connector] = [
     *CONNECTORS.values(),
@@ -135,7 +135,7 @@ def test_environment_has_what_a_connector_needs_and_what_the_user_set(
 
 def settings_of(*argv: str, scratch: str = "/scratch", **environment: str) -> EngineSettings:
     options, rest = build.parse(WorkerOptions, ["--model", "m", *argv], environment, "prog", "about")
-    return worker.engine_settings(options, rest, environment, scratch)
+    return parts.engine_settings(options, rest, environment, scratch)
 
 
 def test_worker_gives_its_engine_a_folder_for_shared_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,18 @@ from vllm import SamplingParams
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
-from vllm.v1.metrics.stats import IterationStats, RequestStateStats
+from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerStats
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.engine import vllm_convert, vllm_start, vllm_stats
+from dynamo_vllm.engine.base import LoadFigures
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import (
     ConfigError,
@@ -38,6 +40,7 @@ from dynamo_vllm.errors import (
 )
 from dynamo_vllm.job import GUIDE_KINDS, Guide, Job, SamplingSpec
 from dynamo_vllm.models.tiny import make_tiny_model
+from dynamo_vllm.serving.parts import engine_settings
 
 EXPECTED: dict[str, type[DynamoVllmError]] = {
     "VLLMError": EngineRequestFailed,
@@ -96,6 +99,36 @@ def test_async_llm_takes_what_we_give() -> None:
     made = inspect.signature(AsyncLLM.from_vllm_config).parameters
     assert {"stat_loggers", "enable_log_requests", "disable_log_stats"} <= set(made)
     assert {"abort", "check_health", "shutdown"} <= set(dir(AsyncLLM))
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("sleep", {"level", "mode"}),
+        ("wake_up", {"tags"}),
+        ("pause_generation", {"mode", "clear_cache"}),
+        ("resume_generation", set()),
+        ("reset_prefix_cache", set()),
+        ("reset_mm_cache", set()),
+        ("reset_encoder_cache", set()),
+        ("add_lora", {"lora_request"}),
+        ("remove_lora", {"lora_id"}),
+        ("start_profile", {"profile_prefix"}),
+        ("stop_profile", set()),
+        ("collective_rpc", {"method"}),
+    ],
+)
+def test_async_llm_can_be_told_what_we_tell(method: str, given: set[str]) -> None:
+    assert given <= set(inspect.signature(getattr(AsyncLLM, method)).parameters)
+
+
+def test_adapter_is_told_apart_by_name_in_the_cache_and_by_id_in_the_engine() -> None:
+    """If this changes, look at `lora.registry._identify`."""
+    from vllm.v1.core import kv_cache_utils
+
+    assert list(LoRARequest.__struct_fields__[:3]) == ["lora_name", "lora_int_id", "lora_path"]
+    source = inspect.getsource(kv_cache_utils._gen_lora_extra_hash_keys)
+    assert "return [request.lora_request.lora_name]" in source
 
 
 def test_stat_loggers_are_called_as_ours_is() -> None:
@@ -205,6 +238,16 @@ def test_what_the_user_sets_stands(settings: EngineSettings) -> None:
     assert found.args.kv_events_config is None
 
 
+def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None:
+    asked = EngineSettings(model=settings.model, takes_embeds=True)
+    assert vllm_start.resolve(asked).args.enable_prompt_embeds is True
+    assert vllm_start.resolve(settings).args.enable_prompt_embeds is False
+    options, rest = build.parse(
+        WorkerOptions, ["--model", "m", "--enable-prompt-embeds"], {}, "prog", "about"
+    )
+    assert engine_settings(options, rest, {}, "/tmp").takes_embeds
+
+
 def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
     argv = ("--data-parallel-size", "2")
     found = vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
@@ -296,3 +339,18 @@ def test_a_time_observed_often_is_counted_as_often() -> None:
     ]
     assert found[0] == found[1]
     assert found[0][0][2] == 5
+
+
+def test_figures_of_steps_add_up() -> None:
+    """vLLM tells of each step alone; one that puts nothing out has no iteration figures."""
+    told: list[LoadFigures] = []
+    logger = vllm_stats.Load(3, told.append, lambda rank: None)
+    for tokens in (5, 7, None):
+        step = SchedulerStats(num_running_reqs=2, num_waiting_reqs=1, kv_cache_usage=0.5)
+        step.prefix_cache_stats.record(100, 64, preempted=False)
+        step.prefix_cache_stats.record(100, 64, preempted=True)
+        iteration = IterationStats() if tokens else None
+        if iteration is not None:
+            iteration.num_generation_tokens = tokens
+        logger.record(step, iteration)
+    assert told[-1] == LoadFigures(3, 2, 1, 0.5, generated_tokens=12, prefix_queries=300, prefix_hits=192)

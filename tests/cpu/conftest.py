@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cpu.lora import Expected, bare_answers
 from dynamo_vllm.engine.vllm_start import device
 from dynamo_vllm.models.tiny import make_tiny_model
+from harness.adapters import make_adapter
 from harness.stack import Stack, stack
 from harness.warm import Zygote, zygote
 
@@ -39,3 +41,17 @@ def one_worker(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFacto
         made.start_frontend()
         warm.start_worker(made, model)
         yield made.wait_ready(60)
+
+
+@pytest.fixture(scope="session")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three contents: a, b, and another one for b's name."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter(folder / name, model, seed=seed) for seed, name in enumerate("abc", 1)}
+
+
+@pytest.fixture(scope="session")
+def expected(
+    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Expected:
+    return bare_answers(warm, model, adapters, tmp_path_factory.mktemp("reference"))

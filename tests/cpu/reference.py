@@ -19,7 +19,10 @@ async def answers(model: str, cases: list[dict[str, Any]]) -> list[list[dict[str
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    adapters = any("adapter" in case for case in cases)
     args = AsyncEngineArgs(
+        enable_lora=adapters,
+        max_loras=2 if adapters else 1,  # the one in use, and one: vLLM's CPU kernels need it
         model=model,
         max_model_len=2048,
         enforce_eager=True,
@@ -46,7 +49,9 @@ async def answer(engine: Any, request_id: str, case: dict[str, Any]) -> list[dic
     prompt = case["prompt"]
     given = {"prompt_token_ids": prompt} if isinstance(prompt, list) else {"prompt": prompt}
     choices: dict[int, Any] = {}
-    async for result in engine.generate(given, SamplingParams(**params), request_id):
+    async for result in engine.generate(
+        given, SamplingParams(**params), request_id, lora_request=adapter(case)
+    ):
         choices |= {choice.index: choice for choice in result.outputs}  # of some steps only some move
     return [
         {
@@ -59,3 +64,10 @@ async def answer(engine: Any, request_id: str, case: dict[str, Any]) -> list[dic
         }
         for _, choice in sorted(choices.items())
     ]
+
+
+def adapter(case: dict[str, Any]) -> Any:
+    """{"adapter": [name, id, folder]} → vLLM's request for it."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(*case["adapter"]) if case.get("adapter") else None

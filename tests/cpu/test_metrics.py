@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import httpx
+import pytest
 
 from harness.stack import Stack
 
@@ -42,3 +43,17 @@ def test_generated_tokens_are_counted(one_worker: Stack) -> None:
 
 def test_total_blocks_are_known_to_the_router(one_worker: Stack) -> None:
     assert one_worker.workers[0].metric("dynamo_component_total_blocks") > 10
+
+
+def test_operator_sees_what_vllm_counts(one_worker: Stack) -> None:
+    worker, prompt = one_worker.workers[0], list(range(20, 148))
+    for _ in range(2):
+        one_worker.openai.completions.create(
+            model="tiny", prompt=prompt, max_tokens=20, extra_body={"ignore_eos": True}
+        )
+    hits, asked = (worker.metric(f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries"))
+    reply = httpx.post(f"http://127.0.0.1:{worker.system_port}/engine/status", timeout=10).json()
+    (rank,) = reply["ranks"]
+    assert rank["hit_rate"] == pytest.approx(hits / asked, abs=0.05)
+    assert rank["hit_rate"] > 0.2
+    assert rank["tokens_per_second"] > 1

@@ -46,6 +46,13 @@ def test_chat_equals_token_mode(text_mode: Stack, one_worker: Stack, more: dict[
     assert texts[0].usage.completion_tokens == texts[1].usage.completion_tokens  # type: ignore[union-attr]
 
 
+def test_prompt_embeddings_are_refused(text_mode: Stack) -> None:
+    body = {"model": "tiny", "prompt": "a", "prompt_embeds": "A" * 400}
+    answer = text_mode.post("/v1/completions", body)
+    assert answer.status_code == 400
+    assert answer.json()["message"] == "prompt_embeds: text mode takes text only"
+
+
 def test_streamed_chat_equals_unary(text_mode: Stack) -> None:
     unary = text_mode.openai.chat.completions.create(**CHAT)
     chunks = list(text_mode.openai.chat.completions.create(**CHAT, stream=True))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cpu.streams import Load, prompt, stream, stream_text
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
@@ -24,10 +23,6 @@ def two_workers(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
         warm.start_worker(made, model, "--drain-seconds", "1")
         warm.start_worker(made, model, "--drain-seconds", "1")
         yield made.wait_ready(60)
-
-
-def prompt(number: int, length: int) -> list[int]:
-    return [10 + (number * 97 + i * 13) % 850 for i in range(length)]
 
 
 def who(answer: Any) -> int:
@@ -53,56 +48,6 @@ def test_repeats_go_to_the_warm_worker(two_workers: Stack) -> None:
         for a, b in zip(first, again, strict=True)
     ]
     assert hits == [True] * 12
-
-
-@dataclass
-class Load:
-    """Streams over and over until told to stop; keeps every text and every failure."""
-
-    made: Stack
-    clients: int = 4
-    texts: list[tuple[int, str]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    stopping: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Load:
-        self.threads = [threading.Thread(target=self._run, args=(n,)) for n in range(self.clients)]
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stopping.set()
-        for thread in self.threads:
-            thread.join(60)
-
-    def _run(self, number: int) -> None:
-        while not self.stopping.is_set():
-            try:
-                self.texts.append((number, stream_text(self.made, number)))
-            except Exception as exc:
-                self.failures.append(repr(exc))
-
-    def settled(self, more: int = 4) -> None:
-        """Wait until that many further requests have ended."""
-        wanted = len(self.texts) + len(self.failures) + more
-        until("requests to end", lambda: len(self.texts) + len(self.failures) >= wanted, 60)
-
-
-def stream(made: Stack, number: int, max_tokens: int = 120) -> Any:
-    return made.openai.completions.create(
-        model="tiny",
-        prompt=prompt(number, 40),
-        max_tokens=max_tokens,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
-    )
-
-
-def stream_text(made: Stack, number: int) -> str:
-    return "".join(chunk.choices[0].text for chunk in stream(made, number) if chunk.choices)
 
 
 @pytest.mark.timeout(180)

@@ -120,6 +120,10 @@ class Worker:
     def is_ready(self) -> bool:
         return self.health() == 200
 
+    def admin(self, verb: str, **body: Any) -> httpx.Response:
+        """An admin verb over the system port."""
+        return httpx.post(f"http://127.0.0.1:{self.system_port}/engine/{verb}", json=body, timeout=120)
+
     def busy(self) -> int:
         """Requests the engine runs or has queued."""
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting")

@@ -28,6 +28,7 @@ from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Limits
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
+from harness.stack import free_system_port
 from harness.waiting import until
 
 MARK = "DYNAMO_VLLM_TEST_MARK"
@@ -298,6 +299,21 @@ async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
         worker().suspend()
         await said(err, "worker-1: ready", times=2)
     assert "worker-1 did not answer for 1 s; starting it again in 1 s" in err.getvalue()
+
+
+async def test_sleeping_worker_is_left_alone(model: Path, tmp_path: Path) -> None:
+    limits = Limits(look_seconds=0.1, unwell_seconds=1.0)
+    port = free_system_port()
+    async with supervised(tmp_path, limits, *fake(model), "--system-port", str(port)) as err:
+        sleeping = worker()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            assert (await client.post("/engine/sleep", json={})).status_code == 200
+            began = time.monotonic()
+            while time.monotonic() - began < 2 * limits.unwell_seconds:
+                health = await client.get("/health")
+                assert (health.status_code, sleeping.is_running()) == (503, True), err.getvalue()
+                await asyncio.sleep(limits.look_seconds)
+            assert (await client.post("/engine/wake_up")).json()["already"] is False
 
 
 async def test_worker_that_does_not_leave_is_killed(model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
 from dynamo_vllm.config import build, runtime_env
 from dynamo_vllm.config.build import opt
-from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.options import (
+    AdminOptions,
+    FrontendOptions,
+    PauseOptions,
+    ProfileOptions,
+    ResetOptions,
+    ServeOptions,
+    SleepOptions,
+    WorkerOptions,
+)
 from dynamo_vllm.errors import ConfigError
 
 EVERY_CLASS = (
@@ -23,6 +32,11 @@ EVERY_CLASS = (
     LiveOptions,
     StatusOptions,
     ChatOptions,
+    AdminOptions,
+    SleepOptions,
+    PauseOptions,
+    ResetOptions,
+    ProfileOptions,
 )
 
 
@@ -36,6 +50,8 @@ class Small:
     words: tuple[str, ...] = opt(("a",), "group", "Which.", env="X_WORDS")
     kind: str = opt("red", "group", "Of which kind.", env="X_KIND", choices=("red", "blue"))
     secret: int = opt(1, "group", "For tools.", env="X_SECRET", hidden=True)
+    every: float | None = opt(None, "group", "How often.", env="X_EVERY", alone="2")
+    token: str | None = opt(None, "other", "Not to be seen.", env="X_TOKEN", secret=True)
 
 
 def parsed(*argv: str, **env: str) -> Small:
@@ -132,6 +148,32 @@ def test_help_names_default_and_variable_and_leaves_hidden_options_out() -> None
     text = build.parser(Small, "prog", "about").format_help()
     assert "Who. (default: anna) [X_NAME]" in text
     assert "--secret" not in text
+
+
+def test_flag_that_may_stand_alone_has_a_value_then() -> None:
+    assert parsed("--every", "--loud") == Small(every=2.0, loud=True)
+    assert parsed("--every", "0.5").every == 0.5
+
+
+def test_secret_is_shown_nowhere() -> None:
+    assert build.shown(parsed("--token", "geheim"))["token"] == "(hidden)"
+    assert build.shown(parsed())["token"] is None
+
+
+def test_groups_of_the_class_itself_may_come_first() -> None:
+    groups = [line for line in build.parser(Small, "p", "d", own_first=True).format_help().splitlines()]
+    assert groups.index("other:") < groups.index("group:")
+
+
+def test_caller_takes_no_port_of_the_worker_it_stands_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"DYN_SYSTEM_PORT": "9090", "DYN_HEALTH_CHECK_ENABLED": "true"}
+    monkeypatch.setattr(os, "environ", dict(environment))
+    options = AdminOptions(namespace="n", file_kv="/kv", bind_host="127.0.0.1")
+    runtime_env.export_caller(options, environment)
+    assert os.environ["DYN_SYSTEM_PORT"] == "-1"
+    assert os.environ["DYN_HEALTH_CHECK_ENABLED"] == "false"
+    assert (os.environ["DYN_NAMESPACE"], os.environ["DYN_FILE_KV"]) == ("n", "/kv")
+    assert os.environ["DYN_TCP_RESPONSE_STREAM_HOST"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("cls", EVERY_CLASS)

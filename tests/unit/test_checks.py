@@ -8,15 +8,18 @@ import pytest
 
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import (
+    AdminOptions,
     FrontendOptions,
     LoadOptions,
     PlaneOptions,
+    ResetOptions,
     RoutingOptions,
     ServeOptions,
+    SleepOptions,
     WorkerOptions,
 )
+from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, ranks
 from dynamo_vllm.config.rules import bench as bench_rules
-from dynamo_vllm.config.rules import bench_local, connectors, flags, media, ranks
 from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import serve as serve_rules
 from dynamo_vllm.config.rules import worker as worker_rules
@@ -29,7 +32,28 @@ NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
+    (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
+    (admin.token_can_be_sent, ["--admin-token", "two words"], "without spaces"),
+    (admin.token_can_be_sent, ["--admin-token", "grün"], "without spaces"),
+    (admin.token_can_be_sent, ["--admin-token", "line\n"], "without spaces"),
+    (
+        worker_rules.embeds_need_vllm_in_token_mode,
+        ["--enable-prompt-embeds", "--engine", "fake"],
+        "the fake engine takes tokens only",
+    ),
+    (
+        worker_rules.embeds_need_vllm_in_token_mode,
+        ["--enable-prompt-embeds", "--use-vllm-tokenizer"],
+        "cannot stand beside --use-vllm-tokenizer",
+    ),
+    (lora.adapter_size_is_a_size, ["--lora-max-gb", "0"], "--lora-max-gb 0.0 must be above 0"),
+    (lora.adapter_size_is_a_size, ["--lora-max-gb", "nan"], "--lora-max-gb nan must be above 0"),
     (worker_rules.dump_has_a_folder, ["--dump-config-to", "/no/such/folder/x"], "there is no such folder"),
+    (lora.adapters_are_switched_on, ["--lora-modules", "a=/x"], "needs --enable-lora"),
+    (lora.adapters_are_switched_on, ["--lora-enabled", "--no-enable-lora"], "contradicts"),
+    (lora.adapters_have_names, ["--enable-lora", "--lora-modules", "/x"], "is not NAME=URI"),
+    (lora.adapters_have_names, ["--enable-lora", "--lora-modules", "a="], "is not NAME=URI"),
+    (lora.adapters_have_names, ["--enable-lora", "--lora-modules", "a=/x", "a=/y"], "'a' twice"),
     (
         ranks.kv_events_can_be_heard,
         ["--kv-events-config", '{"endpoint": "tcp://127.0.0.1:5557"}'],
@@ -273,6 +297,11 @@ FRONTEND = [
         ["--router-queue-policy", "wspt"],
         "only --router-queue-threshold makes",
     ),
+    (
+        frontend_rules.router_knows_adapters,
+        ["--router", "least-loaded", "--lora-enabled"],
+        "cannot tell which worker has a LoRA adapter",
+    ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
@@ -343,8 +372,6 @@ NOT_YET = {
     "--enable-multimodal": [["--enable-multimodal"]],
     "--ec-consumer-mode": [["--ec-consumer-mode"]],
     "--omni": [["--omni"]],
-    "--enable-prompt-embeds": [["--enable-prompt-embeds"]],
-    "DYN_LORA_ENABLED / --enable-lora": [["--lora-enabled"], ["--enable-lora"]],
 }
 
 
@@ -469,7 +496,51 @@ def test_routing_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_routing(options)) is None
 
 
+FIND = [
+    (admin.one_way_to_the_deployment, ["--run-dir", "/r", "--file-kv", "/f"], "give one of them"),
+    (admin.run_folders_have_files, ["--run-dir", "/r", "--discovery-backend", "etcd"], "leave one out"),
+    (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
+    (admin.others_can_be_found, ["--discovery-backend", "mem"], "shows a process itself only"),
+]
+ADMIN: list[tuple[object, type[AdminOptions], list[str], str]] = [
+    (admin.one_worker_or_all, AdminOptions, ["--all", "--worker", "1"], "exclude each other"),
+    (admin.wait_has_time, AdminOptions, ["--timeout", "0"], "--timeout 0.0 must be above 0"),
+    (admin.wait_has_time, AdminOptions, ["--timeout", "nan"], "--timeout nan must be above 0"),
+    (admin.sleep_has_a_level, SleepOptions, ["--level", "3"], "--level 3 is unknown"),
+    (admin.drain_is_not_negative, SleepOptions, ["--drain-seconds", "-1"], "must be 0 or more"),
+    (admin.drain_is_not_negative, SleepOptions, ["--drain-seconds", "inf"], "and finite"),
+    (admin.drain_is_not_negative, SleepOptions, ["--drain-seconds", "nan"], "and finite"),
+    (admin.caches_are_known, ResetOptions, ["--kind", "disk"], "--kind disk is unknown; choose from prefix"),
+]
+
+
+@pytest.mark.parametrize(("rule", "argv", "message"), FIND, ids=named)
+def test_find_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(AdminOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_admin(options)) or "")
+    monkeypatch.setattr(checks, "FIND_RULES", tuple(r for r in checks.FIND_RULES if r is not rule))
+    assert refusal(lambda: checks.check_admin(options)) is None
+
+
+@pytest.mark.parametrize(("rule", "cls", "argv", "message"), ADMIN, ids=named)
+def test_admin_rule_refuses_and_no_other_rule_would(
+    rule: object, cls: type[AdminOptions], argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(cls, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_admin(options)) or "")
+    monkeypatch.setattr(checks, "ADMIN_RULES", tuple(r for r in checks.ADMIN_RULES if r is not rule))
+    assert refusal(lambda: checks.check_admin(options)) is None
+
+
+def test_namespace_of_a_command_is_checked_too() -> None:
+    assert "must be one word" in (refusal(lambda: checks.check_find(AdminOptions(namespace="a.b"))) or "")
+
+
 def test_every_rule_has_a_case() -> None:
+    assert {rule for rule, _, _ in FIND} == set(checks.FIND_RULES)
+    assert {rule for rule, *_ in ADMIN} == set(checks.ADMIN_RULES)
     assert {rule for rule, _, _ in PLANE} == set(checks.PLANE_RULES)
     assert {rule for rule, _, _ in ROUTING} == set(checks.ROUTING_RULES)
     assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
@@ -515,6 +586,7 @@ def test_every_capability_of_a_later_version_has_a_case() -> None:
         ["--engine", "fake", "--fake-engine", "{}"],
         ["--load-format", "dummy", "--max-model-len", "-1", "--enforce-eager"],
         ["--use-vllm-tokenizer", "--system-port", "0"],
+        ["--enable-prompt-embeds", "--connector", "nixl", "--disaggregation-mode", "decode"],
         ["-dp", "2"],
         NODE_1,
         [*NODE_1, "--kv-events-config", '{"endpoint": "tcp://10.0.0.1:5557"}'],

@@ -32,7 +32,7 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         ["--help"],
         [],
         ["--version"],
-        *([name, "--help"] for name in cli.COMMANDS),
+        *([name, "--help"] for name in {module: name for name, (module, _) in cli.COMMANDS.items()}.values()),
         ["bench", "load", "--help"],
     ],
 )
@@ -138,6 +138,12 @@ def test_check_tells_what_is_set_and_where_it_came_from(
     ]
     assert found["engine_flags"] == ["--block-size", "16"]
     assert found["facts"]["address"] == "mine.backend.generate"  # type: ignore[index]
+
+
+def test_check_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = checked(capsys, "--model", "m", "--admin-token", "geheim")
+    assert "geheim" not in json.dumps(found)
+    assert {"name": "--admin-token", "value": "(hidden)", "source": "flag"} in found["settings"]  # type: ignore[operator]
 
 
 def test_check_lists_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dynamo_vllm.cli import chat, client, prove
+from dynamo_vllm.cli import chat, client, prove, status_text
 from dynamo_vllm.cli import main as cli
+from dynamo_vllm.cli.status import Status, Worker
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.serving import control
+from dynamo_vllm.supervise import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 EVENTS = 'dynamo_component_router_kv_zmq_ingress_batches_total{worker_id="1"} '
 METRICS = """\
@@ -26,6 +31,9 @@ dynamo_frontend_requests_total{endpoint="completions",model="other",status="succ
 dynamo_component_router_requests_total{model="tiny"} 100
 dynamo_frontend_inflight_requests{model="tiny"} 3
 """
+
+
+ENDPOINTS = {"kv_terms": ("compare",), "admin": ("control",)}
 
 
 def instances(component: str) -> list[dict[str, Any]]:
@@ -38,7 +46,7 @@ def instances(component: str) -> list[dict[str, Any]]:
             "transport": {"tcp": "127.0.0.1:5/abc"},
             "device_type": "cpu",
         }
-        for endpoint in (["compare"] if component == "kv_terms" else ["generate", "worker_kv_query_source_1"])
+        for endpoint in ENDPOINTS.get(component, ("generate", "worker_kv_query_source_1", "list_loras"))
     ]
 
 
@@ -97,8 +105,9 @@ class Frontend:
 
 
 @pytest.fixture
-def frontend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Frontend]:
-    monkeypatch.setattr("dynamo_vllm.config.build.environment", dict)
+def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Frontend]:
+    nowhere = {"HOME": str(tmp_path), "DYN_FILE_KV": str(tmp_path / "discovery")}
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: nowhere)
     monkeypatch.setattr(prove, "EVENT_SECONDS", 0.1)
     monkeypatch.setattr(prove, "PAUSE_SECONDS", 0.01)
     behaviour = Frontend()
@@ -177,9 +186,9 @@ def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixtur
 
 
 def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.components = ("backend", "prefill", "mine", "kv_terms")
+    frontend.components = ("backend", "prefill", "mine", "kv_terms", "admin")
     assert cli.run(["status", frontend.url]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:]]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:9]]
     assert [row[1:3] for row in rows] == [
         ["ROLE", "ENDPOINT"],
         ["decode", "dynamo.backend.generate"],
@@ -209,6 +218,116 @@ def test_status_of_something_else_than_our_frontend_says_so(
     frontend.closed = {"/health"}
     assert cli.run(["status", frontend.url]) == 1
     assert "/health is not our frontend's" in capsys.readouterr().err
+
+
+def test_status_without_workers_in_discovery_says_where_it_looked(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.run(["status", frontend.url]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"no worker of namespace dynamo is in discovery at {tmp_path / 'discovery'}; is it running? "
+        "give --file-kv or --run-dir"
+    )
+
+
+def test_status_asks_the_frontend_of_the_serve_that_runs_here(
+    frontend: Frontend,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    home = {"HOME": str(tmp_path)}
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: home)
+    folder = run_folder.choose(None, home)
+    with folder.opened():
+        folder.note(frontend.url)
+        folder.forget()
+        assert cli.run(["status"]) == 0
+    assert capsys.readouterr().out.startswith(f"{frontend.url}  ready")
+
+
+@pytest.mark.parametrize("words", [["--watch", "0"], ["--timeout", "-1"]])
+def test_status_with_a_time_that_is_none_is_refused(words: list[str], frontend: Frontend) -> None:
+    assert cli.run(["status", frontend.url, *words]) == 2
+
+
+def worker(number: int, **told: Any) -> Worker:
+    return Worker(number, f"aaaa0{number}", number, {"status": "success", **told})
+
+
+def shown(*workers: Worker, problem: str | None = None) -> list[str]:
+    found = Status("http://x", "namespace n in y", None, problem, list(workers), None)
+    return status_text.text(found).splitlines()
+
+
+def rank(number: int, hit_rate: float | None = 0.5, usage: float = 0.25) -> dict[str, Any]:
+    figures = {"running": 3, "waiting": 1, "kv_usage": usage, "tokens_per_second": 10.4}
+    return {"rank": number, "hit_rate": hit_rate, **figures}
+
+
+def test_status_of_workers_stands_without_a_frontend() -> None:
+    lines = shown(
+        worker(
+            1,
+            role="decode",
+            state="ready",
+            models=["tiny", "alias"],
+            adapters=[{"name": "sql", "state": "loaded"}, {"name": "b", "state": "fetching"}],
+            ranks=[rank(0)],
+            last_error={"message": "the engine\nfailed", "seconds_ago": 185.2},
+        ),
+        problem="nothing listens",
+    )
+    assert lines[0:3] == ["http://x  no answer", "", "nothing listens"]
+    assert lines[4] == "workers of namespace n in y"
+    assert re.split("  +", lines[-2]) == list(status_text.WORKERS)
+    assert re.split("  +", lines[-1]) == [
+        *("1", "aaaa01", "decode", "ready", "25 %", "50 %", "3", "1", "10", "tiny,alias", "sql,b (fetching)"),
+        "3 min ago: the engine failed",
+    ]
+
+
+def test_status_of_a_worker_with_ranks_has_a_line_for_all_and_one_for_each() -> None:
+    lines = shown(worker(1, role="agg", state="ready", models=["m"], ranks=[rank(0), rank(1, None, 0.75)]))
+    assert [re.split("  +", line.strip()) for line in lines[-3:]] == [
+        ["1", "aaaa01", "agg", "ready", "50 %", "-", "6", "2", "21", "m", "-", "-"],
+        ["rank 0", "25 %", "50 %", "3", "1", "10"],
+        ["rank 1", "75 %", "-", "3", "1", "10"],
+    ]
+
+
+def test_figures_of_a_worker_fit_a_terminal_of_80_columns() -> None:
+    lines = shown(worker(2, role="prefill", state="draining", models=["m" * 60], ranks=[rank(0)]))
+    assert lines[-2].index("TOK/S") + len("TOK/S") < 80
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [("unreachable", "no answer"), ("no_answer", "no answer"), ("not_allowed", "refuses")]
+)
+def test_status_of_a_worker_that_does_not_tell(error: str, state: str) -> None:
+    lines = shown(Worker(2, "aaaa02", 2, control.failure(error, "why it is so", 403)))
+    assert re.split("  +", lines[-1])[:4] == ["2", "aaaa02", "-", state]
+    assert lines[-1].endswith("why it is so")
+
+
+def test_status_json_has_both_parts_and_the_instance_of_discovery() -> None:
+    found = Status("http://x", "y", None, "nothing listens", [worker(1, instance=99, state="ready")], None)
+    assert found.builtins() == {
+        "url": "http://x",
+        "ready": False,
+        "models": [],
+        "instances": None,
+        "workers": [{"status": "success", "state": "ready", "number": 1, "worker": "aaaa01", "instance": 1}],
+        "frontend_problem": "nothing listens",
+        "workers_problem": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200000, "2 d")]
+)
+def test_time_since_is_said_in_one_unit(seconds: float, text: str) -> None:
+    assert status_text.ago(seconds) == text
 
 
 # --- chat -------------------------------------------------------------------------------------------------

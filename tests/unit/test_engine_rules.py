@@ -38,6 +38,18 @@ FIRES = [
         {"mine": 1, "consolidator_endpoints": ["tcp://127.0.0.1:5557", *MERGED[1:]]},
     ),
     (engine_rules.hybrid_cache, {}, KVBM, "disable_hybrid_kv_cache_manager", True),
+    (engine_rules.lora, {}, Situation("cuda", lora=True), "enable_lora", True),
+    (engine_rules.lora_slots, {"enable_lora": True}, GPU, "max_loras", 4),
+    (engine_rules.lora_slots, {}, Situation("cuda", lora=True), "max_loras", 4),
+    (engine_rules.lora_slots, {"enable_lora": True}, CPU, "max_loras", 5),
+    (engine_rules.lora_slots, {"enable_lora": True, "max_loras": 2}, CPU, "max_loras", 3),
+    (
+        engine_rules.memory_reports,
+        {"enable_sleep_mode": True},
+        GPU,
+        "worker_extension_cls",
+        "dynamo_vllm.engine.gpu_memory.TellsMemory",
+    ),
     (
         engine_rules.seeded_prefill,
         {},
@@ -47,6 +59,13 @@ FIRES = [
     ),
 ]
 SILENT = [
+    (engine_rules.lora, {}, GPU),
+    (engine_rules.lora, {"enable_lora": True}, Situation("cuda", lora=True)),
+    (engine_rules.lora_slots, {}, CPU),
+    (engine_rules.lora_slots, {"enable_lora": True, "max_loras": 2}, GPU),
+    (engine_rules.lora_slots, {"enable_lora": False}, Situation("cpu", lora=True)),
+    (engine_rules.memory_reports, {}, GPU),
+    (engine_rules.memory_reports, {"enable_sleep_mode": True, "worker_extension_cls": "mine.Own"}, GPU),
     (engine_rules.prefix_caching, {"enable_prefix_caching": False}, CPU),
     (engine_rules.block_size, {"block_size": 64}, CPU),
     (engine_rules.block_size, {}, GPU),

@@ -43,7 +43,7 @@ HEAVY = {
     "vllm": ("engine/",),
     "vllm_omni": ("engine/",),
     "torch": ("engine/",),
-    "dynamo": ("serving/", "kv/events.py", "lora/publish.py", "cli/frontend.py", "bench/caller.py"),
+    "dynamo": ("serving/", "kv/events.py", "cli/frontend.py", "bench/caller.py"),
 }
 READS_ENVIRONMENT = {
     "config/build.py": "reads it once for everybody",

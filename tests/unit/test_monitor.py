@@ -108,3 +108,27 @@ async def test_busy_rank_does_not_hide_an_idle_one() -> None:
     assert not busy.done()
     busy.cancel()
     await stop(task)
+
+
+async def test_engine_that_stands_still_on_purpose_is_not_asked() -> None:
+    worker = await make_worker(stall_on_token=1)
+    seen, is_watched = Seen(), False
+    monitor = Monitor(
+        worker.engine,
+        canary,
+        seen.hang,
+        seen.answer,
+        lambda: is_watched,
+        health_seconds=0.01,
+        canary_seconds=0.05,
+        canary_timeout_seconds=0.1,
+    )
+    is_watched = True
+    await monitor.look()
+    is_watched = False
+    task = asyncio.create_task(monitor.run())
+    await asyncio.sleep(0.3)  # twice what a hang takes to be seen
+    assert not seen.hung.is_set()
+    is_watched = True
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    await stop(task)

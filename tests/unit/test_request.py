@@ -8,7 +8,9 @@ import pytest
 from dynamo.llm import HttpError
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
 
+from dynamo_vllm.errors import Draining, EngineDead, EngineRequestFailed, InvalidRequest
 from dynamo_vllm.roles.aggregated import Aggregated
+from dynamo_vllm.serving.boundary import boundary
 from dynamo_vllm.wire import prompt_mark
 from harness.fakes import FakeContext, FakeSender, make_worker, request
 
@@ -198,3 +200,20 @@ async def test_an_urgent_request_is_early_in_vllms_order() -> None:
         for hint in (None, 1, 9)
     ]
     assert [job.priority for job in jobs] == [0, -1, -9]
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (EngineRequestFailed("it failed"), ["it failed"]),
+        (EngineDead("it is gone"), ["it is gone"]),
+        (KeyError("of the prompt"), ["unexpected KeyError, see the log"]),
+        (InvalidRequest("bad"), []),
+        (Draining("going"), []),
+    ],
+)
+def test_operator_hears_of_errors_that_are_ours(raised: Exception, told: list[str]) -> None:
+    heard: list[str] = []
+    with pytest.raises(Exception), boundary("r", lambda dead: None, heard.append):  # noqa: B017
+        raise raised
+    assert heard == told

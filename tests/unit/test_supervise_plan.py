@@ -60,6 +60,16 @@ def test_flags_of_both_kinds_reach_both() -> None:
     assert [process.drain_seconds for process in found.processes] == [7.0, 7.0]
 
 
+def test_secret_is_in_no_command_line(tmp_path: Path) -> None:
+    """Every user of the machine sees command lines."""
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: m\nworkers:\n  - {engine: fake, admin-token: geheim}\n")
+    for found in (made("m", "--engine", "fake", "--admin-token", "geheim"), made("--config", str(file))):
+        (worker,) = found.workers
+        assert "geheim" not in " ".join(worker.argv)
+        assert worker.env["DYN_VLLM_ADMIN_TOKEN"] == "geheim"
+
+
 def test_environment_is_one_machine_without_services() -> None:
     env = made("m", env={"PATH": "/bin", "DYN_EVENT_PLANE": "nats", "DYN_SYSTEM_PORT": ""}).processes[0].env
     assert env["DYN_DISCOVERY_BACKEND"] == "file"
@@ -84,7 +94,7 @@ def test_worker_gets_a_port_of_its_own_at_each_start() -> None:
     (worker,) = made("m").workers
     assert worker.port is None
     assert worker.command(1234, 5)[-4:] == ["--system-port", "1234", "--status-fd", "5"]
-    assert worker.health_url(1234) == "http://127.0.0.1:1234/health"
+    assert worker.health_url(1234) == "http://127.0.0.1:1234/live", "where one that sleeps is well"
 
 
 @pytest.mark.parametrize("env", [{}, {"DYN_SYSTEM_PORT": "9000"}])
@@ -434,7 +444,7 @@ def test_cache_folder_follows_the_environment() -> None:
 
 
 def test_run_folder_has_fresh_discovery_and_one_user(tmp_path: Path) -> None:
-    folder = run_folder.choose(str(tmp_path), {})
+    folder = run_folder.choose(str(tmp_path), {"HOME": str(tmp_path / "home")})
     folder.discovery.mkdir()
     (folder.discovery / "stale").touch()
     with folder.opened():

@@ -50,12 +50,22 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": [99999]}, "prompt"),
+        ({"prompt": "a", "nvext": {"cache_salt": 7}}, "cache_salt"),
     ],
 )
 async def test_refused_by_name(body: dict[str, Any], named: str) -> None:
     made, _ = await role()
     with pytest.raises(InvalidRequest, match=named):
         await made.prepare(made.parse(body), "j")
+
+
+async def test_salt_goes_with_the_job() -> None:
+    made, _ = await role()
+    salts = [
+        (await made.prepare(made.parse({"prompt": "a", "nvext": nvext}), "j")).cache_salt
+        for nvext in (None, {}, {"cache_salt": "mine"})
+    ]
+    assert salts == [None, None, "mine"]
 
 
 async def test_health_check_is_a_request_it_takes() -> None:

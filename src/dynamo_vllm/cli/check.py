@@ -9,7 +9,6 @@ import socket
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import versions
@@ -162,10 +161,11 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
 
 def settings_of(worker: WorkerOptions, given: Mapping[str, Any]) -> Iterator[Setting]:
     """The options that differ from their defaults."""
+    values = build.shown(worker)
     for item in build.declared(WorkerOptions):
-        value = getattr(worker, item.name)
-        if value != item.default:
-            yield Setting(item.flags[0], value, "flag" if item.name in given else item.option.env)
+        if values[item.name] != item.default:
+            source = "flag" if item.name in given else item.option.env
+            yield Setting(item.flags[0], values[item.name], source)
 
 
 def facts_of(worker: WorkerOptions, flags: EngineFlags) -> dict[str, str]:
@@ -185,10 +185,8 @@ def facts_of(worker: WorkerOptions, flags: EngineFlags) -> dict[str, str]:
 
 
 def _discovery(worker: WorkerOptions) -> str:
-    if worker.discovery_backend != "file":
-        return worker.discovery_backend
-    # The runtime's own choice when DYN_FILE_KV is unset.
-    return f"file, in {worker.file_kv or Path(tempfile.gettempdir()) / 'dynamo_store_kv'}"
+    folder = worker.discovery_folder
+    return worker.discovery_backend if folder is None else f"file, in {folder}"
 
 
 def _kv_events(worker: WorkerOptions, flags: EngineFlags) -> str:
@@ -264,7 +262,7 @@ def engine_defaults(
 ) -> tuple[Sequence[Fired] | None, str | None]:
     """The defaults we set over vLLM's, or vLLM's complaint about the flags."""
     from dynamo_vllm.engine import vllm_start
-    from dynamo_vllm.serving.worker import engine_settings
+    from dynamo_vllm.serving.parts import engine_settings
 
     # A worker makes a new folder at every start.
     scratch = f"{tempfile.gettempdir()}/dynamo-vllm-…"

@@ -13,11 +13,16 @@ from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import (
+    AdminOptions,
     FrontendOptions,
     LoadOptions,
+    PauseOptions,
     PlaneOptions,
+    ProfileOptions,
+    ResetOptions,
     RoutingOptions,
     ServeOptions,
+    SleepOptions,
     WorkerOptions,
 )
 from dynamo_vllm.config.rules.worker import NOT_YET
@@ -29,6 +34,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 ENGINE_FLAGS = (
     "Every engine flag of vLLM is accepted too and passed on untouched; `vllm serve --help` lists them."
 )
+ADMIN = "[operate.md](operate.md) explains these commands; all of them take the options below."
+LIKE_LORA = "It takes the options of `lora` too."
 SECTIONS: tuple[tuple[str, type, str], ...] = (
     (
         "serve",
@@ -43,7 +50,19 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
         "Every option of a worker and every engine flag is accepted too; nothing is started.",
     ),
     ("check --live URL", LiveOptions, ""),
-    ("status", StatusOptions, "The URL may also be the first argument."),
+    (
+        "status",
+        StatusOptions,
+        "The URL may also be the first argument. [operate.md](operate.md) explains what it shows.",
+    ),
+    ("lora", AdminOptions, "`lora load NAME URI`, `lora unload NAME`, `lora list`. " + ADMIN),
+    ("sleep", SleepOptions, LIKE_LORA),
+    ("wake", AdminOptions, LIKE_LORA),
+    ("pause", PauseOptions, LIKE_LORA),
+    ("resume", AdminOptions, LIKE_LORA),
+    ("clear-kv", AdminOptions, LIKE_LORA),
+    ("reset-caches", ResetOptions, LIKE_LORA),
+    ("profile", ProfileOptions, "`profile start`, `profile stop`. " + LIKE_LORA),
     ("chat", ChatOptions, "The URL may also be the first argument."),
     ("bench load", LoadOptions, "The URL may also be the first argument. [bench.md](bench.md) explains it."),
     ("bench plane", PlaneOptions, ""),
@@ -99,8 +118,10 @@ def section(command: str, cls: type, note: str) -> str:
         f"{about[:1].upper()}{about[1:].rstrip('.')}. {note}".strip(),
         "",
     ]
-    shown = [item for item in build.declared(cls) if not item.option.hidden]
-    for group in dict.fromkeys(item.option.group for item in shown):
+    known = {item.name for item in build.declared(AdminOptions)} if note.endswith(LIKE_LORA) else set()
+    shown = [item for item in build.declared(cls) if not item.option.hidden and item.name not in known]
+    groups = dict.fromkeys(item.option.group for item in shown)
+    for group in sorted(groups, key=lambda group: group != name):  # its own one has no heading
         rows = [row(item) for item in shown if item.option.group == group]
         if group != name:
             lines += [f"### {name}: {group}", ""]
@@ -148,12 +169,15 @@ def engine_defaults() -> str:
     )
 
 
+_SLEEP = " (only with --enable-sleep-mode)"
 _CASES: dict[str, dict[str, Any]] = {
     "": {},
     " (only with NIXL)": {"nixl": True},
     " (only with LMCache or KVBM)": {"has_plain_blocks": True},
     " (only with KVBM)": {"merged_kv_events": "tcp://127.0.0.1:<port>"},
     " (only on Arm without bfloat16)": {"has_bfloat16": False},
+    " (only with LoRA)": {"lora": True},
+    _SLEEP: {},
 }
 """Situations a rule may wait for, the ordinary one first."""
 
@@ -164,7 +188,8 @@ def _rule(rule: engine_rules.Rule) -> list[str]:
             engine_rules.Situation(device, socket_folder="<temporary folder>", **more)
             for device in ("cpu", "cuda")
         )
-        seen = [rule({}, situation) for situation in situations]
+        user = {"enable_sleep_mode": True} if only == _SLEEP else {}
+        seen = [rule(user, situation) for situation in situations]
         if fired := next(filter(None, seen), None):
             reasons = dict.fromkeys(f.reason for f in seen if f is not None)
             return [f"`{fired.argument}`{only}", *map(_value, seen), "; ".join(reasons)]

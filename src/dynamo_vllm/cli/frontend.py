@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
 from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
+from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -112,7 +113,13 @@ def variables(options: FrontendOptions) -> dict[str, str]:
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),
         # Its own /health says "healthy" without a model; ours takes the path, and this is where it went.
         "DYN_HTTP_SVC_HEALTH_PATH": "/instances",
+        "DYN_LORA_ENABLED": str(knows_adapters(options)).lower(),
     }
+
+
+def knows_adapters(options: FrontendOptions) -> bool:
+    """With other routers this setting keeps the runtime from serving any model."""
+    return options.router in KNOWS_ADAPTERS if options.lora_enabled is None else options.lora_enabled
 
 
 def router_config(options: FrontendOptions) -> Any:

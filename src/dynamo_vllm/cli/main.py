@@ -12,6 +12,8 @@ from dynamo_vllm.errors import ConfigError, DynamoVllmError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+ADMIN = "dynamo_vllm.cli.admin"
+"""Runs several commands and is told which."""
 COMMANDS = {
     "serve": ("dynamo_vllm.cli.serve", "serve a model on this machine: frontend, router and workers"),
     "worker": ("dynamo_vllm.cli.worker", "run one worker of a deployment"),
@@ -20,7 +22,15 @@ COMMANDS = {
         "dynamo_vllm.cli.check",
         "show versions and the resolved configuration, or prove a running system",
     ),
-    "status": ("dynamo_vllm.cli.status", "show what a running system serves"),
+    "status": ("dynamo_vllm.cli.status", "show what a running system serves and how its workers are"),
+    "lora": (ADMIN, "load, unload and list LoRA adapters of running workers"),
+    "sleep": (ADMIN, "take workers out of service and give back their memory"),
+    "wake": (ADMIN, "wake sleeping workers"),
+    "pause": (ADMIN, "stop workers computing, with everything kept in memory"),
+    "resume": (ADMIN, "let paused workers go on"),
+    "clear-kv": (ADMIN, "forget the cached KV blocks of workers"),
+    "reset-caches": (ADMIN, "forget caches of workers: prefix, multimodal, encoder"),
+    "profile": (ADMIN, "start and stop a profile of workers' engines"),
     "chat": ("dynamo_vllm.cli.chat", "talk to a running system"),
     "bench": ("dynamo_vllm.cli.bench", "measure a running system, or parts of this one"),
 }
@@ -36,10 +46,10 @@ def usage() -> str:
         "Serve large models with vLLM on the Dynamo runtime.",
         "",
     ]
-    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items()]
     lines += [
         "",
-        "  --version  versions of this package and its parts",
+        "  --version    versions of this package and its parts",
         "  COMMAND --help  options of a command",
         "",
     ]
@@ -66,7 +76,8 @@ def run(argv: Sequence[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"dynamo-vllm: {argv[0]!r} is no command\n\n{usage()}", file=sys.stderr)
         return 2
-    return run_command(COMMANDS[argv[0]][0], argv[1:])
+    module, _ = COMMANDS[argv[0]]
+    return run_command(module, argv if module == ADMIN else argv[1:])
 
 
 def run_command(module: str, argv: Sequence[str]) -> int:

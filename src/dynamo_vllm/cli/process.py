@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
 
 def refuse_taken_port(flag: str, host: str, port: int) -> None:
@@ -40,12 +42,29 @@ def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
         return 130
 
 
+def ask_quietly(life: Coroutine[Any, Any, int], environment: Mapping[str, str]) -> int:
+    """Run a command that calls others through the runtime, without the runtime's words on the terminal.
+
+    Runtime 1.6.1 writes a line for every call to file descriptor 2, and no filter in DYN_LOG stops it. Who
+    sets DYN_LOG wants to see what it says.
+    """
+    if "DYN_LOG" not in environment:
+        with contextlib.suppress(OSError):  # there may be none
+            ours = os.dup(2)
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
+            sys.stderr = os.fdopen(ours, "w", buffering=1, errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _end_now)
+    return asyncio.run(life)
+
+
 def _end_now(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
 def exit_process(code: int) -> None:
     """End without waiting for the runtime's or the engine's threads."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads any more
+            stream.flush()
     os._exit(code)

@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     plan = prepare(wanted, environment, folder)
     limits = Limits(start_seconds=options.start_seconds, restarts=options.restarts)
     with folder.opened():
+        folder.note(plan.url)
         code = supervise(plan, limits, folder)
         if code == 0:
             folder.forget()

@@ -1,38 +1,62 @@
-"""`dynamo-vllm status`: what a running system serves."""
+"""`dynamo-vllm status`: what a running system serves, and how its workers are."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections import Counter
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.client import DEFAULT_URL, Client, Sample, Unanswered, table, with_url_flag
-from dynamo_vllm.config import build
+from dynamo_vllm.cli import deployment, status_text, targets
+from dynamo_vllm.cli.client import DEFAULT_URL, Client, Sample, Unanswered, base, with_url_flag
+from dynamo_vllm.cli.process import ask_quietly
+from dynamo_vllm.cli.watch import Screen, watch
+from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.build import opt
+from dynamo_vllm.config.options import FindOptions
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.serving import peers
+from dynamo_vllm.serving import admin, control, peers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 PROG = "dynamo-vllm status"
-DESCRIPTION = "Show models, workers and figures of a running system. The URL may also be the first argument."
+DESCRIPTION = (
+    "Show models, workers and figures of a running system. The URL may also be the first argument.\n"
+    "The frontend tells of models and requests; the workers, found in discovery, tell of themselves."
+)
 # Each worker that keeps a KV index answers the router's questions about it on an endpoint of this name.
 _KV_INDEX = "worker_kv_query"
 _ROLES = {"prefill": "prefill", "encoder": "encode"}
 _ANSWERS = "backend"
 """Component of the workers that answer clients, unless the user named one."""
+_AMONG_THEMSELVES = (peers.ENDPOINT, admin.ENDPOINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatusOptions:
+class StatusOptions(FindOptions):
     """Which system to ask, and how to print what it says."""
 
-    url: str = opt(DEFAULT_URL, "status", "Frontend to ask.", env="DYN_VLLM_URL", metavar="URL")
+    url: str | None = opt(
+        None,
+        "status",
+        f"Frontend to ask (default: of the serve that runs here, else {DEFAULT_URL}).",
+        env="DYN_VLLM_URL",
+        metavar="URL",
+    )
     timeout: float = opt(
         10.0, "status", "Seconds to wait for an answer.", env="DYN_VLLM_STATUS_TIMEOUT", metavar="SECONDS"
+    )
+    watch: float | None = opt(
+        None,
+        "status",
+        "Ask again every so many seconds, 2 if none are given, until Ctrl-C; with --json a line each time.",
+        env="DYN_VLLM_STATUS_WATCH",
+        metavar="SECONDS",
+        alone="2",
     )
     json: bool = opt(False, "status", "Print JSON for other programs.", env="DYN_VLLM_STATUS_JSON")
 
@@ -59,30 +83,149 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    url: str
+class Frontend:
     ready: bool
     models: list[Model]
     instances: list[Instance] | None
     """None when the frontend does not tell."""
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One instance in discovery, and what it says of itself."""
+
+    number: int
+    worker: str
+    """Short for its instance."""
+    instance: int
+    told: dict[str, Any]
+    """Its reply to the verb `status`, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    url: str
+    place: str
+    """Where workers were looked for."""
+    frontend: Frontend | None
+    frontend_problem: str | None
+    workers: list[Worker]
+    workers_problem: str | None
+
+    def builtins(self) -> dict[str, Any]:
+        """For other programs; what the frontend tells is at the top."""
+        front = asdict(self.frontend or Frontend(False, [], None))
+        workers = [{**worker.told, **_names(worker)} for worker in self.workers]
+        problems = {"frontend_problem": self.frontend_problem, "workers_problem": self.workers_problem}
+        return {"url": self.url, **front, "workers": workers, **problems}
+
+
+def _names(worker: Worker) -> dict[str, Any]:
+    return {"number": worker.number, "worker": worker.worker, "instance": worker.instance}
+
+
 def main(argv: Sequence[str]) -> int:
-    options, rest = build.parse(StatusOptions, with_url_flag(argv), build.environment(), PROG, DESCRIPTION)
+    environment = build.environment()
+    options, rest = understand(argv, environment)
     if rest:
         raise ConfigError(f"{rest[0]} is no option of status; see '{PROG} --help'")
-    with closing(Client(options.url, options.timeout)) as client:
-        found = ask(client)
-    print(json.dumps(asdict(found), indent=2) if options.json else text(found))
+    checks.check_find(options)
+    refuse_bad_times(options)
+    named = None if options.url is None else base(options.url)
+    options, folder = deployment.find(options, environment, named)
+    url = named or (folder and folder.url) or DEFAULT_URL
+    with closing(Client(url, options.timeout)) as client:
+        if has_discovery(options):
+            runtime_env.export_caller(options, environment)
+            return ask_quietly(run(options, client), environment)
+        return asyncio.run(run(options, client))
+
+
+def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[StatusOptions, list[str]]:
+    parser = build.parser(StatusOptions, PROG, DESCRIPTION, own_first=True)
+    given, rest = parser.parse_known_args(with_url_flag(argv))
+    return build.from_values(StatusOptions, vars(given), environment), rest
+
+
+def refuse_bad_times(options: StatusOptions) -> None:
+    for flag, seconds in (("--timeout", options.timeout), ("--watch", options.watch)):
+        if seconds is not None and seconds <= 0:
+            raise ConfigError(f"{flag} {seconds:g} must be above 0")
+
+
+def has_discovery(options: StatusOptions) -> bool:
+    """Without the folder there are no workers yet, and the runtime need not be loaded."""
+    folder = options.discovery_folder
+    return folder is None or folder.is_dir() or options.watch is not None
+
+
+async def run(options: StatusOptions, client: Client) -> int:
+    async with AsyncExitStack() as stack:
+        workers, problem = None, control.nobody(options)
+        if has_discovery(options):
+            try:
+                workers = await stack.enter_async_context(control.Workers(options, may_be_none=True))
+                await workers.seen()
+            except control.NoWorkers as exc:
+                problem = str(exc)
+        if options.watch is not None:
+            return await keep_showing(options, client, workers, problem)
+        found = await ask(options, client, workers, problem)
+    if found.frontend is None and not found.workers:
+        raise Unanswered(f"{found.frontend_problem}\n{found.workers_problem}")
+    print(json.dumps(found.builtins(), indent=2) if options.json else status_text.text(found))
     return 0
 
 
-def ask(client: Client) -> Status:
-    ready = ready_models(client)
-    listed = client.models()
-    samples = client.samples()
-    models = [_model(entry, ready, samples) for entry in listed]
-    return Status(client.url, bool(ready), models, _instances(client))
+async def keep_showing(
+    options: StatusOptions, client: Client, workers: control.Workers | None, problem: str
+) -> int:
+    async def look() -> str:
+        found = await ask(options, client, workers, problem)
+        return json.dumps(found.builtins()) if options.json else status_text.text(found)
+
+    with Screen(sys.stdout, is_live=sys.stdout.isatty() and not options.json) as screen:
+        try:
+            await watch(look, screen.show, options.watch or 0)
+        except (asyncio.CancelledError, BrokenPipeError):  # Ctrl-C, or nobody reads any more
+            return 0
+    return 0
+
+
+async def ask(
+    options: StatusOptions, client: Client, workers: control.Workers | None, problem: str
+) -> Status:
+    """Both at once; either may be away."""
+    front, told = await asyncio.gather(
+        asyncio.to_thread(ask_frontend, client), ask_workers(workers, options.timeout)
+    )
+    return Status(
+        url=client.url,
+        place=f"namespace {options.namespace} in {control.place(options)}",
+        frontend=None if isinstance(front, Unanswered) else front,
+        frontend_problem=str(front) if isinstance(front, Unanswered) else None,
+        workers=told,
+        workers_problem=None if told else problem,
+    )
+
+
+async def ask_workers(workers: control.Workers | None, seconds: float) -> list[Worker]:
+    if workers is None:
+        return []
+    replies = await workers.ask_all("status", min(seconds, control.STATUS_SECONDS))
+    names = targets.short(list(replies))
+    return [Worker(n, names[i], i, reply) for n, (i, reply) in enumerate(replies.items(), 1)]
+
+
+def ask_frontend(client: Client) -> Frontend | Unanswered:
+    try:
+        ready = ready_models(client)
+        listed = client.models()
+        samples = client.samples()
+        models = [_model(entry, ready, samples) for entry in listed]
+        return Frontend(bool(ready), models, _instances(client))
+    except Unanswered as exc:
+        return exc
 
 
 def ready_models(client: Client) -> list[str]:
@@ -127,7 +270,8 @@ def _instances(client: Client) -> list[Instance] | None:
         )
         for entry in sorted(told, key=lambda e: (e["component"], e["endpoint"], e["instance_id"]))
         if not entry["endpoint"].startswith(_KV_INDEX)
-        and f"{entry['component']}.{entry['endpoint']}" != peers.ENDPOINT  # workers among themselves
+        and entry["endpoint"] not in control.SECONDS  # a verb
+        and f"{entry['component']}.{entry['endpoint']}" not in _AMONG_THEMSELVES
     ]
 
 
@@ -142,27 +286,3 @@ def _transport(told: object) -> str:
         kind, where = next(iter(told.items()))
         return f"{kind} {str(where).split('/')[0]}"
     return str(told)
-
-
-def _yes(fact: bool) -> str:
-    return "yes" if fact else "no"
-
-
-def text(found: Status) -> str:
-    lines = [f"{found.url}  {'ready' if found.ready else 'not ready: no model can answer'}", ""]
-    if found.models:
-        rows = [
-            (m.name, _yes(m.ready), m.context_length or "-", m.requests, m.in_flight, m.errors)
-            for m in found.models
-        ]
-        lines += [table(("MODEL", "READY", "CONTEXT", "REQUESTS", "IN FLIGHT", "ERRORS"), rows), ""]
-    if found.instances is None:
-        lines.append("this frontend does not list its instances")
-    elif not found.instances:
-        lines.append("no worker is registered")
-    else:
-        workers = [
-            (i.id, i.role, i.address, i.transport, i.device, _yes(i.kv_index)) for i in found.instances
-        ]
-        lines.append(table(("INSTANCE", "ROLE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX"), workers))
-    return "\n".join(lines)

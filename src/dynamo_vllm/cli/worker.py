@@ -6,8 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, runtime_env
+from dynamo_vllm.config import build, checks, nodes, runtime_env
 from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.supervise import ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +30,17 @@ def main(argv: Sequence[str]) -> int:
         refuse_taken_port(
             "--system-port", options.system_host or options.bind_host or "0.0.0.0", options.system_port
         )
-    runtime_env.export(options, environment, runtime_env.worker_threads(os.cpu_count() or 1))
+    runtime_port, more = None, {}
+    if (
+        options.system_port is not None
+        and not nodes.of(options.headless, engine_flags(engine_argv)).is_headless
+    ):
+        # Ours listens on the system port, the runtime's own server behind it.
+        runtime_port = ports.free()
+        more = {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
+    runtime_env.export(options, environment, runtime_env.worker_threads(os.cpu_count() or 1), **more)
     from dynamo_vllm.serving import worker
     from dynamo_vllm.serving.logging import set_up
 
     set_up(options.log_level)
-    return run_to_exit(worker.run(options, engine_argv, environment))
+    return run_to_exit(worker.run(options, engine_argv, environment, runtime_port))

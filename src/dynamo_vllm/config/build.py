@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
 
 T = TypeVar("T")
 _META = "option"
+HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class Option:
     hidden: bool = False
     repeats: bool = False
     """One value per flag, which may be given several times."""
+    alone: str | None = None
+    """The value of a flag that stands without one."""
+    secret: bool = False
+    """Its value is shown nowhere."""
 
 
 def opt(
@@ -49,9 +54,11 @@ def opt(
     metavar: str | None = None,
     hidden: bool = False,
     repeats: bool = False,
+    alone: str | None = None,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag and an environment variable."""
-    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden, repeats)
+    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden, repeats, alone, secret)
     return dataclasses.field(default=default, metadata={_META: declared})
 
 
@@ -98,8 +105,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def parser(cls: type, prog: str, description: str, epilog: str = "") -> Parser:
-    """An argument parser with the options of `cls`, grouped as declared."""
+def parser(cls: type, prog: str, description: str, epilog: str = "", *, own_first: bool = False) -> Parser:
+    """An argument parser with the options of `cls`, grouped as declared or the class' own groups first."""
     made = Parser(
         prog=prog,
         description=description,
@@ -107,18 +114,17 @@ def parser(cls: type, prog: str, description: str, epilog: str = "") -> Parser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_options(made, cls)
+    add_options(made, cls, own_first=own_first)
     return made
 
 
-def add_options(made: Parser, cls: type) -> None:
-    """Give a parser the options of `cls` too, grouped as declared."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for item in declared(cls):
-        group = groups.get(item.option.group)
-        if group is None:
-            group = groups[item.option.group] = made.add_argument_group(item.option.group)
-        _add(group, item)
+def add_options(made: Parser, cls: type, *, own_first: bool = False) -> None:
+    """Give a parser the options of `cls` too; those of the classes above it were declared first."""
+    items = declared(cls)
+    names = list(dict.fromkeys(item.option.group for item in items))
+    groups = {name: made.add_argument_group(name) for name in (reversed(names) if own_first else names)}
+    for item in items:
+        _add(groups[item.option.group], item)
 
 
 def _add(group: argparse._ArgumentGroup, item: Declared) -> None:
@@ -140,7 +146,8 @@ def _add(group: argparse._ArgumentGroup, item: Declared) -> None:
             default=argparse.SUPPRESS,
             metavar=option.metavar
             or ("|".join(option.choices) if option.choices else item.kind.__name__.upper()),
-            nargs="+" if item.many and not option.repeats else None,
+            nargs="?" if option.alone is not None else "+" if item.many and not option.repeats else None,
+            const=option.alone,
             action="append" if option.repeats else "store",
             help=text,
         )
@@ -203,6 +210,13 @@ def _scalar(item: Declared, raw: Any, source: str) -> Any:
     if item.option.choices and raw not in item.option.choices:
         raise ConfigError(f"{source}={raw!r} is unknown; choose one of {', '.join(item.option.choices)}")
     return str(raw)
+
+
+def shown(options: Any) -> dict[str, Any]:
+    """The values of options for logs and files."""
+    secrets = {item.name for item in declared(type(options)) if item.option.secret}
+    values: dict[str, Any] = dataclasses.asdict(options)
+    return {name: HIDDEN if name in secrets and value else value for name, value in values.items()}
 
 
 def environment() -> Mapping[str, str]:

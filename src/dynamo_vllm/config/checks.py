@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config.rules import (
+    admin,
     bench,
     bench_local,
     connectors,
     flags,
     frontend,
+    lora,
     media,
     ranks,
     serve,
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.config.options import (
+        AdminOptions,
+        FindOptions,
         FrontendOptions,
         LoadOptions,
         PlaneOptions,
+        ReachOptions,
         RoutingOptions,
         RuntimeOptions,
         ServeOptions,
@@ -35,8 +40,17 @@ if TYPE_CHECKING:
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
-WORKER_RULES = (*connectors.RULES, *media.RULES, *ranks.RULES, *worker.RULES)
+WORKER_RULES = (
+    *admin.WORKER_RULES,
+    *connectors.RULES,
+    *lora.RULES,
+    *media.RULES,
+    *ranks.RULES,
+    *worker.RULES,
+)
 FRONTEND_RULES = frontend.RULES
+FIND_RULES = admin.FIND_RULES
+ADMIN_RULES = admin.RULES
 SERVE_RULES = serve.RULES
 LOAD_RULES = bench.RULES
 PLANE_RULES = bench_local.PLANE_RULES
@@ -56,6 +70,10 @@ def check_runtime(o: RuntimeOptions) -> None:
         raise ConfigError(
             f"--system-port {o.system_port} is out of range; the runtime takes 0 to {MAX_SYSTEM_PORT}"
         )
+    check_reach(o)
+
+
+def check_reach(o: ReachOptions) -> None:
     if not o.namespace or "." in o.namespace or "/" in o.namespace:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
 
@@ -69,6 +87,18 @@ def check_frontend(options: FrontendOptions) -> None:
 
 def check_serve(options: ServeOptions) -> None:
     for rule in SERVE_RULES:
+        rule(options)
+
+
+def check_find(options: FindOptions) -> None:
+    check_reach(options)
+    for rule in FIND_RULES:
+        rule(options)
+
+
+def check_admin(options: AdminOptions) -> None:
+    check_find(options)
+    for rule in ADMIN_RULES:
         rule(options)
 
 

@@ -30,6 +30,8 @@ class Situation:
     kv_event_host: str = "*"
     """* listens here; the ranks of a headless node go to the node that leads them."""
     socket_folder: str = "/tmp"
+    lora: bool = False
+    """Adapters are loaded at run time, by our own option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,36 @@ def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("worker_extension_cls", value, "a seeded prompt prefilled in steps ends vLLM's CPU engine")
 
 
+DEFAULT_ADAPTERS = 4
+
+
+def lora(user: UserArgs, at: Situation) -> Fired | None:
+    if not at.lora or "enable_lora" in user:
+        return None
+    return Fired("enable_lora", True, "adapters are loaded at run time")
+
+
+def lora_slots(user: UserArgs, at: Situation) -> Fired | None:
+    """On CPU also over the user's number, which stays the number of adapters that can be loaded."""
+    if not user.get("enable_lora", at.lora):
+        return None
+    wanted = user.get("max_loras")
+    if at.device == "cpu":
+        # vLLM 0.30: with every slot taken, a request without adapter gets the output of one.
+        reason = "one slot stays free: vLLM's CPU kernels mix up requests without an adapter otherwise"
+        return Fired("max_loras", (wanted or DEFAULT_ADAPTERS) + 1, reason)
+    if wanted is not None:
+        return None
+    return Fired("max_loras", DEFAULT_ADAPTERS, "vLLM would take one adapter")
+
+
+def memory_reports(user: UserArgs, at: Situation) -> Fired | None:
+    if at.device == "cpu" or not user.get("enable_sleep_mode") or "worker_extension_cls" in user:
+        return None
+    value = "dynamo_vllm.engine.gpu_memory.TellsMemory"
+    return Fired("worker_extension_cls", value, "sleep says how much memory it freed")
+
+
 RULES: tuple[Rule, ...] = (
     prefix_caching,
     block_size,
@@ -170,6 +202,9 @@ RULES: tuple[Rule, ...] = (
     merged_kv_events,
     hybrid_cache,
     seeded_prefill,
+    lora,
+    lora_slots,
+    memory_reports,
 )
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dynamo_vllm.config.options import RuntimeOptions
+    from dynamo_vllm.config.options import ReachOptions, RuntimeOptions
 
+_SYSTEM_PORT = "DYN_SYSTEM_PORT"
 _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 _THREADS = "DYN_RUNTIME_NUM_WORKER_THREADS"
 # The runtime writes two INFO lines per request; an operator wants them when debugging only.
@@ -25,23 +26,39 @@ def export(options: RuntimeOptions, environment: Mapping[str, str], threads: int
             os.environ[name] = value
 
 
+def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None:
+    """For a process that only asks others. It may stand in a worker's container, whose ports are taken."""
+    os.environ.update({**reach(options), _SYSTEM_PORT: "-1", "DYN_HEALTH_CHECK_ENABLED": "false"})
+    for name, value in {**hosts(options), "DYN_LOG": "off", _THREADS: "1"}.items():
+        if name not in environment:
+            os.environ[name] = value
+
+
 def variables(options: RuntimeOptions) -> dict[str, str]:
     """What our options say; they already include what the user's environment said."""
+    found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
+    if options.system_host:
+        found["DYN_SYSTEM_HOST"] = options.system_host
+    if options.system_port is not None:
+        found[_SYSTEM_PORT] = str(options.system_port)
+    if options.runtime_threads is not None:
+        found[_THREADS] = str(options.runtime_threads)
+    return found
+
+
+def reach(options: ReachOptions) -> dict[str, str]:
     found = {
         "DYN_NAMESPACE": options.namespace,
         "DYN_DISCOVERY_BACKEND": options.discovery_backend,
         "DYN_REQUEST_PLANE": options.request_plane,
-        "DYN_EVENT_PLANE": options.event_plane,
     }
     if options.file_kv:
         found["DYN_FILE_KV"] = options.file_kv
-    if options.system_host:
-        found["DYN_SYSTEM_HOST"] = options.system_host
-    if options.system_port is not None:
-        found["DYN_SYSTEM_PORT"] = str(options.system_port)
-    if options.runtime_threads is not None:
-        found[_THREADS] = str(options.runtime_threads)
     return found
+
+
+def hosts(options: ReachOptions) -> dict[str, str]:
+    return dict.fromkeys(_HOSTS, options.bind_host) if options.bind_host else {}
 
 
 def defaults(options: RuntimeOptions) -> dict[str, str]:
@@ -49,9 +66,7 @@ def defaults(options: RuntimeOptions) -> dict[str, str]:
     found = {"DYN_LOG": _LOG[options.log_level], "DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
     if options.system_port is None:
         found["DYN_SELF_HOST_METADATA"] = "0"  # the model card is handed out over the system port
-    if options.bind_host:
-        found |= dict.fromkeys(_HOSTS, options.bind_host)
-    return found
+    return found | hosts(options)
 
 
 def worker_threads(cores: int) -> int:

@@ -183,13 +183,19 @@ def _of_role(role: str, count: int) -> WorkerGroup:
 
 
 def to_argv(cls: type, values: Values) -> list[str]:
-    """The flags that say `values`; a value of the wrong type is refused."""
+    """The flags that say `values`, but for secrets; a value of the wrong type is refused."""
     typed: Any = build.from_values(cls, values, {})
     argv: list[str] = []
     for item in build.declared(cls):
-        if item.name in values:
+        if item.name in values and not item.option.secret:
             argv += _flag(item, getattr(typed, item.name))
     return argv
+
+
+def secrets(cls: type, values: Values) -> dict[str, str]:
+    """The variables that say the secrets among `values`: other users can see command lines."""
+    hidden = [item for item in build.declared(cls) if item.option.secret and item.name in values]
+    return {item.option.env: str(values[item.name]) for item in hidden}
 
 
 def _flag(item: build.Declared, value: Any) -> Sequence[str]:

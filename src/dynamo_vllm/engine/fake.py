@@ -42,6 +42,9 @@ from dynamo_vllm.job import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+REPORT_SECONDS = 0.1
+"""Between figures while jobs run; a real engine has some for every step."""
+
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the fake engine behaves."""
@@ -117,6 +120,9 @@ class FakeEngine:
         self._on_phase = on_phase
         self._made = dict.fromkeys(range(spec.ranks), 0)
         self._busy = dict.fromkeys(range(spec.ranks), 0)
+        self._asked = dict.fromkeys(range(spec.ranks), 0)
+        self._found = dict.fromkeys(range(spec.ranks), 0)
+        self._report_due = 0.0
         self._dead = False
         self._changed = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
@@ -138,7 +144,7 @@ class FakeEngine:
             versions={"engine": "fake"},
             terms={"engine": "fake", "block_size": self.spec.block_size},
             adapters=AdapterLimits(self.spec.adapters, 16) if self.spec.adapters else None,
-            has_profiler=True,
+            profile_folder="fake",
         )
 
     async def stream(self, job: Job, sink: Sink) -> None:
@@ -148,6 +154,8 @@ class FakeEngine:
         hangs = job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank
         due = math.inf if hangs else loop.time() + self.spec.prefill_ms / 1000
         run = self.running[job.id] = Running(job, sink, loop.create_future(), due)
+        self._asked[rank_of(job)] += len(job.prompt)
+        self._found[rank_of(job)] += _fetched(job)
         self._report(rank_of(job), 1)
         self._changed.set()
         if self._steps is None or self._steps.done():
@@ -171,6 +179,10 @@ class FakeEngine:
                 if run.due <= moment and not run.done.done():
                     run.due = following
                     self._step(run)
+            if moment >= self._report_due:
+                self._report_due = moment + REPORT_SECONDS
+                for rank in self._busy:
+                    self._report(rank, 0)
 
     def _next_due(self) -> float:
         return math.inf if self._is_stopped else min(run.due for run in self.running.values())
@@ -241,7 +253,8 @@ class FakeEngine:
     def _report(self, rank: int, change: int) -> None:
         self._busy[rank] += change
         usage = min(1.0, self._busy[rank] / self.spec.max_num_seqs)
-        self._on_load(LoadFigures(rank, self._busy[rank], 0, usage))
+        counts = self._made[rank], self._asked[rank], self._found[rank]
+        self._on_load(LoadFigures(rank, self._busy[rank], 0, usage, *counts))
 
     async def abort(self, job_id: str) -> None:
         self.aborted.append(job_id)

@@ -7,6 +7,8 @@ plugin: the worker starts it through `run_coordinator`.
 
 NIXL's progress thread pauses between looks where a worker asks for it. NIXL 1.5 polls without a pause, which
 takes a whole core per engine.
+
+KV events about prompt embeddings can be read by the router (`kv_event_mend`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ def register() -> None:
     end_with_parent()
     if pause := os.environ.get(NIXL_PAUSE_VARIABLE):
         calm_nixl(int(pause))
+    from dynamo_vllm.engine import kv_event_mend
+
+    kv_event_mend.mend()
 
 
 def end_with_parent() -> None:

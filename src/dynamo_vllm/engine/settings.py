@@ -24,8 +24,12 @@ class EngineSettings:
     """The engine's flags as the user wrote them."""
     headless: bool = False
     reasoning_parser: str | None = None
+    takes_embeds: bool = False
+    """Prompts may come as vectors."""
     direct_egress: bool = True
     """Plain token jobs bypass vLLM's queue and task for each request."""
+    lora: bool = False
+    """Adapters are loaded at run time."""
     publishes_kv_events: bool = True
     kv_event_port: int | None = None
     kv_transfer: Mapping[str, Any] | None = None

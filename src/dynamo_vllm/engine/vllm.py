@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.vllm_socket import Receiver
 
 logger = logging.getLogger(__name__)
+EMBEDS_READERS = 2
+"""Prompt embeddings read at a time: each holds its file three times over for a moment."""
 
 
 class VllmEngine:
@@ -37,6 +42,7 @@ class VllmEngine:
         self._control: Control | None = None
         self._receiver: Receiver | None = None
         self._relay: EventRelay | None = None
+        self._embeds_readers: ThreadPoolExecutor | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
 
@@ -106,9 +112,8 @@ class VllmEngine:
             kv_lease_seconds=vllm_terms.lease_seconds(config),
             adapters=_adapter_limits(config),
             takes_embeds=config.model_config.enable_prompt_embeds,
-            frees_memory=config.model_config.enable_sleep_mode,
             sleep_refusal=_sleep_refusal(config),
-            has_profiler=config.profiler_config.profiler is not None,
+            profile_folder=_profile_folder(config),
         )
 
     @property
@@ -129,6 +134,7 @@ class VllmEngine:
     async def _outputs(self, llm: AsyncLLM, job: Job) -> AsyncGenerator[Output, None]:
         """The long way, for whatever needs vLLM's own work on each output."""
         from dynamo_vllm.engine import vllm_convert as convert
+        from dynamo_vllm.engine.vllm_control import lora_request
 
         has_begun = False
         try:
@@ -136,6 +142,7 @@ class VllmEngine:
                 convert.engine_input(job),
                 convert.sampling_params(job.sampling, job.transfer),
                 job.id,
+                lora_request=lora_request(job.adapter) if job.adapter else None,
                 priority=job.priority,
                 data_parallel_rank=self._place(job.data_parallel_rank),
             )
@@ -182,6 +189,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         llm, self._llm, self._control = self._llm, None, None
+        if self._embeds_readers is not None:
+            self._embeds_readers.shutdown(wait=False, cancel_futures=True)
         if self._receiver is not None:
             self._receiver.close()
         if llm is not None:
@@ -202,9 +211,15 @@ class VllmEngine:
         return list(rendered["prompt_token_ids"])
 
     async def read_embeds(self, text: str) -> Embeds:
-        raise InvalidRequest(
-            "this worker was started without --enable-prompt-embeds", parameter="prompt_embeds"
+        from dynamo_vllm.engine import vllm_embeds
+
+        model = self._engine.vllm_config.model_config
+        if self._embeds_readers is None:
+            self._embeds_readers = ThreadPoolExecutor(EMBEDS_READERS, "embeds")
+        read = functools.partial(
+            vllm_embeds.read, text, model.get_inputs_embeds_size(), model.max_model_len - 1, model.dtype
         )
+        return await asyncio.get_running_loop().run_in_executor(self._embeds_readers, read)
 
     async def render_text(self, prompt: str) -> list[int]:
         with _refusing("prompt"):
@@ -234,6 +249,13 @@ def _adapter_limits(config: Any) -> AdapterLimits | None:
         # vLLM 0.30: when every slot holds an adapter, a request without one gets an adapter's output.
         return AdapterLimits(lora.max_loras - 1, lora.max_lora_rank)
     return AdapterLimits(lora.max_cpu_loras or lora.max_loras, lora.max_lora_rank)
+
+
+def _profile_folder(config: Any) -> str | None:
+    profiler = config.profiler_config
+    if profiler.profiler is None:
+        return None
+    return str(profiler.torch_profiler_dir or profiler.proton_profiler_dir or "the profiler's own")
 
 
 def _sleep_refusal(config: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm import SamplingParams
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMNotFoundError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -18,7 +19,7 @@ from dynamo_vllm.errors import (
     InvalidRequest,
     UnknownModel,
 )
-from dynamo_vllm.job import Guide, Job, Output, Position, SamplingSpec, TokenLogprob
+from dynamo_vllm.job import Embeds, Guide, Job, Output, Position, SamplingSpec, TokenLogprob
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
@@ -79,9 +80,30 @@ def structured_outputs(guide: Guide) -> StructuredOutputsParams:
 
 def engine_input(job: Job) -> dict[str, Any]:
     """A prompt that needs no further rendering."""
-    made: dict[str, Any] = {"type": "token", "prompt_token_ids": job.prompt}
+    made = _token_input(job) if job.embeds is None else _embeds_input(job, job.embeds)
     if job.cache_salt:
-        made["cache_salt"] = job.cache_salt
+        made["cache_salt"] = made.get("cache_salt", "") + job.cache_salt
+    return made
+
+
+def _token_input(job: Job) -> dict[str, Any]:
+    return {"type": "token", "prompt_token_ids": job.prompt}
+
+
+def _embeds_input(job: Job, embeds: Embeds) -> dict[str, Any]:
+    """Rows for the prompt, and tokens behind them when another worker has begun the answer."""
+    tensor, answered = embeds.tensor, len(job.prompt) - embeds.rows
+    made: dict[str, Any] = {"type": "embeds", "prompt_embeds": tensor}
+    if answered:
+        made["prompt_embeds"] = torch.cat([tensor, tensor.new_zeros(answered, tensor.shape[1])])
+        # vLLM 0.30: the hash of a block does not tell a token from a row of zeros.
+        made["cache_salt"] = job.id
+    elif (job.transfer or {}).get("do_remote_decode"):
+        # vLLM 0.30: of a prompt with ids, NIXL shortens only these for hybrid models, which ends the engine.
+        return made
+    # vLLM 0.30: without ids a repetition penalty falls on those that another request left in the batch.
+    made["prompt_token_ids"] = job.prompt
+    made["is_token_ids"] = [False] * embeds.rows + [True] * answered
     return made
 
 

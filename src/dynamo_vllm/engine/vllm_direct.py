@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import vllm_convert as convert
+from dynamo_vllm.engine.vllm_control import lora_request
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ async def _request(llm: AsyncLLM, job: Job, rank: int | None) -> Any:
             convert.engine_input(job),
             convert.sampling_params(job.sampling, job.transfer),
             supported_tasks=await llm.get_supported_tasks(),
+            lora_request=lora_request(job.adapter) if job.adapter else None,
             priority=job.priority,
             data_parallel_rank=rank,
         )

@@ -66,6 +66,8 @@ def set_environment(settings: EngineSettings) -> None:
     if settings.side_channel_host in _LOOPBACK:
         # NIXL's network transport listens on every device; shared memory and GPU links are none.
         wanted["UCX_NET_DEVICES"] = "lo"
+    if settings.lora:
+        wanted["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     wanted |= settings.connector_environment
     for name, value in wanted.items():
         if name not in settings.environment:
@@ -122,6 +124,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         kv_event_port=event_port or (ports.keep(count) if count > 1 else None),
         kv_event_host=node.leader if node.is_headless else "*",
         socket_folder=settings.scratch_folder,
+        lora=settings.lora,
     )
     fired = tuple(apply(given, situation))
     for rule in fired:
@@ -131,6 +134,8 @@ def resolve(settings: EngineSettings) -> Resolved:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if settings.reasoning_parser and _engine_knows_reasoning(settings.reasoning_parser):
         parsed.reasoning_parser = settings.reasoning_parser
+    if settings.takes_embeds:
+        parsed.enable_prompt_embeds = True
     try:
         return Resolved(AsyncEngineArgs.from_cli_args(parsed), fired)
     except (ValueError, TypeError) as exc:
@@ -204,6 +209,7 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
     except (ValueError, OSError, NotImplementedError) as exc:
         raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
     _refuse_ranks_of_a_dense_model(config)
+    _refuse_adapters_in_float32(config)
     # vLLM 0.30: its CPU platform overwrites the way processes are made.
     if _PROCESSES in settings.environment:
         os.environ[_PROCESSES] = settings.environment[_PROCESSES]
@@ -218,6 +224,12 @@ def _refuse_ranks_of_a_dense_model(config: VllmConfig) -> None:
             f"{model.model} is no MoE model: workers of one rank each have nothing to share; "
             "start them without --data-parallel-size"
         )
+
+
+def _refuse_adapters_in_float32(config: VllmConfig) -> None:
+    """vLLM 0.30 finds out in its kernels, after the model was loaded, by an assertion without a word."""
+    if config.lora_config is not None and device() == "cuda" and "float32" in str(config.model_config.dtype):
+        raise ConfigError("vLLM's LoRA kernels take no --dtype float32; use float16 or bfloat16")
 
 
 def _first_lines(exc: Exception) -> str:

@@ -23,18 +23,28 @@ class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by myp
         self._rank = rank
         self._on_load = on_load
         self._on_step = on_step
+        self._generated = self._queries = self._hits = 0
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         self._on_step(self._rank)  # also for a step of a long prefill, which puts nothing out
+        if iteration_stats is not None:
+            self._generated += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
+            # Of this step alone; a preempted request asks again for what it had, which vLLM counts apart.
+            found = scheduler_stats.prefix_cache_stats
+            self._queries += found.queries
+            self._hits += found.hits
             self._on_load(
                 LoadFigures(
                     self._rank,
                     scheduler_stats.num_running_reqs,
                     scheduler_stats.num_waiting_reqs,
                     scheduler_stats.kv_cache_usage,
+                    self._generated,
+                    self._queries,
+                    self._hits,
                 )
             )
 

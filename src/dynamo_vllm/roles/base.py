@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from dynamo_vllm.job import Job, Output
+    from dynamo_vllm.job import Adapter, Job, Output
     from dynamo_vllm.wire import Chunk
 
 
@@ -42,7 +42,10 @@ class Role(Protocol[RequestT]):
     def parse(self, raw: object) -> RequestT:
         """The request as a struct; raises InvalidRequest."""
 
-    async def prepare(self, request: RequestT, job_id: str) -> Job:
+    def adapter(self, request: RequestT) -> str | None:
+        """The name of the LoRA adapter the request asks for."""
+
+    async def prepare(self, request: RequestT, job_id: str, adapter: Adapter | None = None) -> Job:
         """Everything that can be refused is refused here, before the engine sees the job."""
 
     def encoder(self, request: RequestT, job: Job) -> Encoder: ...

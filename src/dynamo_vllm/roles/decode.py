@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from dynamo_vllm import wire
     from dynamo_vllm.codec.chunks import TokenEncoder
-    from dynamo_vllm.job import EngineFacts, Job, Output
+    from dynamo_vllm.engine.base import EmbedsReader
+    from dynamo_vllm.job import Adapter, EngineFacts, Job, Output
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.wire import Chunk
 
@@ -32,8 +33,9 @@ class Decode:
         facts: EngineFacts,
         connector: Connector | None,
         on_lost: Callable[[], None],
+        reader: EmbedsReader | None = None,
     ) -> None:
-        self._requests = Aggregated(facts)
+        self._requests = Aggregated(facts, reader)
         self._block_size = facts.block_size
         self._connector = connector
         self._on_lost = on_lost
@@ -41,8 +43,13 @@ class Decode:
     def parse(self, raw: object) -> wire.GenerateRequest:
         return self._requests.parse(raw)
 
-    async def prepare(self, request: wire.GenerateRequest, job_id: str) -> Job:
-        job = await self._requests.prepare(request, job_id)
+    def adapter(self, request: wire.GenerateRequest) -> str | None:
+        return self._requests.adapter(request)
+
+    async def prepare(
+        self, request: wire.GenerateRequest, job_id: str, adapter: Adapter | None = None
+    ) -> Job:
+        job = await self._requests.prepare(request, job_id, adapter)
         if request.prefill_result is None or self._connector is None:
             return job
         if request.prefill_result.disaggregated_params == LEFT_TO_DECODE:

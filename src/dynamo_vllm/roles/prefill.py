@@ -13,7 +13,8 @@ from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
     from dynamo_vllm import wire
-    from dynamo_vllm.job import EngineFacts, Job
+    from dynamo_vllm.engine.base import EmbedsReader
+    from dynamo_vllm.job import Adapter, EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.wire import Chunk
 
@@ -25,9 +26,13 @@ class Prefill:
     card = CARD
 
     def __init__(
-        self, facts: EngineFacts, connector: Connector | None, local_prefill_tokens: int = 0
+        self,
+        facts: EngineFacts,
+        connector: Connector | None,
+        local_prefill_tokens: int = 0,
+        reader: EmbedsReader | None = None,
     ) -> None:
-        self._requests = Aggregated(facts)
+        self._requests = Aggregated(facts, reader)
         self._connector = connector
         self._lease_seconds = facts.kv_lease_seconds
         self._local_prefill_tokens = local_prefill_tokens
@@ -35,9 +40,14 @@ class Prefill:
     def parse(self, raw: object) -> wire.GenerateRequest:
         return self._requests.parse(raw)
 
-    async def prepare(self, request: wire.GenerateRequest, job_id: str) -> Job:
+    def adapter(self, request: wire.GenerateRequest) -> str | None:
+        return self._requests.adapter(request)
+
+    async def prepare(
+        self, request: wire.GenerateRequest, job_id: str, adapter: Adapter | None = None
+    ) -> Job:
         """One token, whatever the request asks for: the decode worker makes the answer, the first too."""
-        job = await self._requests.prepare(request, job_id)
+        job = await self._requests.prepare(request, job_id, adapter)
         if len(job.prompt) < self._local_prefill_tokens and not request.is_health_check:
             nothing = Output(job.prompt[-1:], finish="length", finished=True)
             return dataclasses.replace(job, answer=nothing)

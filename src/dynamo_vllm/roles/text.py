@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm import wire_openai
 from dynamo_vllm.codec import openai_chunks, prompt, sampling
 from dynamo_vllm.errors import InvalidRequest
-from dynamo_vllm.job import EngineFacts, Job
+from dynamo_vllm.job import Adapter, EngineFacts, Job
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
@@ -23,22 +23,33 @@ class AggregatedText:
     card = CARD
 
     def __init__(
-        self, facts: EngineFacts, renderer: Renderer, name: str, template: str | None = None
+        self, facts: EngineFacts, renderer: Renderer, names: Sequence[str], template: str | None = None
     ) -> None:
         self._facts = facts
         self._renderer = renderer
-        self._name = name
+        self._names = names
         self._template = template
 
     def parse(self, raw: object) -> wire_openai.Body:
         return wire_openai.parse(raw)
 
-    async def prepare(self, request: wire_openai.Body, job_id: str) -> Job:
+    def adapter(self, request: wire_openai.Body) -> str | None:
+        if self._facts.adapters is None or request.model in self._names:
+            return None
+        return request.model
+
+    async def prepare(self, request: wire_openai.Body, job_id: str, adapter: Adapter | None = None) -> Job:
         refuse_unavailable(request)
         ids = await self._tokens(request)
         room = prompt.room_behind(ids, self._facts.context_length)
         prompt.check_ids(ids, self._facts.vocab_size)
-        return Job(job_id, ids, sampling.from_text(request, room, self._facts))
+        return Job(
+            job_id,
+            ids,
+            sampling.from_text(request, room, self._facts),
+            cache_salt=cache_salt(request),
+            adapter=adapter,
+        )
 
     async def _tokens(self, body: wire_openai.Body) -> list[int]:
         if isinstance(body, wire_openai.ChatBody):
@@ -75,7 +86,7 @@ class AggregatedText:
 
     def encoder(self, request: wire_openai.Body, job: Job) -> openai_chunks.TextEncoder:
         is_chat = isinstance(request, wire_openai.ChatBody)
-        return openai_chunks.TextEncoder(job.id, request.model or self._name, len(job.prompt), is_chat)
+        return openai_chunks.TextEncoder(job.id, request.model or self._names[0], len(job.prompt), is_chat)
 
     def health_check(self) -> dict[str, object]:
         return {"prompt": "a", "max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "_HEALTH_CHECK": True}
@@ -85,8 +96,18 @@ def refuse_unavailable(body: wire_openai.Body) -> None:
     """What text mode does not do, rather than doing something else."""
     if isinstance(body, wire_openai.CompletionBody) and body.echo:
         raise InvalidRequest("text mode does not repeat the prompt", parameter="echo")
+    if isinstance(body, wire_openai.CompletionBody) and body.prompt_embeds is not None:
+        raise InvalidRequest("text mode takes text only", parameter="prompt_embeds")
     if body.prompt_logprobs is not None:
         raise InvalidRequest("text mode has no logprobs of the prompt", parameter="prompt_logprobs")
+
+
+def cache_salt(body: wire_openai.Body) -> str | None:
+    """Whose cached prefixes the request may use; in token mode the frontend takes it out of the body."""
+    salt = (body.nvext or {}).get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise InvalidRequest("must be a string", parameter="nvext.cache_salt")
+    return salt
 
 
 def refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:

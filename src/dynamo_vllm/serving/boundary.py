@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _nobody(message: str) -> None:
+    """Nobody wants to know."""
+
+
 @contextmanager
-def boundary(request_id: str, on_dead: Callable[[EngineDead], None]) -> Iterator[None]:
+def boundary(
+    request_id: str, on_dead: Callable[[EngineDead], None], on_error: Callable[[str], None] = _nobody
+) -> Iterator[None]:
     """Any error of a request leaves as an exception the frontend understands.
+
+    `on_error` hears of those that are nobody's but ours; a request that moves to another worker is no error.
 
     InvalidArgument is the only one whose message reaches the client. StreamIncomplete and EngineShutdown make
     the frontend move the request and pass this worker by for some seconds: only for a worker that is going.
@@ -37,11 +45,14 @@ def boundary(request_id: str, on_dead: Callable[[EngineDead], None]) -> Iterator
         logger.info("request %s: moves to another worker: %s", request_id, exc)
         raise StreamIncomplete(str(exc)) from None
     except EngineDead as exc:
+        on_error(str(exc))
         on_dead(exc)
         raise EngineShutdown(str(exc)) from None
     except EngineError as exc:
+        on_error(str(exc))
         logger.error("request %s: %s", request_id, exc)
         raise HttpError(exc.status, "the engine failed on this request") from None
-    except Exception:
+    except Exception as exc:
+        on_error(f"unexpected {type(exc).__name__}, see the log")  # its text may be of the request
         logger.exception("request %s: unexpected error", request_id)
         raise HttpError(500, "internal error") from None

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from dynamo_vllm.errors import Asleep
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -30,6 +32,7 @@ class InFlight:
         self._jobs: set[str] = set()
         self._aborts: set[asyncio.Task[None]] = set()
         self._count = 0
+        self._closed: str | None = None
         self.last_change = time.monotonic()
 
     def __len__(self) -> int:
@@ -40,6 +43,8 @@ class InFlight:
 
     def enter(self, wanted: str) -> str:
         """The id of a new job: `wanted`, or a variant where it is taken; vLLM would abort both."""
+        if self._closed is not None:
+            raise Asleep(self._closed)
         job_id = wanted
         while job_id in self._jobs:
             self._count += 1
@@ -57,6 +62,13 @@ class InFlight:
     def abort_all(self) -> None:
         for job_id in list(self._jobs):
             self.abort(job_id)
+
+    def close(self, reason: str) -> None:
+        """Take no further job: the engine would not work on it."""
+        self._closed = reason
+
+    def open(self) -> None:
+        self._closed = None
 
     def leave(self, job_id: str) -> None:
         self._jobs.discard(job_id)

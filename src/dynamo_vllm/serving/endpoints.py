@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DISCOVERY_SECONDS = 5.0
 FORGET_SECONDS = 0.5
+_GONE = "Could not find key"
+"""Runtime 1.6.1 with files: what is to be removed is not there any more."""
 # The KV router needs tokens, so a role with text input says round-robin; the frontend would refuse the model.
 _ROUTERS = {"kv": RouterMode.KV, "round-robin": RouterMode.RoundRobin}
 _MODEL_TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
@@ -55,22 +57,39 @@ class Registration:
     async def publish(self) -> None:
         """Put the model card into discovery. The instance itself appears when the endpoint is served."""
         model, *aliases = self.names
+        await self._register(model, model_aliases=aliases or None)
+        self._listed = True
+
+    async def publish_adapter(self, name: str) -> None:
+        """A card of its own: clients see the adapter as a model."""
+        async with asyncio.timeout(DISCOVERY_SECONDS):
+            await self._register(None, lora_name=name, base_model_path=str(self._options.model))
+
+    async def withdraw_adapter(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(DISCOVERY_SECONDS):
+                await unregister_model(self._endpoint, name)
+        except Exception as exc:  # the runtime raises nothing narrower
+            if not str(exc).startswith(_GONE):
+                raise
+
+    async def _register(self, name: str | None, **more: Any) -> None:
         card = self._card
         await register_model(
             getattr(ModelInput, card.input),
             self._model_type(),
             self._endpoint,
             str(self._options.model),
-            model,
+            name,
             worker_type=getattr(WorkerType, card.worker_type),
             kv_cache_block_size=self._facts.block_size,
             runtime_config=self._runtime_config(),
             custom_template_path=self._options.custom_jinja_template,
-            model_aliases=aliases or None,
             router_config=RouterConfig(_ROUTERS[card.router]) if card.router else None,
             needs=[[getattr(WorkerType, name) for name in group] for group in card.needs] or None,
+            # No max_gpu_lora_count: with one the router sends an adapter's requests to workers without it.
+            **more,
         )
-        self._listed = True
 
     def _model_type(self) -> ModelType:
         """What clients may ask this worker for; a role that only helps others offers nothing."""

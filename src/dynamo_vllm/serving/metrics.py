@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.engine.base import LoadFigures
 
@@ -12,6 +15,11 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+SAMPLE_SECONDS = 1.0
+SPEED_SECONDS = 5.0
+"""Tokens per second are those of this long."""
+HITS_SECONDS = 60.0
+"""And the hit rate is that of this long: of the traffic there is, not of all there ever was."""
 
 
 class LoadPublisher(Protocol):
@@ -20,14 +28,25 @@ class LoadPublisher(Protocol):
     def publish(self, dp_rank: int | None = None, *, kv_used_blocks: int | None = None) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The counts of one rank just before a step."""
+
+    at: float
+    figures: LoadFigures
+
+
 class LoadMeter:
     """Keeps the newest figures per rank and tells the router when the number of used blocks changes.
 
     The engine may report before the runtime is there: figures are kept and published on `connect`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.latest: dict[int, LoadFigures] = {}
+        self._clock = clock
+        self._samples: dict[int, deque[Sample]] = {}
+        self._sample_due: dict[int, float] = {}
         self._total_blocks = 1
         self._published: dict[int, int] = {}
         self._publisher: LoadPublisher | None = None
@@ -45,11 +64,56 @@ class LoadMeter:
             self.record(self.latest.get(rank, LoadFigures(rank, 0, 0, 0.0)))
 
     def record(self, figures: LoadFigures) -> None:
+        """Called for every step of the engine."""
+        now = self._clock()
+        if now >= self._sample_due.get(figures.rank, 0.0):
+            self._sample(figures.rank, now)
         self.latest[figures.rank] = figures
         used = round(figures.kv_usage * self._total_blocks)
         if self._publisher is not None and self._published.get(figures.rank) != used:
             self._published[figures.rank] = used
             self._publish(figures.rank, used)
+
+    def _sample(self, rank: int, now: float) -> None:
+        """What was counted before this step: after a pause that is what was counted when it began."""
+        before = self.latest.get(rank, LoadFigures(rank, 0, 0, 0.0))
+        kept = self._samples.setdefault(rank, deque(maxlen=round(HITS_SECONDS / SAMPLE_SECONDS) + 1))
+        kept.append(Sample(now, before))
+        self._sample_due[rank] = now + SAMPLE_SECONDS
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """For an operator: how full each rank is, how fast, and how much it finds in its cache."""
+        now = self._clock()
+        return [
+            {
+                "rank": rank,
+                "running": latest.running,
+                "waiting": latest.waiting,
+                "kv_usage": latest.kv_usage,
+                "hit_rate": self._hit_rate(rank, latest, now),
+                "tokens_per_second": self._speed(rank, latest, now),
+            }
+            for rank, latest in sorted(self.latest.items())
+        ]
+
+    def _speed(self, rank: int, latest: LoadFigures, now: float) -> float:
+        first = self._first(rank, now - SPEED_SECONDS)
+        if first is None:
+            return 0.0
+        made = latest.generated_tokens - first.figures.generated_tokens
+        return made / max(now - first.at, SAMPLE_SECONDS)
+
+    def _hit_rate(self, rank: int, latest: LoadFigures, now: float) -> float | None:
+        """None where nothing was looked for."""
+        first = self._first(rank, now - HITS_SECONDS)
+        if first is None:
+            return None
+        asked = latest.prefix_queries - first.figures.prefix_queries
+        return (latest.prefix_hits - first.figures.prefix_hits) / asked if asked > 0 else None
+
+    def _first(self, rank: int, since: float) -> Sample | None:
+        """The oldest sample that is not older; None when no step was made since."""
+        return next((sample for sample in self._samples.get(rank, ()) if sample.at >= since), None)
 
     def _publish(self, rank: int, used: int) -> None:
         """Called inside vLLM's output handler, which any exception would end, and with it the engine."""
@@ -65,6 +129,23 @@ class LoadMeter:
     @property
     def total_blocks(self) -> int:
         return self._total_blocks
+
+
+class LastError:
+    """The newest error that was not the client's fault, for an operator; never anything of a request."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._message = ""
+        self._at: float | None = None
+
+    def note(self, message: str) -> None:
+        self._message, self._at = message, self._clock()
+
+    def told(self) -> dict[str, Any] | None:
+        if self._at is None:
+            return None
+        return {"message": self._message, "seconds_ago": self._clock() - self._at}
 
 
 _SERIES: tuple[tuple[str, str, Callable[[LoadFigures, int], float]], ...] = (

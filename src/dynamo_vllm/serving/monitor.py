@@ -33,6 +33,8 @@ class Rank:
 class Monitor:
     """Looks every `health_seconds`; a rank without output for `canary_seconds` must answer a canary job.
 
+    An engine that was told to stand still is not asked.
+
     A stopped engine passes vLLM's own health check, only a job shows the hang, and only of its own rank.
     """
 
@@ -42,6 +44,7 @@ class Monitor:
         make_canary: Callable[[str, int], Awaitable[Job]],
         on_hang: Callable[[str], Awaitable[None]],
         on_answer: Callable[[], Awaitable[None]],
+        is_watched: Callable[[], bool] = lambda: True,
         *,
         health_seconds: float,
         canary_seconds: float,
@@ -51,6 +54,7 @@ class Monitor:
         self._make_canary = make_canary
         self._on_hang = on_hang
         self._on_answer = on_answer
+        self._is_watched = is_watched
         self._health_seconds = health_seconds
         self._canary_seconds = canary_seconds
         self._timeout = canary_timeout_seconds
@@ -71,6 +75,10 @@ class Monitor:
         """The worker is hung while one of its ranks is, and answers when none is."""
         await self._engine.check_health()
         now = time.monotonic()
+        if not self._is_watched():
+            for rank in self._ranks.values():
+                rank.progress_at = rank.sent_at = now
+            return
         has_answered, hung = False, list[str]()
         for number, seen in self._engine.outputs_seen().items():
             rank = self._ranks.setdefault(number, Rank(now))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dynamo_vllm.errors import Draining, EngineDead
+from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
 from dynamo_vllm.serving.boundary import boundary
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.base import Engine, Sink
     from dynamo_vllm.job import Output
+    from dynamo_vllm.lora.registry import Lease, Registry
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.cancel import Cancellable, InFlight, Watch
 
@@ -29,12 +30,20 @@ class Service:
     """Parse, prepare, generate, encode, send."""
 
     def __init__(
-        self, role: Role[Any], engine: Engine, in_flight: InFlight, on_dead: Callable[[EngineDead], None]
+        self,
+        role: Role[Any],
+        engine: Engine,
+        in_flight: InFlight,
+        on_dead: Callable[[EngineDead], None],
+        adapters: Registry | None = None,
+        on_error: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._role = role
         self._engine = engine
         self._in_flight = in_flight
         self._on_dead = on_dead
+        self._adapters = adapters
+        self._on_error = on_error
 
     async def generate(
         self, request: object, context: Cancellable, response_sender: Sender
@@ -43,20 +52,33 @@ class Service:
 
         The parameter names are the runtime's: `response_sender` in the signature switches push egress on.
         """
-        with boundary(context.id(), self._on_dead), self._in_flight.watch(context) as watch:
+        with boundary(context.id(), self._on_dead, self._on_error), self._in_flight.watch(context) as watch:
             parsed = self._role.parse(request)
-            job = await self._role.prepare(parsed, watch.job_id)
-            if context.is_stopped():
-                return
-            out = outlet(self._role.encoder(parsed, job).encode, response_sender.send, watch)
-            with suppress(ClientLeft):
-                if job.answer is None:
-                    await self._engine.stream(job, out)
-                else:
-                    out(job.answer)
-            response_sender.close()
+            lease = self._lease(self._role.adapter(parsed))
+            try:
+                job = await self._role.prepare(parsed, watch.job_id, lease.adapter if lease else None)
+                if context.is_stopped():
+                    return
+                out = outlet(self._role.encoder(parsed, job).encode, response_sender.send, watch)
+                with suppress(ClientLeft):
+                    if job.answer is None:
+                        await self._engine.stream(job, out)
+                    else:
+                        out(job.answer)
+                response_sender.close()
+            finally:
+                if lease is not None:
+                    lease.release()
         return
         yield  # type: ignore[unreachable]  # makes this a generator
+
+    def _lease(self, adapter: str | None) -> Lease | None:
+        """Holds the adapter for as long as the request runs: removed under it, vLLM would load it again."""
+        if not adapter:
+            return None
+        if self._adapters is None:
+            raise UnknownModel(f"there is no adapter {adapter!r}", parameter="model")
+        return self._adapters.lease(adapter)
 
 
 class ClientLeft(Exception):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dynamo.runtime import DistributedRuntime
 
 if TYPE_CHECKING:
-    from dynamo_vllm.config.options import RuntimeOptions
+    from dynamo_vllm.config.options import ReachOptions, RuntimeOptions
 
 
 def create(options: RuntimeOptions) -> DistributedRuntime:
@@ -18,6 +18,12 @@ def create(options: RuntimeOptions) -> DistributedRuntime:
         options.request_plane,
         event_plane=options.event_plane,
     )
+
+
+def caller(options: ReachOptions) -> DistributedRuntime:
+    """For a process that asks others and publishes nothing, for which any event plane does."""
+    loop = asyncio.get_running_loop()
+    return DistributedRuntime(loop, options.discovery_backend, options.request_plane, event_plane="zmq")
 
 
 def alone() -> DistributedRuntime:

@@ -149,7 +149,7 @@ class _Workers:
         if self._system_port:
             values["system_port"] = self._system_port
         values |= group.options
-        env = {**self._shared, **group.env}
+        env = {**self._shared, **group.env, **topology.secrets(WorkerOptions, group.options)}
         options, engine_argv = _parse(values, group, env)
         if more := self._defaults(options, engine_flags(engine_argv)):
             values |= more
@@ -233,7 +233,7 @@ class _Workers:
                 name=name,
                 argv=(*COMMAND, "worker", *argv, *more),
                 env=env,
-                health=f"http://{reachable(host)}:{{port}}/health",
+                health=f"http://{reachable(host)}:{{port}}/live",  # also of one that was told to sleep
                 port=self._ports.next(name, "system_port", options.system_port),
                 drain_seconds=options.drain_seconds,
                 role=options.role,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -15,11 +16,18 @@ from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from io import TextIOWrapper
+
+_LOCK, _NOTE = "lock", "serve.json"
+LOOK_SECONDS = 0.5
+"""Whoever asks whether a serve runs holds the lock for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     path: Path
+    link: Path | None = None
+    """Where `running` finds a folder the user chose; it leads to `path`."""
 
     @property
     def logs(self) -> Path:
@@ -34,21 +42,68 @@ class RunFolder:
         """Make the folder, with nothing in discovery, and hold it against another `serve`."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("a+")
+            lock = (self.path / _LOCK).open("a+")
         except OSError as exc:
             raise StartError(
                 f"--run-dir {self.path} cannot be used: {exc.strerror}; choose another"
             ) from None
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StartError(
-                    f"--run-dir {self.path} is in use by another serve; choose another"
-                ) from None
+            self._hold(lock)
             self.forget()
             self.discovery.mkdir()
+            with self._linked():
+                yield
+
+    def _hold(self, lock: TextIOWrapper) -> None:
+        deadline = time.monotonic() + LOOK_SECONDS
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StartError(
+                        f"--run-dir {self.path} is in use by another serve; choose another"
+                    ) from None
+                time.sleep(0.01)
+
+    @contextlib.contextmanager
+    def _linked(self) -> Iterator[None]:
+        """Other commands look in the user's cache; one that cannot be written to only hides this serve."""
+        with contextlib.suppress(OSError):
+            if self.link is not None:
+                self.link.parent.mkdir(parents=True, exist_ok=True)
+                self.link.symlink_to(self.path)
+        try:
             yield
+        finally:
+            if self.link is not None:
+                with contextlib.suppress(OSError):
+                    self.link.unlink()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a `serve` runs in it."""
+        try:
+            with (self.path / _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def note(self, url: str) -> None:
+        """Tell the other commands of this machine where the frontend will be."""
+        with contextlib.suppress(OSError):
+            (self.path / _NOTE).write_text(json.dumps({"url": url, "pid": os.getpid()}))
+
+    @property
+    def url(self) -> str | None:
+        """What `note` wrote."""
+        try:
+            return str(json.loads((self.path / _NOTE).read_text())["url"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def forget(self) -> None:
         """Remove the discovery files."""
@@ -63,7 +118,27 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 def choose(run_dir: str | None, environment: Mapping[str, str]) -> RunFolder:
     """The folder that was asked for, or a new one in the cache."""
-    if run_dir is not None:
-        return RunFolder(Path(run_dir).absolute())
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    return RunFolder(cache_folder(environment) / "run" / name)
+    mine = _all(environment) / name
+    return RunFolder(mine) if run_dir is None else RunFolder(Path(run_dir).absolute(), mine)
+
+
+def running(environment: Mapping[str, str]) -> list[RunFolder]:
+    """The folders of every `serve` of this user that runs on this machine, oldest first."""
+    try:
+        names = sorted(_all(environment).iterdir())
+    except OSError:
+        return []
+    found: dict[Path, RunFolder] = {}
+    for name in names:
+        folder = RunFolder(name.resolve())
+        if folder.is_held:
+            found[folder.path] = folder
+        elif name.is_symlink():  # of a serve that was killed
+            with contextlib.suppress(OSError):
+                name.unlink()
+    return list(found.values())
+
+
+def _all(environment: Mapping[str, str]) -> Path:
+    return cache_folder(environment) / "run"

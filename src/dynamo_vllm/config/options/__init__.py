@@ -1,10 +1,19 @@
 """Every option once: type, default, environment variable, flag names, help."""
 
+from dynamo_vllm.config.options.admin import (
+    AdminOptions,
+    DrainOptions,
+    FindOptions,
+    PauseOptions,
+    ProfileOptions,
+    ResetOptions,
+    SleepOptions,
+)
 from dynamo_vllm.config.options.bench import LoadOptions
 from dynamo_vllm.config.options.bench_plane import PlaneOptions
 from dynamo_vllm.config.options.bench_routing import RoutingOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
-from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, RuntimeOptions
+from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, ReachOptions, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
 from dynamo_vllm.config.options.worker import ROLES, WorkerOptions
 
@@ -12,11 +21,19 @@ __all__ = [
     "DISCOVERY_BACKENDS",
     "ROLES",
     "ROUTERS",
+    "AdminOptions",
+    "DrainOptions",
+    "FindOptions",
     "FrontendOptions",
     "LoadOptions",
+    "PauseOptions",
     "PlaneOptions",
+    "ProfileOptions",
+    "ReachOptions",
+    "ResetOptions",
     "RoutingOptions",
     "RuntimeOptions",
     "ServeOptions",
+    "SleepOptions",
     "WorkerOptions",
 ]

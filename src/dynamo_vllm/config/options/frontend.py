@@ -16,6 +16,8 @@ ROUTERS = (
     "direct",
     "device-aware-weighted",
 )
+KNOWS_ADAPTERS = ("kv", "round-robin", "random")
+"""The routers that send a request for a LoRA adapter only where it is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,13 @@ class FrontendOptions(RuntimeOptions):
     )
     metrics_prefix: str | None = opt(
         None, "http", "Prefix of the frontend's metrics.", env="DYN_METRICS_PREFIX", metavar="NAME"
+    )
+    lora_enabled: bool | None = opt(
+        None,
+        "router",
+        "Send requests for a LoRA adapter only to workers that have it (default: on with --router kv, "
+        "round-robin and random; the others cannot).",
+        env="DYN_LORA_ENABLED",
     )
     namespace_prefix: str | None = opt(
         None,

@@ -1,8 +1,11 @@
-"""Options of every process: how it finds and reaches the others."""
+"""Options of every process: how it finds and reaches the others, and how it runs."""
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from dynamo_vllm.config.build import opt
 
@@ -10,7 +13,7 @@ DISCOVERY_BACKENDS = ("file", "mem", "etcd", "kubernetes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeOptions:
+class ReachOptions:
     """How a process finds and reaches the others."""
 
     namespace: str = opt("dynamo", "runtime", "Namespace of the deployment.", env="DYN_NAMESPACE")
@@ -36,13 +39,6 @@ class RuntimeOptions:
         env="DYN_REQUEST_PLANE",
         choices=("tcp", "nats"),
     )
-    event_plane: str = opt(
-        "zmq",
-        "runtime",
-        "Transport of KV events and load figures.",
-        env="DYN_EVENT_PLANE",
-        choices=("zmq", "nats"),
-    )
     bind_host: str | None = opt(
         None,
         "runtime",
@@ -50,6 +46,26 @@ class RuntimeOptions:
         "Unset: the machine's own address.",
         env="DYN_VLLM_BIND_HOST",
         metavar="ADDRESS",
+    )
+
+    @property
+    def discovery_folder(self) -> Path | None:
+        """Where the file backend keeps its files; the runtime's own choice when the user made none."""
+        if self.discovery_backend != "file":
+            return None
+        return Path(self.file_kv or Path(tempfile.gettempdir(), "dynamo_store_kv"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions(ReachOptions):
+    """A process others can reach too."""
+
+    event_plane: str = opt(
+        "zmq",
+        "runtime",
+        "Transport of KV events and load figures.",
+        env="DYN_EVENT_PLANE",
+        choices=("zmq", "nats"),
     )
     system_host: str | None = opt(
         None, "runtime", "Address of the health and metrics server.", env="DYN_SYSTEM_HOST", metavar="ADDRESS"
@@ -82,4 +98,17 @@ class RuntimeOptions:
         env="DYN_VLLM_STATUS_FD",
         metavar="FD",
         hidden=True,
+    )
+
+
+def admin_token() -> Any:
+    """The option of the workers, which ask for it, and of the commands, which send it."""
+    return opt(
+        None,
+        "admin",
+        "Token that admin verbs must carry. A worker without one does over HTTP what processes of its own "
+        "machine ask for, and nothing for others.",
+        env="DYN_VLLM_ADMIN_TOKEN",
+        metavar="TOKEN",
+        secret=True,
     )

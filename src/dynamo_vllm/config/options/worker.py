@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynamo_vllm.config.build import opt
-from dynamo_vllm.config.options.runtime import RuntimeOptions
+from dynamo_vllm.config.options.runtime import RuntimeOptions, admin_token
 
 ROLES = ("agg", "prefill", "decode", "encode")
 
@@ -235,10 +235,30 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_MIGRATION_LIMIT",
         metavar="N",
     )
-    lora_enabled: bool = opt(False, "lora", "Load and unload adapters at run time.", env="DYN_LORA_ENABLED")
-    lora_path: str | None = opt(
-        None, "lora", "Folder of fetched adapters.", env="DYN_LORA_PATH", metavar="FOLDER"
+    lora_enabled: bool = opt(
+        False,
+        "lora",
+        "Load and unload adapters at run time; vLLM's --enable-lora does the same.",
+        env="DYN_LORA_ENABLED",
     )
+    lora_modules: tuple[str, ...] = opt(
+        (),
+        "lora",
+        "Adapters to load before the worker is ready, as NAME=URI.",
+        env="DYN_VLLM_LORA_MODULES",
+        metavar="NAME=URI",
+    )
+    lora_path: str | None = opt(
+        None,
+        "lora",
+        "Folder of fetched adapters; several workers may share it. Default: ~/.cache/dynamo-vllm/adapters.",
+        env="DYN_LORA_PATH",
+        metavar="FOLDER",
+    )
+    lora_max_gb: float = opt(
+        8.0, "lora", "Largest adapter that is taken, in GB.", env="DYN_VLLM_LORA_MAX_GB", metavar="GB"
+    )
+    admin_token: str | None = admin_token()
     drain_seconds: float = opt(
         30.0,
         "life",

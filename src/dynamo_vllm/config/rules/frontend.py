@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
@@ -52,6 +53,14 @@ def local_prefill_needs_the_kv_router(o: FrontendOptions) -> None:
         )
 
 
+def router_knows_adapters(o: FrontendOptions) -> None:
+    if o.lora_enabled and o.router not in KNOWS_ADAPTERS:
+        raise ConfigError(
+            f"--router {o.router} cannot tell which worker has a LoRA adapter, and the runtime refuses to; "
+            f"use --router {', '.join(KNOWS_ADAPTERS)}, or --no-lora-enabled for one worker"
+        )
+
+
 def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
     if o.router_queue_policy != "fcfs" and o.router_queue_threshold is None:
         raise ConfigError(
@@ -61,6 +70,7 @@ def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
 
 
 RULES = (
+    router_knows_adapters,
     port_is_known,
     tls_needs_both_files,
     thresholds_are_shares,

@@ -70,6 +70,17 @@ def fake_engine_takes_no_engine_flags(o: WorkerOptions, engine: EngineFlags) -> 
         )
 
 
+def embeds_need_vllm_in_token_mode(o: WorkerOptions, _: EngineFlags) -> None:
+    if not o.enable_prompt_embeds:
+        return
+    if o.engine == "fake":
+        raise ConfigError("--enable-prompt-embeds needs vLLM; the fake engine takes tokens only")
+    if o.use_vllm_tokenizer:
+        raise ConfigError(
+            "--enable-prompt-embeds cannot stand beside --use-vllm-tokenizer; leave one of them out"
+        )
+
+
 def gpu_memory_service_is_installed(_: WorkerOptions, engine: EngineFlags) -> None:
     if engine.get("load_format") == "gms" and not flags.is_installed("gpu_memory_service"):
         raise ConfigError(
@@ -101,11 +112,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
     NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
     NotYet("--omni", lambda o, _: o.omni),
-    NotYet("--enable-prompt-embeds", lambda o, e: o.enable_prompt_embeds or "enable_prompt_embeds" in e),
-    NotYet(
-        "DYN_LORA_ENABLED / --enable-lora",
-        lambda o, e: o.lora_enabled or bool(o.lora_path) or "enable_lora" in e,
-    ),
 )
 
 
@@ -124,6 +130,7 @@ RULES = (
     worker_migration_is_a_count,
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,
+    embeds_need_vllm_in_token_mode,
     gpu_memory_service_is_installed,
     dump_has_a_folder,
     model_is_named,

@@ -1,0 +1,103 @@
+"""What an operator can ask of a worker, without knowing how it is asked or how it is done."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dynamo_vllm.engine.base import EngineOp
+    from dynamo_vllm.job import EngineFacts
+    from dynamo_vllm.lora.registry import Registry
+
+Reply = dict[str, Any]
+
+
+class State(enum.Enum):
+    """Where a worker stands in its life; READY means that a request is answered."""
+
+    STARTING = "starting"
+    READY = "ready"
+    UNWELL = "unwell"
+    FALLING_ASLEEP = "falling asleep"
+    ASLEEP = "asleep"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+AT_REST = frozenset({State.FALLING_ASLEEP, State.ASLEEP, State.PAUSING, State.PAUSED})
+"""Not ready because an operator said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a change of state went."""
+
+    seconds: float = 0.0
+    freed_bytes: int | None = None
+    already: bool = False
+    """The worker was there before; nothing was done."""
+
+
+class Life(Protocol):
+    """The states of a worker, as far as an operator may change them."""
+
+    state: State
+
+    async def sleep(self, level: int, drain_seconds: float) -> Report: ...
+
+    async def wake(self) -> Report: ...
+
+    async def pause(self, keep: bool, drain_seconds: float) -> Report: ...
+
+    async def resume(self) -> Report: ...
+
+
+class Engine(Protocol):
+    """The part of an engine that verbs use."""
+
+    async def control(self, op: EngineOp) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controls:
+    """The parts of a worker that verbs act on."""
+
+    life: Life
+    engine: Engine
+    facts: EngineFacts
+    adapters: Registry | None
+    """None where LoRA is off."""
+    drain_seconds: float
+    status: Callable[[], Reply]
+    """What `status` answers; the worker knows."""
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The arguments of a verb; a field it does not know is refused, so that a misspelt one is noticed."""
+
+
+class Nothing(Body, frozen=True):
+    """A verb without arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One act: its arguments, when it may be done, and what it does."""
+
+    name: str
+    help: str
+    run: Callable[[Any, Controls], Awaitable[Reply]]
+    body: type[Body] = Nothing
+    states: frozenset[State] = frozenset(State)
+    has_endpoint: bool = False
+    """Whether the worker's component also serves it as an endpoint of its own."""
+    rest: tuple[str, str] | None = None
+    """Method and path beside POST /engine/NAME; a part in braces is a field of the body."""

@@ -1,0 +1,49 @@
+"""Finds the deployment a command is about: the one named, or the only `serve` that runs here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from dynamo_vllm.config.options import FindOptions
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise import run_folder
+from dynamo_vllm.supervise.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+T = TypeVar("T", bound=FindOptions)
+LOOPBACK = "127.0.0.1"
+
+
+def find(options: T, environment: Mapping[str, str], url: str | None = None) -> tuple[T, RunFolder | None]:
+    """The options with the place of discovery, and the serve it belongs to.
+
+    Without a running serve the runtime's own choice stands; `url` tells several of them apart.
+    """
+    if options.discovery_backend != "file" or options.file_kv is not None:
+        return options, None
+    if options.run_dir is not None:
+        folder = RunFolder(Path(options.run_dir).absolute())
+        if not folder.is_held:
+            raise ConfigError(f"--run-dir {folder.path}: no serve runs there")
+        return _in(options, folder), folder
+    running = run_folder.running(environment)
+    if len(running) > 1 and url is not None:
+        running = [folder for folder in running if folder.url == url] or running
+    if len(running) > 1:
+        raise ConfigError(f"several serve run on this machine; name one with --run-dir:\n{_list(running)}")
+    return (_in(options, running[0]), running[0]) if running else (options, None)
+
+
+def _in(options: T, folder: RunFolder) -> T:
+    """A serve and its workers are on this machine, and so is what is said to them."""
+    return dataclasses.replace(
+        options, file_kv=str(folder.discovery), bind_host=options.bind_host or LOOPBACK
+    )
+
+
+def _list(running: Sequence[RunFolder]) -> str:
+    return "\n".join(f"  {folder.path}  {folder.url or ''}".rstrip() for folder in running)

@@ -1,0 +1,75 @@
+"""Rules for the options of the commands that ask workers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.options.admin import CACHES, SLEEP_LEVELS, DrainOptions, ResetOptions, SleepOptions
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import AdminOptions, FindOptions, WorkerOptions
+    from dynamo_vllm.config.rules.flags import EngineFlags
+
+
+def token_can_be_sent(o: WorkerOptions | FindOptions, _: EngineFlags | None = None) -> None:
+    """An empty one would let everybody in."""
+    if o.admin_token == "":
+        raise ConfigError("--admin-token is empty; give one, or leave it out")
+    if o.admin_token is not None and not all("!" <= char <= "~" for char in o.admin_token):
+        raise ConfigError("--admin-token must be of ASCII letters, digits and signs, without spaces")
+
+
+def one_way_to_the_deployment(o: FindOptions) -> None:
+    if o.run_dir is not None and o.file_kv is not None:
+        raise ConfigError(
+            f"--run-dir {o.run_dir} and --file-kv {o.file_kv} (or DYN_FILE_KV) are two places; "
+            "give one of them"
+        )
+
+
+def run_folders_have_files(o: FindOptions) -> None:
+    if o.run_dir is not None and o.discovery_backend != "file":
+        raise ConfigError(
+            f"--run-dir {o.run_dir} holds files, and --discovery-backend {o.discovery_backend} uses none; "
+            "leave one out"
+        )
+
+
+def others_can_be_found(o: FindOptions) -> None:
+    if o.discovery_backend == "mem":
+        raise ConfigError("--discovery-backend mem shows a process itself only; use the workers' backend")
+
+
+def one_worker_or_all(o: AdminOptions) -> None:
+    if o.all and o.worker is not None:
+        raise ConfigError(f"--all and --worker {o.worker} exclude each other; give one of them")
+
+
+def wait_has_time(o: AdminOptions) -> None:
+    if o.timeout is not None and not o.timeout > 0:  # nan is above nothing
+        raise ConfigError(f"--timeout {o.timeout} must be above 0")
+
+
+def sleep_has_a_level(o: AdminOptions) -> None:
+    if isinstance(o, SleepOptions) and o.level not in SLEEP_LEVELS:
+        raise ConfigError(f"--level {o.level} is unknown; 1 keeps the weights, 2 drops them")
+
+
+def drain_is_not_negative(o: AdminOptions) -> None:
+    if not isinstance(o, DrainOptions) or o.drain_seconds is None:
+        return
+    if not math.isfinite(o.drain_seconds) or o.drain_seconds < 0:
+        raise ConfigError(f"--drain-seconds {o.drain_seconds} must be 0 or more, and finite")
+
+
+def caches_are_known(o: AdminOptions) -> None:
+    for kind in o.kind if isinstance(o, ResetOptions) else ():
+        if kind not in CACHES:
+            raise ConfigError(f"--kind {kind} is unknown; choose from {', '.join(CACHES)}")
+
+
+FIND_RULES = (one_way_to_the_deployment, run_folders_have_files, others_can_be_found, token_can_be_sent)
+WORKER_RULES = (token_can_be_sent,)
+RULES = (one_worker_or_all, wait_has_time, sleep_has_a_level, drain_is_not_negative, caches_are_known)

@@ -1,0 +1,131 @@
+"""From options to the parts of a worker: its engine and settings, its role, its connector, its adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo.llm import fetch_model
+
+from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.errors import StartError
+from dynamo_vllm.kv import connectors
+from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
+from dynamo_vllm.roles import aggregated, decode, prefill, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
+    from dynamo_vllm.job import EngineFacts
+    from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.serving.progress import Progress
+
+
+async def with_local_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:
+    """The options with the model as a folder; a hub id is fetched and stays the served name."""
+    model = str(options.model)
+    if os.path.isdir(model):  # noqa: ASYNC240  # nothing else runs yet
+        return options
+    if model.startswith(("/", ".", "~")):
+        raise StartError(f"--model {model}: there is no such folder")
+    progress.phase("fetching", model=model)
+    try:
+        folder = await fetch_model(model)
+    except Exception as exc:
+        raise StartError(
+            f"--model {model}: not a folder, and the hub does not give it: {exc}. "
+            "Check the name and the network, or give a local folder"
+        ) from exc
+    return dataclasses.replace(options, model=folder, served_model_name=options.served_model_name or (model,))
+
+
+def role_card(options: WorkerOptions) -> RoleCard:
+    if options.use_vllm_tokenizer:
+        return text.CARD
+    return {"prefill": prefill.CARD, "decode": decode.CARD}.get(options.role, aggregated.CARD)
+
+
+def connector_of(options: WorkerOptions, engine_argv: Sequence[str]) -> Connector | None:
+    return connectors.choose(options.connector, engine_flags(engine_argv).get("kv_transfer_config"))
+
+
+def make_engine(
+    options: WorkerOptions, settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase
+) -> TextEngine:
+    if options.engine == "fake":
+        from dynamo_vllm.engine.fake import FakeEngine, parse_spec
+
+        return FakeEngine(parse_spec(options.fake_engine), on_load, on_phase)
+    from dynamo_vllm.engine.vllm import VllmEngine
+
+    return VllmEngine(settings, on_load, on_phase)
+
+
+def engine_settings(
+    options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], scratch: str
+) -> EngineSettings:
+    connector = connector_of(options, engine_argv)
+    device = vllm_start.device() if options.engine == "vllm" else "none"
+    place = Place(
+        role=options.role,
+        device=device,
+        lease_seconds=options.kv_lease_seconds,
+        offload_gb=options.kv_offload_gb or OFFLOAD_GB,
+        environment=environment,
+    )
+    needs = connector.needs(place) if connector is not None else Needs()
+    return EngineSettings(
+        kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        connector_environment=needs.environment,
+        has_plain_blocks=connector is not None and connector.has_plain_blocks,
+        connector_metrics_url=needs.metrics_url,
+        merged_kv_events=needs.merged_events,
+        side_channel_host=options.side_channel_host or options.bind_host,
+        side_channel_port=options.side_channel_port,
+        model=str(options.model),
+        served_names=options.served_model_name,
+        argv=tuple(engine_argv),
+        headless=options.headless,
+        reasoning_parser=options.reasoning_parser,
+        takes_embeds=options.enable_prompt_embeds,
+        direct_egress=options.direct_egress,
+        lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
+        publishes_kv_events=role_card(options).publishes_kv_events
+        if options.kv_events is None
+        else options.kv_events,
+        kv_event_port=options.kv_event_port,
+        scratch_folder=scratch,
+        bind_host=options.bind_host,
+        prometheus_folder=options.prometheus_multiproc_dir
+        or (str(Path(scratch, "prometheus")) if needs.shares_metrics else None),
+        environment=dict(environment),
+    )
+
+
+def make_role(
+    options: WorkerOptions,
+    facts: EngineFacts,
+    engine: TextEngine,
+    connector: Connector | None,
+    on_lost_transfer: Callable[[], None],
+) -> Role[Any]:
+    if options.use_vllm_tokenizer:
+        template = options.custom_jinja_template
+        return text.AggregatedText(
+            facts,
+            engine,
+            options.served_model_name or (str(options.model),),
+            Path(template).read_text() if template else None,
+        )
+    if options.role == "prefill":
+        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine)
+    if options.role == "decode":
+        return decode.Decode(facts, connector, on_lost_transfer, engine)
+    return aggregated.Aggregated(facts, engine)

@@ -1,0 +1,170 @@
+"""Prompt embeddings: what a client may send, and that nothing else comes through, whatever it is."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import os
+import random
+import tracemalloc
+from typing import Any
+
+import pytest
+import torch
+from vllm.inputs.engine import EmbedsInput
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.engine import EngineCoreRequest
+
+from dynamo_vllm.engine import kv_event_mend, vllm_convert, vllm_embeds
+from dynamo_vllm.errors import InvalidRequest, RequestError, TooLong
+from dynamo_vllm.job import Embeds, Job, SamplingSpec
+from harness.tensors import BAD, GOOD, HIDDEN, MARK, archive, encode, pickle_of, rows
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def read(text: str, max_rows: int = 2047, dtype: torch.dtype = torch.float32) -> Embeds:
+    return vllm_embeds.read(text, HIDDEN, max_rows, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", GOOD)
+def test_tensor_comes_out_as_it_went_in(name: str, dtype: torch.dtype) -> None:
+    sent = GOOD[name]()
+    found = read(encode(sent), dtype=dtype)
+    wanted = (sent.detach()[0] if sent.dim() == 3 else sent.detach()).to(dtype)
+    assert found.rows == len(wanted)
+    assert found.tensor.dtype == dtype
+    assert found.tensor.is_contiguous()
+    assert not found.tensor.requires_grad
+    assert not found.tensor.is_neg()
+    assert found.tensor.untyped_storage().nbytes() == wanted.numel() * wanted.itemsize
+    assert torch.equal(found.tensor, wanted)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused_by_name_and_cheaply(name: str) -> None:
+    make, message = BAD[name]
+    text = make()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as caught:
+            read(text)
+        assert tracemalloc.get_traced_memory()[1] < 2**20 + 8 * len(text)
+    finally:
+        tracemalloc.stop()
+    assert caught.value.parameter == "prompt_embeds"
+    assert message in str(caught.value)
+    assert MARK not in os.environ
+
+
+def test_rows_up_to_the_limit_and_not_one_more() -> None:
+    assert read(encode(rows(64)), max_rows=64).rows == 64
+    with pytest.raises(TooLong, match=r"prompt_embeds: has 65 rows; this model takes 64"):
+        read(encode(rows(65)), max_rows=64)
+
+
+def test_file_beyond_what_the_model_could_take_is_not_decoded() -> None:
+    with pytest.raises(InvalidRequest, match=r"has 300000 bytes; this model takes at most 86016"):
+        read("A" * 400000, max_rows=10)
+    with pytest.raises(InvalidRequest, match=f"at most {vllm_embeds.MAX_BYTES}"):
+        read("A" * 100_000_000, max_rows=10**9)
+
+
+@pytest.mark.timeout(120)
+def test_damaged_files_are_refused_or_harmless() -> None:
+    """A byte changed, cut out or doubled anywhere: our own refusal, or a tensor that keeps every rule."""
+    chance = random.Random(7)
+    whole = base64.b64decode(encode(rows(2)))
+    refused = 0
+    for _ in range(4000):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(data))
+            match chance.randrange(3):
+                case 0:
+                    data[at] = chance.randrange(256)
+                case 1:
+                    del data[at : at + chance.randrange(1, 20)]
+                case _:
+                    data[at:at] = data[at : at + chance.randrange(1, 20)]
+        refused += is_refused(base64.b64encode(data).decode())
+    assert refused > 2000
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+def test_damaged_pickles_are_refused_or_harmless() -> None:
+    """The same behind a checksum that is right."""
+    chance = random.Random(8)
+    whole, values = pickle_of(encode(rows(2))), rows(2).numpy().tobytes()
+    refused = 0
+    for _ in range(4000):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.choice(
+                [chance.randrange(256), whole[chance.randrange(len(whole))]]
+            )
+        refused += is_refused(archive(bytes(data), values))
+    assert refused > 2000
+
+
+def is_refused(text: str) -> bool:
+    try:
+        found = read(text)
+    except RequestError:
+        return True
+    assert found.tensor.shape == (found.rows, HIDDEN)
+    assert found.rows <= 4
+    assert float(found.tensor.abs().max()) <= vllm_embeds.MAX_VALUE
+    return False
+
+
+def job(answered: int = 0, **more: Any) -> Job:
+    embeds = Embeds(3, rows(3))
+    return Job("j", [0] * 3 + [7] * answered, SamplingSpec(max_tokens=1), embeds=embeds, **more)
+
+
+def test_engine_gets_rows_and_placeholders() -> None:
+    made = vllm_convert.engine_input(job(cache_salt="s"))
+    assert torch.equal(made.pop("prompt_embeds"), rows(3))
+    assert made == {
+        "type": "embeds",
+        "prompt_token_ids": [0, 0, 0],
+        "is_token_ids": [False] * 3,
+        "cache_salt": "s",
+    }
+
+
+def test_answer_begun_elsewhere_stands_as_tokens_behind_the_rows() -> None:
+    made = vllm_convert.engine_input(job(answered=2, cache_salt="s"))
+    assert made["prompt_embeds"].shape == (5, HIDDEN)
+    assert torch.equal(made["prompt_embeds"][:3], rows(3))
+    assert made["prompt_token_ids"] == [0, 0, 0, 7, 7]
+    assert made["is_token_ids"] == [False, False, False, True, True]
+    assert made["cache_salt"] == "js"
+
+
+def test_vllm_has_what_the_input_is_made_of() -> None:
+    assert {"prompt_embeds", "prompt_token_ids", "is_token_ids"} <= set(EmbedsInput.__annotations__)
+    assert {"prompt_embeds", "prompt_is_token_ids"} <= set(EngineCoreRequest.__struct_fields__)
+
+
+def test_events_are_mended_once() -> None:
+    """The plugin does it in every process of vLLM; this one has vLLM imported."""
+    build = BlockPool._build_block_stored_event
+    wanted = {"request", "start_token_idx", "extra_keys_list"}
+    assert wanted <= set(inspect.signature(build).parameters)
+    try:
+        kv_event_mend.mend()
+        mended = BlockPool._build_block_stored_event
+        kv_event_mend.mend()
+        assert BlockPool._build_block_stored_event is mended
+    finally:
+        BlockPool._build_block_stored_event = build
+
+
+def test_prefill_job_carries_no_placeholders() -> None:
+    made = vllm_convert.engine_input(job(transfer={"do_remote_decode": True}))
+    assert set(made) == {"type", "prompt_embeds"}
+    assert "is_token_ids" in vllm_convert.engine_input(job(transfer={"do_remote_prefill": True}))

@@ -1,0 +1,73 @@
+"""Streams of the tiny model over and over, while a test does something to its workers."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.stack import Stack
+from harness.waiting import until
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [10 + (number * 97 + i * 13) % 850 for i in range(length)]
+
+
+@dataclass
+class Load:
+    """Streams over and over until told to stop; keeps every text and every failure."""
+
+    made: Stack
+    clients: int = 4
+    models: tuple[str, ...] = ("tiny",)
+    max_tokens: int = 120
+    texts: list[tuple[int, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Load:
+        self.threads = [threading.Thread(target=self._run, args=(n,)) for n in range(self.clients)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(60)
+
+    def _run(self, number: int) -> None:
+        while not self.stopping.is_set():
+            try:
+                self.texts.append(
+                    (number, stream_text(self.made, number, self.model(number), self.max_tokens))
+                )
+            except Exception as exc:
+                self.failures.append(f"{self.model(number)}: {exc!r}")
+
+    def model(self, number: int) -> str:
+        """Each client has its own."""
+        return self.models[number % len(self.models)]
+
+    def settled(self, more: int = 4) -> None:
+        """Wait until that many further requests have ended."""
+        wanted = len(self.texts) + len(self.failures) + more
+        until("requests to end", lambda: len(self.texts) + len(self.failures) >= wanted, 60)
+
+
+def stream(made: Stack, number: int, max_tokens: int = 120, model: str = "tiny") -> Any:
+    return made.openai.completions.create(
+        model=model,
+        prompt=prompt(number, 40),
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+
+
+def stream_text(made: Stack, number: int, model: str = "tiny", max_tokens: int = 120) -> str:
+    chunks = stream(made, number, max_tokens, model)
+    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)

@@ -1,0 +1,62 @@
+"""Prompt embeddings in the engine: the answers are those of the tokens, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.stack import environment
+from harness.warm import FORKED, Zygote
+
+
+@pytest.fixture
+def found(warm: Zygote, model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the scenario named by the test gave."""
+    out, log = tmp_path / "out.json", tmp_path / "log"
+    args = [str(model), request.function.__name__.removeprefix("test_"), str(out)]
+    child = warm.fork("cpu.embeds:run", args, environment(tmp_path, **FORKED), log)
+    assert child.wait(90) == 0, log.read_text()[-3000:]
+    return json.loads(out.read_text())
+
+
+def test_parity(found: dict[str, Any]) -> None:
+    names = [name.removesuffix(", tokens") for name in found if name.endswith(", tokens")]
+    assert len(names) == 7
+    for name in names:
+        for at in ("cold", "warm"):
+            direct, long = found[f"{name}, {at}, direct"], found[f"{name}, {at}, long"]
+            ids = [token for output in direct["outputs"] for token in output["token_ids"]]
+            assert ids == found[f"{name}, tokens"], name
+            for ours, theirs in zip(direct["outputs"], long["outputs"], strict=True):
+                assert ours | {"text": None} == theirs | {"text": None}, name
+            assert direct["grown"] == long["grown"], name
+    assert found["long prompt, warm, direct"]["outputs"][-1]["cached_tokens"] == 1472  # whole blocks of 32
+
+
+def test_cache(found: dict[str, Any]) -> None:
+    names = [name.removesuffix(", alone") for name in found if name.endswith(", alone")]
+    for name in names:
+        alone = found[f"{name}, alone"]
+        assert found[f"{name}, first"] == {"tokens": alone, "cached": 0}, name
+        assert found[f"{name}, again"] == {"tokens": alone, "cached": 64}, name
+    assert found["one, alone"] != found["other, alone"]
+
+
+def test_repetition(found: dict[str, Any]) -> None:
+    assert found["after"] == found["before"]
+
+
+def test_moved(found: dict[str, Any]) -> None:
+    assert len(found) == 7
+    for name, tokens in found.items():
+        assert tokens == found["whole"], name
+
+
+def test_adapter(found: dict[str, Any]) -> None:
+    assert found["tokens, direct"] != found["base"]
+    assert found["embeds, direct"] == found["tokens, direct"]
+    assert found["embeds, long"] == found["tokens, long"] == found["tokens, direct"]
+    assert found["base after"] == found["base"]

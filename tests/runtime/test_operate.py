@@ -1,0 +1,186 @@
+"""The operator's commands against real workers with the fake engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.adapters import make_adapter
+from harness.stack import COMMAND, Stack, environment, kill_tree, stack
+from harness.waiting import until
+
+ASK = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3, "nvext": {"extra_fields": ["worker_id"]}}
+FAILS = 7
+SPECS = ({"ranks": 1}, {"ranks": 2})
+
+
+@pytest.fixture(scope="module")
+def deployment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two workers, ready at the beginning and the end of every test; one has two ranks."""
+    with stack(tmp_path_factory.mktemp("operate")) as made:
+        made.start_frontend()
+        for spec in SPECS:
+            described = {"vocab_size": 1000, "token_ms": 5, "fail_on_token": FAILS, "adapters": 1, **spec}
+            engine = ("--engine", "fake", "--fake-engine", json.dumps(described))
+            made.start_worker("--model", str(model), "--served-model-name", "tiny", *engine)
+        yield made.wait_ready()
+
+
+def run(deployment: Stack, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command, env = [*COMMAND, *words], environment(deployment.folder, **env)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def told(deployment: Stack) -> list[dict[str, Any]]:
+    """What every worker says of itself."""
+    done = run(deployment, "status", deployment.url, "--json")
+    assert done.returncode == 0, done.stderr
+    workers: list[dict[str, Any]] = json.loads(done.stdout)["workers"]
+    return workers
+
+
+def answered_by(deployment: Stack) -> int:
+    reply = deployment.post("/v1/completions", ASK)
+    assert reply.status_code == 200, reply.text
+    return int(reply.json()["nvext"]["worker_id"]["decode_worker_id"])
+
+
+def test_workers_tell_of_themselves_and_of_each_rank(deployment: Stack) -> None:
+    found = told(deployment)
+    assert [(worker["role"], worker["state"], worker["models"]) for worker in found] == [
+        ("agg", "ready", ["tiny"])
+    ] * 2
+    ranks = sorted([rank["rank"] for rank in worker["ranks"]] for worker in found)
+    assert ranks == [[0], [0, 1]]
+
+
+def test_sleeping_worker_gets_no_requests_until_it_is_woken(deployment: Stack) -> None:
+    asleep, awake = (worker["instance"] for worker in told(deployment))
+    done = run(deployment, "sleep", "--worker", f"{asleep:x}", "--drain-seconds", "5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [worker["state"] for worker in told(deployment)] == ["asleep", "ready"]
+    assert {answered_by(deployment) for _ in range(6)} == {awake}
+    again = run(deployment, "sleep", "--worker", "1")
+    assert (again.returncode, again.stdout.split(": ")[1]) == (0, "already asleep\n")
+    assert run(deployment, "wake", "--worker", "1").returncode == 0
+    assert [worker["state"] for worker in told(deployment)] == ["ready", "ready"]
+    until("the woken worker to answer", lambda: answered_by(deployment) == asleep)
+
+
+def test_what_the_state_forbids_is_refused_by_each_worker(deployment: Stack) -> None:
+    assert run(deployment, "pause", "--all", "--drain-seconds", "1").returncode == 0
+    refused = run(deployment, "sleep", "--all")
+    assert refused.returncode == 1
+    assert refused.stderr.count("refused (409 wrong_state): this worker is paused") == 2
+    assert run(deployment, "resume", "--all").stdout.count(": resumed\n") == 2
+    until("answers", lambda: deployment.post("/v1/completions", ASK).status_code == 200)
+
+
+@pytest.mark.parametrize(
+    "words", ["clear-kv", "reset-caches --kind prefix", "profile start --prefix p", "profile stop"]
+)
+def test_engine_is_told(words: str, deployment: Stack) -> None:
+    done = run(deployment, *words.split(), "--all")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_status_follows_the_load(deployment: Stack) -> None:
+    asked = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3000, "stream": True}
+    with deployment.openai.completions.create(**asked) as stream:
+        next(iter(stream))
+        until("tokens per second", lambda: max(figures(deployment, "tokens_per_second")) > 50)
+        assert sum(figures(deployment, "running")) == 1
+        assert sum(worker["in_flight"] for worker in told(deployment)) == 1
+        assert [rate for rate in figures(deployment, "hit_rate") if rate is not None]
+
+
+def figures(deployment: Stack, name: str) -> list[Any]:
+    return [rank[name] for worker in told(deployment) for rank in worker["ranks"]]
+
+
+def test_last_error_is_ours_and_not_the_clients(deployment: Stack) -> None:
+    assert deployment.post("/v1/completions", {**ASK, "prompt": [FAILS, 1]}).status_code == 500
+    assert deployment.post("/v1/completions", {**ASK, "prompt": [5, 99999]}).status_code == 400
+    errors = [worker["last_error"]["message"] for worker in told(deployment) if worker["last_error"]]
+    assert errors == ["the fake engine was told to fail on this prompt"]
+
+
+def test_adapter_is_loaded_everywhere_and_unloaded(deployment: Stack, model: Path, tmp_path: Path) -> None:
+    sql, other = (make_adapter(tmp_path / name, model, seed=n) for n, name in enumerate(("sql", "other")))
+    loaded = run(deployment, "lora", "load", "sql", str(sql))
+    assert (loaded.returncode, loaded.stderr) == (0, "")
+    assert loaded.stdout.count(": loaded in ") == 2
+    assert run(deployment, "lora", "load", "sql", str(sql)).stdout.count(": already loaded\n") == 2
+    refused = run(deployment, "lora", "load", "other", str(other))
+    assert (refused.returncode, refused.stderr.count("refused (409 no_room)")) == (1, 2)
+    listed = run(deployment, "lora", "list").stdout
+    assert [line.split()[1:3] for line in listed.splitlines()[1:3]] == [["sql", "loaded"]] * 2
+    assert [[a["name"] for a in worker["adapters"]] for worker in told(deployment)] == [["sql"], ["sql"]]
+    until("the frontend to list it", lambda: "sql" in deployment.models())
+    assert run(deployment, "lora", "unload", "sql").stdout.count(": unloaded\n") == 2
+    gone = run(deployment, "lora", "unload", "sql")
+    assert (gone.returncode, gone.stderr.count("refused (404 adapter_unknown)")) == (1, 2)
+
+
+def test_card_that_discovery_has_lost_does_not_keep_an_adapter(
+    deployment: Stack, model: Path, tmp_path: Path
+) -> None:
+    assert run(deployment, "lora", "load", "sql", str(make_adapter(tmp_path, model))).returncode == 0
+    for card in (deployment.folder / "discovery" / "v1" / "mdc").glob("*%2Fsql"):
+        card.unlink()
+    unloaded = run(deployment, "lora", "unload", "sql")
+    assert (unloaded.returncode, unloaded.stderr) == (0, "")
+
+
+# --- serve ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serving(model: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A `serve` on a free port, with a token; the environment that a command of the same user has."""
+    env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DYN_VLLM_ADMIN_TOKEN="geheim")
+    del env["DYN_FILE_KV"], env["DYN_VLLM_BIND_HOST"]
+    command = [
+        *COMMAND,
+        "serve",
+        str(model),
+        "--served-model-name",
+        "tiny",
+        "--engine",
+        "fake",
+        "--port",
+        "0",
+    ]
+    with (tmp_path / "serve.log").open("wb") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        until("serve", lambda: "ready: " in (tmp_path / "serve.log").read_text(), 30)
+        yield env
+    finally:
+        kill_tree(process.pid)
+        process.wait(10)
+
+
+def test_the_serve_of_this_machine_needs_no_address(serving: dict[str, str]) -> None:
+    found = ask(serving, "status", "--json")
+    assert (found.returncode, found.stderr) == (0, "")
+    status = json.loads(found.stdout)
+    assert status["ready"] is True
+    assert [worker["state"] for worker in status["workers"]] == ["ready"]
+    assert [entry["address"] for entry in status["instances"]] == ["dynamo.backend.generate"]
+    assert ask(serving, "clear-kv").returncode == 0
+
+    wrong = {**serving, "DYN_VLLM_ADMIN_TOKEN": "falsch"}
+    refused = ask(wrong, "clear-kv")
+    assert (refused.returncode, refused.stderr.count("not_allowed")) == (1, 1)
+    assert "geheim" not in refused.stderr
+    assert " refuses " in ask(wrong, "status").stdout
+
+
+def ask(env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], env=dict(env), capture_output=True, text=True, timeout=60)

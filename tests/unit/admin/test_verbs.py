@@ -1,0 +1,162 @@
+"""The table of verbs over a real life and the fake engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.admin.base import Controls, State
+from dynamo_vllm.admin.verbs import VERBS, perform
+from dynamo_vllm.engine.base import EngineOp, ResetCache, Sleep, StartProfile, StopProfile
+from dynamo_vllm.engine.fake import FakeEngine
+from dynamo_vllm.errors import EngineDead
+from dynamo_vllm.serving import lifecycle
+from dynamo_vllm.serving.adapters import NONE
+from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
+from harness.fakes import make_worker
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no frontend here that must first hear of a sleep."""
+    monkeypatch.setattr(lifecycle, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle, "QUIET_SECONDS", 0.0)
+
+
+class Alone:
+    """Discovery and health of nobody."""
+
+    async def withdraw(self) -> None: ...
+
+    async def restore(self) -> bool:
+        return True
+
+    async def remove(self) -> None: ...
+
+    def set_health_status(self, ready: bool) -> None: ...
+
+
+async def made(engine: Any = None, **changes: Any) -> Controls:
+    worker = await make_worker()
+    engine = engine or worker.engine
+
+    async def answers() -> None: ...
+
+    life = Lifecycle(
+        Parts(
+            discovery=Alone(),
+            health=Alone(),
+            in_flight=worker.in_flight,
+            engine=engine,
+            adapters=NONE,
+            answers=answers,
+        )
+    )
+    life.ready()
+    given: dict[str, Any] = {
+        "adapters": None,
+        "drain_seconds": 5.0,
+        "status": lambda: {"state": life.state.value},
+    }
+    return Controls(life=life, engine=engine, facts=worker.facts, **{**given, **changes})
+
+
+def operations(worker: Controls) -> list[EngineOp]:
+    assert isinstance(worker.engine, FakeEngine)
+    return worker.engine.operations
+
+
+async def test_sleep_and_wake() -> None:
+    worker = await made()
+    assert await perform("sleep", {"level": 2}, worker) == {
+        "status": "success",
+        "level": 2,
+        "seconds": pytest.approx(0, abs=0.5),
+        "freed_bytes": None,
+        "already": False,
+    }
+    assert operations(worker) == [Sleep(2)]
+    assert (await perform("status", {}, worker))["state"] == "asleep"
+    assert (await perform("sleep", {"level": 2}, worker))["already"] is True
+    assert (await perform("wake_up", None, worker))["already"] is False
+    assert worker.life.state is State.READY
+
+
+async def test_caches_and_profiles_reach_the_engine() -> None:
+    worker = await made()
+    await perform("clear_kv_blocks", {}, worker)
+    await perform("reset_caches", {"kinds": ["encoder", "multimodal"]}, worker)
+    await perform("start_profile", {"prefix": "one"}, worker)
+    await perform("stop_profile", {}, worker)
+    assert operations(worker) == [
+        ResetCache(frozenset({"prefix"})),
+        ResetCache(frozenset({"encoder", "multimodal"})),
+        StartProfile("one"),
+        StopProfile(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "said"),
+    [
+        ("slep", {}, "'slep' is no verb; there are load_lora"),
+        ("sleep", {"level": 3}, "level: invalid enum value 3"),
+        ("sleep", {"levle": 1}, "object contains unknown field `levle`"),
+        ("sleep", {"drain_seconds": -1}, "drain_seconds: expected `float` >= 0"),
+        ("sleep", [1], "request: expected `object`, got `array`"),
+        ("pause", {"mode": "hold"}, "mode: invalid enum value 'hold'"),
+        ("reset_caches", {"kinds": ["all"]}, "kinds[0]: invalid enum value 'all'"),
+        ("start_profile", {"prefix": "../x"}, "prefix: expected `str` matching regex"),
+        ("load_lora", {"lora_name": "a"}, "object missing required field `source`"),
+    ],
+)
+async def test_body_that_means_nothing(verb: str, body: object, said: str) -> None:
+    reply = await perform(verb, body, await made())
+    assert (reply["status"], reply["error"], reply["code"]) == ("error", "bad_command", 400)
+    assert said in reply["message"]
+
+
+@pytest.mark.parametrize("verb", ["clear_kv_blocks", "start_profile", "reset_caches"])
+async def test_sleeping_engine_is_not_touched(verb: str) -> None:
+    worker = await made()
+    await perform("sleep", {}, worker)
+    reply = await perform(verb, {}, worker)
+    assert (reply["error"], reply["code"]) == ("wrong_state", 409)
+    assert f"this worker is asleep; {verb} needs it" in reply["message"]
+    assert operations(worker) == [Sleep(1)]
+
+
+async def test_adapters_without_lora() -> None:
+    worker = await made()
+    reply = await perform("load_lora", {"lora_name": "a", "source": {"uri": "/x"}}, worker)
+    assert reply["code"] == 409 and "--enable-lora" in reply["message"]
+    assert (await perform("list_loras", {}, worker))["loras"] == []
+
+
+class Broken:
+    def __init__(self, exc: Exception) -> None:
+        self.exc = exc
+
+    async def control(self, op: EngineOp) -> int | None:
+        raise self.exc
+
+
+async def test_unexpected_error_tells_nothing_of_its_text() -> None:
+    reply = await perform("clear_kv_blocks", {}, await made(Broken(RuntimeError("/secret/path"))))
+    assert reply == {
+        "status": "error",
+        "error": "failed",
+        "message": "it failed; the worker's log says why",
+        "code": 500,
+    }
+
+
+async def test_dead_engine_ends_the_worker() -> None:
+    deaths: list[EngineDead] = []
+    reply = await perform("clear_kv_blocks", {}, await made(Broken(EngineDead("gone"))), deaths.append)
+    assert reply["code"] == 500 and [str(exc) for exc in deaths] == ["gone"]
+
+
+def test_every_verb_says_what_it_does() -> None:
+    assert all(verb.help and verb.name == name for name, verb in VERBS.items())
