@@ -147,6 +147,13 @@ def test_runner_has_what_the_seed_mend_uses() -> None:
     assert "gen.set_offset(gen.get_offset() - 4)" in text, "vLLM mended it: remove engine/cpu_mend.py"
 
 
+def test_nixl_pins_to_the_cores_that_our_mend_hides() -> None:
+    package = Path(inspect.getfile(vllm)).parent
+    users = [p for p in package.rglob("*.py") if "discover_numa_topology()" in p.read_text()]
+    assert [p.name for p in users] == ["base_worker.py"], "vLLM mended it, or uses the cores elsewhere too"
+    assert "os.sched_setaffinity(0, rsv_cores_for_kv)" in users[0].read_text()
+
+
 def test_kv_events_are_bound_only_where_we_say() -> None:
     assert {"endpoint", "publisher", "topic", "enable_kv_cache_events"} <= set(
         KVEventsConfig.__dataclass_fields__

@@ -8,9 +8,12 @@ import pytest
 
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.kv.connectors import CONNECTORS
+from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE
 from dynamo_vllm.roles.decode import Decode
 from dynamo_vllm.roles.prefill import Prefill
-from harness.fakes import outputs, request
+from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.request import Service
+from harness.fakes import FakeContext, FakeSender, outputs, request
 
 NIXL = CONNECTORS["nixl"]
 
@@ -124,6 +127,19 @@ async def test_short_prompt_is_left_to_the_decode_worker(length: int, is_left: b
         chunks = await decoded({**raw, **handed}, lost)
         assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in await decoded(raw, [])]
         assert lost == [], "nothing was to be transferred"
+
+
+async def test_prompt_for_an_adapter_that_is_not_here_is_left_to_the_decode_worker() -> None:
+    """The frontend sends it to any prefill worker."""
+    made = await engine()
+    role, sender = Prefill(await made.start(), NIXL), FakeSender()
+    service = Service(role, made, InFlight(made), lambda dead: None)
+    asked = {**request(), "routing": {"lora_name": "sql"}}
+    async for _ in service.generate(asked, FakeContext(), sender):
+        raise AssertionError("push egress yields nothing")
+    (chunk,) = sender.chunks
+    assert chunk["disaggregated_params"] == LEFT_TO_DECODE
+    assert sum(made.outputs_seen().values()) == 0
 
 
 async def test_short_health_check_still_asks_the_engine() -> None:

@@ -58,8 +58,11 @@ class Adapters:
         self.log = discovery.log
         self.reached = discovery.reached
         self.loading: str | None = None
+        self.is_stuck = False
 
     async def withdraw_all(self) -> None:
+        if self.is_stuck:
+            await asyncio.Event().wait()
         await self.reached("withdraw adapters")
 
     async def close(self) -> None:
@@ -151,7 +154,7 @@ async def test_drain_lets_requests_finish() -> None:
     await life.drain(10)
     assert running.done() and len(sender.tokens) == 100
     assert life.state is State.STOPPED
-    assert seen.log == ["ready", "notready", "remove", "close adapters"]
+    assert seen.log == ["ready", "notready", "withdraw adapters", "remove", "close adapters"]
 
 
 async def test_drain_budget_ends_what_is_left() -> None:
@@ -168,6 +171,15 @@ async def test_drain_budget_ends_what_is_left() -> None:
     assert worker.engine.aborted == ["r1"]
 
 
+async def test_drain_does_not_wait_for_an_adapter_that_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "HIDE_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.adapters.is_stuck = True
+    await life.drain(0)
+    assert (life.state, seen.log[-2:]) == (State.STOPPED, ["remove", "close adapters"])
+
+
 async def test_nothing_comes_back_after_a_drain() -> None:
     life, seen = made(await make_worker())
     life.ready()
@@ -178,7 +190,7 @@ async def test_nothing_comes_back_after_a_drain() -> None:
     assert seen.log.count("remove") == 1
 
 
-AWAY = ["notready", "withdraw", "withdraw adapters"]
+AWAY = ["notready", "withdraw adapters", "withdraw"]
 BACK = ["restore", "publish adapters", "ready"]
 
 
@@ -338,7 +350,8 @@ async def test_asleep_worker_is_not_asked_and_can_drain() -> None:
     await life.unwell("a hang that is none")
     assert life.state is State.ASLEEP
     await life.drain(0)
-    assert life.state is State.STOPPED and seen.log[-3:] == ["notready", "remove", "close adapters"]
+    assert life.state is State.STOPPED
+    assert seen.log[-4:] == ["notready", "withdraw adapters", "remove", "close adapters"]
 
 
 async def test_paused_requests_stand_still_and_go_on() -> None:

@@ -184,6 +184,13 @@ async def test_moved_request_goes_on_where_it_was() -> None:
     assert whole[:4] + rest == whole
 
 
+async def test_adapter_that_is_not_here_is_an_unknown_model() -> None:
+    worker = await make_worker()
+    with pytest.raises(HttpError) as caught:
+        await worker.generate({**request(), "routing": {"lora_name": "sql"}})
+    assert caught.value.code == 404 and worker.engine.outputs_seen() == {0: 0}
+
+
 async def test_two_choices_count_together() -> None:
     worker = await make_worker()
     sender = await worker.generate(request(n=2, max_tokens=2))

@@ -114,6 +114,8 @@ def variables(options: FrontendOptions) -> dict[str, str]:
         # Its own /health says "healthy" without a model; ours takes the path, and this is where it went.
         "DYN_HTTP_SVC_HEALTH_PATH": "/instances",
         "DYN_LORA_ENABLED": str(knows_adapters(options)).lower(),
+        # It plans which workers should have an adapter, and until its plan grows sends all requests to one.
+        "DYN_LORA_ALLOCATION_ENABLED": "false",
     }
 
 

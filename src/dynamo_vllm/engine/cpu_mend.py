@@ -1,8 +1,12 @@
-"""Keeps a seeded request from ending vLLM's engine on CPU; loaded in vLLM's workers as their extension.
+"""Mends for vLLM 0.30 on CPU; loaded in vLLM's workers as their extension.
 
-vLLM 0.30: when a prompt is prefilled in several steps, the tokens sampled on the way are thrown away and the
-request's random generator is set back with set_offset, which a CPU generator does not have. The exception
-ends the engine. Here the generator is put back to its seed instead, so the answer does not depend on steps.
+A seeded request must not end the engine: when a prompt is prefilled in several steps, the tokens sampled on
+the way are thrown away and the request's random generator is set back with set_offset, which a CPU generator
+does not have. The exception ends the engine. Here the generator is put back to its seed instead, so the
+answer does not depend on steps.
+
+Engines with NIXL must not share one core: the connector puts each of them onto the last core of the machine,
+where prompts waited for the decode engine to end its answers, a second each. Here it is told of no cores.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ import functools
 from typing import Any
 
 import numpy as np
+from vllm import envs
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 class KeepsSeeds:
-    """vLLM mixes this into its worker; importing it is what mends the model runner."""
+    """vLLM mixes this into its worker; importing it is what mends."""
 
 
 def _mended(original: Any) -> Any:
@@ -35,3 +41,6 @@ def _mended(original: Any) -> Any:
 
 
 GPUModelRunner._bookkeeping_sync = _mended(GPUModelRunner._bookkeeping_sync)
+
+if envs.VLLM_CPU_OMP_THREADS_BIND == "nobind":  # ours; who binds threads to cores knows which
+    CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])

@@ -50,9 +50,6 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-_NOT_YET_OR_LEAVING = (State.FETCHING, State.VERIFYING, State.UNLOADING)
-
-
 class Steps(Protocol):
     """What is done to an adapter; each raises when it was not done."""
 
@@ -233,7 +230,7 @@ class Registry:
     # Each returns name → reason for those that failed; the others are done.
 
     async def withdraw_all(self) -> dict[str, str]:
-        """Nobody finds the adapters until `publish_all`; loads that have not reached the engine fail."""
+        """Nobody finds the adapters until `publish_all`; loads that are not published yet fail."""
         self._is_hidden = True
         return await self._for_each(self._withdraw)
 
@@ -296,6 +293,7 @@ class Registry:
         slot.adapter = self._identify(slot.name, slot.fetched)
         slot.state, slot.in_engine = State.ADDING, True
         await self._steps.add(slot.adapter)
+        self._check_awake()
         # A frontend may send requests before `publish` returns.
         slot.state, slot.is_open = State.PUBLISHING, True
         await self._publish(slot)
@@ -385,8 +383,8 @@ class Registry:
 
     async def _for_each(self, step: Callable[[_Slot], Awaitable[None]]) -> dict[str, str]:
         """At once: where discovery is away each waits for its deadline."""
-        # Those not in the engine yet may take minutes, and so may requests that keep one from leaving.
-        slots = [slot for slot in self._slots.values() if slot.state not in _NOT_YET_OR_LEAVING]
+        # The others may take minutes: fetching, an engine that is slow, requests that keep one from leaving.
+        slots = [slot for slot in self._slots.values() if slot.state in (State.PUBLISHING, State.LOADED)]
         errors = await asyncio.gather(*(self._for_one(step, slot) for slot in slots))
         return {slot.name: error for slot, error in zip(slots, errors, strict=True) if error is not None}
 
@@ -462,7 +460,7 @@ class Registry:
 
     def _check_awake(self) -> None:
         if self._is_hidden:
-            raise WrongState("this worker sleeps; wake it before loading adapters")
+            raise WrongState("this worker is out of service; load adapters when it is back")
 
     def _check_card(self, name: str) -> None:
         """Two adapters cannot have one card: the second is not listed, and takes the first along."""

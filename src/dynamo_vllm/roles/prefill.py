@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.codec import chunks
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.wire import Chunk
 
+logger = logging.getLogger(__name__)
 # It names no router: one in the card replaces the frontend's with all its settings.
-CARD = RoleCard(worker_type="Prefill", needs=(("Decode",),), may_migrate=False, endpoint_types=())
+CARD = RoleCard(
+    worker_type="Prefill", needs=(("Decode",),), may_migrate=False, endpoint_types=(), needs_adapters=False
+)
 
 
 class Prefill:
@@ -48,7 +52,7 @@ class Prefill:
     ) -> Job:
         """One token, whatever the request asks for: the decode worker makes the answer, the first too."""
         job = await self._requests.prepare(request, job_id, adapter)
-        if len(job.prompt) < self._local_prefill_tokens and not request.is_health_check:
+        if self._is_left_to_decode(request, job):
             nothing = Output(job.prompt[-1:], finish="length", finished=True)
             return dataclasses.replace(job, answer=nothing)
         one = dataclasses.replace(
@@ -65,6 +69,14 @@ class Prefill:
         hands_over = self._connector is not None and not request.is_health_check
         params = self._connector.prefill_params() if hands_over and self._connector else None
         return dataclasses.replace(job, sampling=one, transfer=params)
+
+    def _is_left_to_decode(self, request: wire.GenerateRequest, job: Job) -> bool:
+        name = self.adapter(request)
+        if name and job.adapter is None:
+            # The frontend sends the prompts of every adapter here, whichever are loaded.
+            logger.warning("request %s: left to decode, adapter %s is not loaded here", job.id, name)
+            return True
+        return len(job.prompt) < self._local_prefill_tokens and not request.is_health_check
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> PrefillEncoder:
         return PrefillEncoder(job, self._lease_seconds)

@@ -118,29 +118,38 @@ class Registration:
         return config
 
     async def withdraw(self) -> None:
-        """Out of routing; requests under way go on."""
-        if self._listed:
-            self._listed = False
-            await _attempt("leave discovery", self._endpoint.unregister_endpoint_instance())
+        """Out of routing; requests under way go on.
+
+        What helps others goes card first: the frontend then answers without it. It fails requests that it had
+        just sent to an instance it does not see any more, where for other roles it asks another worker.
+        """
+        if not self._listed:
+            return
+        self._listed = False
+        if self._helps_others:
+            await self._take_card()
+            await asyncio.sleep(FORGET_SECONDS)  # nothing tells when the frontend has heard of it
+        await _attempt("leave discovery", self._endpoint.unregister_endpoint_instance())
 
     async def restore(self) -> bool:
         """Whether the worker is listed again; a later answer of the engine tries anew."""
         if not self._listed:
             self._listed = await _attempt("come back", self._endpoint.register_endpoint_instance())
+            if self._listed and self._helps_others:
+                self._listed = await _attempt("list the model", self.publish())
         return self._listed
 
     async def remove(self) -> None:
-        """Out of discovery for good: the instance and the model card.
-
-        What helps others goes card first: the frontend then answers without it. It fails requests that it had
-        just sent to an instance it does not see any more, where for other roles it asks another worker.
-        """
-        if self._card.endpoint_types == ():
-            await _attempt("take the model back", unregister_model(self._endpoint))
-            await asyncio.sleep(FORGET_SECONDS)  # nothing tells when the frontend has heard of it
-            await self.withdraw()
-            return
+        """Out of discovery for good: the instance and the model card."""
         await self.withdraw()
+        if not self._helps_others:
+            await self._take_card()
+
+    @property
+    def _helps_others(self) -> bool:
+        return self._card.endpoint_types == ()
+
+    async def _take_card(self) -> None:
         await _attempt("take the model back", unregister_model(self._endpoint))
 
     async def serve(self, handler: Any, health_check: dict[str, Any]) -> None:

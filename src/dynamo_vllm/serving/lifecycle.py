@@ -27,6 +27,7 @@ QUIET_SECONDS = 0.3
 ABORT_SECONDS = 3.0
 ANSWER_SECONDS = 120.0
 """What an engine may take for its first answer after a sleep."""
+HIDE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
 
@@ -129,6 +130,14 @@ class Lifecycle:
         logger.info("back in service")
         return True
 
+    async def _hide_adapters(self) -> None:
+        """Before the worker itself: a frontend fails requests for an adapter whose worker it does not see."""
+        try:
+            async with asyncio.timeout(HIDE_SECONDS):
+                await self._parts.adapters.withdraw_all()
+        except TimeoutError:
+            logger.warning("adapters are still listed after %.0f s; leaving all the same", HIDE_SECONDS)
+
     # --- sleep and pause -------------------------------------------------------------------------------
 
     async def sleep(self, level: int, drain_seconds: float) -> Report:
@@ -225,8 +234,8 @@ class Lifecycle:
         self.state = state
         self._parts.health.set_health_status(False)
         try:
+            await self._hide_adapters()
             await self._parts.discovery.withdraw()
-            await self._parts.adapters.withdraw_all()
             yield
         except EngineDead:  # there is nothing to come back with
             raise
@@ -278,6 +287,7 @@ class Lifecycle:
             was_paused, self.state = self.state is State.PAUSED, State.DRAINING
         began = time.monotonic()
         self._parts.health.set_health_status(False)
+        await self._hide_adapters()
         await self._parts.discovery.remove()
         try:
             async with asyncio.timeout(max(budget_seconds, SETTLE_SECONDS)):

@@ -76,9 +76,14 @@ class Service:
         """Holds the adapter for as long as the request runs: removed under it, vLLM would load it again."""
         if not adapter:
             return None
-        if self._adapters is None:
-            raise UnknownModel(f"there is no adapter {adapter!r}", parameter="model")
-        return self._adapters.lease(adapter)
+        try:
+            if self._adapters is None:
+                raise UnknownModel(f"there is no adapter {adapter!r}", parameter="model")
+            return self._adapters.lease(adapter)
+        except UnknownModel:
+            if self._role.card.needs_adapters:
+                raise
+            return None
 
 
 class ClientLeft(Exception):

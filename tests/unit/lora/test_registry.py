@@ -571,7 +571,7 @@ async def test_nothing_is_loaded_while_hidden_but_what_is_there_is_still_known()
     registry, record = make()
     await registry.load("a", "/a")
     await registry.withdraw_all()
-    with pytest.raises(WrongState, match="wake it"):
+    with pytest.raises(WrongState, match="when it is back"):
         await registry.load("b", "/b")
     assert (await registry.load("a", "/a")).already_loaded
     assert record.published == {}
@@ -588,6 +588,30 @@ async def test_load_that_reaches_the_engine_after_it_was_hidden_fails() -> None:
     gate.opened.set()
     with pytest.raises(WrongState):
         await load
+    assert record.engine == record.published == {}
+
+
+async def test_hiding_does_not_wait_for_the_engine_and_the_load_fails() -> None:
+    registry, record = make()
+    gate = record.hold("add")
+    load = asyncio.create_task(registry.load("a", "/a"))
+    await gate.reached.wait()
+    assert await registry.withdraw_all() == {}
+    gate.opened.set()
+    with pytest.raises(WrongState):
+        await load
+    assert record.engine == record.published == {}
+
+
+async def test_hiding_does_not_wait_for_an_unload_that_waits_for_a_request() -> None:
+    registry, record = make()
+    await registry.load("a", "/a")
+    lease = registry.lease("a")
+    unload = asyncio.create_task(registry.unload("a"))
+    await passes()
+    assert await asyncio.wait_for(registry.withdraw_all(), 1) == {}
+    lease.release()
+    await unload
     assert record.engine == record.published == {}
 
 

@@ -1,0 +1,108 @@
+"""Adapters on prefill and decode workers over NIXL: the answers are those of one engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cpu.lora import LORA, PROMPTS, Expected, ask, load, loaded, prompt, text
+from cpu.pairs import Pairs, pairs
+from harness.waiting import until
+from harness.warm import Zygote
+
+pytestmark = pytest.mark.timeout(120)
+LOST = "dynamo_component_kv_transfers_lost_total"
+
+
+@pytest.fixture(scope="module")
+def made(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    with pairs(warm, model, tmp_path_factory.mktemp("lora-pair"), 1, 1, *LORA) as found:
+        yield found
+
+
+@pytest.fixture
+def pair(made: Pairs) -> Iterator[Pairs]:
+    """Without adapters before and after."""
+    yield made
+    for worker in made.stack.workers:
+        for name in loaded(worker):
+            assert worker.admin("unload_lora", lora_name=name).status_code == 200
+    until("only the base model", lambda: made.stack.models() == ["tiny"], 10)
+
+
+def prefilled_by(answer: Any) -> int:
+    return int(answer.model_extra["nvext"]["worker_id"]["prefill_worker_id"])
+
+
+def cached(answer: Any) -> int:
+    return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+
+def test_adapters_on_both_equal_one_engine_and_nothing_is_computed_twice(
+    pair: Pairs, adapters: dict[str, Path], expected: Expected
+) -> None:
+    for worker in pair.stack.workers:
+        for name in "ab":
+            answer = load(worker, name, adapters[name])
+            assert answer.status_code == 200, answer.text
+    until("the adapters", lambda: sorted(pair.stack.models()) == ["a", "b", "tiny"], 10)
+    asked = [(name, number) for name in ("tiny", "a", "b") for number in range(PROMPTS)] * 2
+    random.Random(3).shuffle(asked)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda case: ask(pair.stack, *case), asked))
+    assert [answer.choices[0].text for answer in answers] == [expected[case] for case in asked]
+    assert all(cached(a) >= len(prompt(n)) - 1 for a, (_, n) in zip(answers, asked, strict=True))
+    assert pair.decodes[0].metric(LOST) == 0
+    assert pair.prefills[0].metric("vllm:prompt_tokens_total") > 0
+
+
+def test_adapter_on_the_decode_worker_alone_is_answered_there(
+    pair: Pairs, adapters: dict[str, Path], expected: Expected
+) -> None:
+    assert load(pair.decodes[0], "a", adapters["a"]).status_code == 200
+    until("the adapter", lambda: "a" in pair.stack.models(), 10)
+    found = [text(pair.stack, "a", number) for number in range(PROMPTS)]
+    assert found == [expected["a", number] for number in range(PROMPTS)]
+    assert "adapter a is not loaded here" in pair.prefills[0].log.read_text()
+
+
+def test_adapter_on_the_prefill_worker_alone_is_no_model(pair: Pairs, adapters: dict[str, Path]) -> None:
+    assert load(pair.prefills[0], "b", adapters["b"]).status_code == 200
+    body = {"model": "b", "prompt": prompt(3), "max_tokens": 1}
+    until("its card", lambda: pair.stack.post("/v1/completions", body).status_code == 503, 10)
+    assert "not ready" in pair.stack.post("/v1/completions", body).json()["message"]
+    assert pair.stack.models() == ["tiny"]
+
+
+def test_paused_prefill_worker_is_done_without(
+    pair: Pairs, adapters: dict[str, Path], expected: Expected
+) -> None:
+    """Neither may sleep: others read their memory."""
+    prefill, decode = pair.prefills[0], pair.decodes[0]
+    for worker in (prefill, decode):
+        assert load(worker, "a", adapters["a"]).status_code == 200
+        answer = worker.admin("sleep")
+        assert (answer.status_code, answer.json()["error"]) == (409, "wrong_state")
+        assert "registered with other engines" in answer.json()["message"]
+    until("the adapter", lambda: "a" in pair.stack.models(), 10)
+    assert prefill.admin("pause").status_code == 200
+    cases = [("tiny", 5), ("a", 5), ("a", 3)]
+    alone = [ask(pair.stack, *case) for case in cases]
+    assert {prefilled_by(answer) for answer in alone} == {pair.instance(decode)}
+    assert prefill.admin("resume").status_code == 200
+    until("both", lambda: prefilled_by(ask(pair.stack, "a", 3)) == pair.instance(prefill), 10)
+    for answers in (alone, [ask(pair.stack, *case) for case in cases]):
+        assert [answer.choices[0].text for answer in answers] == [expected[case] for case in cases]
+
+
+def test_engines_may_use_all_cores(pair: Pairs) -> None:
+    """vLLM would put both onto the last one, where one of them waits for the other."""
+    for worker in pair.stack.workers:
+        (engine,) = psutil.Process(worker.pid).children()
+        assert engine.cpu_affinity() == psutil.Process().cpu_affinity()

@@ -1,0 +1,139 @@
+"""Adapters in discovery and in the frontend's eyes, with the fake engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from harness.adapters import make_adapter
+from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack
+from harness.waiting import until
+
+FAKE = ("--engine", "fake", "--fake-engine", json.dumps({"adapters": 4, "token_ms": 5}), "--lora-enabled")
+
+
+@pytest.fixture(scope="module")
+def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_adapter(tmp_path_factory.mktemp("adapter"), model)
+
+
+@pytest.fixture(scope="module")
+def two(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Both have an adapter sql from their start; its card is there when they are ready."""
+    with stack(tmp_path_factory.mktemp("adapters")) as made:
+        made.start_frontend()
+        for _ in range(2):
+            worker = start(made, model, f"sql={folder}")
+            until("ready", worker.is_ready, 30)
+            assert len(cards(made)) == len(made.workers)
+        yield made.wait_ready()
+
+
+def start(made: Stack, model: Path, *modules: str) -> Worker:
+    return made.start_worker(
+        "--model", str(model), "--served-model-name", "tiny", *FAKE, "--lora-modules", *modules
+    )
+
+
+def cards(made: Stack) -> list[str]:
+    """Of adapters: the last part of the key."""
+    found = [path.name.split("%2F") for path in (made.folder / "discovery" / "v1" / "mdc").iterdir()]
+    return sorted(parts[4] for parts in found if len(parts) > 4)
+
+
+def load(worker: Worker, name: str, uri: Path) -> httpx.Response:
+    return worker.admin("load_lora", lora_name=name, source={"uri": str(uri)})
+
+
+def answered_by(made: Stack, model: str, number: int = 5) -> int:
+    body = {"model": model, "prompt": [number] * 40, "max_tokens": 20}
+    reply = made.post("/v1/completions", {**body, "nvext": {"extra_fields": ["worker_id"]}})
+    assert reply.status_code == 200, reply.text
+    return int(reply.json()["nvext"]["worker_id"]["decode_worker_id"])
+
+
+def test_requests_for_an_adapter_go_to_every_worker_that_has_it(two: Stack, folder: Path) -> None:
+    assert load(two.workers[0], "solo", folder).status_code == 200
+    until("the adapter", lambda: "solo" in two.models())
+    with ThreadPoolExecutor(8) as pool:
+        both = Counter(pool.map(lambda number: answered_by(two, "sql", 10 + number), range(40)))
+        alone = set(pool.map(lambda number: answered_by(two, "solo", 10 + number), range(20)))
+    assert len(both) == 2 and min(both.values()) >= 10
+    assert len(alone) == 1
+    assert two.workers[0].admin("unload_lora", lora_name="solo").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["team/sql:v1.2", "_x"])
+def test_adapter_is_listed_under_its_name(two: Stack, folder: Path, name: str) -> None:
+    worker = two.workers[0]
+    assert load(worker, name, folder).status_code == 200
+    until("the adapter", lambda: name in two.models())
+    answered_by(two, name)
+    path = f"http://127.0.0.1:{worker.system_port}/v1/loras/{name}"
+    assert httpx.delete(path, timeout=30).status_code == 200
+
+
+def test_names_that_are_one_to_discovery_do_not_meet(two: Stack, folder: Path) -> None:
+    """The runtime takes a.b and A_B for one; the second would take the first one's card away."""
+    worker, before = two.workers[0], cards(two)
+    assert load(worker, "a.b", folder).status_code == 200
+    for name in ("a_b", "A.B", "_a.b", "a/b"):
+        refused = load(worker, name, folder)
+        assert (refused.status_code, refused.json()["error"]) == (409, "adapter_conflict")
+        assert "'a.b'" in refused.json()["message"]
+    assert len(cards(two)) == len(before) + 1
+    until("the adapter", lambda: "a.b" in two.models())
+    answered_by(two, "a.b")
+    assert load(worker, "_", folder).status_code == 400, "it has the base model's own key"
+    assert worker.admin("unload_lora", lora_name="a.b").status_code == 200
+    answered_by(two, "tiny")
+
+
+def test_worker_that_cannot_have_its_adapters_does_not_start(model: Path, tmp_path: Path) -> None:
+    with stack(tmp_path) as made:
+        worker = start(made, model, f"sql={tmp_path}/nowhere")
+        assert worker.process.wait(30) == 1
+        (line,) = [line for line in worker.log.read_text().splitlines() if line.startswith("error: ")]
+        assert f"--lora-modules sql={tmp_path}/nowhere" in line and "No such file or directory" in line
+
+
+def test_replaced_worker_of_serve_has_its_adapters_again(model: Path, folder: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    del env["DYN_FILE_KV"], env["DYN_VLLM_BIND_HOST"]
+    words = ("serve", str(model), "--served-model-name", "tiny", "--port", "0")
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*COMMAND, *words, *FAKE, "--lora-modules", f"sql={folder}"], env=env, stdout=out, stderr=out
+        )
+    try:
+        until("serve", lambda: "ready: " in log.read_text(), 30)
+        first = adapters(env)
+        assert list(first.values()) == [["sql"]]
+        (pid,) = workers(process.pid)
+        psutil.Process(pid).kill()
+        until("another worker", lambda: adapters(env).keys() - first.keys(), 30)
+        assert [found for instance, found in adapters(env).items() if instance not in first] == [["sql"]]
+    finally:
+        kill_tree(process.pid)
+        process.wait(10)
+
+
+def workers(pid: int) -> list[int]:
+    below = psutil.Process(pid).children(recursive=True)
+    return [process.pid for process in below if "worker" in process.cmdline()]
+
+
+def adapters(env: dict[str, str]) -> dict[int, list[str]]:
+    """What each worker of the only `serve` says."""
+    done = subprocess.run([*COMMAND, "status", "--json"], env=env, capture_output=True, text=True, timeout=60)
+    found = json.loads(done.stdout)["workers"] if done.returncode == 0 else []
+    return {w["instance"]: [a["name"] for a in w["adapters"]] for w in found if w.get("state") == "ready"}
