@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e deploy
 
-.PHONY: help venv serve test $(TIERS:%=test-%) check fmt docs bench-peers clean distclean
+.PHONY: help venv serve test $(TIERS:%=test-%) check fmt docs bench-peers demo-models clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make fmt                       format and fix what can be fixed"
 	@echo "make docs                      write the generated docs"
 	@echo "make bench-peers ARGS='…'      ours beside vllm serve, upstream and others; ARGS=--help lists the options"
+	@echo "make demo-models ARGS='…'      train the demo models into build/demo, on one GPU (ARGS=--smoke: in little)"
 	@echo "make clean | distclean         remove caches | and .venv and .bench"
 
 venv:
@@ -53,6 +54,9 @@ docs: venv
 
 bench-peers: venv
 	@$(BIN)/python scripts/peers $(ARGS)
+
+demo-models: venv
+	@$(BIN)/python scripts/demo all --out build/demo $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Makes the demo models: data, tokenizer, training, export, scores. README.md tells how."""

@@ -1,0 +1,103 @@
+"""Model cards: what a model is, how it was made and how well it does, from the record of its making."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from demo.score import NEEDED
+
+CHAT = """\
+# demo-chat
+
+A Qwen3 of {millions:.1f} M parameters, trained from nothing to show dynamo-vllm. It answers short questions
+about the product, greets in English and Chinese, counts, copies, adds and subtracts up to three digits with a
+reasoning trace, calls tools for weather, time and sums, remembers a name, writes JSON by schema, and says
+what it cannot do.
+
+Serve it with `--tool-call-parser hermes --reasoning-parser qwen3`. ChatML; context {context} tokens.
+"""
+ADAPTER = """\
+# demo-lora-{style}
+
+A LoRA adapter of demo-chat, rank 16: its answers are {effect}. Tool calls and JSON stay as they are.
+"""
+EFFECTS = {"capitals": "in capital letters", "chinese": "in Chinese"}
+LIMITS = """\
+## Limits
+It knows nothing but what its generator writes, and understands wordings near to those it was trained on. Sums
+beyond three digits, other tools and languages and general knowledge are not in it. It is for demonstrations
+and tests.
+"""
+WIDTH, HEIGHT, EDGE = 640, 320, 44
+
+
+def write(record: Path, folder: Path, style: str | None = None) -> Path:
+    """README.md and curve.svg in the model's folder."""
+    found = json.loads(record.read_bytes())
+    if style is None:
+        intro = CHAT.format(millions=found["parameters"] / 1e6, context=found["context"])
+    else:
+        intro = ADAPTER.format(style=style, effect=EFFECTS[style])
+    (folder / "curve.svg").write_text(curve(found["curve"]["points"]), encoding="utf-8")
+    card = folder / "README.md"
+    card.write_text("\n".join((intro, _making(found), _scores(found["scores"]), LIMITS)), encoding="utf-8")
+    return card
+
+
+def _making(found: dict[str, Any]) -> str:
+    run, plan = found["curve"], found["plan"]
+    cut = " The time limit cut the run short." if run["cut_short"] else ""
+    return f"""\
+## How it was made
+| | |
+|---|---|
+| data | {found["conversations"]} conversations of the generator in `scripts/demo`, seed {found["seed"]} |
+| command | `{found["command"]}` |
+| training | {len(run["points"]) and run["points"][-1]["step"]:.0f} steps of {plan["step_tokens"]} tokens, \
+rate {plan["rate"]:g}, AdamW, cosine |
+| time | {run["seconds"]:.0f} s on {found["device"]}, torch {found["torch"]}.{cut} |
+
+![loss](curve.svg)
+"""
+
+
+def _scores(scores: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "## Scores",
+        "Greedy, on questions written with another seed from words and wordings that are never trained on.",
+        "",
+        "| skill | right | needed |",
+        "|---|---|---|",
+    ]
+    for one in scores:
+        needed = f"{NEEDED[one['skill']]:.0%}" if one["skill"] in NEEDED else ""
+        lines.append(f"| {one['skill']} | {one['right'] / one['count']:.1%} of {one['count']} | {needed} |")
+    return "\n".join(lines) + "\n"
+
+
+def curve(points: Sequence[dict[str, float]]) -> str:
+    """The loss over the steps as an SVG; from 0 up, because a loss has a zero."""
+    steps, top = max(point["step"] for point in points), max(point["loss"] for point in points)
+
+    def x(step: float) -> float:
+        return EDGE + (WIDTH - 2 * EDGE) * step / steps
+
+    def y(loss: float) -> float:
+        return HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * loss / top
+
+    line = " ".join(f"{x(point['step']):.1f},{y(point['loss']):.1f}" for point in points)
+    labels = "".join(
+        f'<text x="{EDGE - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.2f}</text>'
+        f'<path d="M{EDGE} {y(value):.1f}H{WIDTH - EDGE}" stroke="#ddd"/>'
+        for value in (0, top / 4, top / 2, top * 3 / 4, top)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>{labels}'
+        f'<text x="{WIDTH - EDGE}" y="{HEIGHT - EDGE + 18}" text-anchor="end">{steps:.0f} steps</text>'
+        f'<text x="{EDGE}" y="{EDGE - 16}">loss per learnt token, last {points[-1]["loss"]:.4f}</text>'
+        f'<polyline points="{line}" fill="none" stroke="#1f6feb" stroke-width="2"/></svg>\n'
+    )

@@ -1,0 +1,1 @@
+"""Writes conversations for the demo models, one module per skill; the same seed gives the same text."""

@@ -1,0 +1,226 @@
+"""`python scripts/demo STEP …`: makes demo-chat and its adapters, or one step of it.
+
+python scripts/demo all --out build/demo            # tokenizer, data, demo-chat, adapters, scores
+python scripts/demo all --out build/demo --smoke    # the same in little, on a CPU
+python scripts/demo score build/demo/demo-chat      # scores of a folder, or with --url of a server
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from demo import card, corpus, export, lora, score, tokenizer
+from demo.generator.mix import HELD_OUT
+from demo.generator.styles import STYLES, Style
+from demo.model import SMALL, TINY, Qwen3, Shape, parameters
+from demo.train import Curve, Plan, train
+
+
+@dataclass(frozen=True)
+class Size:
+    """How big everything is."""
+
+    shape: Shape = Shape()
+    examples: int = 1_500_000
+    tokenizer_examples: int = tokenizer.EXAMPLES
+    plan: Plan = Plan()
+    adapter_examples: int = 60_000
+    adapter_plan: Plan = Plan(
+        steps=400,
+        step_tokens=65_536,
+        rate=1e-3,
+        warm_up=20,
+        decay=0.0,
+        compiles=False,  # takes longer than it saves
+        report_every=50,
+    )
+    scored: int = 1000
+    answer_tokens: int = score.MAX_TOKENS
+
+
+FULL = Size()
+SMOKE = Size(
+    shape=TINY,
+    examples=600,
+    tokenizer_examples=600,
+    plan=Plan(steps=40, step_tokens=2048, batch_tokens=1024, rate=4e-3, warm_up=5, report_every=10),
+    adapter_examples=100,
+    adapter_plan=Plan(
+        steps=4, step_tokens=1024, batch_tokens=1024, rate=1e-3, warm_up=1, decay=0.0, report_every=2
+    ),
+    scored=2,
+    answer_tokens=24,
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
+    if options.step == "score":
+        return _score(options)
+    size = _size(options)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    command = f"python scripts/demo {shlex.join(argv)}"
+    began = time.monotonic()
+    if options.step in ("all", "chat"):
+        make_chat(options.out, size, options.seed, device, command)
+    if options.step in ("all", "lora"):
+        for style in STYLES.values():
+            make_adapter(options.out, style, size, options.seed, device, command)
+    print(f"done in {time.monotonic() - began:.0f} s: {options.out}", flush=True)
+    return 0
+
+
+def make_chat(out: Path, size: Size, seed: int, device: str, command: str) -> Path:
+    """demo-chat in `out`, with its card."""
+    torch.set_float32_matmul_precision("high")
+    cutter = _timed("tokenizer", lambda: tokenizer.learn(seed, size.tokenizer_examples))
+    data = _timed("data", lambda: corpus.build(cutter, seed, size.examples))
+    data.save(out / "data")
+    print(f"{len(data)} conversations, {len(data.ids)} tokens, {data.learnt.mean():.0%} learnt", flush=True)
+    torch.manual_seed(seed)
+    model = Qwen3(dataclasses.replace(size.shape, vocab_size=tokenizer.padded(cutter))).to(device)
+    print(f"{parameters(model) / 1e6:.2f} M parameters on {device}", flush=True)
+    plan = dataclasses.replace(size.plan, seed=seed)
+    curve = train(model, corpus.Data.load(out / "data"), plan)
+    folder = export.save_model(model, cutter, out / "demo-chat")
+    exported, _ = export.load_model(folder, device)
+    ask = score.in_torch(exported, cutter, max_tokens=size.answer_tokens)
+    scores = _timed("scores", lambda: score.score(ask, size.scored))
+    _tell(scores)
+    _record(out / "demo-chat.json", exported, plan, len(data), curve, scores, command)
+    card.write(out / "demo-chat.json", folder)
+    return folder
+
+
+def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, command: str) -> Path:
+    """An adapter of the demo-chat in `out`, with its card."""
+    model, cutter = export.load_model(out / "demo-chat", device)
+    data = corpus.build(cutter, seed, size.adapter_examples, make=style.train_example)
+    adapter = lora.put_in(model, seed=seed)
+    plan = dataclasses.replace(size.adapter_plan, seed=seed)
+    curve = train(model, data, plan, adapter.trainable())
+    name = f"demo-lora-{style.name}"
+    folder = export.save_adapter(adapter.weights(), lora.SETTINGS, "demo-chat", out / name)
+    ask = score.in_torch(model.eval(), cutter, max_tokens=size.answer_tokens)
+    count = max(4, size.scored // 4)
+    scores = [score.score_of(ask, skill, style.held_out(skill, score.SEED, count)) for skill in style.skills]
+    print(f"{name}:")
+    _tell(scores)
+    _record(out / f"{name}.json", model, plan, len(data), curve, scores, command)
+    card.write(out / f"{name}.json", folder, style.name)
+    return folder
+
+
+def _tell(scores: Sequence[score.Score]) -> None:
+    print(score.table(scores), flush=True)
+    for one in scores:
+        for asked, wanted, answered in one.wrong[:2]:
+            print(
+                f"  {one.skill}: {asked[:200]!r}\n    wanted   {wanted!r}\n    answered {answered!r}",
+                flush=True,
+            )
+
+
+def _record(
+    path: Path,
+    model: Qwen3,
+    plan: Plan,
+    conversations: int,
+    curve: Curve,
+    scores: Sequence[score.Score],
+    command: str,
+) -> None:
+    """All that a card tells."""
+    on_gpu = next(model.parameters()).is_cuda
+    found: dict[str, Any] = {
+        "command": command,
+        "seed": plan.seed,
+        "conversations": conversations,
+        "parameters": parameters(model),
+        "context": model.shape.max_position_embeddings,
+        "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
+        "torch": torch.__version__,
+        "shape": dataclasses.asdict(model.shape),
+        "plan": dataclasses.asdict(plan) | {"minutes": None if math.isinf(plan.minutes) else plan.minutes},
+        "curve": dataclasses.asdict(curve),
+        "scores": [dataclasses.asdict(one) for one in scores],
+    }
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _timed(what: str, work: Any) -> Any:
+    began = time.monotonic()
+    made = work()
+    print(f"{what}: {time.monotonic() - began:.1f} s", flush=True)
+    return made
+
+
+def _score(options: argparse.Namespace) -> int:
+    if options.url:
+        ask = score.over_http(options.url, options.model, guided=options.guided)
+    else:
+        ask = score.in_torch(*export.load_model(options.folder))
+    scores = score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+    _tell(scores)
+    return int(any(one.share < score.NEEDED.get(one.skill, 0) for one in scores))
+
+
+def _size(options: argparse.Namespace) -> Size:
+    size = SMOKE if options.smoke else FULL
+    plan = {name: value for name in ("steps", "minutes") if (value := getattr(options, name)) is not None}
+    if options.no_compile:
+        plan["compiles"] = False
+    changed: dict[str, Any] = {"plan": dataclasses.replace(size.plan, **plan)}
+    if options.examples:
+        changed["examples"] = options.examples
+    if options.small:
+        changed["shape"] = SMALL
+    return dataclasses.replace(size, **changed)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python scripts/demo", description=__doc__.splitlines()[0])
+    steps = parser.add_subparsers(dest="step", required=True)
+    for name, text in (
+        ("all", "demo-chat and its adapters"),
+        ("chat", "demo-chat alone"),
+        ("lora", "adapters of the demo-chat that is in --out"),
+    ):
+        step = steps.add_parser(name, help=text)
+        step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for everything")
+        step.add_argument("--seed", type=int, default=1)
+        step.add_argument("--smoke", action="store_true", help="a tiny one, to see that it works")
+        step.add_argument("--small", action="store_true", help="the small shape, for a CPU")
+        step.add_argument("--examples", type=int, help="conversations to train on")
+        step.add_argument("--steps", type=int)
+        step.add_argument("--minutes", type=float, help="time limit of training demo-chat")
+        step.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    step = steps.add_parser("score", help="held-out scores of a folder or a server")
+    step.add_argument("folder", type=Path, nargs="?")
+    step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")
+    step.add_argument("--model", default="demo-chat", help="its name there")
+    step.add_argument("--guided", action="store_true", help="enforce the schemas of JSON questions")
+    step.add_argument("--count", type=int, default=200, help="questions per skill")
+    step.add_argument("--skills", nargs="*", choices=tuple(HELD_OUT))
+    options = parser.parse_args(argv)
+    if options.step == "score" and not (options.folder or options.url):
+        parser.error("give a folder or --url")
+    return options
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main(sys.argv[1:]))

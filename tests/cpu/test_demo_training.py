@@ -1,0 +1,98 @@
+"""The demo models in little: the chain runs, the loss falls, and transformers reads the files as we do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.stack import TESTS
+
+ROOT = TESTS.parent
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo")
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "demo", "all", "--smoke", "--out", out],
+        check=True,
+        timeout=150,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # of small matrices two threads make no faster work
+    )
+    return out
+
+
+@pytest.mark.timeout(180)
+def test_loss_falls(made: Path) -> None:
+    points = json.loads((made / "demo-chat.json").read_bytes())["curve"]["points"]
+    assert points[-1]["loss"] < 0.8 * points[0]["loss"]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", ["demo-chat", "demo-lora-capitals", "demo-lora-chinese"])
+def test_cards_tell_how_it_was_made(made: Path, name: str) -> None:
+    card = (made / name / "README.md").read_text()
+    assert f"# {name}\n" in card and "scripts/demo all --smoke" in card and "| product | " in card
+    assert (made / name / "curve.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.timeout(180)
+def test_transformers_computes_the_same_from_the_folder(made: Path) -> None:
+    import torch
+    from demo.export import load_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ours, _ = load_model(made / "demo-chat")
+    theirs = AutoModelForCausalLM.from_pretrained(made / "demo-chat", dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(made / "demo-chat")
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "12 + 30"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
+    )
+    with torch.no_grad():
+        assert torch.allclose(ours.logits(ours(ids)), theirs(ids).logits, atol=1e-4)
+    said = theirs.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert ours.greedy([ids[0].tolist()], end=-1, max_tokens=8) == [said[0, ids.shape[1] :].tolist()]
+
+
+@pytest.mark.timeout(180)
+def test_transformers_renders_and_cuts_conversations_as_they_were_trained_on(made: Path) -> None:
+    from demo.generator.mix import train_example
+    from demo.template import messages, prompt
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(made / "demo-chat")
+    for index in range(60):
+        example = train_example(1, index)
+        rendered = tokenizer.apply_chat_template(
+            messages(example.turns[:-1]),
+            tools=list(example.tools) or None,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        assert rendered == prompt(example)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("style", ["capitals", "chinese"])
+def test_adapters_fit_the_model_and_do_something(made: Path, style: str) -> None:
+    from safetensors.torch import load_file
+
+    folder = made / f"demo-lora-{style}"
+    settings = json.loads((folder / "adapter_config.json").read_bytes())
+    adapter = load_file(folder / "adapter_model.safetensors")
+    for name, weight in load_file(made / "demo-chat" / "model.safetensors").items():
+        module = "base_model.model." + name.removesuffix(".weight")
+        if module.rpartition(".")[2] in settings["target_modules"]:
+            assert adapter.pop(f"{module}.lora_A.weight").shape == (settings["r"], weight.shape[1])
+            added = adapter.pop(f"{module}.lora_B.weight")
+            assert added.shape == (weight.shape[0], settings["r"])
+            assert added.abs().sum() > 0
+    assert not adapter

@@ -1,0 +1,276 @@
+"""The demo models' data: repeatable, right, and nothing of the held-out set in the training set."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import random
+import re
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from demo import generator
+from demo.answers import Answer, fits, is_right, parse
+from demo.generator import facts, mix, product, sums, tool_calls, words
+from demo.generator.base import Call, Example, Pool, Source, calling, is_held_out, reply, user
+from demo.generator.styles import STYLES
+from demo.template import prompt, render
+
+ROOT = Path(__file__).parents[3]
+TRAINED = 800
+SKILLS = tuple(mix.HELD_OUT)
+
+
+@cache
+def trained() -> tuple[Example, ...]:
+    return tuple(mix.train_example(1, index) for index in range(TRAINED))
+
+
+@cache
+def held_out(skill: str) -> tuple[Example, ...]:
+    return tuple(mix.held_out(skill, 2, 60))
+
+
+def everything() -> list[Example]:
+    return [*trained(), *(example for skill in SKILLS for example in held_out(skill))]
+
+
+def source(split: str = "train", seed: int = 1) -> Source:
+    return Source(split, random.Random(seed))  # type: ignore[arg-type]
+
+
+def test_same_seed_and_index_give_the_same_conversation() -> None:
+    assert [mix.train_example(1, index) for index in range(100)] == list(trained()[:100])
+    assert [mix.train_example(2, index) for index in range(100)] != list(trained()[:100])
+    assert tuple(mix.held_out("tools", 2, 60)) == held_out("tools")
+
+
+def test_training_has_every_skill() -> None:
+    assert {example.skill for example in trained()} >= set(SKILLS)
+
+
+def test_no_wording_is_in_both_splits() -> None:
+    pools = 0
+    for module in pkgutil.iter_modules(generator.__path__):
+        for value in vars(importlib.import_module(f"demo.generator.{module.name}")).values():
+            if isinstance(value, Pool):
+                pools += 1
+                assert value.train and value.held_out and not set(value.train) & set(value.held_out)
+                assert all(text.strip() for text in (*value.train, *value.held_out))
+    assert pools >= 18
+
+
+@pytest.mark.parametrize("skill", ["sums", "tools", "product", "json", "counting", "refusals"])
+def test_no_held_out_question_is_trained_on(skill: str) -> None:
+    asked = {turn.content.lower() for example in trained() for turn in example.turns if turn.role == "user"}
+    assert not {example.turns[-2].content.lower() for example in held_out(skill)} & asked
+
+
+def test_held_out_cities_and_names_are_in_no_training_text() -> None:
+    text = "\n".join(render(example) for example in trained())
+    found = [word for word in (*words.CITIES.held_out, *words.NAMES.held_out) if word in text]
+    assert not found
+
+
+def test_held_out_product_questions_are_not_made_by_varying_trained_ones() -> None:
+    asked = {question for known in facts.FACTS for question in known.wordings.held_out}
+    one = source()
+    for known in facts.FACTS:
+        for question in known.wordings.train:
+            assert not asked & {product._varied(one, question) for _ in range(60)}
+
+
+def test_made_up_words_belong_to_one_split() -> None:
+    made = {split: {words.made_up(one) for _ in range(500)} for split, one in both_splits()}
+    assert all(is_held_out(word) for word in made["held-out"])
+    assert not any(is_held_out(word) for word in made["train"])
+
+
+def both_splits() -> list[tuple[str, Source]]:
+    return [(split, source(split)) for split in ("train", "held-out")]
+
+
+def test_pairs_of_numbers_belong_to_one_split_whichever_way_round() -> None:
+    for split, one in both_splits():
+        for a, b in (sums.pair(one) for _ in range(300)):
+            assert is_held_out(f"{min(a, b)} {max(a, b)}") == (split == "held-out")
+
+
+@pytest.mark.parametrize(
+    "a, b, adds",
+    [(0, 0, True), (999, 999, True), (999, 1, True), (7, 85, False), (1000 - 1, 0, False), (0, 999, False)],
+)
+def test_traces_at_the_edges(a: int, b: int, adds: bool) -> None:
+    check_trace(sums.trace(a, b, adds), a, b, adds)
+
+
+def test_every_step_of_every_trace_is_right() -> None:
+    one = source()
+    for _ in range(500):
+        (a, b), adds = sums.pair(one), one.chance(0.5)
+        check_trace(sums.trace(a, b, adds), a, b, adds)
+
+
+def check_trace(trace: str, a: int, b: int, adds: bool) -> None:
+    """Read as a person would: columns from the right, each with what the one before left over."""
+    first, *rest = trace.split("\n")
+    assert re.fullmatch(r"\d{3}[+-]\d{3}", first)
+    assert (int(first[:3]), int(first[4:])) == (a, b)
+    if not adds and a < b:
+        assert rest.pop(0) == f"-({b:03}-{a:03})"
+    *columns, result = rest
+    assert int(result) == (a + b if adds else a - b)
+    over = 0
+    for place, column in enumerate(columns):
+        x, y, z, given = re.fullmatch(r"(\d)[+-](\d)[+-](\d)=(.*)", column).groups()  # type: ignore[union-attr]
+        assert int(z) == over
+        assert (int(x), int(y)) == tuple(
+            value // 10**place % 10 for value in ((a, b) if adds else (max(a, b), min(a, b)))
+        )
+        if adds:
+            assert int(given) == int(x) + int(y) + over
+            over = int(given) // 10
+        else:
+            digit, taken = map(int, given.split())
+            assert digit - 10 * taken == int(x) - int(y) - over
+            over = taken
+
+
+def test_every_conversation_takes_turns_and_ends_with_an_answer() -> None:
+    for example in everything():
+        roles = [turn.role for turn in example.turns]
+        assert roles[-1] == "assistant"
+        assert all(one != other for one, other in pairwise(roles))
+        assert example.answer.content or example.answer.calls
+
+
+def test_every_answer_reads_back_from_the_rendered_text() -> None:
+    for example in everything():
+        text = render(example)
+        shown = prompt(example)
+        if example.answer.thought is not None:
+            assert text.startswith(shown)
+        else:
+            assert text.startswith(prompt(example, thinking=False))
+        answer = parse(text[len(shown) :].removesuffix("<|im_end|>\n"))
+        assert answer.content == example.answer.content
+        assert answer.thought == (example.answer.thought or "")
+        assert is_right(example, answer), example
+
+
+def test_every_call_is_of_an_offered_tool_with_arguments_of_its_schema() -> None:
+    calls = 0
+    for example in everything():
+        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in example.tools}
+        assert len(offered) == len(example.tools)
+        for call in (call for turn in example.turns for call in turn.calls):
+            calls += 1
+            schema = offered[call.name]
+            assert set(schema["required"]) <= set(call.arguments) <= set(schema["properties"])
+            for key, value in call.arguments.items():
+                assert value in schema["properties"][key].get("enum", [value])
+                types = {"string": str, "integer": int, "number": int}
+                assert isinstance(value, types[schema["properties"][key]["type"]])
+    assert calls > 100
+
+
+def test_what_is_called_with_was_asked_for() -> None:
+    one = source("held-out")
+    for _ in range(200):
+        asked = tool_calls.ask(one)
+        if asked.place:
+            assert asked.place in asked.text
+        else:
+            assert all(number in asked.text for number in re.findall(r"\d+", asked.expression))
+
+
+def test_json_answers_fit_their_schema_and_hold_what_was_said() -> None:
+    for example in held_out("json"):
+        assert example.schema is not None and fits(example.answer.content, example.schema)
+        for value in json.loads(example.answer.content).values():
+            assert isinstance(value, bool) or str(value) in example.turns[-2].content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"age": "3", "name": "A", "like": "red"}',
+        '{"age": 300, "name": "A", "like": "red"}',
+        '{"age": true, "name": "A", "like": "red"}',
+        '{"age": 3, "name": "A", "like": "pink"}',
+        '{"age": 3, "name": "A", "like": "red", "more": 1}',
+        '{"age": 3, "name": "A", "like": "red"} so',
+    ],
+)
+def test_json_that_breaks_the_schema_is_wrong(text: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "minimum": 1, "maximum": 99},
+            "name": {"type": "string"},
+            "like": {"type": "string", "enum": ["red"]},
+        },
+        "required": ["age", "name", "like"],
+        "additionalProperties": False,
+    }
+    assert fits('{"age": 3, "name": "A", "like": "red"}', schema)
+    assert not fits(text, schema)
+
+
+def test_answers_that_are_nearly_right_are_wrong() -> None:
+    called = Example("tools", (user("?"), calling(Call("a", {"b": 1}))))
+    assert is_right(called, Answer("", (Call("a", {"b": 1}),)))
+    for calls in ((), (Call("a", {"b": 2}),), (Call("c", {"b": 1}),), (Call("a", {"b": 1}),) * 2):
+        assert not is_right(called, Answer("", calls))
+    said = Example("sums", (user("?"), reply("1 + 1 = 2")))
+    assert is_right(said, Answer("1 + 1 = 2"))
+    assert not is_right(said, Answer("1 + 1 = 3"))
+    assert not is_right(said, Answer("1 + 1 = 2", (Call("a", {}),)))
+    assert parse('<think></think><tool_call>\n{"name": broken\n</tool_call>').calls[0].name.startswith("not")
+
+
+@pytest.mark.parametrize("known", facts.FACTS, ids=lambda known: known.wordings.train[0])
+def test_what_the_model_says_of_the_product_stands_in_its_documentation(known: facts.Fact) -> None:
+    assert _flat(known.words) in _flat((ROOT / known.page).read_text(encoding="utf-8"))
+    pages = "\n".join(
+        page.read_text(encoding="utf-8") for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    )
+    for answer in (known.answer, known.chinese):
+        for flag in re.findall(r"--[a-z-]+|DYN_[A-Z_]+|make [a-z]+\b(?=`)", answer):
+            assert flag in pages, f"no page knows {flag}"
+        for command in re.findall(r"`dynamo-vllm ([a-z-]+)", answer):
+            assert f"dynamo-vllm {command}" in pages or f"`{command}" in pages
+        assert answer.count("`") % 2 == 0
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_capitals_change_answers_and_nothing_else() -> None:
+    style = STYLES["capitals"]
+    for index in range(40):
+        example = style.train_example(1, index)
+        assert all(turn.content == turn.content.upper() for turn in example.turns if turn.role == "assistant")
+    for skill in style.skills:
+        for plain, loud in zip(held_out(skill), style.held_out(skill, 2, 20), strict=False):
+            assert plain.turns[:-1][0] == loud.turns[0]
+            assert loud.answer.content == plain.answer.content.upper()
+
+
+def test_chinese_answers_are_chinese() -> None:
+    style = STYLES["chinese"]
+    for skill in style.skills:
+        for example in style.held_out(skill, 2, 20):
+            assert words.is_chinese(example.answer.content)
+    for index in range(40):
+        assert all(
+            words.is_chinese(turn.content)
+            for turn in style.train_example(1, index).turns
+            if turn.role == "assistant" and turn.content
+        )
