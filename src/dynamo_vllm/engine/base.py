@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
-    from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job
+    from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job, Media, MediaPrompt
 
 
 class LoadFigures(NamedTuple):
@@ -136,5 +136,15 @@ class EmbedsReader(Protocol):
         """Decoded and checked; whatever could hurt the engine is refused with InvalidRequest."""
 
 
-class TextEngine(Engine, Renderer, EmbedsReader, Protocol):
+class MediaEngine(Protocol):
+    """An engine that takes prompts with pictures, video or sound."""
+
+    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        """Makes room for the media where the prompt has their marks.
+
+        What the model cannot take is refused with InvalidRequest.
+        """
+
+
+class TextEngine(Engine, Renderer, EmbedsReader, MediaEngine, Protocol):
     """An engine for every mode."""

@@ -33,7 +33,13 @@ _HIDDEN, _INTERMEDIATE, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM = 128, 256, 2, 4, 
 _EYE, _EYE_INTERMEDIATE, _EYE_HEADS = 64, 128, 2
 _MAX_POSITIONS = 4096
 _MERGED = 4 * _EYE  # Qwen joins squares of 2 by 2 patches
-_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 256 * 256}
+_MIN_PIXELS, _MAX_PIXELS = 56 * 56, 256 * 256
+# transformers takes the sizes from `size`, the frontend, which counts a picture's tokens, from the others.
+_PIXELS = {
+    "size": {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS},
+    "min_pixels": _MIN_PIXELS,
+    "max_pixels": _MAX_PIXELS,
+}
 _COLOURS = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
 _LOOK = {**_COLOURS, **_STEPS, "rescale_factor": 1 / 255, "resample": 3}
@@ -314,7 +320,7 @@ def _qwen_config(
 
 
 def _qwen_processors(name: str, video_processor: str, patch: int) -> dict[str, dict[str, Any]]:
-    shared = {**_LOOK, "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "size": _PIXELS}
+    shared = {**_LOOK, **_PIXELS, "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}
     return {
         "preprocessor_config.json": {
             **shared,
