@@ -43,7 +43,7 @@ def make_loader(
     threads: int = 4,
     resolve: Resolve | None = None,
 ) -> Loader:
-    """`sampler` is vLLM's name for how frames of a video are chosen. `at_once` items are in work at a time."""
+    """`sampler` is vLLM's name for how frames are chosen; `at_once` items are fetched and decoded at a time."""
     return Loader(
         limits or MediaLimits(),
         folder,

@@ -78,9 +78,7 @@ def media_folder_is_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
     if not folder.is_dir():
         raise ConfigError(f"--media-folder {o.media_folder}: there is no such folder")
     if folder.resolve() == Path("/"):
-        raise ConfigError(
-            f"--media-folder {o.media_folder} would let any client read every file; give a folder"
-        )
+        raise ConfigError(f"--media-folder {o.media_folder} would show clients every file; give a folder")
 
 
 RULES = (
