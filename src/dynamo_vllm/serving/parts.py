@@ -150,9 +150,9 @@ async def media_loader(options: WorkerOptions, facts: EngineFacts) -> AsyncItera
         logger.warning("--enable-multimodal does nothing: %s takes text only", options.model)
         yield None
         return
-    from dynamo_vllm.media.loader import make_loader
+    from dynamo_vllm.media.loader import from_options
 
-    loader = make_loader()
+    loader = from_options(options)
     try:
         yield loader
     finally:

@@ -33,7 +33,8 @@ def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def multimodal_needs_its_switch(o: WorkerOptions, _: EngineFlags) -> None:
-    named = [flags.flag(n) for n in BEYOND_ONE_WORKER if getattr(o, n)]
+    names = (*BEYOND_ONE_WORKER, "media_hosts", "media_networks", "media_folder")
+    named = [flags.flag(n) for n in names if getattr(o, n)]
     if named and not o.enable_multimodal:
         raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")
 
