@@ -115,6 +115,7 @@ class VllmEngine:
             adapters=_adapter_limits(config),
             takes_embeds=config.model_config.enable_prompt_embeds,
             media=vllm_media.limits(llm.renderer),
+            video_sampler=vllm_media.video_sampler(config.model_config),
             sleep_refusal=_sleep_refusal(config),
             profile_folder=_profile_folder(config),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMClientError
+from vllm.multimodal.video import get_video_loader_backend_for_processor
+from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media, MediaPrompt
@@ -23,6 +25,14 @@ def limits(renderer: Any) -> dict[str, int]:
         return {}
     allowed = processor.info.allowed_mm_limits
     return {kind: allowed[kind] for kind in KINDS if allowed.get(kind)}
+
+
+def video_sampler(model_config: Any) -> str | None:
+    if not model_config.is_multimodal_model:
+        return None
+    name = get_video_processor_cls_name(model_config)
+    backend: str | None = get_video_loader_backend_for_processor(name)
+    return backend
 
 
 async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:

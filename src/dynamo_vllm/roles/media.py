@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.engine.kv_event_mend import ROUTED
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.media.base import Audio, MediaRef, Video
@@ -30,8 +31,6 @@ _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video", "audio
 _PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
 _ROUTING_NAME = re.compile("[0-9a-f]{16}")
 _SOUND_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
-ROUTED = "-"
-"""Between the frontend's name of a picture and ours; `engine.kv_event_mend` looks for it."""
 
 
 class MediaReader:

@@ -151,8 +151,9 @@ async def media_loader(options: WorkerOptions, facts: EngineFacts) -> AsyncItera
         yield None
         return
     from dynamo_vllm.media.loader import from_options
+    from dynamo_vllm.media.sampling import SAMPLERS
 
-    loader = from_options(options)
+    loader = from_options(options, facts.video_sampler if facts.video_sampler in SAMPLERS else "opencv")
     try:
         yield loader
     finally:
