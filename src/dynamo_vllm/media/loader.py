@@ -38,25 +38,25 @@ def make_loader(
     folder: Path | None = None,
     reach: Reach | None = None,
     cache_bytes: int = 512 * MEGABYTE,
-    sampler: str = "opencv",
+    sampler: Sampler = SAMPLERS["opencv"],
     at_once: int = 32,
     threads: int = 4,
     resolve: Resolve | None = None,
 ) -> Loader:
-    """`sampler` is vLLM's name for how frames are chosen; `at_once` items are fetched and decoded at a time."""
+    """`sampler` chooses the frames of videos; `at_once` items are in work at a time."""
     return Loader(
         limits or MediaLimits(),
         folder,
         reach or Reach(),
         cache_bytes,
-        SAMPLERS[sampler],
+        sampler,
         at_once,
         threads,
         resolve,
     )
 
 
-def from_options(options: WorkerOptions, sampler: str = "opencv") -> Loader:
+def from_options(options: WorkerOptions, sampler: Sampler = SAMPLERS["opencv"]) -> Loader:
     """As the operator's flags say."""
     limits = MediaLimits(
         max_bytes=int(options.media_max_mb * MEGABYTE),
