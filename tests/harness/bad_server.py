@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -19,8 +22,8 @@ class BadServer:
     peers_gone: list[str] = field(default_factory=list)
     """Paths whose client left before the end."""
 
-    def url(self, path: str, host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.port}{path}"
+    def url(self, path: str, host: str = "127.0.0.1", scheme: str = "http") -> str:
+        return f"{scheme}://{host}:{self.port}{path}"
 
     def serve(self, path: str, answer: Answer) -> str:
         self.answers[path] = answer
@@ -48,7 +51,8 @@ class BadServer:
 
 
 @contextlib.asynccontextmanager
-async def bad_server() -> AsyncIterator[BadServer]:
+async def bad_server(certificate: Path | None = None) -> AsyncIterator[BadServer]:
+    """Speaks TLS with a certificate."""
     made = BadServer()
     handlers: set[asyncio.Task[None]] = set()
 
@@ -58,7 +62,11 @@ async def bad_server() -> AsyncIterator[BadServer]:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    context = None
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
     made.port = server.sockets[0].getsockname()[1]
     try:
         yield made
@@ -67,6 +75,34 @@ async def bad_server() -> AsyncIterator[BadServer]:
         for task in handlers:
             task.cancel()
         await asyncio.gather(*handlers, return_exceptions=True)
+
+
+def make_certificate(folder: Path, name: str) -> Path:
+    """Of `name`, signed by itself, with its key in the same file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(secret + made.public_bytes(pem))
+    return path
 
 
 def head(status: str, *headers: str) -> Answer:

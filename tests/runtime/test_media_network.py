@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import gzip
 import ipaddress
+import ssl
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +20,17 @@ from dynamo_vllm.media.addresses import Reach
 from dynamo_vllm.media.base import MEGABYTE, MediaItem, MediaLimits, MediaRef
 from dynamo_vllm.media.loader import Loader, make_loader
 from harness import media
-from harness.bad_server import BadServer, bad_server, chunked, cut, drip, head, silent, whole
+from harness.bad_server import (
+    BadServer,
+    bad_server,
+    chunked,
+    cut,
+    drip,
+    head,
+    make_certificate,
+    silent,
+    whole,
+)
 
 PNG = media.picture()
 LIMITS = MediaLimits(max_bytes=2 * MEGABYTE, timeout_seconds=1.0, redirects=2)
@@ -105,11 +118,12 @@ async def test_redirects_are_followed_up_to_the_limit(server: BadServer, loader:
         "017700000001",
         "0177.0.0.1",
         "127.1",
+        "127。0。0。1",
     ],
 )
 async def test_loopback_is_not_asked(server: BadServer, careful: Loader, host: str) -> None:
     server.file("/a", PNG)
-    await refused(careful, server.url("/a", host), 400, "host")
+    await refused(careful, server.url("/a", host), 400, "host|not a URL")
     assert server.requests == [], "nothing was sent"
 
 
@@ -152,6 +166,7 @@ async def test_redirect_to_a_private_address_is_not_followed(
         ("http://user:secret@127.0.0.1/a", "user name or a password"),
         ("http://2130706433/", "odd form"),
         ("http://[", "not a URL"),
+        ("http://a%62c/", "not a URL"),
     ],
 )
 async def test_redirect_goes_to_http_only(server: BadServer, loader: Loader, to: str, match: str) -> None:
@@ -159,14 +174,14 @@ async def test_redirect_goes_to_http_only(server: BadServer, loader: Loader, to:
 
 
 async def test_name_that_changes_after_the_check_changes_nothing(server: BadServer) -> None:
-    """The first answer is allowed, every later one is the metadata service: only one question may be asked."""
+    """The first answer is allowed, every later one is the metadata service: DNS is asked once."""
     asked: list[str] = []
 
     async def resolve(host: str, port: int) -> list[str]:
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["169.254.169.254"]
 
-    loader = make_loader(LIMITS, reach=LOOPBACK, resolve=resolve)
+    loader = make_loader(LIMITS, reach=replace(LOOPBACK, resolve=resolve))
     server.file("/a", PNG)
     await loader.load(MediaRef("image", server.url("/a", "changing.example")))
     assert asked == ["changing.example"]
@@ -178,7 +193,7 @@ async def test_name_with_one_private_address_among_others_is_not_asked(server: B
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1", "10.0.0.1"]
 
-    loader = make_loader(LIMITS, reach=LOOPBACK, resolve=resolve)
+    loader = make_loader(LIMITS, reach=replace(LOOPBACK, resolve=resolve))
     server.file("/a", PNG)
     await refused(loader, server.url("/a", "mixed.example"), 400, "not one that this worker may ask")
     assert server.requests == []
@@ -190,7 +205,7 @@ async def test_name_server_that_never_answers_ends_in_time() -> None:
         await asyncio.Event().wait()
         return []
 
-    loader = make_loader(LIMITS, resolve=resolve)
+    loader = make_loader(LIMITS, reach=Reach(resolve=resolve))
     await refused(loader, "http://slow.example/", 400, "not loaded within 1 s")
     await loader.aclose()
 
@@ -199,8 +214,8 @@ async def test_only_named_hosts_are_asked_where_some_are_named(server: BadServer
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    reach = Reach(hosts=("a.example", "*.b.example"), networks=LOOPBACK.networks)
-    loader = make_loader(LIMITS, reach=reach, resolve=resolve)
+    reach = replace(LOOPBACK, hosts=("a.example", "*.b.example"), resolve=resolve)
+    loader = make_loader(LIMITS, reach=reach)
     server.file("/a", PNG)
     for host in ("a.example", "A.EXAMPLE", "x.b.example"):
         await loader.load(MediaRef("image", server.url("/a", host)))
@@ -257,9 +272,30 @@ async def test_server_that_is_not_there_is_a_400(loader: Loader, server: BadServ
     await refused(loader, url, 400, "cannot be reached")
 
 
-async def test_https_without_a_known_authority_is_refused(server: BadServer, loader: Loader) -> None:
-    server.file("/a", PNG)
-    await refused(loader, server.url("/a").replace("http:", "https:"), 400, "cannot be reached, or broke off")
+async def test_https_is_checked_against_the_name_though_the_address_is_dialled(tmp_path: Path) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    certificate = make_certificate(tmp_path, "media.example")
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    known = make_loader(LIMITS, reach=replace(LOOPBACK, resolve=resolve, tls=trusted))
+    unknown = make_loader(LIMITS, reach=replace(LOOPBACK, resolve=resolve))
+    async with bad_server(certificate) as server:
+        server.file("/a", PNG)
+        await known.load(MediaRef("image", server.url("/a", "media.example", "https")))
+        await refused(known, server.url("/a", "other.example", "https"), 400, "cannot be reached")
+        await refused(unknown, server.url("/a", "media.example", "https"), 400, "cannot be reached")
+        await known.aclose()
+        await unknown.aclose()
+
+
+async def test_server_that_speaks_no_tls_ends_in_time_and_keeps_no_socket(
+    server: BadServer, loader: Loader
+) -> None:
+    await refused(loader, server.url("/a", scheme="https"), 400, "cannot be reached|not loaded within")
+    async with asyncio.timeout(5):
+        while not server.peers_gone:
+            await asyncio.sleep(0.01)
 
 
 async def test_first_error_ends_the_other_fetches(server: BadServer, loader: Loader) -> None:

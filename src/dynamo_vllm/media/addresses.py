@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.errors import MediaRefused
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
@@ -47,6 +48,10 @@ class Reach:
     """Only these names, where there are any; `*.example.com` stands for all below example.com."""
     networks: tuple[Network, ...] = ()
     """Private or special addresses that may be asked all the same."""
+    resolve: Resolve | None = None
+    """Instead of the machine's own DNS."""
+    tls: ssl.SSLContext | None = None
+    """Instead of the usual authorities."""
 
     def check_name(self, host: str) -> None:
         """Before DNS, for the first URL and for each redirect."""
@@ -89,10 +94,10 @@ def _carried(address: Address) -> ipaddress.IPv4Address | None:
     return None
 
 
-async def resolve_allowed(host: str, port: int, reach: Reach, resolve: Resolve) -> list[str]:
+async def resolve_allowed(host: str, port: int, reach: Reach, system: Resolve) -> list[str]:
     """The addresses of a name, all of them allowed: one that is not taints the others."""
     try:
-        addresses = await resolve(host, port)
+        addresses = await (reach.resolve or system)(host, port)
     except (OSError, UnicodeError):
         raise MediaRefused(_NOT_REACHED) from None
     if not addresses or not all(reach.allows(address) for address in addresses):

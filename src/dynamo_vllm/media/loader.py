@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from dynamo_vllm.config.options import WorkerOptions
-    from dynamo_vllm.media.addresses import Resolve
     from dynamo_vllm.media.base import Audio, Kind, MediaRef, Video
     from dynamo_vllm.media.sampling import Sampler
 
@@ -41,7 +40,6 @@ def make_loader(
     sampler: Sampler = SAMPLERS["opencv"],
     at_once: int = 32,
     threads: int = 4,
-    resolve: Resolve | None = None,
 ) -> Loader:
     """`sampler` chooses the frames of videos; `at_once` items are in work at a time."""
     return Loader(
@@ -52,7 +50,6 @@ def make_loader(
         sampler,
         at_once,
         threads,
-        resolve,
     )
 
 
@@ -104,7 +101,6 @@ class Loader:
         sampler: Sampler,
         at_once: int,
         threads: int,
-        resolve: Resolve | None,
     ) -> None:
         self._limits = limits
         self._folder = folder
@@ -115,9 +111,7 @@ class Loader:
         self._slots_of_one = max(1, at_once // 4)
         self._decoders = ThreadPoolExecutor(threads, "media-decode")
         self._readers = ThreadPoolExecutor(at_once, "media-read")
-        self._client = fetch.Client(
-            limits, reach, resolve or addresses.system_resolver(self._readers), connections=at_once
-        )
+        self._client = fetch.Client(limits, reach, addresses.system_resolver(self._readers), at_once)
 
     async def load(self, ref: MediaRef) -> MediaItem:
         return (await self.load_all([ref]))[0]
