@@ -152,7 +152,7 @@ def room(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 def test_process_of_its_own_changes_nothing(tmp_path: Path) -> None:
     data = media.video(tmp_path)
     theirs, metadata = VideoMediaIO(ImageMediaIO(), video_backend="qwen3_vl").load_bytes(data).media
-    ours, size = video.decode(data, SAMPLERS["qwen3_vl"], LIMITS, Watch(30))
+    ours, size = video.decode(data, sniff.sniff(data, "video"), SAMPLERS["qwen3_vl"], LIMITS, Watch(30))
     assert ours.metadata == metadata
     assert np.array_equal(ours.frames, theirs)
     assert size == theirs.nbytes

@@ -213,7 +213,7 @@ class Loader:
         if kind == "image":
             made, size = image.decode(data, format, self._limits, watch)
         elif kind == "video":
-            made, size = video.decode(data, self._sampler, self._limits, watch)
+            made, size = video.decode(data, format, self._sampler, self._limits, watch)
         else:
             made, size = audio.decode(data, format, self._limits, watch)
         return MediaItem(kind, made, key, size)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.media.base import MediaLimits
     from dynamo_vllm.media.sampling import Sampler
+    from dynamo_vllm.media.sniff import Format
     from dynamo_vllm.media.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -34,10 +35,14 @@ _START = (
 )
 
 
-def decode(data: bytes, sampler: Sampler, limits: MediaLimits, watch: Watch) -> tuple[Video, int]:
+def decode(
+    data: bytes, format: Format, sampler: Sampler, limits: MediaLimits, watch: Watch
+) -> tuple[Video, int]:
     """The sampled frames, and the bytes they take. Blocks, in a thread."""
     import numpy as np
 
+    if _is_cut_off(data, format):
+        raise MediaRefused(f"the {format.name} is cut off")
     with _memory_file("video") as source, _memory_file("frames") as target:
         with open(source, "wb", closefd=False) as file:
             file.write(data)
@@ -51,6 +56,21 @@ def decode(data: bytes, sampler: Sampler, limits: MediaLimits, watch: Watch) -> 
         memory = mmap.mmap(target, math.prod(shape), access=mmap.ACCESS_COPY)
     frames = np.frombuffer(memory, dtype=np.uint8).reshape(shape)
     return Video(frames, read["metadata"]), frames.nbytes
+
+
+def _is_cut_off(data: bytes, format: Format) -> bool:
+    """Whether the container promises bytes that are not there; a decoder would play what has come."""
+    if format.name == "AVI":
+        return 8 + int.from_bytes(data[4:8], "little") > len(data)
+    at = 0
+    while format.name == "MP4" and at + 8 <= len(data):
+        size, head = int.from_bytes(data[at : at + 4], "big"), 8
+        if size == 1:  # the size proper follows
+            size, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
+        if size == 0:  # to the end
+            return False
+        at += max(size, head)
+    return at > len(data)
 
 
 @contextlib.contextmanager
@@ -76,6 +96,7 @@ def _child(order: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=(order["video"], order["frames"]),
+        bufsize=0,
         cwd="/",
     ) as process:
         try:
@@ -95,7 +116,6 @@ def _say(child: subprocess.Popen[bytes], what: list[int]) -> None:
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # what it ended with is heard next
         child.stdin.write(json.dumps(what).encode() + b"\n")
-        child.stdin.flush()
 
 
 def _hear(child: subprocess.Popen[bytes], watch: Watch) -> dict[str, Any]:
