@@ -240,7 +240,7 @@ SLOW: dict[str, tuple[Callable[[asyncio.StreamWriter], Awaitable[None]], int, st
     "head and never a body": (
         head("200 OK", "Content-Length: 10"),
         400,
-        "not loaded within 0.6 s|did not ans",
+        "within 0.6 s|did not answer",
     ),
     "endless small chunks": (chunked(b"x", None, 0.01), 400, "not loaded within 0.6 s"),
     "endless body": (chunked(bytes(1 << 16)), 413, "more than 2 MB"),

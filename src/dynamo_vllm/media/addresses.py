@@ -35,6 +35,10 @@ _CARRIERS = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
+# Special addresses that not every Python knows as such; 192.0.0.192 is a cloud's metadata service.
+_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("192.88.99.0/24"))
+_SPECIAL_6 = (ipaddress.IPv6Network("2001::/23"), ipaddress.IPv6Network("3fff::/20"))
+_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
 # One text for a name that is not there and for one that must not be asked: else anybody could ask which
 # names the inner network has.
 _NOT_REACHED = "the host is not found, or its address is not one that this worker may ask"
@@ -73,7 +77,16 @@ class Reach:
         inner = _carried(address)
         if inner is not None:
             return self.allows(str(inner))
-        return address.is_global and not (address.is_multicast or address.is_reserved)
+        return _is_public(address)
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        if address not in _PUBLIC_6 or any(address in network for network in _SPECIAL_6):
+            return False
+    elif any(address in network for network in _SPECIAL):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
 def _covers(pattern: str, host: str) -> bool:

@@ -77,7 +77,7 @@ class Hop:
             raise MediaRefused(
                 f"{url.scheme[:20] or 'nothing'}: is not loaded; http, https, data and file are"
             )
-        if not _HOST.fullmatch(url.raw_host):
+        if not _HOST.fullmatch(url.raw_host) or (url.port is not None and not 0 < url.port < 1 << 16):
             raise MediaRefused("this is not a URL with a host")
         if url.userinfo:
             raise MediaRefused("a URL with a user name or a password is not asked; leave them out")

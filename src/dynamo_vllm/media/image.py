@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_SCANS = 100
 """Of a JPEG. A usual progressive one has about ten; each is a pass over all pixels, whatever its length."""
+PIXEL_BYTES = 4
+"""Pillow keeps RGB in four."""
 _WHITE = (255, 255, 255)
 
 
@@ -36,7 +38,8 @@ def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tu
         upright = _upright(opened)
         upright.load()
         picture = _to_rgb(upright)
-    return picture, picture.width * picture.height * 3
+    picture.info = {}  # EXIF, profiles and texts are not counted below, so they are not kept
+    return picture, picture.width * picture.height * PIXEL_BYTES
 
 
 @contextlib.contextmanager
