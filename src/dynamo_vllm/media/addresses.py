@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.errors import MediaRefused
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
@@ -34,6 +35,10 @@ _CARRIERS = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
+# Special addresses that not every Python knows as such; 192.0.0.192 is a cloud's metadata service.
+_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("192.88.99.0/24"))
+_SPECIAL_6 = (ipaddress.IPv6Network("2001::/23"), ipaddress.IPv6Network("3fff::/20"))
+_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
 # One text for a name that is not there and for one that must not be asked: else anybody could ask which
 # names the inner network has.
 _NOT_REACHED = "the host is not found, or its address is not one that this worker may ask"
@@ -47,6 +52,10 @@ class Reach:
     """Only these names, where there are any; `*.example.com` stands for all below example.com."""
     networks: tuple[Network, ...] = ()
     """Private or special addresses that may be asked all the same."""
+    resolve: Resolve | None = None
+    """Instead of the machine's own DNS."""
+    tls: ssl.SSLContext | None = None
+    """Instead of the usual authorities."""
 
     def check_name(self, host: str) -> None:
         """Before DNS, for the first URL and for each redirect."""
@@ -68,7 +77,16 @@ class Reach:
         inner = _carried(address)
         if inner is not None:
             return self.allows(str(inner))
-        return address.is_global and not (address.is_multicast or address.is_reserved)
+        return _is_public(address)
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        if address not in _PUBLIC_6 or any(address in network for network in _SPECIAL_6):
+            return False
+    elif any(address in network for network in _SPECIAL):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
 def _covers(pattern: str, host: str) -> bool:
@@ -89,10 +107,10 @@ def _carried(address: Address) -> ipaddress.IPv4Address | None:
     return None
 
 
-async def resolve_allowed(host: str, port: int, reach: Reach, resolve: Resolve) -> list[str]:
+async def resolve_allowed(host: str, port: int, reach: Reach, system: Resolve) -> list[str]:
     """The addresses of a name, all of them allowed: one that is not taints the others."""
     try:
-        addresses = await resolve(host, port)
+        addresses = await (reach.resolve or system)(host, port)
     except (OSError, UnicodeError):
         raise MediaRefused(_NOT_REACHED) from None
     if not addresses or not all(reach.allows(address) for address in addresses):

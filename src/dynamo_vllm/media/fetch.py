@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import re
 import ssl
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpcore
 import httpx
 
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 MAX_URL = 8192
 """Characters of a URL that is not data:."""
+_HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+", re.IGNORECASE)
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _HEADERS = [
     (b"User-Agent", f"dynamo-vllm/{__version__}".encode()),
@@ -69,10 +73,12 @@ class Hop:
             url = httpx.URL(text) if base is None else base.url.join(text)
         except (httpx.InvalidURL, ValueError, TypeError):
             raise MediaRefused("this is not a URL") from None
-        if url.scheme not in ("http", "https") or not url.host:
+        if url.scheme not in ("http", "https"):
             raise MediaRefused(
                 f"{url.scheme[:20] or 'nothing'}: is not loaded; http, https, data and file are"
             )
+        if not _HOST.fullmatch(url.raw_host) or (url.port is not None and not 0 < url.port < 1 << 16):
+            raise MediaRefused("this is not a URL with a host")
         if url.userinfo:
             raise MediaRefused("a URL with a user name or a password is not asked; leave them out")
         return cls(url)
@@ -85,15 +91,15 @@ class Hop:
 class Client:
     """Connections to servers of media; only to addresses that were checked."""
 
-    def __init__(self, limits: MediaLimits, reach: Reach, resolve: Resolve, connections: int) -> None:
+    def __init__(self, limits: MediaLimits, reach: Reach, system: Resolve, connections: int) -> None:
         self._limits = limits
         self._reach = reach
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=_ssl_context(),
+            ssl_context=reach.tls or _ssl_context(),
             max_connections=connections,
             max_keepalive_connections=connections,
             keepalive_expiry=5.0,
-            network_backend=CheckedNetwork(reach, resolve),
+            network_backend=CheckedNetwork(reach, system),
         )
 
     async def get(self, url: str) -> bytes:
@@ -157,9 +163,9 @@ class Client:
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
     """Resolves names itself and connects to the very address it has checked."""
 
-    def __init__(self, reach: Reach, resolve: Resolve) -> None:
+    def __init__(self, reach: Reach, system: Resolve) -> None:
         self._reach = reach
-        self._resolve = resolve
+        self._system = system
         self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -170,17 +176,53 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        found = await addresses.resolve_allowed(host, port, self._reach, self._resolve)
+        found = await addresses.resolve_allowed(host, port, self._reach, self._system)
         failure: httpcore.ConnectError | httpcore.ConnectTimeout | None = None
         for address in found[:4]:
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                return Stream(
+                    await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
                 failure = exc
         assert failure is not None
         raise failure
 
 
+class Stream(httpcore.AsyncNetworkStream):
+    """Closes itself when a handshake is cancelled. httpcore 1.0 leaves it open then, and a server that never
+    answers one would collect our sockets."""
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
+        self._inner = inner
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature is httpcore's
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            return await self._inner.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._inner.aclose()
+            raise
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        return await self._inner.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+@lru_cache(maxsize=1)  # a tenth of a second
 def _ssl_context() -> ssl.SSLContext:
     """The usual authorities, or those that SSL_CERT_FILE and SSL_CERT_DIR name."""
     return httpx.create_ssl_context()

@@ -27,15 +27,22 @@ def read_file(url: str, folder: Path | None, max_bytes: int) -> bytes:
         handle = os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, RuntimeError, ValueError):  # RuntimeError: links in a circle
         raise MediaRefused("there is no such file, or it cannot be read") from None
-    with os.fdopen(handle, "rb") as file:
-        # What was opened, not what the path meant a moment ago: a folder on the way may be a link by now.
-        if not Path(os.readlink(f"/proc/self/fd/{handle}")).is_relative_to(root):
-            raise MediaRefused(_OUTSIDE)
-        size = os.fstat(handle)
-        if not stat.S_ISREG(size.st_mode):
-            raise MediaRefused("this is not a regular file")
-        if size.st_size > max_bytes:
-            raise too_many_bytes(max_bytes)
+    try:
+        return _read(handle, root, max_bytes)
+    finally:
+        os.close(handle)
+
+
+def _read(handle: int, root: Path, max_bytes: int) -> bytes:
+    # What was opened, not what the path meant a moment ago: a folder on the way may be a link by now.
+    if not Path(os.readlink(f"/proc/self/fd/{handle}")).is_relative_to(root):
+        raise MediaRefused(_OUTSIDE)
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise MediaRefused("this is not a regular file")
+    if found.st_size > max_bytes:
+        raise too_many_bytes(max_bytes)
+    with open(handle, "rb", closefd=False) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise too_many_bytes(max_bytes)

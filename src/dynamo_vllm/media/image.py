@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_SCANS = 100
 """Of a JPEG. A usual progressive one has about ten; each is a pass over all pixels, whatever its length."""
+PIXEL_BYTES = 4
+"""Pillow keeps RGB in four."""
 _WHITE = (255, 255, 255)
 
 
@@ -30,21 +32,24 @@ def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tu
     if format.name == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
         raise MediaRefused(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
     watch.check()
-    with _faults_are_the_files(format.name):
+    with _faults_are_the_files(format.name, limits):
         opened = Image.open(BytesIO(data), formats=[format.name])
         _check_size(*opened.size, limits)
         upright = _upright(opened)
         upright.load()
         picture = _to_rgb(upright)
-    return picture, picture.width * picture.height * 3
+    picture.info = {}  # EXIF, profiles and texts are not counted below, so they are not kept
+    return picture, picture.width * picture.height * PIXEL_BYTES
 
 
 @contextlib.contextmanager
-def _faults_are_the_files(name: str) -> Iterator[None]:
+def _faults_are_the_files(name: str, limits: MediaLimits) -> Iterator[None]:
     try:
         yield
     except MediaRefused:
         raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # before we hear of the size
+        raise _too_many_pixels("far too many", limits) from None
     except Exception as exc:
         # On bytes made to break it Pillow raises anything: OSError, SyntaxError, struct.error, zlib.error, …
         raise MediaRefused(f"the {name} is broken or cut off") from exc
@@ -52,9 +57,12 @@ def _faults_are_the_files(name: str) -> Iterator[None]:
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:
     if width * height > limits.max_pixels:
-        raise MediaTooLarge(
-            f"the picture has {width}x{height} pixels; the limit is {limits.max_pixels / MEGAPIXEL:g} million"
-        )
+        raise _too_many_pixels(f"{width}x{height}", limits)
+
+
+def _too_many_pixels(many: str, limits: MediaLimits) -> MediaTooLarge:
+    limit = f"{limits.max_pixels / MEGAPIXEL:g} million"
+    return MediaTooLarge(f"the picture has {many} pixels; the limit is {limit}")
 
 
 def _upright(picture: Image.Image) -> Image.Image:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from dynamo_vllm.config.options import WorkerOptions
-    from dynamo_vllm.media.addresses import Resolve
     from dynamo_vllm.media.base import Audio, Kind, MediaRef, Video
     from dynamo_vllm.media.sampling import Sampler
 
@@ -38,25 +37,23 @@ def make_loader(
     folder: Path | None = None,
     reach: Reach | None = None,
     cache_bytes: int = 512 * MEGABYTE,
-    sampler: str = "opencv",
+    sampler: Sampler = SAMPLERS["opencv"],
     at_once: int = 32,
     threads: int = 4,
-    resolve: Resolve | None = None,
 ) -> Loader:
-    """`sampler` is vLLM's name for how frames are chosen; `at_once` items are fetched and decoded at a time."""
+    """`sampler` chooses the frames of videos; `at_once` items are in work at a time."""
     return Loader(
         limits or MediaLimits(),
         folder,
         reach or Reach(),
         cache_bytes,
-        SAMPLERS[sampler],
+        sampler,
         at_once,
         threads,
-        resolve,
     )
 
 
-def from_options(options: WorkerOptions, sampler: str = "opencv") -> Loader:
+def from_options(options: WorkerOptions, sampler: Sampler = SAMPLERS["opencv"]) -> Loader:
     """As the operator's flags say."""
     limits = MediaLimits(
         max_bytes=int(options.media_max_mb * MEGABYTE),
@@ -104,7 +101,6 @@ class Loader:
         sampler: Sampler,
         at_once: int,
         threads: int,
-        resolve: Resolve | None,
     ) -> None:
         self._limits = limits
         self._folder = folder
@@ -115,9 +111,7 @@ class Loader:
         self._slots_of_one = max(1, at_once // 4)
         self._decoders = ThreadPoolExecutor(threads, "media-decode")
         self._readers = ThreadPoolExecutor(at_once, "media-read")
-        self._client = fetch.Client(
-            limits, reach, resolve or addresses.system_resolver(self._readers), connections=at_once
-        )
+        self._client = fetch.Client(limits, reach, addresses.system_resolver(self._readers), at_once)
 
     async def load(self, ref: MediaRef) -> MediaItem:
         return (await self.load_all([ref]))[0]
@@ -219,7 +213,7 @@ class Loader:
         if kind == "image":
             made, size = image.decode(data, format, self._limits, watch)
         elif kind == "video":
-            made, size = video.decode(data, self._sampler, self._limits, watch)
+            made, size = video.decode(data, format, self._sampler, self._limits, watch)
         else:
             made, size = audio.decode(data, format, self._limits, watch)
         return MediaItem(kind, made, key, size)

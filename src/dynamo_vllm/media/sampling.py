@@ -35,7 +35,9 @@ def qwen2_vl(total: int, rate: float) -> list[int]:
     count = math.floor(wanted / _PATCH) * _PATCH
     if count == 0:
         raise MediaRefused(f"a video of {total} frame is too short for this model; it takes two or more")
-    # The sum in single precision, as the model's own processor does it: the last index may be `total`.
+    # In single precision, as the model's own processor does it, so the last index may be `total`. Its sums
+    # depend on the width of the CPU's vectors: on long videos an index may be off by one, unless vLLM itself
+    # chooses (`engine/vllm_video.py`).
     step = total / count
     indices = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(int)
     return [int(index) for index in np.minimum(indices, total - 1)]
@@ -59,6 +61,7 @@ class Sampler:
     choose: Choose
 
 
+# For a worker without vLLM; one with it asks vLLM itself.
 SAMPLERS = {
     name: Sampler(name, choose)
     for name, choose in (("opencv", uniform), ("qwen2_vl", qwen2_vl), ("qwen3_vl", qwen3_vl))

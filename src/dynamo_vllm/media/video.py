@@ -1,158 +1,139 @@
-"""Videos through OpenCV, with the frames and the metadata that vLLM's own loader would give."""
+"""Videos, decoded in a process of their own that cannot take the worker with it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import math
-from functools import lru_cache
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, cast
+import mmap
+import os
+import select
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.errors import MediaRefused, MediaTooLarge, MediaTypeUnknown
-from dynamo_vllm.media.base import MEGAPIXEL, Video
+from dynamo_vllm import errors
+from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media.base import Video
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import cv2
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
     from dynamo_vllm.media.base import MediaLimits
     from dynamo_vllm.media.sampling import Sampler
+    from dynamo_vllm.media.sniff import Format
     from dynamo_vllm.media.watch import Watch
 
-MAX_RATE = 240
-"""Frames a second; a header that claims more of them than this for the longest video lies."""
+logger = logging.getLogger(__name__)
+
+_LOOK_MS = 100
+# With the paths of this process and without what the environment or .pth files add.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
+    "from dynamo_vllm.media.video_child import main; main()"
+)
 
 
-def decode(data: bytes, sampler: Sampler, limits: MediaLimits, watch: Watch) -> tuple[Video, int]:
-    """The sampled frames, and the bytes they take."""
-    with _opened(data) as capture:
-        width, height = _frame_size(capture, limits)
-        total, rate = _length(capture, limits)
-        indices = sampler.choose(total, rate)
-        _check_sample(len(set(indices)), width * height, limits)
-        frames, read = _read(capture, set(indices), (height, width), watch)
-    if len(read) < len(set(indices)) - 1 or not read:
-        raise MediaRefused(
-            f"the video is broken or cut off: {len(read)} of {len(set(indices))} frames can be read"
-        )
-    metadata = {
-        "total_num_frames": total,
-        "fps": rate,
-        "duration": total / rate if rate > 0 else 0,
-        "video_backend": "opencv",
-        "frames_indices": read,
-        "do_sample_frames": len(read) == total,
-    }
-    return Video(frames, metadata), frames.nbytes
+def decode(
+    data: bytes, format: Format, sampler: Sampler, limits: MediaLimits, watch: Watch
+) -> tuple[Video, int]:
+    """The sampled frames, and the bytes they take. Blocks, in a thread."""
+    import numpy as np
+
+    if _is_cut_off(data, format):
+        raise MediaRefused(f"the {format.name} is cut off")
+    with _memory_file("video") as source, _memory_file("frames") as target:
+        with open(source, "wb", closefd=False) as file:
+            file.write(data)
+        order = {"video": source, "bytes": len(data), "frames": target, "limits": _numbers(limits)}
+        with _child(order) as child:
+            length = _hear(child, watch)
+            _say(child, _chosen(sampler, length["total"], length["rate"]))
+            read = _hear(child, watch)
+        shape = tuple(read["shape"])
+        # Private pages: what writes here, against the rule, changes nobody else's.
+        memory = mmap.mmap(target, math.prod(shape), access=mmap.ACCESS_COPY)
+    frames = np.frombuffer(memory, dtype=np.uint8).reshape(shape)
+    return Video(frames, read["metadata"]), frames.nbytes
+
+
+def _is_cut_off(data: bytes, format: Format) -> bool:
+    """Whether the container promises bytes that are not there; a decoder would play what has come."""
+    if format.name == "AVI":
+        return 8 + int.from_bytes(data[4:8], "little") > len(data)
+    at = 0
+    while format.name == "MP4" and at + 8 <= len(data):
+        size, head = int.from_bytes(data[at : at + 4], "big"), 8
+        if size == 1:  # the size proper follows
+            size, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
+        if size == 0:  # to the end
+            return False
+        at += max(size, head)
+    return at > len(data)
 
 
 @contextlib.contextmanager
-def _opened(data: bytes) -> Iterator[cv2.VideoCapture]:
+def _memory_file(name: str) -> Iterator[int]:
+    handle = os.memfd_create(f"media-{name}")
     try:
-        import cv2
-    except ImportError:
-        raise MediaTypeUnknown(
-            "this worker has no decoder for videos; its operator may run: pip install opencv-python-headless"
-        ) from None
-    try:
-        capture = cv2.VideoCapture(cast("cv2.IStreamReader", BytesIO(data)), _backend(), [])
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _numbers(limits: MediaLimits) -> dict[str, float]:
+    names = ("max_pixels", "max_video_pixels", "max_frames", "max_seconds", "timeout_seconds")
+    return {name: getattr(limits, name) for name in names}
+
+
+@contextlib.contextmanager
+def _child(order: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-I", "-S", "-c", _START, json.dumps(order), json.dumps(sys.path)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(order["video"], order["frames"]),
+        bufsize=0,
+        cwd="/",
+    ) as process:
         try:
-            if not capture.isOpened():
-                raise MediaRefused("the video is broken, or of a codec that is not known here")
-            yield capture
+            yield process
         finally:
-            capture.release()
-    except cv2.error as exc:
-        raise MediaRefused("the video is broken") from exc
+            process.kill()  # it has said all, or is not wanted any more
 
 
-@lru_cache(maxsize=1)
-def _backend() -> int:
-    """The first of OpenCV's that reads from memory: the one vLLM takes."""
-    import cv2
-    from cv2 import videoio_registry as registry
-
-    for backend in registry.getStreamBufferedBackends():
-        if not registry.hasBackend(backend):
-            continue
-        if registry.isBackendBuiltIn(backend):
-            return int(backend)
-        _, abi, api = registry.getStreamBufferedBackendPluginVersion(backend)
-        if (abi, api) >= (1, 2):
-            return int(backend)
-    return int(cv2.CAP_ANY)
+def _chosen(sampler: Sampler, total: int, rate: float) -> list[int]:
+    try:
+        return sampler.choose(total, rate)
+    except (ValueError, ZeroDivisionError):  # vLLM's own ways, of videos without a rate or of one frame
+        raise MediaRefused("the video is too short for this model, or does not tell its rate") from None
 
 
-def _frame_size(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, int]:
-    import cv2
-
-    width, height = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)), int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
-    if width <= 0 or height <= 0:
-        raise MediaRefused("the video has no frames")
-    if width * height > limits.max_pixels:
-        raise MediaTooLarge(
-            f"the video has {width}x{height} pixels a frame; the limit is "
-            f"{limits.max_pixels / MEGAPIXEL:g} million"
-        )
-    return width, height
+def _say(child: subprocess.Popen[bytes], what: list[int]) -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # what it ended with is heard next
+        child.stdin.write(json.dumps(what).encode() + b"\n")
 
 
-def _length(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, float]:
-    """Frames in all, and frames a second."""
-    import cv2
-
-    rate = capture.get(cv2.CAP_PROP_FPS)
-    total = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    if total <= 0 or not math.isfinite(rate):
-        raise MediaRefused("the video does not say how many frames it has")
-    if total > limits.max_seconds * (rate if 0 < rate <= MAX_RATE else MAX_RATE):
-        raise MediaTooLarge(f"the video is longer than {limits.max_seconds:g} s")
-    # As vLLM 0.30: an edit list may hide the first frames, and the header counts them. Where the stream ends
-    # after a seek to its end is the truth; one frame more or less is not corrected.
-    if capture.set(cv2.CAP_PROP_POS_AVI_RATIO, 1.0):
-        visible = int(capture.get(cv2.CAP_PROP_POS_FRAMES))
-        is_end = not capture.grab()
-        capture.set(cv2.CAP_PROP_POS_FRAMES, 0)
-        if is_end and 0 < visible < total - 1:
-            total = visible
-    return total, rate
-
-
-def _check_sample(count: int, frame_pixels: int, limits: MediaLimits) -> None:
-    if count > limits.max_frames:
-        raise MediaTooLarge(f"{count} frames would be taken of the video; the limit is {limits.max_frames}")
-    if count * frame_pixels > limits.max_video_pixels:
-        raise MediaTooLarge(
-            f"the {count} frames taken of the video have {count * frame_pixels / MEGAPIXEL:.0f} million "
-            f"pixels; the limit is {limits.max_video_pixels / MEGAPIXEL:g} million"
-        )
-
-
-def _read(
-    capture: cv2.VideoCapture, wanted: set[int], size: tuple[int, int], watch: Watch
-) -> tuple[NDArray[np.uint8], list[int]]:
-    """The wanted frames that can be read, and their indices. Frames between them are decoded all the same."""
-    import cv2
-    import numpy as np
-
-    frames = np.empty((len(wanted), *size, 3), dtype=np.uint8)
-    read: list[int] = []
-    for index in range(max(wanted) + 1):
+def _hear(child: subprocess.Popen[bytes], watch: Watch) -> dict[str, Any]:
+    """The next line, unless the process ends before it or the time is over."""
+    assert child.stdout is not None
+    ready = select.poll()  # unlike select.select, for any number of open files
+    ready.register(child.stdout, select.POLLIN)
+    line = b""
+    while not line.endswith(b"\n"):
         watch.check()
-        if not capture.grab() or index not in wanted:
+        if not ready.poll(_LOOK_MS):
             continue
-        is_read, frame = capture.retrieve()
-        if not is_read:
-            continue
-        _check_shape(frame, size)
-        cv2.cvtColor(frame, cv2.COLOR_BGR2RGB, dst=frames[len(read)])
-        read.append(index)
-    return frames[: len(read)], read
-
-
-def _check_shape(frame: Any, size: Sequence[int]) -> None:
-    if frame is None or frame.shape != (*size, 3):
-        raise MediaRefused("the frames of the video are of different sizes")
+        came = os.read(child.stdout.fileno(), 1 << 16)
+        if not came:
+            logger.warning("media: the decoder of a video ended with code %d", child.wait())
+            raise MediaRefused("the video is broken: its decoder gave up")
+        line += came
+    told: dict[str, Any] = json.loads(line)
+    if "refused" in told:
+        raise getattr(errors, told["refused"])(told["why"])
+    return told
