@@ -96,7 +96,7 @@ class Media:
     """What the engine keeps everything computed from it under: the same name means the same content."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MediaPrompt:
     """A prompt with room for its media, as an engine made it."""
 
@@ -107,6 +107,10 @@ class MediaPrompt:
     media: Sequence[Media]
     inner: Any
     """Only the engine looks inside."""
+
+    def forget(self) -> None:
+        """Once the engine has them: pictures are large, and answers long."""
+        self.media, self.inner = (), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +206,6 @@ class EngineFacts:
     takes_embeds: bool = False
     media: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of media one prompt may have; empty for a model that takes text only."""
-    video_sampler: str | None = None
-    """vLLM's name for the way it would choose a video's frames for this model."""
     sleep_refusal: str | None = None
     """Why this engine must not sleep, with the fix; None where it may."""
     profile_folder: str | None = None

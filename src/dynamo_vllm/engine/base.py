@@ -32,6 +32,8 @@ class LoadFigures(NamedTuple):
 OnLoad = Callable[[LoadFigures], None]
 OnPhase = Callable[[str], None]
 """Told about each phase of a long start: importing, loading, …"""
+FrameChooser = tuple[str, Callable[[int, float], list[int]]]
+"""The name of a way to choose a video's frames, and the way: (frames, frames a second) → indices."""
 Sink = Callable[[Output], None]
 """Takes the outputs of one job as they come; one that raises ends the job."""
 
@@ -138,6 +140,9 @@ class EmbedsReader(Protocol):
 
 class MediaEngine(Protocol):
     """An engine that takes prompts with pictures, video or sound."""
+
+    def frame_chooser(self) -> FrameChooser | None:
+        """How the model's videos are sampled; None where any way does."""
 
     async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         """Makes room for the media where the prompt has their marks.

@@ -18,6 +18,7 @@ import msgspec
 from dynamo_vllm.engine.base import (
     AddAdapter,
     EngineOp,
+    FrameChooser,
     LoadFigures,
     OnLoad,
     OnPhase,
@@ -303,6 +304,9 @@ class FakeEngine:
 
     async def read_embeds(self, text: str) -> Embeds:
         raise InvalidRequest("the fake engine takes tokens only", parameter="prompt_embeds")
+
+    def frame_chooser(self) -> FrameChooser | None:
+        return None
 
     async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         # Ids of the names, so that other media have other answers.

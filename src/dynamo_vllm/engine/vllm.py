@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from dynamo_vllm.engine.base import EngineOp, OnLoad, OnPhase, Sink
+    from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
     from dynamo_vllm.engine.vllm_control import Control
     from dynamo_vllm.engine.vllm_direct import Direct
@@ -115,7 +115,6 @@ class VllmEngine:
             adapters=_adapter_limits(config),
             takes_embeds=config.model_config.enable_prompt_embeds,
             media=vllm_media.limits(llm.renderer),
-            video_sampler=vllm_media.video_sampler(config.model_config),
             sleep_refusal=_sleep_refusal(config),
             profile_folder=_profile_folder(config),
         )
@@ -169,6 +168,8 @@ class VllmEngine:
                         if output.finish == "error":
                             raise convert.gave_up(job, has_begun)
                         yield output
+                    if job.media is not None and not has_begun:
+                        job.media.forget()
                     has_begun = True
         except DynamoVllmError:
             raise
@@ -229,6 +230,11 @@ class VllmEngine:
             _, text = await renderer.render_messages_async(list(messages), params)
             tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
         return list(tokens["prompt_token_ids"])
+
+    def frame_chooser(self) -> FrameChooser | None:
+        from dynamo_vllm.engine import vllm_media
+
+        return vllm_media.frame_chooser(self._engine.vllm_config.model_config)
 
     async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         from dynamo_vllm.engine import vllm_media

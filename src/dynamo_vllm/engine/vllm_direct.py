@@ -154,12 +154,17 @@ class Tap:
             return
         try:
             if finish_reason is None:
-                self.has_begun = True
+                self._begin()
                 self.sink(Output(new_token_ids))
             else:
                 self._last(new_token_ids, str(finish_reason), stop_reason, kv_transfer_params)
         except Exception as exc:
             self.fail(exc)
+
+    def _begin(self) -> None:
+        self.has_begun = True
+        if self._job.media is not None:
+            self._job.media.forget()
 
     def _last(
         self, ids: list[int], finish: str, stop: int | str | None, transfer: dict[str, Any] | None

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMClientError
-from vllm.multimodal.video import get_video_loader_backend_for_processor
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
+from dynamo_vllm.engine import vllm_video
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media, MediaPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dynamo_vllm.engine.base import FrameChooser
 
 KINDS = ("image", "video", "audio")
 _REASON_LENGTH = 200
@@ -27,12 +29,8 @@ def limits(renderer: Any) -> dict[str, int]:
     return {kind: allowed[kind] for kind in KINDS if allowed.get(kind)}
 
 
-def video_sampler(model_config: Any) -> str | None:
-    if not model_config.is_multimodal_model:
-        return None
-    name = get_video_processor_cls_name(model_config)
-    backend: str | None = get_video_loader_backend_for_processor(name)
-    return backend
+def frame_chooser(model_config: Any) -> FrameChooser | None:
+    return vllm_video.frame_chooser(get_video_processor_cls_name(model_config))
 
 
 async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:

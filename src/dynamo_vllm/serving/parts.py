@@ -141,7 +141,9 @@ def make_role(
 
 
 @asynccontextmanager
-async def media_loader(options: WorkerOptions, facts: EngineFacts) -> AsyncIterator[MediaLoader | None]:
+async def media_loader(
+    options: WorkerOptions, facts: EngineFacts, engine: TextEngine
+) -> AsyncIterator[MediaLoader | None]:
     """None where no media are taken."""
     if not options.enable_multimodal:
         yield None
@@ -151,9 +153,10 @@ async def media_loader(options: WorkerOptions, facts: EngineFacts) -> AsyncItera
         yield None
         return
     from dynamo_vllm.media.loader import from_options
-    from dynamo_vllm.media.sampling import SAMPLERS
+    from dynamo_vllm.media.sampling import SAMPLERS, Sampler
 
-    loader = from_options(options, facts.video_sampler if facts.video_sampler in SAMPLERS else "opencv")
+    chooser = engine.frame_chooser()
+    loader = from_options(options, Sampler(*chooser) if chooser else SAMPLERS["opencv"])
     try:
         yield loader
     finally:

@@ -88,7 +88,7 @@ async def run(
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
                     )
-                    async with parts.media_loader(options, facts) as loader:
+                    async with parts.media_loader(options, facts, engine) as loader:
                         return await serve(started, loader)
             finally:
                 await close(engine, drt)
