@@ -135,6 +135,13 @@ def test_stream_equals_unary(served: Stack, bare: Expected) -> None:
     assert (text, chunks[-1].usage.prompt_tokens) == bare["qwen3-vl"]["two images"]  # type: ignore[union-attr]
 
 
+def test_several_choices_about_one_picture(served: Stack, bare: Expected) -> None:
+    asked = body("qwen2-vl", cases("qwen2-vl")["one image"], n=2, logprobs=True)
+    answer = served.post("/v1/chat/completions", asked).json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert texts == [bare["qwen2-vl"]["one image"][0]] * 2
+
+
 def routed(made: Stack, parts: Parts, **more: Any) -> tuple[int, int]:
     """Which worker answered, and how many tokens it had cached."""
     asked = body(WIDE, parts, nvext={"extra_fields": ["worker_id"], **more})
@@ -151,6 +158,14 @@ def test_repeated_picture_is_asked_where_it_is_cached(served: Stack) -> None:
     again = [routed(served, parts) for parts in asked]
     assert [worker for worker, _ in again] == [worker for worker, _ in first]
     assert all(cached >= 96 for _, cached in again)
+
+
+def test_words_before_a_picture_count_where_the_router_does_not_know_it(served: Stack) -> None:
+    """With a `uuid` the frontend has no name for the picture; its blocks must still be told of."""
+    words = {"type": "text", "text": "".join(f"{number} bo " for number in range(40))}
+    first = routed(served, [words, {**image(picture(210)), "uuid": "a"}, TEXT])
+    again = routed(served, [words, {**image(picture(211)), "uuid": "a"}, TEXT])
+    assert (again[0], again[1] >= 96) == (first[0], True), (first, again)
 
 
 def test_salt_keeps_the_same_picture_apart(served: Stack) -> None:
