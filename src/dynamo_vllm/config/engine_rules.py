@@ -30,6 +30,10 @@ class Situation:
     kv_event_host: str = "*"
     """* listens here; the ranks of a headless node go to the node that leads them."""
     socket_folder: str = "/tmp"
+    encodes_only: bool = False
+    """The engine runs the model's encoder of media and nothing else of it."""
+    takes_encoded: bool = False
+    """Media may come as the output of an encoder elsewhere."""
     lora: bool = False
     """Adapters are loaded at run time, by our own option."""
 
@@ -49,7 +53,9 @@ class Fired:
 Rule = Callable[[UserArgs, Situation], Fired | None]
 
 
-def prefix_caching(user: UserArgs, _: Situation) -> Fired | None:
+def prefix_caching(user: UserArgs, at: Situation) -> Fired | None:
+    if at.encodes_only:
+        return Fired("enable_prefix_caching", False, "an encoder alone has no KV cache")
     if "enable_prefix_caching" in user:
         return None
     return Fired("enable_prefix_caching", True, "KV-aware routing needs a prefix cache to route to")
@@ -160,6 +166,12 @@ def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("worker_extension_cls", value, "a seeded prompt prefilled in steps ends vLLM's CPU engine")
 
 
+def encoded_media(user: UserArgs, at: Situation) -> Fired | None:
+    if not at.takes_encoded or "enable_mm_embeds" in user:
+        return None
+    return Fired("enable_mm_embeds", True, "encoders hand their output over instead of pixels")
+
+
 DEFAULT_ADAPTERS = 4
 
 
@@ -202,6 +214,7 @@ RULES: tuple[Rule, ...] = (
     merged_kv_events,
     hybrid_cache,
     seeded_prefill,
+    encoded_media,
     lora,
     lora_slots,
     memory_reports,

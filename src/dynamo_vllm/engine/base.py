@@ -151,5 +151,12 @@ class MediaEngine(Protocol):
         """
 
 
-class TextEngine(Engine, Renderer, EmbedsReader, MediaEngine, Protocol):
+class EncodedEngine(MediaEngine, Protocol):
+    """An engine that takes media as an encode worker left them."""
+
+    async def read_encoded(self, name: str) -> Any:
+        """What stands for the medium in `job.Media`; raises ec_folder.Unusable."""
+
+
+class TextEngine(Engine, Renderer, EmbedsReader, EncodedEngine, Protocol):
     """An engine for every mode."""

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +29,7 @@ from dynamo_vllm.engine.base import (
     Sleep,
     Wake,
 )
+from dynamo_vllm.engine.ec_folder import Unusable
 from dynamo_vllm.errors import AdapterRefused, ConfigError, EngineDead, EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import (
     Adapter,
@@ -304,6 +305,9 @@ class FakeEngine:
 
     async def read_embeds(self, text: str) -> Embeds:
         raise InvalidRequest("the fake engine takes tokens only", parameter="prompt_embeds")
+
+    async def read_encoded(self, name: str) -> Any:
+        raise Unusable("the fake engine encodes nothing")
 
     def frame_chooser(self) -> FrameChooser | None:
         return None

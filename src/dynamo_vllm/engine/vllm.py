@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
+from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, MediaPrompt, Output
@@ -45,6 +46,8 @@ class VllmEngine:
         self._receiver: Receiver | None = None
         self._relay: EventRelay | None = None
         self._embeds_readers: ThreadPoolExecutor | None = None
+        folder = settings.encoder_folder
+        self._encoded = Folder(folder, settings.encoder_folder_bytes) if folder else None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
 
@@ -240,6 +243,16 @@ class VllmEngine:
         from dynamo_vllm.engine import vllm_media
 
         return await vllm_media.see(self._engine.renderer, prompt, media)
+
+    async def read_encoded(self, name: str) -> Any:
+        from dynamo_vllm.engine import ec_connector, vllm_media
+
+        if self._encoded is None:
+            raise Unusable("this engine has no folder to take it from")
+        model = self._engine.vllm_config.model_config
+        read = functools.partial(self._encoded.read, name, ec_connector.width(model), model.dtype)
+        tensor, about = await asyncio.get_running_loop().run_in_executor(None, read)
+        return vllm_media.Encoded(tensor, about)
 
     async def read_embeds(self, text: str) -> Embeds:
         from dynamo_vllm.engine import vllm_embeds

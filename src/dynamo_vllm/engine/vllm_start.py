@@ -101,7 +101,7 @@ def has_bfloat16(cpuinfo: str = "/proc/cpuinfo", machine: str = platform.machine
 
 def resolve(settings: EngineSettings) -> Resolved:
     """Parse the engine's flags with vLLM's own parser and add our defaults."""
-    from vllm.config import KVTransferConfig
+    from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     parsed, given = _parse(settings)
@@ -109,6 +109,8 @@ def resolve(settings: EngineSettings) -> Resolved:
     count, event_port = node.ports_in_a_row, settings.kv_event_port or node.event_port
     if settings.kv_transfer is not None:
         given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
+    if settings.ec_transfer is not None:
+        given["ec_transfer_config"] = parsed.ec_transfer_config = ECTransferConfig(**settings.ec_transfer)
     connectors = str(given.get("kv_transfer_config", "")).lower()
     nixl = "nixl" in connectors
     if nixl:
@@ -125,6 +127,8 @@ def resolve(settings: EngineSettings) -> Resolved:
         kv_event_host=node.leader if node.is_headless else "*",
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
+        encodes_only=settings.is_encoder,
+        takes_encoded=settings.takes_encoded,
     )
     fired = tuple(apply(given, situation))
     for rule in fired:

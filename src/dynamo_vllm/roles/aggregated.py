@@ -45,7 +45,7 @@ class Aggregated:
         embeds = await self._embeds(request)
         ids: Sequence[int] = request.token_ids if embeds is None else [0] * embeds.rows + request.token_ids
         prompt.check_ids(ids, self._facts.vocab_size)
-        seen = await self._seen(request, ids)
+        seen = await self._seen(request, ids, job_id)
         ids = ids if seen is None else seen.tokens
         room = prompt.room_behind(ids, self._facts.context_length)
         return Job(
@@ -60,7 +60,9 @@ class Aggregated:
             media=seen,
         )
 
-    async def _seen(self, request: wire.GenerateRequest, ids: Sequence[int]) -> MediaPrompt | None:
+    async def _seen(
+        self, request: wire.GenerateRequest, ids: Sequence[int], job_id: str
+    ) -> MediaPrompt | None:
         """The prompt with its media, where it has any."""
         refs = media.of_tokens(request)
         if not refs:
@@ -70,7 +72,7 @@ class Aggregated:
         # Before anything is fetched: media only make it longer.
         prompt.room_behind(ids, self._facts.context_length)
         routing = request.routing or wire.Routing()
-        return await self._media.read(ids, refs, routing.cache_salt, media.routing_names(request))
+        return await self._media.read(ids, refs, routing.cache_salt, media.routing_names(request), job_id)
 
     async def _embeds(self, request: wire.GenerateRequest) -> Embeds | None:
         """The prompt as vectors; token ids beside it are an answer begun by a worker that went away."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.wire_openai import Body
 
 _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+KEYS: Mapping[Kind, str] = {kind: key for key, kind in _KINDS.items()}
 _PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
 _ROUTING_NAME = re.compile("[0-9a-f]{16}")
 _SOUND_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
@@ -44,20 +45,34 @@ class MediaReader:
         self._engine = engine
 
     async def read(
-        self, ids: Sequence[int], refs: Sequence[MediaRef], salt: str | None, names: Sequence[str] = ()
+        self,
+        ids: Sequence[int],
+        refs: Sequence[MediaRef],
+        salt: str | None,
+        names: Sequence[str] = (),
+        job_id: str = "",
     ) -> MediaPrompt:
-        """`names` are the frontend's for the pictures, where it has any."""
+        """`names` are the frontend's for the pictures, where it has any; `job_id` is for logs."""
+        return await self.see(ids, await self.load(refs, salt, names))
+
+    async def see(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        assert self._engine is not None
+        return await self._engine.see(ids, media)
+
+    async def load(
+        self, refs: Sequence[MediaRef], salt: str | None, names: Sequence[str] = ()
+    ) -> list[Media]:
+        """What was asked for, decoded and named."""
         self.refuse(refs)
-        assert self._loader is not None and self._engine is not None
+        assert self._loader is not None
         items = await self._loader.load_all(refs)
         pictures = sum(item.kind == "image" for item in items)
         for_router = iter(names if len(names) == pictures else [None] * pictures)
         routing_names = [next(for_router) if item.kind == "image" else None for item in items]
-        media = [
+        return [
             Media(item.kind, content(item), name(item, salt, routing_name))
             for item, routing_name in zip(items, routing_names, strict=True)
         ]
-        return await self._engine.see(ids, media)
 
     def refuse(self, refs: Sequence[MediaRef]) -> None:
         """What this worker cannot take, before anything is fetched."""
@@ -125,7 +140,13 @@ def name(item: MediaItem, salt: str | None, routing_name: str | None = None) -> 
     It stands for the content as we saw it and for whose cache it is in. The frontend's name is only put
     before it, for the router: it is a short hash of a URL, and a client can make two pictures share one.
     """
-    own = hashlib.sha256(f"{len(salt or '')}:{salt or ''}:{item.key}".encode()).hexdigest()
+    return routed(
+        hashlib.sha256(f"{len(salt or '')}:{salt or ''}:{item.key}".encode()).hexdigest(), routing_name
+    )
+
+
+def routed(own: str, routing_name: str | None) -> str:
+    """Our name with the frontend's before it, where it has one."""
     return own if routing_name is None else f"{routing_name}{ROUTED}{own}"
 
 

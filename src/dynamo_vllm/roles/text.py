@@ -53,7 +53,7 @@ class AggregatedText:
         ids: Sequence[int] = await self._tokens(request)
         prompt.check_ids(ids, self._facts.vocab_size)
         room = prompt.room_behind(ids, self._facts.context_length)
-        seen = await self._media.read(ids, refs, salt) if refs else None
+        seen = await self._media.read(ids, refs, salt, job_id=job_id) if refs else None
         if seen is not None:
             ids = seen.tokens
             room = prompt.room_behind(ids, self._facts.context_length)

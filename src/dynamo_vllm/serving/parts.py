@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import fetch_model
 
+from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine import ec_folder, vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
-from dynamo_vllm.roles import aggregated, decode, prefill, text
+from dynamo_vllm.roles import aggregated, decode, encode, prefill, text
+from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
+from dynamo_vllm.serving.encoders import Encoders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    from dynamo.runtime import DistributedRuntime
+
+    from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
     from dynamo_vllm.job import EngineFacts
@@ -55,7 +61,8 @@ async def with_local_model(options: WorkerOptions, progress: Progress) -> Worker
 def role_card(options: WorkerOptions) -> RoleCard:
     if options.use_vllm_tokenizer:
         return text.CARD
-    return {"prefill": prefill.CARD, "decode": decode.CARD}.get(options.role, aggregated.CARD)
+    cards = {"prefill": prefill.CARD, "decode": decode.CARD, "encode": encode.CARD}
+    return cards.get(options.role, aggregated.CARD)
 
 
 def connector_of(options: WorkerOptions, engine_argv: Sequence[str]) -> Connector | None:
@@ -87,8 +94,13 @@ def engine_settings(
         environment=environment,
     )
     needs = connector.needs(place) if connector is not None else Needs()
+    encoded = folder_of(options, engine_flags(engine_argv))
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        ec_transfer=ec_transfer(encoded),
+        encoder_folder=encoded.path if encoded else None,
+        encoder_folder_bytes=encoded.max_bytes if encoded else 0,
+        takes_encoded=encoded is not None and encoded.connector_role is None,
         connector_environment=needs.environment,
         has_plain_blocks=connector is not None and connector.has_plain_blocks,
         connector_metrics_url=needs.metrics_url,
@@ -115,15 +127,44 @@ def engine_settings(
     )
 
 
+def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, Any] | None:
+    if folder is None or folder.connector_role is None:
+        return None
+    return ec_folder.engine_config(folder.connector_role, folder.path, folder.max_bytes)
+
+
+async def media_reader(
+    options: WorkerOptions,
+    folder: EncoderFolder | None,
+    facts: EngineFacts,
+    engine: TextEngine,
+    loader: MediaLoader | None,
+    drt: DistributedRuntime,
+    on_lost: Callable[[], None],
+) -> MediaReader:
+    """Asks encode workers first where there may be some."""
+    if loader is None or folder is None or options.role == "encode":
+        return MediaReader(facts, loader, engine)
+    client = await drt.endpoint(f"{options.namespace}.{options.encoder_component}.generate").client()
+    return EncodedReader(
+        facts,
+        loader,
+        engine,
+        Encoders(client, options.encoder_seconds),
+        folder.connector_role is not None,
+        on_lost,
+    )
+
+
 def make_role(
     options: WorkerOptions,
     facts: EngineFacts,
     engine: TextEngine,
     connector: Connector | None,
     on_lost_transfer: Callable[[], None],
-    loader: MediaLoader | None = None,
+    media_reader: MediaReader,
+    folder: EncoderFolder | None = None,
 ) -> Role[Any]:
-    media_reader = MediaReader(facts, loader, engine)
     if options.use_vllm_tokenizer:
         template = options.custom_jinja_template
         return text.AggregatedText(
@@ -133,6 +174,9 @@ def make_role(
             Path(template).read_text() if template else None,
             media_reader,
         )
+    if options.role == "encode":
+        assert folder is not None  # a rule sees to it
+        return encode.Encode(facts, media_reader, ec_folder.Folder(folder.path, folder.max_bytes))
     if options.role == "prefill":
         return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
     if options.role == "decode":

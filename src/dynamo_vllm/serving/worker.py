@@ -17,6 +17,7 @@ from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls, State
 from dynamo_vllm.config import build, nodes
+from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from dynamo.runtime import DistributedRuntime
 
+    from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import Engine, TextEngine
     from dynamo_vllm.job import EngineFacts, Job
@@ -84,6 +86,7 @@ async def run(
                         meter=meter,
                         progress=progress,
                         connector=parts.connector_of(options, engine_argv),
+                        encoder_folder=folder_of(options, engine_flags(engine_argv)),
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
@@ -105,6 +108,7 @@ class Started:
     meter: metrics.LoadMeter
     progress: Progress
     connector: Connector | None
+    encoder_folder: EncoderFolder | None
     followers: lifeline.Followers
     front: SystemPort | None
     adapter_cache: Path
@@ -115,7 +119,11 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, progress = started.meter, started.progress
     endpoint = drt.endpoint(options.address)
-    role = parts.make_role(options, facts, engine, started.connector, meter.count_lost_transfer, loader)
+    folder = started.encoder_folder
+    reader = await parts.media_reader(options, folder, facts, engine, loader, drt, meter.count_lost_encoding)
+    role = parts.make_role(
+        options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
+    )
     in_flight = InFlight(engine)
     registration = Registration(endpoint, options, role.card, facts)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, engine, registration)

@@ -107,16 +107,28 @@ class WorkerOptions(RuntimeOptions):
         False, "multimodal", "Accept images and video.", env="DYN_VLLM_ENABLE_MULTIMODAL"
     )
     multimodal_worker: bool = opt(
-        False, "multimodal", "Prefill and decode behind an encoder.", env="DYN_VLLM_MULTIMODAL_WORKER"
+        False,
+        "multimodal",
+        "Older name of --enable-multimodal with --route-to-encoder.",
+        env="DYN_VLLM_MULTIMODAL_WORKER",
     )
     multimodal_encode_worker: bool = opt(
-        False, "multimodal", "Encoder only.", env="DYN_VLLM_MULTIMODAL_ENCODE_WORKER"
+        False,
+        "multimodal",
+        "Older name of --disaggregation-mode encode.",
+        env="DYN_VLLM_MULTIMODAL_ENCODE_WORKER",
     )
     multimodal_decode_worker: bool = opt(
-        False, "multimodal", "Decode behind encoder and prefill.", env="DYN_VLLM_MULTIMODAL_DECODE_WORKER"
+        False,
+        "multimodal",
+        "Older name of --disaggregation-mode decode.",
+        env="DYN_VLLM_MULTIMODAL_DECODE_WORKER",
     )
     multimodal_encode_prefill_worker: bool = opt(
-        False, "multimodal", "Encoder and prefill in one.", env="DYN_VLLM_MULTIMODAL_ENCODE_PREFILL_WORKER"
+        False,
+        "multimodal",
+        "Older name of --disaggregation-mode prefill: a prefill worker has its own encoder.",
+        env="DYN_VLLM_MULTIMODAL_ENCODE_PREFILL_WORKER",
     )
     multimodal_processor: bool = opt(
         False, "multimodal", "Processor in front of encoder workers.", env="DYN_VLLM_MULTIMODAL_PROCESSOR"
@@ -125,25 +137,64 @@ class WorkerOptions(RuntimeOptions):
         False, "multimodal", "Processor in front of native encoders.", env="DYN_VLLM_EC_PROCESSOR"
     )
     route_to_encoder: bool = opt(
-        False, "multimodal", "Send media to separate encoder workers.", env="DYN_ROUTE_TO_ENCODER"
+        False,
+        "multimodal",
+        "Have media encoded by encode workers; by its own encoder where none answers.",
+        env="DYN_ROUTE_TO_ENCODER",
     )
     vllm_native_encoder_worker: bool = opt(
         False,
         "multimodal",
-        "Encoder through vLLM's encoder cache connector.",
+        "Older name of --disaggregation-mode encode.",
         env="DYN_VLLM_NATIVE_ENCODER_WORKER",
     )
     ec_connector_backend: str | None = opt(
-        None, "multimodal", "Encoder cache connector.", env="DYN_VLLM_EC_CONNECTOR_BACKEND", metavar="NAME"
+        None,
+        "multimodal",
+        "Encoder cache connector: ECExampleConnector, which stands for our own over a folder.",
+        env="DYN_VLLM_EC_CONNECTOR_BACKEND",
+        metavar="NAME",
     )
     ec_storage_path: str | None = opt(
-        None, "multimodal", "Folder of ECExampleConnector.", env="DYN_VLLM_EC_STORAGE_PATH", metavar="FOLDER"
+        None,
+        "multimodal",
+        "Folder that encode workers and the workers they encode for share.",
+        env="DYN_VLLM_EC_STORAGE_PATH",
+        metavar="FOLDER",
+    )
+    ec_storage_gb: float = opt(
+        4.0,
+        "multimodal",
+        "Most that encode workers keep in that folder, in GB; what was not used for longest goes first.",
+        env="DYN_VLLM_EC_STORAGE_GB",
+        metavar="GB",
+    )
+    encoder_component: str = opt(
+        "encoder",
+        "multimodal",
+        "Component of the encode workers to ask.",
+        env="DYN_VLLM_ENCODER_COMPONENT",
+        metavar="NAME",
+    )
+    encoder_seconds: float = opt(
+        10.0,
+        "multimodal",
+        "How long encode workers may take before a worker encodes media itself.",
+        env="DYN_VLLM_ENCODER_SECONDS",
+        metavar="SECONDS",
     )
     ec_extra_config: str | None = opt(
-        None, "multimodal", "Further connector settings.", env="DYN_VLLM_EC_EXTRA_CONFIG", metavar="JSON"
+        None,
+        "multimodal",
+        "Connector settings: shared_storage_path is --ec-storage-path.",
+        env="DYN_VLLM_EC_EXTRA_CONFIG",
+        metavar="JSON",
     )
     ec_consumer_mode: bool = opt(
-        False, "multimodal", "Take embeddings from the encoder cache.", env="DYN_VLLM_EC_CONSUMER_MODE"
+        False,
+        "multimodal",
+        "Like --route-to-encoder, and the engine itself takes what it needs from the folder.",
+        env="DYN_VLLM_EC_CONSUMER_MODE",
     )
     frontend_decoding: bool = opt(
         False, "multimodal", "Decode media in the Rust frontend.", env="DYN_VLLM_FRONTEND_DECODING"
@@ -407,11 +458,19 @@ class WorkerOptions(RuntimeOptions):
     @property
     def role(self) -> str:
         """agg, prefill, decode or encode, from whichever flag named it."""
-        if self.is_prefill_worker:
+        if self.is_prefill_worker or self.multimodal_encode_prefill_worker:
             return "prefill"
-        if self.is_decode_worker:
+        if self.is_decode_worker or self.multimodal_decode_worker:
             return "decode"
+        if self.multimodal_encode_worker or self.vllm_native_encoder_worker:
+            return "encode"
         return self.disaggregation_mode or "agg"
+
+    @property
+    def asks_encoders(self) -> bool:
+        """Whether media go to encode workers first."""
+        wanted = self.route_to_encoder or self.multimodal_worker or self.ec_consumer_mode
+        return wanted and self.role != "encode"
 
     @property
     def address(self) -> str:

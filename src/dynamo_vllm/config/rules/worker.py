@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import flags, media
+from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,9 +112,8 @@ def _is_given(name: str) -> Callable[[WorkerOptions, EngineFlags], bool]:
 
 
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
-    *(NotYet(flags.flag(name), _is_given(name)) for name in media.BEYOND_ONE_WORKER),
-    NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
+    NotYet("--frontend-decoding", _is_given("frontend_decoding")),
+    NotYet("--mm-prompt-template", _is_given("mm_prompt_template")),
     NotYet("--omni", lambda o, _: o.omni),
 )
 
