@@ -174,17 +174,90 @@ WORKER = [
         "--frontend-decoding needs --enable-multimodal",
     ),
     (
-        media.example_encoder_cache_needs_a_folder,
+        media.multimodal_needs_its_switch,
+        ["--disaggregation-mode", "encode"],
+        "--disaggregation-mode encode needs --enable-multimodal",
+    ),
+    (
+        media.processors_are_the_frontend,
+        ["--enable-multimodal", "--ec-processor"],
+        "--ec-processor: the frontend does this",
+    ),
+    (
+        media.processors_are_the_frontend,
+        ["--enable-multimodal", "--multimodal-processor"],
+        "--multimodal-processor: the frontend does this",
+    ),
+    (
+        media.encoders_share_a_folder,
         [*EC, "--ec-connector-backend", "ECExampleConnector"],
-        "needs --ec-storage-path FOLDER",
+        "--disaggregation-mode encode needs --ec-storage-path FOLDER",
+    ),
+    (
+        media.encoders_share_a_folder,
+        ["--enable-multimodal", "--multimodal-worker"],
+        "a worker that asks encode workers needs --ec-storage-path FOLDER",
     ),
     (
         media.encoder_cache_flags_need_a_user,
         ["--ec-storage-path", "folder"],
-        "--ec-storage-path needs --vllm-native-encoder-worker or --ec-consumer-mode",
+        "--ec-storage-path needs --disaggregation-mode encode, --route-to-encoder or --ec-consumer-mode",
     ),
-    (media.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "{"], "--ec-extra-config is not JSON"),
-    (media.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "[]"], "must be a JSON object"),
+    (
+        media.encoder_cache_flags_need_a_user,
+        ["--ec-transfer-config", '{"ec_connector": "ECExampleConnector"}'],
+        "--ec-transfer-config needs --disaggregation-mode encode",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        [*EC, "--ec-storage-path", "folder", "--ec-connector-backend", "ECMooncakeConnector"],
+        "ECMooncakeConnector is not handed over by this worker; use ECExampleConnector",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", '{"ec_role": "ec_consumer"}'],
+        "ec_role ec_consumer is not what this worker does",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", "{"],
+        "--ec-transfer-config is not JSON",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--use-vllm-tokenizer"],
+        "--use-vllm-tokenizer cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--connector", "nixl"],
+        "--connector nixl cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--route-to-encoder"],
+        "--route-to-encoder cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.encoder_limits_are_limits,
+        [*EC, "--ec-storage-path", "folder", "--ec-storage-gb", "0"],
+        "--ec-storage-gb 0.0 must be above 0",
+    ),
+    (
+        media.encoder_limits_are_limits,
+        [*EC, "--ec-storage-path", "folder", "--encoder-seconds", "nan"],
+        "--encoder-seconds nan must be above 0",
+    ),
+    (
+        media.extra_encoder_config_is_json,
+        [*EC, "--ec-storage-path", "folder", "--ec-extra-config", "{"],
+        "--ec-extra-config is not JSON",
+    ),
+    (
+        media.extra_encoder_config_is_json,
+        [*EC, "--ec-storage-path", "folder", "--ec-extra-config", "[]"],
+        "must be a JSON object",
+    ),
     (media.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
     (media.omni_has_no_connector, ["--omni", "--connector", "nixl"], "cannot stand beside --omni"),
     (
@@ -400,23 +473,8 @@ LOAD = [
     (bench_rules.written_values_can_be_read, ["--body", "[]"], "--body must be a JSON object"),
 ]
 NOT_YET = {
-    "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
     "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
-    **{
-        flag: [["--enable-multimodal", flag]]
-        for flag in (
-            "--multimodal-worker",
-            "--multimodal-encode-worker",
-            "--multimodal-decode-worker",
-            "--multimodal-encode-prefill-worker",
-            "--multimodal-processor",
-            "--ec-processor",
-            "--vllm-native-encoder-worker",
-            "--route-to-encoder",
-            "--frontend-decoding",
-        )
-    },
-    "--ec-consumer-mode": [["--ec-consumer-mode"]],
+    "--frontend-decoding": [["--enable-multimodal", "--frontend-decoding"]],
     "--omni": [["--omni"]],
 }
 

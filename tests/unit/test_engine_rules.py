@@ -38,6 +38,14 @@ FIRES = [
         {"mine": 1, "consolidator_endpoints": ["tcp://127.0.0.1:5557", *MERGED[1:]]},
     ),
     (engine_rules.hybrid_cache, {}, KVBM, "disable_hybrid_kv_cache_manager", True),
+    (
+        engine_rules.prefix_caching,
+        {"enable_prefix_caching": True},
+        Situation("cpu", encodes_only=True),
+        "enable_prefix_caching",
+        False,
+    ),
+    (engine_rules.encoded_media, {}, Situation("cuda", takes_encoded=True), "enable_mm_embeds", True),
     (engine_rules.lora, {}, Situation("cuda", lora=True), "enable_lora", True),
     (engine_rules.lora_slots, {"enable_lora": True}, GPU, "max_loras", 4),
     (engine_rules.lora_slots, {}, Situation("cuda", lora=True), "max_loras", 4),
@@ -59,6 +67,8 @@ FIRES = [
     ),
 ]
 SILENT = [
+    (engine_rules.encoded_media, {}, GPU),
+    (engine_rules.encoded_media, {"enable_mm_embeds": False}, Situation("cuda", takes_encoded=True)),
     (engine_rules.lora, {}, GPU),
     (engine_rules.lora, {"enable_lora": True}, Situation("cuda", lora=True)),
     (engine_rules.lora_slots, {}, CPU),

@@ -88,6 +88,7 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         workers=options.workers,
         prefill=options.prefill,
         decode=options.decode,
+        encode=options.encode,
     )
     return options, topology.override(from_file(options) if options.config else Topology(), line)
 
@@ -98,7 +99,8 @@ def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
     if not options.config:
         return options
     flags = build.from_values(ServeOptions, given, {})
-    return dataclasses.replace(options, workers=flags.workers, prefill=flags.prefill, decode=flags.decode)
+    counts = {name: getattr(flags, name) for name in ("workers", "prefill", "decode", "encode")}
+    return dataclasses.replace(options, **counts)
 
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:

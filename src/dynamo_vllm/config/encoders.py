@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
@@ -26,14 +26,21 @@ def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | No
     is_encoder = options.role == "encode"
     if not is_encoder and not options.asks_encoders:
         return None
-    written = json.loads(engine.get("ec_transfer_config") or "{}")
-    extra = {
-        **written.get("ec_connector_extra_config", {}),
-        **json.loads(options.ec_extra_config or "{}"),
-    }
+    written = _object(engine.get("ec_transfer_config"))
+    inside = written.get("ec_connector_extra_config")
+    extra = {**(inside if isinstance(inside, dict) else {}), **_object(options.ec_extra_config)}
     path = options.ec_storage_path or extra.get("shared_storage_path")
     if not path:
         return None
     by_connector = options.ec_consumer_mode or bool(written)
     role = "ec_producer" if is_encoder else "ec_consumer" if by_connector else None
     return EncoderFolder(str(path), int(options.ec_storage_gb * GB), role)
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """Empty where it is none; a rule refuses that."""
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -6,6 +6,7 @@ is not encoded again, whoever encoded it.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.base import MediaRef
     from dynamo_vllm.wire import Chunk
 
+logger = logging.getLogger(__name__)
 # Not listed: the frontend need not know it. Workers find it by its address.
 CARD = RoleCard(
     worker_type="Encode",
@@ -97,6 +99,7 @@ class Encode:
         found = await self._media.load(refs, salt)
         if all(self._folder.has(medium.name) for medium in found):
             return Job(job_id, ids, _NOTHING, answer=_answer(found))
+        logger.debug("request %s: %d media to encode", job_id, len(found))
         seen = await self._media.see(ids, found)
         prompt.room_behind(seen.tokens, self._facts.context_length)
         return Job(job_id, seen.tokens, _NOTHING, media=seen)

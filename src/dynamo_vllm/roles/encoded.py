@@ -93,6 +93,7 @@ class EncodedReader(MediaReader):
         except NoEncoder as exc:
             self._lost(job_id, str(exc))
             return None
+        logger.debug("request %s: %d media were encoded elsewhere", job_id, len(refs))
         return handoff
 
     async def _taken(self, ids: Sequence[int], handoff: encode.Handoff, names: Sequence[str]) -> MediaPrompt:

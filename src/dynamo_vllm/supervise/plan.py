@@ -8,11 +8,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build, checks, topology
+from dynamo_vllm.config import build, checks, encoders, topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
 from dynamo_vllm.config.rules.ranks import node_of
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,7 +94,9 @@ def make(wanted: Topology, environment: Mapping[str, str], discovery: Path, gpus
         role=None,
     )
     several = sum(group.count for group in wanted.workers) > 1
-    workers = _Workers(wanted.model, shared, environment, gpus if several else (), front)
+    has_encoders = any(_is_encoder(group) for group in wanted.workers)
+    embeddings = discovery.with_name(EMBEDDINGS) if has_encoders else None
+    workers = _Workers(wanted.model, shared, environment, gpus if several else (), front, embeddings)
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
@@ -120,6 +123,12 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _is_encoder(group: WorkerGroup) -> bool:
+    old_names = ("multimodal_encode_worker", "vllm_native_encoder_worker")
+    is_named = group.options.get("disaggregation_mode") == "encode"
+    return is_named or any(group.options.get(name) for name in old_names)
+
+
 class _Workers:
     """Counts names and GPUs while groups become processes."""
 
@@ -130,7 +139,10 @@ class _Workers:
         environment: Mapping[str, str],
         gpus: Sequence[str],
         front: FrontendOptions,
+        embeddings: Path | None,
     ) -> None:
+        self._embeddings = embeddings
+        """Where encode workers hand over, when there are some."""
         self.made: list[Process] = []
         self.models: list[str] = []
         self._model = model
@@ -169,10 +181,12 @@ class _Workers:
 
     def check_roles(self) -> None:
         """When all groups are known."""
-        answering = {name for (_, name), role in self._roles.items() if role != "prefill"}
+        answering = {name for (_, name), role in self._roles.items() if role not in ("prefill", "encode")}
         for (_, name), role in self._roles.items():
             if role == "prefill" and name not in answering:
                 raise ConfigError(f"{name} has prefill workers only; add a group with 'role: decode'")
+            if role == "encode" and name not in answering:
+                raise ConfigError(f"{name} has encode workers only; add a group that answers")
 
     def _defaults(self, options: WorkerOptions, engine: EngineFlags) -> dict[str, Any]:
         """What a role needs beside its name; what the user set stands."""
@@ -183,13 +197,18 @@ class _Workers:
             publishes = options.kv_events is not None or "kv_events_config" in engine
             if options.role == "decode" and self._front.local_prefill_tokens is not None and not publishes:
                 more["kv_events"] = True
+        if self._embeddings is not None:
+            more["enable_multimodal"] = True
+            takes_part = options.role == "encode" or options.asks_encoders
+            if takes_part and encoders.folder_of(options, engine) is None:
+                more["ec_storage_path"] = str(self._embeddings)
         return more
 
     def _check_address(self, options: WorkerOptions) -> None:
         """The frontend sends prompts to every worker at a prefill worker's address."""
         name = (options.served_model_name or (str(options.model),))[0]
         other = self._roles.setdefault((options.address, name), options.role)
-        if other != options.role and "prefill" in (other, options.role):
+        if other != options.role and {"prefill", "encode"} & {other, options.role}:
             raise ConfigError(
                 f"{other} and {options.role} workers of {name} would both be at {options.address}; "
                 "leave --component and --endpoint out, or give each group its own"

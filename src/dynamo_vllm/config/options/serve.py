@@ -42,6 +42,13 @@ class ServeOptions:
         env="DYN_VLLM_DECODE_WORKERS",
         metavar="N",
     )
+    encode: int | None = opt(
+        None,
+        "what to serve",
+        "Number of workers that only encode media, for the others.",
+        env="DYN_VLLM_ENCODE_WORKERS",
+        metavar="N",
+    )
     run_dir: str | None = opt(
         None,
         "what to serve",

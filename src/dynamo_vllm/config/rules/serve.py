@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def there_is_a_worker(o: ServeOptions) -> None:
-    for name in ("workers", "prefill", "decode"):
+    for name in ("workers", "prefill", "decode", "encode"):
         count = getattr(o, name)
         if count is not None and count < 1:
             raise ConfigError(f"{flags.flag(name)} {count} must be 1 or more")
