@@ -239,6 +239,11 @@ WORKER = [
         "--route-to-encoder cannot stand beside --disaggregation-mode encode",
     ),
     (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--enable-lora"],
+        "--enable-lora cannot stand beside --disaggregation-mode encode",
+    ),
+    (
         media.encoder_limits_are_limits,
         [*EC, "--ec-storage-path", "folder", "--ec-storage-gb", "0"],
         "--ec-storage-gb 0.0 must be above 0",

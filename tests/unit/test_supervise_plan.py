@@ -208,6 +208,63 @@ def test_settings_no_pair_can_work_with_are_refused(words: tuple[str, ...], mess
     assert message in str(refused.value)
 
 
+# --- encoders -------------------------------------------------------------------------------------------
+
+
+def asks(found: Plan, name: str) -> bool:
+    return "--route-to-encoder" in words_of(found, name)
+
+
+def test_encoders_and_those_who_ask_them_share_a_folder() -> None:
+    found = made("m", "--encode", "2", "--engine", "fake")
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("worker-1", "agg"),
+        ("encode-1", "encode"),
+        ("encode-2", "encode"),
+    ]
+    for worker in found.workers:
+        words = words_of(found, worker.name)
+        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in words
+        assert "--enable-multimodal" in words
+    assert asks(found, "worker-1") and not asks(found, "encode-1")
+
+
+def test_of_prefill_and_decode_workers_the_first_asks() -> None:
+    found = made(*PAIR, "--encode", "1", "--engine", "fake")
+    assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2", "encode-1"]
+    assert [asks(found, worker.name) for worker in found.workers] == [True, False, False, False]
+    assert not any("ec-storage-path" in word for word in words_of(found, "decode-1"))
+
+
+def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
+    found = made("m", "--encode", "1", "--ec-consumer-mode", "--connector", "nixl", "--ec-storage-path", "/e")
+    assert {"--ec-consumer-mode", "--connector"} <= set(words_of(found, "worker-1"))
+    assert not {"--ec-consumer-mode", "--connector"} & set(words_of(found, "encode-1"))
+    assert "--ec-storage-path=/e" in words_of(found, "encode-1")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--encode", "0"), "--encode 0 must be 1 or more"),
+        (("--encode", "1", "--disaggregation-mode", "agg"), "--encode 1 already says what each worker does"),
+        (("--encode", "1", "--component", "c"), "would both be at dynamo.c.generate"),
+    ],
+)
+def test_encoders_that_cannot_be_placed_are_refused(words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        made("m", "--engine", "fake", *words)
+
+
+def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: m\nworkers: [{role: encode, engine: fake}]\n")
+    with pytest.raises(ConfigError, match="m has encode workers only"):
+        made("--config", str(file))
+    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+        made("--config", str(file), "--encode", "1")
+
+
 def test_prefill_workers_alone_are_refused() -> None:
     group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
     with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):

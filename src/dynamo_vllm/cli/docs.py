@@ -177,6 +177,7 @@ _CASES: dict[str, dict[str, Any]] = {
     " (only with KVBM)": {"merged_kv_events": "tcp://127.0.0.1:<port>"},
     " (only on Arm without bfloat16)": {"has_bfloat16": False},
     " (only with LoRA)": {"lora": True},
+    " (only for encode workers)": {"encodes_only": True},
     " (only behind encode workers)": {"takes_encoded": True},
     _SLEEP: {},
 }

@@ -166,6 +166,14 @@ def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("worker_extension_cls", value, "a seeded prompt prefilled in steps ends vLLM's CPU engine")
 
 
+def whole_prompts(user: UserArgs, at: Situation) -> Fired | None:
+    # vLLM 0.30 switches it off itself for an encoder, after it chose the step's size: a longer prompt waits
+    # for ever, and everybody behind it.
+    if not at.encodes_only:
+        return None
+    return Fired("enable_chunked_prefill", False, "an encoder alone takes a prompt in one step, however long")
+
+
 def encoded_media(user: UserArgs, at: Situation) -> Fired | None:
     if not at.takes_encoded or "enable_mm_embeds" in user:
         return None
@@ -214,6 +222,7 @@ RULES: tuple[Rule, ...] = (
     merged_kv_events,
     hybrid_cache,
     seeded_prefill,
+    whole_prompts,
     encoded_media,
     lora,
     lora_slots,

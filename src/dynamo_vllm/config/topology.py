@@ -155,7 +155,7 @@ def override(topology: Topology, line: CommandLine) -> Topology:
         workers=tuple(
             dataclasses.replace(
                 group,
-                options={**group.options, **line.worker},
+                options={**group.options, **_for_group(group, line.worker)},
                 args=(*group.args, *line.args),  # of a flag given twice vLLM takes the last
             )
             for group in groups
@@ -190,6 +190,25 @@ def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[
             f"--encode {line.encode} already says what each worker does; leave --disaggregation-mode out"
         )
     return (*(_behind_encoders(group) for group in groups), _of_role("encode", line.encode))
+
+
+_NOT_FOR_ENCODERS = (
+    "route_to_encoder",
+    "ec_consumer_mode",
+    "multimodal_worker",
+    "connector",
+    "use_vllm_tokenizer",
+    "enable_prompt_embeds",
+    "lora_enabled",
+    "lora_modules",
+)
+
+
+def _for_group(group: WorkerGroup, given: Values) -> Values:
+    """The command line speaks to all workers; what would make no sense to an encoder is for the others."""
+    if group.options.get("disaggregation_mode") != "encode":
+        return given
+    return {name: value for name, value in given.items() if name not in _NOT_FOR_ENCODERS}
 
 
 def _behind_encoders(group: WorkerGroup) -> WorkerGroup:

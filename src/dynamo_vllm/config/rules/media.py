@@ -88,15 +88,15 @@ def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
         raise ConfigError(f"--ec-transfer-config: ec_role {role} is not what this worker does; leave it out")
 
 
-def an_encoder_only_encodes(o: WorkerOptions, _: EngineFlags) -> None:
+def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.role != "encode":
         return
     named = {
         "--use-vllm-tokenizer": o.use_vllm_tokenizer,
         "--enable-prompt-embeds": o.enable_prompt_embeds,
-        "--engine fake": o.engine == "fake",
         f"--connector {' '.join(o.connector)}": bool(set(o.connector) - {"none", "null"}),
-        "--lora-modules": bool(o.lora_modules),
+        "--kv-transfer-config": "kv_transfer_config" in engine,
+        "--enable-lora": o.lora_enabled or bool(o.lora_modules) or "enable_lora" in engine,
         "--route-to-encoder": o.route_to_encoder or o.multimodal_worker or o.ec_consumer_mode,
     }
     for name, is_given in named.items():
