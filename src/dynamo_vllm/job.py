@@ -206,6 +206,8 @@ class EngineFacts:
     takes_embeds: bool = False
     media: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of media one prompt may have; empty for a model that takes text only."""
+    encoder: str = ""
+    """One for all engines whose encoders make the same of a medium."""
     sleep_refusal: str | None = None
     """Why this engine must not sleep, with the fix; None where it may."""
     profile_folder: str | None = None

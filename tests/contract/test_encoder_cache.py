@@ -16,7 +16,7 @@ from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 
-from dynamo_vllm.engine import ec_connector, vllm_media
+from dynamo_vllm.engine import ec_connector, vllm_media, vllm_terms
 from dynamo_vllm.engine.ec_connector import FolderConnector
 from dynamo_vllm.engine.ec_folder import TENSOR, Folder, Unusable, engine_config
 
@@ -103,18 +103,32 @@ def test_connector_has_the_methods_vllm_calls() -> None:
     assert not FolderConnector.__abstractmethods__
 
 
-def make(role: str, folder: Path, at: Any = ECConnectorRole.SCHEDULER) -> FolderConnector:
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(
-            get_inputs_embeds_size=lambda: WIDTH,
-            dtype=torch.bfloat16,
-            hf_config=SimpleNamespace(vision_config=SimpleNamespace()),
-        ),
+def config(role: str, folder: Path, **model: Any) -> Any:
+    of_model = {
+        "model": "m",
+        "revision": None,
+        "dtype": torch.bfloat16,
+        "quantization": None,
+        "multimodal_config": SimpleNamespace(mm_processor_kwargs={"max_pixels": 9}),
+        "get_inputs_embeds_size": lambda: WIDTH,
+        "hf_config": SimpleNamespace(vision_config=SimpleNamespace()),
+    }
+    return SimpleNamespace(
+        model_config=SimpleNamespace(**of_model | model),
         ec_transfer_config=ECTransferConfig(**engine_config(role, str(folder), 10**6)),
     )
-    made = ECConnectorFactory.create_connector(config, at)
+
+
+def make(role: str, folder: Path, at: Any = ECConnectorRole.SCHEDULER, **model: Any) -> FolderConnector:
+    made = ECConnectorFactory.create_connector(config(role, folder, **model), at)
     assert isinstance(made, FolderConnector)
     return made
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Folder:
+    """The folder that engines made by `make` use."""
+    return Folder(tmp_path / vllm_terms.encoder(config("ec_consumer", tmp_path)), 10**6)
 
 
 def request(name: str, *identifiers: str, rows: int = ROWS) -> Any:
@@ -125,14 +139,14 @@ def request(name: str, *identifiers: str, rows: int = ROWS) -> Any:
     return SimpleNamespace(request_id=name, mm_features=features)
 
 
-def test_consumer_loads_what_fits_and_leaves_the_rest_to_the_encoder(tmp_path: Path) -> None:
-    Folder(tmp_path, 10**6).write(A, MADE, {})
+def test_consumer_loads_what_fits_and_leaves_the_rest_to_the_encoder(tmp_path: Path, own: Folder) -> None:
+    own.write(A, MADE, {})
     connector = make("ec_consumer", tmp_path)
     asked = request("r", ROUTED, B)
     assert not connector.has_cache_item(ROUTED), "nobody said how many rows there must be"
     assert connector.ensure_cache_available(asked, 0)
     assert connector.has_cache_item(ROUTED) and not connector.has_cache_item(B)
-    (tmp_path / f"{A}.safetensors").unlink()  # it was read: nothing depends on the file any more
+    (own.path / f"{A}.safetensors").unlink()  # it was read: nothing depends on the file any more
     connector.update_state_after_alloc(asked, 0)
     connector.update_state_after_alloc(asked, 1)
     step = connector.build_connector_meta(SimpleNamespace())
@@ -144,15 +158,32 @@ def test_consumer_loads_what_fits_and_leaves_the_rest_to_the_encoder(tmp_path: P
     assert torch.equal(cache[ROUTED], MADE)
 
 
-def test_consumer_takes_no_file_of_another_size(tmp_path: Path) -> None:
-    Folder(tmp_path, 10**6).write(A, MADE, {})
+def test_consumer_takes_no_file_of_another_size(tmp_path: Path, own: Folder) -> None:
+    own.write(A, MADE, {})
     connector = make("ec_consumer", tmp_path)
     connector.ensure_cache_available(request("r", A, rows=ROWS + 1), 0)
     assert not connector.has_cache_item(A)
 
 
-def test_consumer_forgets_with_the_last_request(tmp_path: Path) -> None:
-    Folder(tmp_path, 10**6).write(A, MADE, {})
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "n"},
+        {"revision": "2"},
+        {"quantization": "fp8"},
+        {"multimodal_config": SimpleNamespace(mm_processor_kwargs=None)},
+    ],
+)
+def test_consumer_takes_nothing_of_another_models_encoder(tmp_path: Path, own: Folder, other: Any) -> None:
+    own.write(A, MADE, {})
+    for same, model in ((True, {}), (False, other)):
+        connector = make("ec_consumer", tmp_path, **model)
+        connector.ensure_cache_available(request("r", A), 0)
+        assert connector.has_cache_item(A) is same
+
+
+def test_consumer_forgets_with_the_last_request(tmp_path: Path, own: Folder) -> None:
+    own.write(A, MADE, {})
     connector = make("ec_consumer", tmp_path)
     first, second = request("1", A), request("2", A)
     for asked in (first, second, second):
@@ -166,29 +197,31 @@ def test_consumer_forgets_with_the_last_request(tmp_path: Path) -> None:
 
 
 def test_producer_writes_at_once_and_again_what_the_folder_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ec_connector, "get_tensor_model_parallel_rank", lambda: 0)
     worker = make("ec_producer", tmp_path, ECConnectorRole.WORKER)
-    path = tmp_path / f"{A}.safetensors"
+    path = own.path / f"{A}.safetensors"
     cache: dict[str, torch.Tensor] = {}
     worker.bind_connector_metadata(ec_connector.Step(about={A: {"grid": [1]}}))
     worker.start_save_caches(cache)
     assert not path.exists()
     cache[A] = MADE
     worker.save_caches(cache, A)
-    assert Folder(tmp_path, 10**6).read(A, WIDTH, torch.bfloat16)[1] == {"grid": [1]}
+    assert own.read(A, WIDTH, torch.bfloat16)[1] == {"grid": [1]}
     os.unlink(path)
     worker.start_save_caches(cache)
     assert path.exists()
     worker.save_caches(cache | {"canary": MADE}, "canary")
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert [found.name for found in own.path.iterdir()] == [path.name]
 
 
-def test_a_full_disk_does_not_end_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_end_the_engine(
+    tmp_path: Path, own: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ec_connector, "get_tensor_model_parallel_rank", lambda: 0)
-    worker = make("ec_producer", tmp_path / "gone", ECConnectorRole.WORKER)
-    (tmp_path / "gone").rmdir()
+    worker = make("ec_producer", tmp_path, ECConnectorRole.WORKER)
+    own.path.rmdir()
     worker.save_caches({A: MADE}, A)
 
 

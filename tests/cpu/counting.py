@@ -9,7 +9,6 @@ from typing import Any
 
 from dynamo_vllm.engine.cpu_mend import KeepsSeeds
 
-CLASS = f"{__name__}.Counts"
 _ENCODERS = (("clip", "CLIPVisionModel"), ("qwen2_5_vl", "Qwen2_5_VisionTransformer"))
 
 

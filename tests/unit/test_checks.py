@@ -244,6 +244,11 @@ WORKER = [
         "--enable-lora cannot stand beside --disaggregation-mode encode",
     ),
     (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "-dp", "2"],
+        "--data-parallel-size cannot stand beside --disaggregation-mode encode",
+    ),
+    (
         media.encoder_limits_are_limits,
         [*EC, "--ec-storage-path", "folder", "--ec-storage-gb", "0"],
         "--ec-storage-gb 0.0 must be above 0",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed import get_tensor_model_parallel_rank
@@ -20,6 +21,7 @@ from vllm.distributed.ec_transfer.ec_connector.utils import (
     collect_ec_item_metadata,
 )
 
+from dynamo_vllm.engine import vllm_terms
 from dynamo_vllm.engine.ec_folder import FOLDER, MAX_BYTES, Folder, Unusable
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         super().__init__(vllm_config, role)
         model, transfer = vllm_config.model_config, vllm_config.ec_transfer_config
         extra = transfer.ec_connector_extra_config
-        self._folder = Folder(extra[FOLDER], int(extra[MAX_BYTES]))
+        self._folder = Folder(Path(extra[FOLDER], vllm_terms.encoder(vllm_config)), int(extra[MAX_BYTES]))
         self._width, self._dtype = width(model), model.dtype
         self._resolver = PlaceholderMetadataResolver(model)
         self._step = Step()

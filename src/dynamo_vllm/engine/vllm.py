@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
@@ -46,8 +47,7 @@ class VllmEngine:
         self._receiver: Receiver | None = None
         self._relay: EventRelay | None = None
         self._embeds_readers: ThreadPoolExecutor | None = None
-        folder = settings.encoder_folder
-        self._encoded = Folder(folder, settings.encoder_folder_bytes) if folder else None
+        self._encoded: Folder | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
 
@@ -80,7 +80,11 @@ class VllmEngine:
         self._control = vllm_control.Control(self._llm)
         vllm_start.keep_environment()
         self._on_phase("cache")
-        return self._facts(resolved)
+        facts = self._facts(resolved)
+        if self._settings.takes_encoded and self._settings.encoder_folder:
+            path = Path(self._settings.encoder_folder, facts.encoder)
+            self._encoded = Folder(path, self._settings.encoder_folder_bytes)
+        return facts
 
     def _step(self, rank: int) -> None:
         self._seen[rank] = self._seen.get(rank, 0) + 1
@@ -118,6 +122,7 @@ class VllmEngine:
             adapters=_adapter_limits(config),
             takes_embeds=config.model_config.enable_prompt_embeds,
             media=vllm_media.limits(llm.renderer),
+            encoder=vllm_terms.encoder(config),
             sleep_refusal=_sleep_refusal(config),
             profile_folder=_profile_folder(config),
         )

@@ -176,7 +176,9 @@ def make_role(
         )
     if options.role == "encode":
         assert folder is not None  # a rule sees to it
-        return encode.Encode(facts, media_reader, ec_folder.Folder(folder.path, folder.max_bytes))
+        return encode.Encode(
+            facts, media_reader, ec_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
+        )
     if options.role == "prefill":
         return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
     if options.role == "decode":

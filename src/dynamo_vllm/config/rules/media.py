@@ -96,6 +96,7 @@ def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
         "--enable-prompt-embeds": o.enable_prompt_embeds,
         f"--connector {' '.join(o.connector)}": bool(set(o.connector) - {"none", "null"}),
         "--kv-transfer-config": "kv_transfer_config" in engine,
+        "--data-parallel-size": engine.get("data_parallel_size") not in (None, "1"),
         "--enable-lora": o.lora_enabled or bool(o.lora_modules) or "enable_lora" in engine,
         "--route-to-encoder": o.route_to_encoder or o.multimodal_worker or o.ec_consumer_mode,
     }
