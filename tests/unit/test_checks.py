@@ -249,6 +249,11 @@ WORKER = [
         "--data-parallel-size cannot stand beside --disaggregation-mode encode",
     ),
     (
+        media.nixl_for_encoders_is_installed,
+        ["--enable-multimodal", "--encoder-transfer", "nixl"],
+        "--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder",
+    ),
+    (
         media.encoder_limits_are_limits,
         [*EC, "--ec-storage-path", "folder", "--ec-storage-gb", "0"],
         "--ec-storage-gb 0.0 must be above 0",

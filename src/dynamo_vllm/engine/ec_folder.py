@@ -75,10 +75,14 @@ class Folder:
         """Raises OSError; a name that is never kept is passed over."""
         from safetensors.torch import save
 
+        if own_name(name) is not None:
+            self.keep(name, save({TENSOR: tensor.detach().cpu().contiguous()}, {_ABOUT: json.dumps(about)}))
+
+    def keep(self, name: str, data: bytes) -> None:
+        """The file's bytes as they are; whoever reads it checks them."""
         path = self._path(name)
         if path is None:
             return
-        data = save({TENSOR: tensor.detach().cpu().contiguous()}, {_ABOUT: json.dumps(about)})
         unfinished = path.with_suffix(f".{os.getpid()}-{next(_number)}{_UNFINISHED}")
         try:
             unfinished.write_bytes(data)
@@ -97,14 +101,11 @@ class Folder:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
-        path = self._path(name)
-        if path is None:
-            raise Unusable("its name is none of ours")
         most = _MAX_HEADER_BYTES + (rows or 1 << 20) * width * dtype.itemsize
+        data = self.contents(name, most)
         try:
-            data = _contents(path, most)
             tensors, about = load(data), _about(data)
-        except (OSError, SafetensorError, ValueError, KeyError) as exc:
+        except (SafetensorError, ValueError, KeyError) as exc:
             raise Unusable(f"{type(exc).__name__}: {exc}") from None
         tensor = tensors.get(TENSOR)
         if tensor is None or len(tensors) != 1:
@@ -116,9 +117,23 @@ class Folder:
             raise Unusable(f"it is of {tensor.dtype}, not {dtype}")
         if not bool(torch.isfinite(tensor).all()):
             raise Unusable("it has a NaN or an infinity")
-        with contextlib.suppress(OSError):
-            os.utime(path)
         return tensor, about
+
+    def contents(self, name: str, max_bytes: int) -> bytes:
+        """The file as it is; raises Unusable. It counts as used now."""
+        path = self._path(name)
+        if path is None:
+            raise Unusable("its name is none of ours")
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > max_bytes:
+                    raise Unusable(f"it has {size} bytes, more than {max_bytes}")
+                data = file.read(max_bytes)
+            os.utime(path)
+        except OSError as exc:
+            raise Unusable(f"{type(exc).__name__}: {exc}") from None
+        return data
 
     def evict(self, keep: str = "") -> None:
         """Down to the limit, the longest unused first; `keep` stays, even when it is above the limit."""
@@ -144,14 +159,6 @@ class Folder:
     def _path(self, name: str) -> Path | None:
         own = own_name(name)
         return None if own is None else self.path / f"{own}{_SUFFIX}"
-
-
-def _contents(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise ValueError(f"it has {size} bytes, more than {max_bytes}")
-        return file.read(max_bytes)
 
 
 def _about(data: bytes) -> dict[str, Any]:

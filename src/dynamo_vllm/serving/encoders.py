@@ -14,12 +14,15 @@ from dynamo_vllm.roles.encoded import NoEncoder
 if TYPE_CHECKING:
     from dynamo.runtime import Client
 
+    from dynamo_vllm.serving.lending import Borrower
+
 
 class Encoders:
     """The encode workers at one address, as discovery shows them."""
 
-    def __init__(self, client: Client, seconds: float) -> None:
+    def __init__(self, client: Client, seconds: float, borrower: Borrower | None = None) -> None:
         self._client = client
+        self._borrower = borrower
         self._seconds = seconds
         self._turn = 0
 
@@ -47,7 +50,11 @@ class Encoders:
         try:
             stream = await self._client.direct(request, instance, annotated=False, context=context)
             chunks = [chunk async for chunk in stream]
-            return msgspec.convert(chunks[-1]["disaggregated_params"], Handoff)
+            handoff = msgspec.convert(chunks[-1]["disaggregated_params"], Handoff)
+            if self._borrower is not None:
+                for encoded in handoff.encoded:
+                    await self._borrower.fetch(instance, encoded.name, context)
+            return handoff
         except asyncio.CancelledError:
             context.stop_generating()
             raise

@@ -21,6 +21,7 @@ from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
 from dynamo_vllm.roles import aggregated, decode, encode, prefill, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
+from dynamo_vllm.serving import lending
 from dynamo_vllm.serving.encoders import Encoders
 
 if TYPE_CHECKING:
@@ -133,6 +134,11 @@ def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, Any] | None:
     return ec_folder.engine_config(folder.connector_role, folder.path, folder.max_bytes)
 
 
+def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> ec_folder.Folder:
+    """The part of it that engines like this one use."""
+    return ec_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
+
+
 async def media_reader(
     options: WorkerOptions,
     folder: EncoderFolder | None,
@@ -145,12 +151,17 @@ async def media_reader(
     """Asks encode workers first where there may be some."""
     if loader is None or folder is None or options.role == "encode":
         return MediaReader(facts, loader, engine)
-    client = await drt.endpoint(f"{options.namespace}.{options.encoder_component}.generate").client()
+    where = f"{options.namespace}.{options.encoder_component}"
+    client = await drt.endpoint(f"{where}.generate").client()
+    borrower = None
+    if options.encoder_transfer == "nixl":
+        lenders = await drt.endpoint(f"{where}.{lending.ENDPOINT}").client()
+        borrower = lending.Borrower(lenders, encoded_folder(folder, facts), lending.Nixl())
     return EncodedReader(
         facts,
         loader,
         engine,
-        Encoders(client, options.encoder_seconds),
+        Encoders(client, options.encoder_seconds, borrower),
         folder.connector_role is not None,
         on_lost,
     )
@@ -176,9 +187,7 @@ def make_role(
         )
     if options.role == "encode":
         assert folder is not None  # a rule sees to it
-        return encode.Encode(
-            facts, media_reader, ec_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
-        )
+        return encode.Encode(facts, media_reader, encoded_folder(folder, facts))
     if options.role == "prefill":
         return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
     if options.role == "decode":

@@ -22,7 +22,17 @@ from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
-from dynamo_vllm.serving import adapters, headless, lifeline, metrics, parts, runtime, scratch, system_port
+from dynamo_vllm.serving import (
+    adapters,
+    headless,
+    lending,
+    lifeline,
+    metrics,
+    parts,
+    runtime,
+    scratch,
+    system_port,
+)
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_signals
@@ -124,6 +134,8 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     role = parts.make_role(
         options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
     )
+    if options.role == "encode" and options.encoder_transfer == "nixl" and folder is not None:
+        lending.Lender(parts.encoded_folder(folder, facts), lending.Nixl()).serve(drt, options.address)
     in_flight = InFlight(engine)
     registration = Registration(endpoint, options, role.card, facts)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, engine, registration)

@@ -169,6 +169,13 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_VLLM_EC_STORAGE_GB",
         metavar="GB",
     )
+    encoder_transfer: str = opt(
+        "file",
+        "multimodal",
+        "How a worker gets what was encoded: from the same folder, or over NIXL into a folder of its own.",
+        env="DYN_VLLM_ENCODER_TRANSFER",
+        choices=("file", "nixl"),
+    )
     encoder_component: str = opt(
         "encoder",
         "multimodal",

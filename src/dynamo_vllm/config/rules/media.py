@@ -88,6 +88,17 @@ def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
         raise ConfigError(f"--ec-transfer-config: ec_role {role} is not what this worker does; leave it out")
 
 
+def nixl_for_encoders_is_installed(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.encoder_transfer != "nixl":
+        return
+    if o.role != "encode" and not o.asks_encoders:
+        raise ConfigError("--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder")
+    if not flags.is_installed("nixl"):
+        raise ConfigError(
+            "--encoder-transfer nixl: NIXL is not installed; run: pip install 'dynamo-vllm[nixl]'"
+        )
+
+
 def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.role != "encode":
         return
@@ -136,6 +147,7 @@ RULES = (
     encoders_hand_over_by_folder,
     encoder_cache_flags_need_a_user,
     encoders_share_a_folder,
+    nixl_for_encoders_is_installed,
     an_encoder_only_encodes,
     encoder_limits_are_limits,
     stages_need_omni,
