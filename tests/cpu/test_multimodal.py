@@ -133,9 +133,8 @@ def test_stream_equals_unary(served: Stack, bare: Expected) -> None:
     assert (text, chunks[-1].usage.prompt_tokens) == bare["qwen3-vl"]["two images"]  # type: ignore[union-attr]
 
 
-def test_jobs_that_go_the_long_way(served: Stack, bare: Expected) -> None:
+def test_two_choices_about_one_picture(served: Stack, bare: Expected) -> None:
     parts = cases("qwen2-vl")["one image"]
-    assert ask(served, "qwen2-vl", parts, logprobs=True) == bare["qwen2-vl"]["one image"]
     answer = served.post("/v1/chat/completions", body("qwen2-vl", parts, n=2, temperature=0.8, seed=4)).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert len(texts) == 2 and all(texts)
@@ -293,7 +292,7 @@ def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
 
 def test_killed_worker_in_mid_stream(served: Stack) -> None:
     """The other worker sees the picture again and goes on; last, for one worker is gone then."""
-    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=150)}
+    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=500)}
     asked["stream_options"] = {"include_usage": True}
 
     def stream() -> Iterator[dict[str, Any]]:
@@ -309,7 +308,8 @@ def test_killed_worker_in_mid_stream(served: Stack) -> None:
     chunks, rest = [], stream()
     for _ in range(20):
         chunks.append(next(rest))
-    (busy,) = [w for w in served.workers if w.metric("dynamo_component_requests_in_flight") > 0]
+    workers = [w for w in served.workers if f"models=['{WIDE}']" in w.log.read_text()]
+    (busy,) = [w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0]
     os.killpg(busy.pid, signal.SIGKILL)
     chunks += rest
     assert text(chunks) == text(undisturbed)
