@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cpu.pairs import NIXL
 from cpu.vision import LONG_TEXT, MAX_TOKENS, TEXT, USERS, Parts, cases, chat, film, image, of_user, picture
 from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 from harness.stack import Stack, environment, stack
@@ -24,6 +25,8 @@ WIDE = "qwen2.5-vl"
 """The family with two workers."""
 TEXT_MODE, PLAIN, TEXT_ONLY = "text-mode", "plain", "text-only"
 """Further models: the last family in text mode, one without --enable-multimodal, one without vision."""
+PAIR = "pair"
+"""Prefill and decode workers; each sees the pictures, and one of them encodes them."""
 Expected = dict[str, dict[str, tuple[str, int]]]
 
 
@@ -72,6 +75,9 @@ def served(warm: Zygote, model: Path, folder: Path) -> Iterator[Stack]:
         start(TEXT_MODE, folder / "qwen3-vl", *limits, "--use-vllm-tokenizer")
         start(PLAIN, folder / "qwen2-vl")
         start(TEXT_ONLY, model, "--enable-multimodal")
+        for role in ("prefill", "decode"):
+            flags = ("--served-model-name", PAIR, "--enable-multimodal", *NIXL, role)
+            warm.start_worker(made, folder / WIDE, *flags)
         yield made.wait_ready(120)
 
 
@@ -113,6 +119,15 @@ def test_eight_users_get_answers_about_their_own_pictures(served: Stack, bare: E
         with ThreadPoolExecutor(USERS) as pool:
             found = list(pool.map(lambda number: ask(served, WIDE, of_user(number)), range(USERS)))
         assert found == [bare[WIDE][f"user {number}"] for number in range(USERS)]
+
+
+@pytest.mark.parametrize("case", ["two images", "video and image", "large"])
+def test_prefill_and_decode_equal_one_engine(served: Stack, bare: Expected, case: str) -> None:
+    asked = body(PAIR, cases(WIDE)[case])
+    answer = served.post("/v1/chat/completions", asked).json()
+    usage = answer["usage"]
+    assert (answer["choices"][0]["message"]["content"], usage["prompt_tokens"]) == bare[WIDE][case]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"], "not all was fetched"
 
 
 def test_stream_equals_unary(served: Stack, bare: Expected) -> None:
