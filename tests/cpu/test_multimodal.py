@@ -307,7 +307,7 @@ def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
 
 def test_killed_worker_in_mid_stream(served: Stack) -> None:
     """The other worker sees the picture again and goes on; last, for one worker is gone then."""
-    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=500)}
+    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=300)}
     asked["stream_options"] = {"include_usage": True}
 
     def stream() -> Iterator[dict[str, Any]]:
