@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from dynamo_vllm.engine import vllm_media
-from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.models.vision import make_tiny_vision_model
 from dynamo_vllm.roles.media import without_content
@@ -91,7 +91,6 @@ async def test_limits_are_those_of_model_and_user(renderer: Any) -> None:
         (1, pictures("one", "two"), "the prompt has no place for every image"),
         (1, [Media("image", Image.new("RGB", (900, 2)), "strip")], "aspect ratio must be smaller than 200"),
         (2, pictures("one", "two", "three"), "At most 2 image"),
-        (1, [Media("audio", ([0.0] * 100, 8000), "sound")], "audio"),
     ],
 )
 async def test_what_the_model_cannot_take_is_the_clients_fault(
@@ -100,6 +99,16 @@ async def test_what_the_model_cannot_take_is_the_clients_fault(
     with pytest.raises(InvalidRequest, match=said) as caught:
         await vllm_media.see(renderer, await marked(renderer, marks), media)
     assert len(str(caught.value)) < 300, "vLLM's own text is a dump of the data"
+
+
+@pytest.mark.parametrize(
+    "reason", [MemoryError("x"), RuntimeError("cannot schedule new futures"), OSError("x")]
+)
+def test_what_fails_in_the_worker_is_not_the_clients_fault(reason: Exception) -> None:
+    wrapped = ValueError("Failed to apply Qwen2VLProcessor on data=…")
+    wrapped.__cause__ = reason
+    for exc in (wrapped, reason):
+        assert isinstance(vllm_media.refusal(exc, pictures("one")), EngineRequestFailed)
 
 
 async def test_media_seen_twice_come_without_content(renderer: Any) -> None:

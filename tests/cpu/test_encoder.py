@@ -22,8 +22,9 @@ from harness.warm import Zygote
 
 pytestmark = pytest.mark.timeout(180)
 KEPT_BYTES = 400_000
-ALONE, HAND, CONNECTOR, PAIR = "alone", "by-hand", "by-connector", "pair"
-"""Names of models: one engine, two that ask encode workers, and a prefill and a decode worker that do."""
+ALONE, HAND, CONNECTOR, NIXL, PAIR = "alone", "by-hand", "by-connector", "by-nixl", "pair"
+"""Names of models: one engine, three that ask encode workers, and a prefill and a decode worker that do."""
+OVER_NIXL = ("--encoder-transfer", "nixl")
 SPLIT = {
     HAND: ("--route-to-encoder",),
     CONNECTOR: ("--ec-consumer-mode", "--ec-connector-backend", "ECExampleConnector"),
@@ -51,7 +52,8 @@ class Split:
         runs = self.stack.folder / f"{name}.runs"
         runs.touch()
         served = PAIR if name in ("prefill", "decode") else name
-        more = ("--ec-storage-path", str(self.folder)) if name not in (ALONE, "decode") else ()
+        folder = self.stack.folder / NIXL if name == NIXL else self.folder
+        more = ("--ec-storage-path", str(folder)) if name not in (ALONE, "decode") else ()
         self.workers[name] = self.warm.start_worker(
             self.stack,
             self.model,
@@ -69,7 +71,7 @@ class Split:
 
     def start_encoder(self) -> None:
         kept = str(KEPT_BYTES / 1e9)
-        self.start("encoder", "--disaggregation-mode", "encode", "--ec-storage-gb", kept)
+        self.start("encoder", "--disaggregation-mode", "encode", "--ec-storage-gb", kept, *OVER_NIXL)
 
     def runs(self, name: str) -> int:
         """How often this worker's engine ran its vision encoder."""
@@ -102,6 +104,7 @@ def split(
         for name, flags in SPLIT.items():
             found.start(name, "--component", f"of-{name}", *flags)
         if request.param != "llava":
+            found.start(NIXL, "--component", "of-nixl", "--route-to-encoder", *OVER_NIXL)
             for role, more in (("decode", ()), ("prefill", SPLIT[HAND])):
                 found.start(role, "--connector", "nixl", "--disaggregation-mode", role, *more)
         found.start_encoder()
@@ -110,7 +113,7 @@ def split(
 
 
 def ways(made: Split) -> list[str]:
-    return [*SPLIT, *([PAIR] if "prefill" in made.workers else [])]
+    return [*SPLIT, *([NIXL, PAIR] if NIXL in made.workers else [])]
 
 
 def test_answers_equal_one_engine_and_only_the_encode_worker_encodes(split: Split) -> None:
@@ -146,7 +149,7 @@ def test_many_at_once_get_answers_about_their_own_pictures(split: Split) -> None
     asked = [[image(picture(200 + number)), LONG_TEXT] for number in range(6)]
     expected = [ask(split.stack, ALONE, parts) for parts in asked]
     for way in ways(split):
-        before = split.runs(way) if way in SPLIT else 0
+        before = split.runs(way) if way != PAIR else 0
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(lambda parts, way=way: ask(split.stack, way, parts), asked)) == expected
         assert way == PAIR or split.runs(way) == before

@@ -21,7 +21,7 @@ from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.addresses import Reach
 from dynamo_vllm.media.base import MEGABYTE, MEGAPIXEL, Audio, Kind, MediaLimits, MediaRef, Video
 from dynamo_vllm.media.loader import Loader, make_loader
-from dynamo_vllm.media.sampling import Sampler
+from dynamo_vllm.media.sampling import UNKNOWN, Sampler
 from harness import media
 from harness.bad_server import BadServer, bad_server
 
@@ -268,6 +268,13 @@ async def test_video_of_too_many_pixels_is_refused(server: BadServer, tmp_path: 
     with pytest.raises(MediaRefused, match="the 32 frames taken") as caught:
         await loader.load(MediaRef("video", server.url("/a")))
     assert caught.value.status == 413
+    await loader.aclose()
+
+
+async def test_video_for_a_model_of_unknown_ways_is_refused(server: BadServer, tmp_path: Path) -> None:
+    loader = make_loader(LIMITS, reach=LOOPBACK, sampler=UNKNOWN)
+    with pytest.raises(MediaRefused, match="not taken for this model"):
+        await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
     await loader.aclose()
 
 

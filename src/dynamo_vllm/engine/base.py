@@ -142,7 +142,7 @@ class MediaEngine(Protocol):
     """An engine that takes prompts with pictures, video or sound."""
 
     def frame_chooser(self) -> FrameChooser | None:
-        """How the model's videos are sampled; None where any way does."""
+        """How the model's videos are sampled; None where that is not known, and videos are refused."""
 
     async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         """Makes room for the media where the prompt has their marks.

@@ -10,14 +10,19 @@ from vllm.exceptions import VLLMClientError
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from dynamo_vllm.engine import vllm_video
+<<<<<<< HEAD
 from dynamo_vllm.engine.ec_folder import Unusable
 from dynamo_vllm.errors import InvalidRequest
+=======
+from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
+>>>>>>> w-mm
 from dynamo_vllm.job import Media, MediaPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dynamo_vllm.engine.base import FrameChooser
+    from dynamo_vllm.errors import DynamoVllmError
 
 KINDS = ("image", "video", "audio")
 _REASON_LENGTH = 200
@@ -61,6 +66,7 @@ async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> M
     return MediaPrompt(made["prompt_token_ids"], plain, tuple(media), made)
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """What an encode worker made of a medium: (rows, width), and what sizes its place in the prompt."""
@@ -105,15 +111,23 @@ def _check_rows(made: Any, kinds: Sequence[str], encoded: Sequence[Encoded]) -> 
 
 def refusal(exc: Exception, media: Sequence[Media]) -> InvalidRequest:
     """Why the media cannot be taken. They were decoded before, so the rest is between model and client.
+=======
+def refusal(exc: Exception, media: Sequence[Media]) -> DynamoVllmError:
+    """Why the media cannot be taken: they were decoded before, so the rest is between model and client.
+>>>>>>> w-mm
 
     vLLM 0.30: the reason of a processor's error is its cause; its own text is a dump of the data.
     """
     kinds = " and ".join(sorted({medium.kind for medium in media}))
-    if isinstance(exc, VLLMClientError):
-        return InvalidRequest(str(exc.args[0]) if exc.args else str(exc), parameter="messages")
-    if isinstance(exc, RuntimeError | AssertionError) and "prompt" in str(exc):
-        text = f"the prompt has no place for every {kinds}; does the chat template write their marks?"
-        return InvalidRequest(text, parameter="messages")
-    reason = next(iter(str(exc.__cause__ or exc).splitlines()), type(exc).__name__)
-    text = f"the model's processor does not take the {kinds}: {reason[:_REASON_LENGTH]}"
+    reason = exc.__cause__ or exc
+    match exc:
+        case VLLMClientError():
+            text = str(exc.args[0]) if exc.args else str(exc)
+        case RuntimeError() | AssertionError() if "prompt" in str(exc):
+            text = f"the prompt has no place for every {kinds}; does the chat template write their marks?"
+        case ValueError() if isinstance(reason, ValueError | TypeError | IndexError | ZeroDivisionError):
+            why = next(iter(str(reason).splitlines()), type(reason).__name__)
+            text = f"the model's processor does not take the {kinds}: {why[:_REASON_LENGTH]}"
+        case _:
+            return EngineRequestFailed(f"{kinds}: {type(reason).__name__}")
     return InvalidRequest(text, parameter="messages")

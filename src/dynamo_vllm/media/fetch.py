@@ -6,7 +6,6 @@ of the environment: each of these is decided here.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import logging
 import re
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpcore
 import httpx
+import pybase64
 
 from dynamo_vllm import __version__
 from dynamo_vllm.errors import MediaRefused, MediaTooLarge, MediaTypeUnknown
@@ -56,9 +56,13 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
     if len(text) // 4 * 3 > max_bytes + 2:
         raise too_many_bytes(max_bytes)
     try:
-        return base64.b64decode(text, validate=True)
+        # Several times as fast as the standard library's, which holds up all other threads meanwhile.
+        data = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise MediaRefused("the data: URL is not valid base64") from None
+    if len(data) > max_bytes:
+        raise too_many_bytes(max_bytes)
+    return data
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,12 @@ class Sampler:
     choose: Choose
 
 
+def _refuse(_total: int, _rate: float) -> list[int]:
+    raise MediaRefused("videos are not taken for this model: how it chooses frames is not known here")
+
+
+UNKNOWN = Sampler("unknown", _refuse)
+"""For a model of which vLLM chooses the frames in a way we do not know."""
 # For a worker without vLLM; one with it asks vLLM itself.
 SAMPLERS = {
     name: Sampler(name, choose)

@@ -104,11 +104,8 @@ class Borrower:
         from dynamo.nixl_connect import RdmaMetadata
 
         lent, size = RdmaMetadata.model_validate(told["nixl"]), told.get("size")
-        if (
-            not isinstance(size, int)
-            or not 0 < size <= MAX_BYTES
-            or [d.size for d in lent.descriptors] != [size]
-        ):
+        sizes = [descriptor.size for descriptor in lent.descriptors]
+        if not isinstance(size, int) or not 0 < size <= MAX_BYTES or sizes != [size]:
             raise Unusable(f"a file of {size} bytes was offered")
         buffer = ctypes.create_string_buffer(size)
         connector = await self._nixl.connector()

@@ -208,10 +208,10 @@ async def media_loader(
         yield None
         return
     from dynamo_vllm.media.loader import from_options
-    from dynamo_vllm.media.sampling import SAMPLERS, Sampler
+    from dynamo_vllm.media.sampling import UNKNOWN, Sampler
 
     chooser = engine.frame_chooser()
-    loader = from_options(options, Sampler(*chooser) if chooser else SAMPLERS["opencv"])
+    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN)
     try:
         yield loader
     finally:

@@ -95,9 +95,15 @@ def test_length_that_the_header_does_not_tell_counts(monkeypatch: pytest.MonkeyP
     assert caught.value.status == 413
 
 
+def test_sound_of_too_many_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio, "MAX_DECODED_BYTES", 1000)
+    with pytest.raises(MediaRefused, match="more than 250 samples") as caught:
+        read(media.sound())
+    assert caught.value.status == 413
+
+
 def test_decoding_ends_with_its_time() -> None:
     watch = Watch(5)
     watch.stop()
     with pytest.raises(MediaRefused, match="not decoded within 5 s"):
-        watch.check()
-    assert media.sound()
+        audio.decode(media.sound(), WAV, MediaLimits(), watch)

@@ -127,6 +127,7 @@ def test_data_url_is_base64() -> None:
         ("data:image/png;base64,a$b=", 400),
         ("data:image/png;base64,YWJ", 400),
         ("data:image/svg+xml;utf8,<svg/>", 400),
+        (data_url(bytes(LIMIT + 1)), 413),
         (data_url(bytes(LIMIT + 10)), 413),
     ],
 )
