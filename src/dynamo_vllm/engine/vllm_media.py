@@ -10,12 +10,8 @@ from vllm.exceptions import VLLMClientError
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from dynamo_vllm.engine import vllm_video
-<<<<<<< HEAD
 from dynamo_vllm.engine.ec_folder import Unusable
-from dynamo_vllm.errors import InvalidRequest
-=======
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
->>>>>>> w-mm
 from dynamo_vllm.job import Media, MediaPrompt
 
 if TYPE_CHECKING:
@@ -66,7 +62,6 @@ async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> M
     return MediaPrompt(made["prompt_token_ids"], plain, tuple(media), made)
 
 
-<<<<<<< HEAD
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """What an encode worker made of a medium: (rows, width), and what sizes its place in the prompt."""
@@ -109,12 +104,8 @@ def _check_rows(made: Any, kinds: Sequence[str], encoded: Sequence[Encoded]) -> 
             raise Unusable(f"{len(item.tensor)} rows for {count} places in the prompt")
 
 
-def refusal(exc: Exception, media: Sequence[Media]) -> InvalidRequest:
-    """Why the media cannot be taken. They were decoded before, so the rest is between model and client.
-=======
 def refusal(exc: Exception, media: Sequence[Media]) -> DynamoVllmError:
     """Why the media cannot be taken: they were decoded before, so the rest is between model and client.
->>>>>>> w-mm
 
     vLLM 0.30: the reason of a processor's error is its cause; its own text is a dump of the data.
     """
