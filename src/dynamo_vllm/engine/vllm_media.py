@@ -55,7 +55,7 @@ async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> M
         (made,) = await renderer.render_cmpl_async([given])
     except Exception as exc:
         if encoded:  # pixels may do better
-            raise Unusable(f"{type(exc).__name__}: {exc}") from exc
+            raise Unusable(str(refusal(exc, media))) from exc
         raise refusal(exc, media) from exc
     if encoded:
         _check_rows(made, [medium.kind for medium in media], encoded)
