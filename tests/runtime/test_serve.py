@@ -194,6 +194,14 @@ def test_prefill_and_decode_workers_share_every_request(start: Start, model: Pat
     assert "prefill-2: ready" in serve.err and "decode-2: ready" in serve.err
 
 
+def test_encode_workers_stand_beside_the_others(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--encode", "1", "--prefill", "1", "--decode", "1").wait_ready()
+    assert serve.out.endswith("workers=3\n")
+    assert serve.complete(prompt=[20] * 8).status_code == 200
+    told = [line.split()[1] for line in status(serve).splitlines() if line.endswith(("yes", "no"))]
+    assert sorted(told) == ["decode", "encode", "prefill"]
+
+
 def status(serve: Serve) -> str:
     command = [sys.executable, "-m", "dynamo_vllm.cli.main", "status", serve.url.removesuffix("/v1")]
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout

@@ -185,7 +185,8 @@ class Asking:
 
     async def read(self, loader: Loader, *refs: MediaRef, names: tuple[str, ...] = ()) -> MediaPrompt:
         facts = await self.engine.start()
-        reader = EncodedReader(facts, loader, self.engine, self.encoders, self.by_connector, self.count)
+        own = MediaReader(facts, loader, self.engine)
+        reader = EncodedReader(own, self.engine, self.encoders, self.by_connector, self.count)
         return await reader.read([7], refs, None, names, "job-1")
 
 

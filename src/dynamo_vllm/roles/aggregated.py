@@ -26,11 +26,11 @@ class Aggregated:
         self,
         facts: EngineFacts,
         reader: EmbedsReader | None = None,
-        media_reader: media.MediaReader | None = None,
+        media_reader: media.Reader | None = None,
     ) -> None:
         self._facts = facts
         self._reader = reader if facts.takes_embeds else None
-        self._media = media_reader or media.MediaReader(facts)
+        self._media: media.Reader = media_reader or media.MediaReader(facts)
 
     def parse(self, raw: object) -> wire.GenerateRequest:
         return wire.parse(raw)

@@ -15,14 +15,15 @@ from dynamo_vllm.engine.ec_folder import Unusable
 from dynamo_vllm.errors import DynamoVllmError
 from dynamo_vllm.job import Media
 from dynamo_vllm.roles import encode
-from dynamo_vllm.roles.media import MediaReader, routed
+from dynamo_vllm.roles.media import routed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dynamo_vllm.engine.base import EncodedEngine
-    from dynamo_vllm.job import EngineFacts, MediaPrompt
-    from dynamo_vllm.media.base import MediaLoader, MediaRef
+    from dynamo_vllm.job import MediaPrompt
+    from dynamo_vllm.media.base import MediaRef
+    from dynamo_vllm.roles.media import MediaReader
 
 logger = logging.getLogger(__name__)
 BY_HAND = frozenset({"image"})
@@ -38,23 +39,25 @@ class Encoders(Protocol):
         """Asks the next encode worker. Raises NoEncoder; a caller that is cancelled ends the work there."""
 
 
-class EncodedReader(MediaReader):
-    """A MediaReader that asks encode workers first."""
+class EncodedReader:
+    """Asks encode workers first, and reads media itself where none of them did it."""
 
     def __init__(
         self,
-        facts: EngineFacts,
-        loader: MediaLoader | None,
+        own: MediaReader,
         engine: EncodedEngine,
         encoders: Encoders,
         by_connector: bool,
         on_lost: Callable[[], None],
     ) -> None:
-        super().__init__(facts, loader, engine)
-        self._encoded_engine = engine
+        self._own = own
+        self._engine = engine
         self._encoders = encoders
         self._by_connector = by_connector
         self._on_lost = on_lost
+
+    def refuse(self, refs: Sequence[MediaRef]) -> None:
+        self._own.refuse(refs)
 
     async def read(
         self,
@@ -69,11 +72,11 @@ class EncodedReader(MediaReader):
         if self._by_connector:
             asking = asyncio.ensure_future(self._ask(job_id, request, refs))
             try:
-                media = await self.load(refs, salt, names)
+                media = await self._own.load(refs, salt, names)
                 await asking
             finally:
                 asking.cancel()
-            return await self.see(ids, media)
+            return await self._own.see(ids, media)
         if {ref.kind for ref in refs} <= BY_HAND:
             handoff = await self._ask(job_id, request, refs)
             if handoff is not None:
@@ -81,7 +84,7 @@ class EncodedReader(MediaReader):
                     return await self._taken(ids, handoff, names)
                 except Unusable as exc:
                     self._lost(job_id, str(exc))
-        return await super().read(ids, refs, salt, names)
+        return await self._own.read(ids, refs, salt, names)
 
     async def _ask(
         self, job_id: str, request: dict[str, object], refs: Sequence[MediaRef]
@@ -104,12 +107,12 @@ class EncodedReader(MediaReader):
         media = [
             Media(
                 encoded.kind,
-                await self._encoded_engine.read_encoded(encoded.name),
+                await self._engine.read_encoded(encoded.name),
                 routed(encoded.name, name),
             )
             for encoded, name in zip(handoff.encoded, for_router, strict=True)
         ]
-        return await self.see(ids, media)
+        return await self._own.see(ids, media)
 
     def _lost(self, job_id: str, reason: str) -> None:
         logger.warning("request %s: its media are encoded here: %s", job_id, reason)

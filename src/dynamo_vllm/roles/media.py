@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.engine.kv_event_mend import ROUTED
 from dynamo_vllm.errors import InvalidRequest
@@ -34,6 +34,23 @@ _ROUTING_NAME = re.compile("[0-9a-f]{16}")
 _SOUND_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
 
 
+class Reader(Protocol):
+    """Puts the media of a request into its prompt."""
+
+    def refuse(self, refs: Sequence[MediaRef]) -> None:
+        """What this worker cannot take, before anything is fetched."""
+
+    async def read(
+        self,
+        ids: Sequence[int],
+        refs: Sequence[MediaRef],
+        salt: str | None,
+        names: Sequence[str] = (),
+        job_id: str = "",
+    ) -> MediaPrompt:
+        """`names` are the frontend's for the pictures, where it has any; `job_id` is for logs."""
+
+
 class MediaReader:
     """Fetches media and has the engine put them into the prompt; without a loader it only refuses."""
 
@@ -52,7 +69,6 @@ class MediaReader:
         names: Sequence[str] = (),
         job_id: str = "",
     ) -> MediaPrompt:
-        """`names` are the frontend's for the pictures, where it has any; `job_id` is for logs."""
         return await self.see(ids, await self.load(refs, salt, names))
 
     async def see(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
@@ -75,7 +91,6 @@ class MediaReader:
         ]
 
     def refuse(self, refs: Sequence[MediaRef]) -> None:
-        """What this worker cannot take, before anything is fetched."""
         if not self._limits:
             raise InvalidRequest("this model takes text only; ask a vision model", parameter="messages")
         if self._loader is None or self._engine is None:

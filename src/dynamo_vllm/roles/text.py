@@ -29,13 +29,13 @@ class AggregatedText:
         renderer: Renderer,
         names: Sequence[str],
         template: str | None = None,
-        media_reader: media.MediaReader | None = None,
+        media_reader: media.Reader | None = None,
     ) -> None:
         self._facts = facts
         self._renderer = renderer
         self._names = names
         self._template = template
-        self._media = media_reader or media.MediaReader(facts)
+        self._media: media.Reader = media_reader or media.MediaReader(facts)
 
     def parse(self, raw: object) -> wire_openai.Body:
         return wire_openai.parse(raw)

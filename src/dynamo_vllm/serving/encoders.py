@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,8 @@ from dynamo_vllm.roles.encode import Handoff
 from dynamo_vllm.roles.encoded import NoEncoder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dynamo.runtime import Client
 
     from dynamo_vllm.serving.lending import Borrower
@@ -35,15 +38,16 @@ class Encoders:
         tries = [instances[(self._turn + n) % len(instances)] for n in range(min(2, len(instances)))]
         try:
             async with asyncio.timeout(self._seconds):
-                for number, instance in enumerate(tries, 1):
-                    try:
-                        return await self._ask(instance, job_id, request)
-                    except NoEncoder:
-                        if number == len(tries):
-                            raise
+                return await self._first(tries, job_id, request)
         except TimeoutError:
             raise NoEncoder(f"no encode worker answered within {self._seconds:g} s") from None
-        raise AssertionError("unreachable")
+
+    async def _first(self, tries: Sequence[int], job_id: str, request: dict[str, Any]) -> Handoff:
+        *others, last = tries
+        for instance in others:
+            with contextlib.suppress(NoEncoder):
+                return await self._ask(instance, job_id, request)
+        return await self._ask(last, job_id, request)
 
     async def _ask(self, instance: int, job_id: str, request: dict[str, Any]) -> Handoff:
         context = Context(job_id)  # the same id in all logs

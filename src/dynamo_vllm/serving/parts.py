@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.serving.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -147,24 +148,19 @@ async def media_reader(
     loader: MediaLoader | None,
     drt: DistributedRuntime,
     on_lost: Callable[[], None],
-) -> MediaReader:
+) -> Reader:
     """Asks encode workers first where there may be some."""
+    own = MediaReader(facts, loader, engine)
     if loader is None or folder is None or options.role == "encode":
-        return MediaReader(facts, loader, engine)
+        return own
     where = f"{options.namespace}.{options.encoder_component}"
     client = await drt.endpoint(f"{where}.generate").client()
     borrower = None
     if options.encoder_transfer == "nixl":
         lenders = await drt.endpoint(f"{where}.{lending.ENDPOINT}").client()
         borrower = lending.Borrower(lenders, encoded_folder(folder, facts), lending.Nixl())
-    return EncodedReader(
-        facts,
-        loader,
-        engine,
-        Encoders(client, options.encoder_seconds, borrower),
-        folder.connector_role is not None,
-        on_lost,
-    )
+    encoders = Encoders(client, options.encoder_seconds, borrower)
+    return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
 
 
 def make_role(
@@ -173,7 +169,7 @@ def make_role(
     engine: TextEngine,
     connector: Connector | None,
     on_lost_transfer: Callable[[], None],
-    media_reader: MediaReader,
+    media_reader: Reader,
     folder: EncoderFolder | None = None,
 ) -> Role[Any]:
     if options.use_vllm_tokenizer:
@@ -186,7 +182,7 @@ def make_role(
             media_reader,
         )
     if options.role == "encode":
-        assert folder is not None  # a rule sees to it
+        assert folder is not None and isinstance(media_reader, MediaReader)  # a rule sees to it
         return encode.Encode(facts, media_reader, encoded_folder(folder, facts))
     if options.role == "prefill":
         return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
