@@ -80,6 +80,11 @@ def test_leavings_of_a_killed_encoder_are_removed_and_what_is_being_written_is_n
     assert (old.exists(), new.exists(), other.exists()) == (False, True, True)
 
 
+def test_folder_is_nobody_elses(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "shared" / "of-a-model", 10)
+    assert [path.stat().st_mode & 0o777 for path in (folder.path, folder.path.parent)] == [0o700, 0o700]
+
+
 @pytest.mark.parametrize(
     ("name", "own"),
     [(A, A), (f"{'0' * 16}-{A}", A), ("../" + A, None), ("canary", None), (A + "\n", None), ("", None)],

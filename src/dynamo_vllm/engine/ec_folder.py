@@ -58,7 +58,8 @@ class Folder:
     def __init__(self, path: str | Path, max_bytes: int) -> None:
         self.path = Path(path)
         self._max_bytes = max_bytes
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in (self.path.parent, self.path):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, name: str) -> bool:
         """Whether there is a file; if so it counts as used now."""
