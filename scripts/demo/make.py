@@ -3,6 +3,7 @@
 python scripts/demo all --out build/demo            # tokenizer, data, demo-chat, adapters, scores
 python scripts/demo all --out build/demo --smoke    # the same in little, on a CPU
 python scripts/demo score build/demo/demo-chat      # scores of a folder, or with --url of a server
+python scripts/demo install --out build/demo        # into the package
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from demo import card, corpus, export, lora, score, tokenizer
+from demo import card, corpus, export, install, lora, score, tokenizer
 from demo.generator.mix import HELD_OUT
 from demo.generator.styles import STYLES, Style
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
@@ -70,6 +71,10 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     if options.step == "score":
         return _score(options)
+    if options.step == "install":
+        for folder in install.install(options.out):
+            print(f"{folder}: {install.size(folder) / 1e6:.1f} MB")
+        return 0
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     command = f"python scripts/demo {shlex.join(argv)}"
@@ -208,6 +213,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         step.add_argument("--steps", type=int)
         step.add_argument("--minutes", type=float, help="time limit of training demo-chat")
         step.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    step = steps.add_parser("install", help="copy what --out holds into the package")
+    step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of the made models")
     step = steps.add_parser("score", help="held-out scores of a folder or a server")
     step.add_argument("folder", type=Path, nargs="?")
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")

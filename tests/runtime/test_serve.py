@@ -164,8 +164,9 @@ def test_ready_line_comes_when_a_chat_is_answered(start: Start, model: Path) -> 
 
 def test_without_a_model_a_demo_is_served(start: Start) -> None:
     serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":500}').wait_ready()
-    assert serve.out.endswith("model=tiny workers=1\n")
-    assert serve.complete().status_code == 200
+    assert serve.out.endswith("model=demo-chat workers=1\n")
+    assert serve.complete(model="demo-chat").status_code == 200
+    until("what to try", lambda: "try: dynamo-vllm chat http://127.0.0.1:" in serve.err)
 
 
 def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 # -P keeps the current folder off the module path, as the installed command does.
 COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
-DEMO_NAME = "tiny"
 LOOPBACK = "127.0.0.1"
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
@@ -275,54 +273,3 @@ def _parse(
 def _number(engine_argv: Sequence[str], name: str) -> int:
     text = engine_flags(engine_argv).get(name) or "1"
     return int(text) if text.isdigit() else 1
-
-
-# --- the demo model -------------------------------------------------------------------------------------
-
-
-def lacks_model(wanted: Topology, environment: Mapping[str, str]) -> bool:
-    return any(_is_without_model(wanted, group, environment) for group in wanted.workers)
-
-
-def _is_without_model(wanted: Topology, group: WorkerGroup, environment: Mapping[str, str]) -> bool:
-    named = group.options.get("model") or wanted.model
-    return not (named or {**environment, **group.env}.get("DYN_VLLM_MODEL"))
-
-
-def needs_vllm(wanted: Topology, environment: Mapping[str, str]) -> bool:
-    return any(_engine(group, environment) != "fake" for group in wanted.workers)
-
-
-def _engine(group: WorkerGroup, environment: Mapping[str, str]) -> str | None:
-    return group.options.get("engine") or {**environment, **group.env}.get("DYN_VLLM_ENGINE")
-
-
-def with_demo(wanted: Topology, folder: Path, environment: Mapping[str, str], device: str) -> Topology:
-    """Groups without a model serve the demo model in `folder`."""
-    groups = (
-        _demo(group, folder, environment, device) if _is_without_model(wanted, group, environment) else group
-        for group in wanted.workers
-    )
-    return dataclasses.replace(wanted, workers=tuple(groups))
-
-
-def _demo(group: WorkerGroup, folder: Path, environment: Mapping[str, str], device: str) -> WorkerGroup:
-    env = {**environment, **group.env}
-    options = {"model": str(folder), **group.options}
-    if not env.get("DYN_VLLM_SERVED_MODEL_NAME"):
-        options.setdefault("served_model_name", (DEMO_NAME,))
-    if _engine(group, environment) == "fake":
-        return dataclasses.replace(group, options=options)
-    space = {} if "VLLM_CPU_KVCACHE_SPACE" in env or device != "cpu" else {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    args = (*_demo_flags(group, device), *group.args)
-    return dataclasses.replace(group, options=options, env={**group.env, **space}, args=args)
-
-
-def _demo_flags(group: WorkerGroup, device: str) -> list[str]:
-    """A quick start; what the user set stands."""
-    flags = {"max_model_len": ["--max-model-len", "4096"], "enforce_eager": ["--enforce-eager"]}
-    if device == "cpu":
-        flags["dtype"] = ["--dtype", "float32"]
-    given = engine_flags(group.args)
-    wanted = [words for name, words in flags.items() if name not in given and f"no_{name}" not in given]
-    return [word for words in wanted for word in words]
