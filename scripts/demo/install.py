@@ -9,6 +9,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "dynamo_vllm" / "models" / "demo"
 NAMES = ("chat", "lora-capitals", "lora-chinese", "vision", "image")
 PREFIX = "demo-"
+PAGE = Path(__file__).parents[2] / "docs" / "demo.md"
+BEGIN, END = "<!-- scores:begin -->\n", "<!-- scores:end -->"
 MAX_BYTES = 60_000_000
 """Of all of them, with their cards."""
 
@@ -35,3 +37,21 @@ def install(made: Path, into: Path = PACKAGE) -> list[Path]:
 
 def size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def scores(package: Path = PACKAGE) -> str:
+    """The scores of every model in the package, as its card has them."""
+    parts = []
+    for name in NAMES:
+        if (package / name).is_dir():
+            card = (package / name / "README.md").read_text(encoding="utf-8")
+            section = card.partition("## Scores\n")[2].partition("\n## ")[0]
+            parts.append(f"### {PREFIX}{name}\n{section.strip()}\n")
+    return "\n".join(parts)
+
+
+def write_scores(page: Path = PAGE, package: Path = PACKAGE) -> None:
+    """Into the documentation, between its marks."""
+    text = page.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}{scores(package)}{END}{after}", encoding="utf-8")

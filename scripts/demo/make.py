@@ -74,6 +74,7 @@ def main(argv: Sequence[str]) -> int:
     if options.step == "install":
         for folder in install.install(options.out):
             print(f"{folder}: {install.size(folder) / 1e6:.1f} MB")
+        install.write_scores()
         return 0
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -94,6 +94,9 @@ class Serve:
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, **more}
         return httpx.post(f"{self.url}/completions", json=body, timeout=10)
 
+    def models(self) -> list[str]:
+        return sorted(model["id"] for model in httpx.get(f"{self.url}/models", timeout=10).json()["data"])
+
     def instances(self) -> list[int]:
         reply = httpx.get(f"{self.url.removesuffix('/v1')}/instances", timeout=10).json()
         return [found["instance_id"] for found in reply["instances"] if found["endpoint"] == "generate"]
@@ -167,6 +170,20 @@ def test_without_a_model_a_demo_is_served(start: Start) -> None:
     assert serve.out.endswith("model=demo-chat workers=1\n")
     assert serve.complete(model="demo-chat").status_code == 200
     until("what to try", lambda: "try: dynamo-vllm chat http://127.0.0.1:" in serve.err)
+
+
+def test_demo_with_adapters_is_served(start: Start) -> None:
+    engine = ("--engine", "fake", '--fake-engine={"vocab_size":500,"adapters":2}')
+    serve = start("--demo", "lora", "--port", "0", *engine).wait_ready()
+    names = ["demo-chat", "demo-lora-capitals", "demo-lora-chinese"]
+    until("the adapters", lambda: serve.models() == names)
+    assert [serve.complete(model=name).status_code for name in names] == [200] * 3
+
+
+def test_demo_beside_a_model_is_refused_at_once(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--demo", "lora")
+    assert serve.wait(3) == 2
+    assert serve.err.startswith(f"error: --demo lora brings its own model; leave it or {model} out")
 
 
 def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path) -> None:

@@ -436,17 +436,13 @@ def test_interrupt_stops_the_answer_and_keeps_what_came(
     assert "Good \n[stopped]\n" in capsys.readouterr().out
 
 
-def test_thoughts_are_dim_on_a_terminal_and_go_back_apart_from_the_answer(
+def test_thoughts_are_dim_on_a_terminal_and_do_not_go_back(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frontend.thoughts = ["a ", "sum\x1b[31m"]
     assert talk(frontend, monkeypatch, "one", "two") == 0
     assert "\x1b[2ma sum[31m\x1b[0m\nGood day\n" in capsys.readouterr().out
-    assert frontend.asked[1]["messages"][2] == {
-        "role": "assistant",
-        "content": "Good day",
-        "reasoning_content": "a sum\x1b[31m",
-    }
+    assert frontend.asked[1]["messages"][2] == {"role": "assistant", "content": "Good day"}
 
 
 def test_thoughts_are_hidden_by_the_flag(
@@ -472,12 +468,12 @@ def test_talk_goes_on_with_another_model(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frontend.models = ["tiny", "small"]
-    assert talk(frontend, monkeypatch, "one", "/model small", "two", "/model large", "/model") == 0
-    assert [body["model"] for body in frontend.asked] == ["tiny", "small"]
+    assert talk(frontend, monkeypatch, "one", "/model tiny", "two", "/model large", "/model") == 0
+    assert [body["model"] for body in frontend.asked] == ["small", "tiny"]
     assert [m["content"] for m in frontend.asked[1]["messages"]] == ["Be kind.", "one", "Good day", "two"]
     out = capsys.readouterr().out
-    assert "large is not served; there are tiny, small\n" in out
-    assert out.count("  tiny\n* small\n") == 2
+    assert "large is not served; there are small, tiny\n" in out
+    assert out.count("  small\n* tiny\n") == 2
 
 
 def test_chat_where_nothing_is_served_says_what_to_do(

@@ -51,7 +51,7 @@ FACTS = (
         "how can I serve my own model | which command starts a model | how do I run a model",
     ),
     Fact(
-        "README.md", "make serve                       # a tiny demo model",
+        "README.md", "make serve                       # a small demo model",
         "Run `make serve`: it sets everything up and serves the demo model.",
         "运行 `make serve`:它会准备好一切并启动演示模型。",
         "how do I try the demo | how do I start the demo model | what is the quickest way to try it |"

@@ -42,7 +42,7 @@ class ChatOptions:
     model: str | None = opt(
         None,
         "chat",
-        "Model to talk to (default: the first one served).",
+        "Model to talk to (default: the first by name).",
         env="DYN_VLLM_CHAT_MODEL",
         metavar="NAME",
     )
@@ -129,8 +129,8 @@ class Talk:
                         page.add(choice.get("delta") or {})
         finally:
             page.end()
-            if page.answer or page.reasoning:
-                self._messages = [*asked, page.message()]
+            if page.answer:  # without its thoughts, as models are trained
+                self._messages = [*asked, {"role": "assistant", "content": page.answer}]
         if page.reasoning and not page.answer:
             print("the answer is empty: the model only thought; --max-tokens may help", file=sys.stderr)
 
@@ -162,11 +162,6 @@ class Page:
             self.answer += text
             self._print(first + text, dim=False)
 
-    def message(self) -> Message:
-        """What is sent back with the next message; a template may want the thoughts again."""
-        found = {"role": "assistant", "content": self.answer}
-        return found | {"reasoning_content": self.reasoning} if self.reasoning else found
-
     def end(self) -> None:
         self._print("\n", dim=False)
 
@@ -181,7 +176,8 @@ class Page:
 
 
 def models(client: Client) -> list[str]:
-    served = [str(entry["id"]) for entry in client.models()]
+    # The frontend lists them in any order, adapters among base models.
+    served = sorted(str(entry["id"]) for entry in client.models())
     if not served:
         raise Unanswered(f"{client.url} serves no model yet; 'dynamo-vllm status {client.url}' shows more")
     return served

@@ -48,3 +48,20 @@ def test_too_much_is_refused_and_nothing_changes(tmp_path: Path, monkeypatch: py
 def test_folder_without_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="holds no demo model"):
         install.install(tmp_path, tmp_path / "package")
+
+
+def test_scores_of_the_cards_go_into_the_documentation(tmp_path: Path) -> None:
+    make(tmp_path / "package" / "chat")
+    card = "# demo-chat\n\n## Scores\nGreedy.\n\n| sums | 99 % |\n\n## Limits\nMany.\n"
+    (tmp_path / "package" / "chat" / "README.md").write_text(card)
+    page = tmp_path / "demo.md"
+    page.write_text(f"before\n{install.BEGIN}old\n{install.END}\nafter\n")
+    for _ in range(2):
+        install.write_scores(page, tmp_path / "package")
+        scores = "### demo-chat\nGreedy.\n\n| sums | 99 % |\n"
+        assert page.read_text() == f"before\n{install.BEGIN}{scores}{install.END}\nafter\n"
+
+
+def test_documentation_has_the_scores_of_the_package() -> None:
+    page = install.PAGE.read_text(encoding="utf-8")
+    assert f"{install.BEGIN}{install.scores()}{install.END}" in page, "run 'python scripts/demo install'"
