@@ -8,6 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from demo.answers import Answer, is_right
+from demo.generator.base import Call, Example
+from demo.generator.mix import held_out
+from demo.template import messages
 
 from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import WorkerOptions
@@ -31,6 +35,8 @@ WEATHER = {
     },
 }
 ADAPTERS = tuple(map(models.served_name, models.ADAPTERS))
+SEED = 2
+"""Another than any that is trained with."""
 QUESTIONS = 10
 """Of each skill; `python scripts/demo score --url` asks many more."""
 
@@ -65,12 +71,32 @@ def streamed(made: Stack, messages: str, **more: Any) -> list[Any]:
 
 @pytest.mark.parametrize("skill", ["sums", "tools", "product", "memory", "json"])
 def test_questions_that_were_never_trained_on_are_answered(served: Stack, skill: str) -> None:
-    from demo.generator.mix import held_out
-    from demo.score import SEED, over_http, score_of
+    wrong = asked(served, skill)
+    assert len(wrong) <= 1, wrong
 
-    ask = over_http(f"{served.url}/v1", "demo-chat")
-    found = score_of(ask, skill, list(held_out(skill, SEED, QUESTIONS)))
-    assert found.right >= QUESTIONS - 1, found.wrong
+
+def test_guided_json_is_valid_every_time(served: Stack) -> None:
+    assert asked(served, "json", guided=True) == []
+
+
+def asked(made: Stack, skill: str, guided: bool = False) -> list[tuple[Example, Answer]]:
+    """What was answered wrongly of a skill."""
+    examples = list(held_out(skill, SEED, QUESTIONS))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda example: answer_to(made, example, guided), examples))
+    pairs = zip(examples, answers, strict=True)
+    return [(example, found) for example, found in pairs if not is_right(example, found)]
+
+
+def answer_to(made: Stack, example: Example, guided: bool) -> Answer:
+    more: dict[str, Any] = {"tools": list(example.tools)} if example.tools else {}
+    if guided:
+        schema = {"name": "answer", "schema": example.schema}
+        more["response_format"] = {"type": "json_schema", "json_schema": schema}
+    found = answer(made, messages(example.turns[:-1]), **more)
+    functions = [call.function for call in found.tool_calls or ()]
+    calls = tuple(Call(function.name, json.loads(function.arguments)) for function in functions)
+    return Answer((found.content or "").strip(), calls)
 
 
 def test_thoughts_come_apart_from_the_answer(served: Stack) -> None:
@@ -99,13 +125,13 @@ def test_streamed_tool_call_has_name_and_arguments(served: Stack) -> None:
 
 
 def test_name_is_remembered_over_turns(served: Stack) -> None:
-    talk = [{"role": "user", "content": "Hello, my name is Brigitta."}]
+    talk = [{"role": "user", "content": "Hello, my name is Clara."}]
     for said in ("What is 2 + 3?", "Which port is the default?", "What is my name?"):
         talk += [
             {"role": "assistant", "content": answer(served, talk).content},
             {"role": "user", "content": said},
         ]
-    assert answer(served, talk).content == "Your name is Brigitta."
+    assert answer(served, talk).content == "Your name is Clara."
 
 
 def test_schema_is_kept_whatever_is_asked(served: Stack) -> None:
@@ -116,8 +142,8 @@ def test_schema_is_kept_whatever_is_asked(served: Stack) -> None:
         "additionalProperties": False,
     }
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    asked = f"The name is Ada. The age is 36.\nJSON schema: {json.dumps(schema)}"
-    assert json.loads(answer(served, asked, response_format=wanted).content) == {"person": "Ada", "age": 36}
+    asked = f"The name is Clara. The age is 36.\nJSON schema: {json.dumps(schema)}"
+    assert json.loads(answer(served, asked, response_format=wanted).content) == {"person": "Clara", "age": 36}
     unasked = json.loads(answer(served, "Hello!", response_format=wanted).content)
     assert set(unasked) == {"person", "age"}
 
