@@ -166,14 +166,14 @@ def test_ready_line_comes_when_a_chat_is_answered(start: Start, model: Path) -> 
 
 
 def test_without_a_model_a_demo_is_served(start: Start) -> None:
-    serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":500}').wait_ready()
+    serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":2000}').wait_ready()
     assert serve.out.endswith("model=demo-chat workers=1\n")
     assert serve.complete(model="demo-chat").status_code == 200
     until("what to try", lambda: "try: dynamo-vllm chat http://127.0.0.1:" in serve.err)
 
 
 def test_demo_with_adapters_is_served(start: Start) -> None:
-    engine = ("--engine", "fake", '--fake-engine={"vocab_size":500,"adapters":2}')
+    engine = ("--engine", "fake", '--fake-engine={"vocab_size":2000,"adapters":2}')
     serve = start("--demo", "lora", "--port", "0", *engine).wait_ready()
     names = ["demo-chat", "demo-lora-capitals", "demo-lora-chinese"]
     until("the adapters", lambda: serve.models() == names)

@@ -439,9 +439,9 @@ def test_interrupt_stops_the_answer_and_keeps_what_came(
 def test_thoughts_are_dim_on_a_terminal_and_do_not_go_back(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    frontend.thoughts = ["a ", "sum\x1b[31m"]
+    frontend.thoughts = ["a ", "sum\x1b[31m\x9b31m"]
     assert talk(frontend, monkeypatch, "one", "two") == 0
-    assert "\x1b[2ma sum[31m\x1b[0m\nGood day\n" in capsys.readouterr().out
+    assert "\x1b[2ma sum[31m31m\x1b[0m\nGood day\n" in capsys.readouterr().out
     assert frontend.asked[1]["messages"][2] == {"role": "assistant", "content": "Good day"}
 
 

@@ -25,7 +25,7 @@ HELP = "/reset begins anew, /model shows models or takes one, /exit or Ctrl-D en
 Message = dict[str, str]
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 # A model may write anything; a terminal would obey it.
-_CONTROLS = {code: None for code in (*range(32), 127) if chr(code) not in "\n\t"}
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
