@@ -7,10 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer
-from torch import nn
 
 from demo import export
 from demo.model import Qwen3, Shape
@@ -32,9 +30,7 @@ def on_top_of(chat: Qwen3, tokenizer: Tokenizer, tower: TowerShape) -> tuple[Lla
     """A new tower before the language model of a demo-chat, whose embedding grows by the image token."""
     grown = with_image_token(tokenizer)
     rows = max(padded(grown), chat.shape.vocab_size)
-    model = Llava(
-        Shape(**asdict(chat.shape) | {"vocab_size": rows}), tower, grown.token_to_id(IMAGE)
-    )
+    model = Llava(Shape(**asdict(chat.shape) | {"vocab_size": rows}), tower, grown.token_to_id(IMAGE))
     weights = chat.state_dict()
     name = "model.embed_tokens.weight"
     words = model.language_model.state_dict()[name].clone()

@@ -155,7 +155,10 @@ class Llava(nn.Module):
     ) -> list[list[int]]:
         """The likeliest answers; `pictures` are bytes, in the order in which the prompts have them."""
         patches = self.vision_tower(pixels_of(pictures))
-        return self.language_model.greedy(prompts, end, max_tokens, lambda ids: self.embed(ids, patches))
+        said: list[list[int]] = self.language_model.greedy(
+            prompts, end, max_tokens, lambda ids: self.embed(ids, patches)
+        )
+        return said
 
 
 def pixels_of(pictures: Tensor) -> Tensor:
