@@ -74,7 +74,10 @@ def write(record: Path, folder: Path, style: str | None = None) -> Path:
 
 
 def _making(found: dict[str, Any]) -> str:
-    run, plan = found["curve"], found["plan"]
+    run, plan, before = found["curve"], found["plan"], ""
+    if "tower_curve" in found:
+        tower = found["tower_curve"]
+        before = f"{tower['steps']} steps of the tower alone in {tower['seconds']:.0f} s, then "
     cut = " The time limit cut the run short." if run["cut_short"] else ""
     return f"""\
 ## How it was made
@@ -82,7 +85,7 @@ def _making(found: dict[str, Any]) -> str:
 |---|---|
 | data | {found["conversations"]} conversations of the generator in `scripts/demo`, seed {found["seed"]} |
 | command | `{found["command"]}` |
-| training | {len(run["points"]) and run["points"][-1]["step"]:.0f} steps of {plan["step_tokens"]} tokens, \
+| training | {before}{run["steps"]} steps of {plan["step_tokens"]} tokens, \
 rate {plan["rate"]:g}, AdamW, cosine |
 | time | {run["seconds"]:.0f} s on {found["device"]}, torch {found["torch"]}.{cut} |
 

@@ -77,7 +77,7 @@ SMOKE = Size(
     tower=TINY_TOWER,
     picture_talks=60,
     talks=60,
-    vision_plan=Plan(steps=12, step_tokens=2048, batch_tokens=2048, rate=4e-3, warm_up=2, report_every=3),
+    vision_plan=Plan(steps=15, step_tokens=2048, batch_tokens=2048, rate=4e-3, warm_up=2, report_every=3),
     scored=2,
     answer_tokens=24,
 )
@@ -157,7 +157,7 @@ def make_vision(out: Path, size: Size, seed: int, device: str, command: str) -> 
     )
     talk = _timed("talk", lambda: corpus.build(cutter, seed, size.talks))
     plan = dataclasses.replace(size.vision_plan, seed=seed)
-    curve = train_vision(model, rows, talk, plan)
+    alone, curve = train_vision(model, rows, talk, plan)
     folder = vision_export.save(model, grown, out / "demo-vision")
     exported, _ = vision_export.load(folder, device)
     ask = vision_score.in_torch(exported, grown, max_tokens=min(size.answer_tokens, vision_score.MAX_TOKENS))
@@ -167,7 +167,8 @@ def make_vision(out: Path, size: Size, seed: int, device: str, command: str) -> 
     talks = score.in_torch(exported.language_model, grown, max_tokens=size.answer_tokens)
     scores += _timed("scores of talk", lambda: score.score(talks, max(2, size.scored // 5)))
     _tell(scores[len(HELD_OUT_PICTURES) :])
-    _record(out / "demo-vision.json", exported, plan, len(rows.data) + len(talk), curve, scores, command)
+    record = out / "demo-vision.json"
+    _record(record, exported, plan, len(rows.data) + len(talk), curve, scores, command, alone)
     card.write(out / "demo-vision.json", folder)
     return folder
 
@@ -190,6 +191,7 @@ def _record(
     curve: Curve,
     scores: Sequence[score.Score],
     command: str,
+    tower_curve: Curve | None = None,
 ) -> None:
     """All that a card tells."""
     shape = model.text if isinstance(model, Llava) else model.shape
@@ -203,11 +205,12 @@ def _record(
         "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
         "torch": torch.__version__,
         "shape": dataclasses.asdict(shape),
-        **({"tower": dataclasses.asdict(model.tower)} if isinstance(model, Llava) else {}),
         "plan": dataclasses.asdict(plan) | {"minutes": None if math.isinf(plan.minutes) else plan.minutes},
         "curve": dataclasses.asdict(curve),
         "scores": [dataclasses.asdict(one) for one in scores],
     }
+    if isinstance(model, Llava) and tower_curve:
+        found |= {"tower": dataclasses.asdict(model.tower), "tower_curve": dataclasses.asdict(tower_curve)}
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

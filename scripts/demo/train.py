@@ -46,6 +46,7 @@ class Curve:
 
     points: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
+    steps: int = 0
     tokens: int = 0
     cut_short: bool = False
 
@@ -89,6 +90,7 @@ def follow(
         nn.utils.clip_grad_norm_(chosen, plan.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        curve.steps = step + 1
         curve.tokens += plan.step_tokens
         if (step + 1) % plan.report_every == 0:
             losses = dict(zip(parts, (recent / plan.report_every).tolist(), strict=True))

@@ -146,8 +146,8 @@ class Llava(nn.Module):
         here = ids == self.image_token
         # Every place gets a patch and most are thrown away: to pick by the mask would wait for the device.
         order = here.flatten().cumsum(0).sub(1).clamp(min=0).view(ids.shape)
-        seen = self.multi_modal_projector(patches).flatten(0, 1)
-        return torch.where(here[..., None], seen[order], words)
+        seen = self.multi_modal_projector(patches).flatten(0, 1).to(words.dtype)
+        return torch.where(here[..., None], F.embedding(order, seen), words)
 
     @torch.no_grad()
     def greedy(

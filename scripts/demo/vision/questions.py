@@ -355,13 +355,13 @@ def _several(name: str) -> str:
 
 
 KINDS: dict[Ask, int] = {
-    colour: 20,
-    shape: 20,
-    count: 24,
-    position: 20,
-    relation: 9,
-    exists: 5,
-    describe: 8,
+    colour: 16,
+    shape: 18,
+    count: 30,
+    position: 18,
+    relation: 8,
+    exists: 4,
+    describe: 6,
 }
 """How often each is asked in training."""
 ATTRIBUTES: dict[str, Ask] = {"colour": colour, "shape": shape, "count": count, "position": position}
