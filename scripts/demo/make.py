@@ -58,7 +58,7 @@ class Size:
     talks: int = 100_000
     """Conversations of demo-chat that demo-vision is trained on too."""
     vision_plan: Plan = Plan(
-        steps=7000, step_tokens=65_536, batch_tokens=16_384, rate=1e-3, warm_up=200, report_every=100
+        steps=6000, step_tokens=65_536, batch_tokens=16_384, rate=1e-3, warm_up=200, report_every=100
     )
     scored: int = 1000
     answer_tokens: int = score.MAX_TOKENS
@@ -77,7 +77,7 @@ SMOKE = Size(
     tower=TINY_TOWER,
     picture_talks=60,
     talks=60,
-    vision_plan=Plan(steps=15, step_tokens=2048, batch_tokens=2048, rate=4e-3, warm_up=2, report_every=3),
+    vision_plan=Plan(steps=12, step_tokens=2048, batch_tokens=2048, rate=4e-3, warm_up=2, report_every=3),
     scored=2,
     answer_tokens=24,
 )

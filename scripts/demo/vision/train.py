@@ -29,7 +29,7 @@ TALK_LENGTHS = (256, 512, 1024)
 TALK_SHARE = 4
 """One of so many batches is of demo-chat's conversations, so that it still talks."""
 ALONE = 5
-"""The tower is alone for one part of so many, of the steps and of the time."""
+"""The tower is alone for at most one part of so many of the time, and for half as many steps."""
 EMPTY = 0.2
 """Weight of patches without a figure: they are many."""
 
@@ -87,9 +87,9 @@ def train(model: Llava, rows: Rows, talk: Data, plan: Plan) -> tuple[Curve, Curv
     device = next(model.parameters()).device.type
     spotter = Spotter(model.tower.hidden_size).to(device)
     looking = Looking(rows, plan, model.tower.image_size, device)
-    first = replace(plan, steps=plan.steps // ALONE, minutes=plan.minutes / ALONE)
+    first = replace(plan, steps=max(1, plan.steps // 2), minutes=plan.minutes / ALONE)
     alone = _train_tower(model, spotter, looking, first, device)
-    rest = replace(plan, steps=plan.steps - first.steps, minutes=plan.minutes * (1 - 1 / ALONE))
+    rest = replace(plan, minutes=plan.minutes - alone.seconds / 60)
     return alone, _train_all(model, spotter, looking, talk, rest, device)
 
 
