@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from harness.stack import TESTS
 
-ROOT = TESTS.parent
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("demo")
-    subprocess.run(
-        [sys.executable, ROOT / "scripts" / "demo", "all", "--smoke", "--out", out],
-        check=True,
-        timeout=150,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # of small matrices two threads make no faster work
-    )
-    return out
+@pytest.fixture
+def made(demo_models: Path) -> Path:
+    return demo_models
 
 
 @pytest.mark.timeout(180)
