@@ -1,6 +1,6 @@
-"""`python scripts/demo STEP …`: makes demo-chat and its adapters, or one step of it.
+"""`python scripts/demo STEP …`: makes demo-chat, its adapters and demo-image, or one step of it.
 
-python scripts/demo all --out build/demo            # tokenizer, data, demo-chat, adapters, scores
+python scripts/demo all --out build/demo            # tokenizer, data, demo-chat, adapters, demo-image, scores
 python scripts/demo all --out build/demo --smoke    # the same in little, on a CPU
 python scripts/demo score build/demo/demo-chat      # scores of a folder, or with --url of a server
 """
@@ -25,6 +25,9 @@ import torch
 from demo import card, corpus, export, lora, score, tokenizer
 from demo.generator.mix import HELD_OUT
 from demo.generator.styles import STYLES, Style
+from demo.image import export as image_export
+from demo.image import make as image
+from demo.image import score as image_score
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
 from demo.train import Curve, Plan, train
 
@@ -70,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     if options.step == "score":
         return _score(options)
+    if options.step == "score-image":
+        return _score_image(options)
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     command = f"python scripts/demo {shlex.join(argv)}"
@@ -79,6 +84,8 @@ def main(argv: Sequence[str]) -> int:
     if options.step in ("all", "lora"):
         for style in STYLES.values():
             make_adapter(options.out, style, size, options.seed, device, command)
+    if options.step in ("all", "image"):
+        image.make_image(options.out, _image_size(options), options.seed, device, command)
     print(f"done in {time.monotonic() - began:.0f} s: {options.out}", flush=True)
     return 0
 
@@ -178,6 +185,19 @@ def _score(options: argparse.Namespace) -> int:
     return int(any(one.share < score.NEEDED.get(one.skill, 0) for one in scores))
 
 
+def _score_image(options: argparse.Namespace) -> int:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scores = image_score.score(image_export.load(options.folder, device), options.count)
+    image.tell(scores)
+    return int(scores[0].share() < image_score.NEEDED)
+
+
+def _image_size(options: argparse.Namespace) -> image.ImageSize:
+    # A limit of `all` is demo-chat's own.
+    minutes = options.minutes if options.step == "image" else None
+    return image.with_limit(image.SMOKE if options.smoke else image.FULL, minutes)
+
+
 def _size(options: argparse.Namespace) -> Size:
     size = SMOKE if options.smoke else FULL
     plan = {name: value for name in ("steps", "minutes") if (value := getattr(options, name)) is not None}
@@ -195,9 +215,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python scripts/demo", description=__doc__.splitlines()[0])
     steps = parser.add_subparsers(dest="step", required=True)
     for name, text in (
-        ("all", "demo-chat and its adapters"),
+        ("all", "demo-chat, its adapters and demo-image"),
         ("chat", "demo-chat alone"),
         ("lora", "adapters of the demo-chat that is in --out"),
+        ("image", "demo-image alone"),
     ):
         step = steps.add_parser(name, help=text)
         step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for everything")
@@ -206,8 +227,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         step.add_argument("--small", action="store_true", help="the small shape, for a CPU")
         step.add_argument("--examples", type=int, help="conversations to train on")
         step.add_argument("--steps", type=int)
-        step.add_argument("--minutes", type=float, help="time limit of training demo-chat")
+        step.add_argument("--minutes", type=float, help="time limit of training demo-chat, or demo-image")
         step.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    step = steps.add_parser("score-image", help="held-out scores of a demo-image folder")
+    step.add_argument("folder", type=Path)
+    step.add_argument("--count", type=int, default=200, help="prompts per setting")
     step = steps.add_parser("score", help="held-out scores of a folder or a server")
     step.add_argument("folder", type=Path, nargs="?")
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")
