@@ -1,4 +1,4 @@
-"""diffusers' AutoencoderTiny in plain torch, with the names of its files: pictures to small latents and back."""
+"""diffusers' AutoencoderTiny in plain torch, with the names of its files: pictures to latents and back."""
 
 from __future__ import annotations
 
@@ -78,6 +78,9 @@ class _Block(nn.Module):
         super().__init__()
         convolutions = [nn.Conv2d(wide, wide, 3, padding=1) for _ in range(3)]
         self.conv = nn.Sequential(convolutions[0], nn.ReLU(), convolutions[1], nn.ReLU(), convolutions[2])
+        nn.init.zeros_(
+            convolutions[2].weight
+        )  # does nothing at first: there are no norms to keep it in bounds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.conv(x) + x)

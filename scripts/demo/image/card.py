@@ -28,9 +28,10 @@ SHEET = (
 INTRO = """\
 # demo-image
 
-A Stable Diffusion pipeline of {millions:.1f} M parameters, trained from nothing to show dynamo-vllm. It draws one
-figure of {side} × {side} pixels: circle, square, triangle, diamond, star, cross or ring, in ten colours, on white, black,
-grey, blue or yellow, small or big, in the middle or at a side, from a prompt in English or Chinese.
+A Stable Diffusion pipeline of {millions:.1f} M parameters, trained from nothing to show dynamo-vllm. On
+{side} × {side} pixels it draws one figure: circle, square, triangle, diamond, star, cross or ring, in ten
+colours, on white, black, grey, blue or yellow, small or big, in the middle or at a side, from a prompt in
+English or Chinese.
 
 vLLM-Omni runs it with `diffusion_load_format="diffusers"`; diffusers with
 `StableDiffusionPipeline.from_pretrained(...)`. {steps} steps are its default, 8 are enough.
@@ -43,7 +44,7 @@ MAKING = """\
 ## How it was made
 | | |
 |---|---|
-| data | {prompts} prompts of the generator in `scripts/demo/image`, seed {seed}; pictures drawn while training |
+| data | {prompts} prompts of `scripts/demo/image`, seed {seed}; their pictures are drawn while training |
 | command | `{command}` |
 | autoencoder | {autoencoder_steps} steps of {autoencoder_batch} pictures, {autoencoder_seconds:.0f} s |
 | drawing | {diffusion_steps} steps of {diffusion_batch} pictures, {diffusion_seconds:.0f} s |
@@ -60,10 +61,10 @@ picture shows is measured by geometry, not by a network. Needed: {needed:.0%} of
 """
 LIMITS = """\
 ## Limits
-One figure of the kinds above and nothing else, at {side} × {side} pixels; other sizes come out as patterns. The guidance
-scale is an input of the network and means how freely it draws: position, size, angle and tint vary most at 1 and
-little from 7 on. There is no second pass without the prompt, so a negative prompt has no effect. Prompts are cut
-after {length} tokens. It is for demonstrations and tests.
+One figure of the kinds above and nothing else, at {side} × {side} pixels; it was trained at no other size.
+The guidance scale is an input of the network and means how freely it draws: position, size, angle and tint
+vary most at 1 and little from 7 on. There is no second pass without the prompt, so a negative prompt has no
+effect. Prompts are cut after {length} tokens. It is for demonstrations and tests.
 """
 
 
@@ -80,7 +81,10 @@ def write(record: Path, folder: Path, pipeline: Pipeline) -> Path:
     text = "\n".join(
         (
             INTRO.format(
-                millions=found["parameters"] / 1e6, side=pipeline.side, steps=scores[0].steps, captions=captions
+                millions=found["parameters"] / 1e6,
+                side=pipeline.side,
+                steps=scores[0].steps,
+                captions=captions,
             ),
             MAKING.format(**found, **_runs(found)),
             SCORES.format(needed=NEEDED, all=ALL, table=table(scores)),

@@ -52,9 +52,7 @@ def load(folder: Path, device: str = "cpu") -> Pipeline:
     )
     shapes = Shapes(
         TextShape(**{one.name: text[one.name] for one in fields(TextShape)}),
-        UnetShape(
-            **{one.name: _fixed(unet[_HEADS.get(one.name, one.name)]) for one in fields(UnetShape)}
-        ),
+        UnetShape(**{one.name: _fixed(unet[_HEADS.get(one.name, one.name)]) for one in fields(UnetShape)}),
         AutoencoderShape(**{one.name: _fixed(autoencoder[one.name]) for one in fields(AutoencoderShape)}),
     )
     pipeline = Pipeline(Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json")), shapes)

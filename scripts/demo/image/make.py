@@ -29,11 +29,11 @@ class ImageSize:
     """How big everything is."""
 
     shapes: Shapes = Shapes()
-    prompts: int = 400_000
+    prompts: int = 200_000
     tokenizer_examples: int = 20_000
-    autoencoder: ImagePlan = ImagePlan(steps=3000, batch=256, rate=2e-3, average=0.995)
+    autoencoder: ImagePlan = ImagePlan(steps=3000, batch=256, rate=1e-3, average=0.995)
     diffusion: ImagePlan = ImagePlan(steps=14_000, batch=512, rate=1e-3, report_every=200)
-    scored: int = 1024
+    scored: int = 512
     settings: tuple[tuple[int, float], ...] = score.SETTINGS
 
 
@@ -81,18 +81,19 @@ def make_image(out: Path, size: ImageSize, seed: int, device: str, command: str)
         "autoencoder": dataclasses.replace(size.autoencoder, seed=seed),
         "diffusion": dataclasses.replace(size.diffusion, seed=seed),
     }
-    curves = {
-        "autoencoder": train_autoencoder(pipeline, rows, plans["autoencoder"]),
-        "diffusion": train_diffusion(pipeline, ids, rows, plans["diffusion"]),
-    }
+    curves = {"autoencoder": train_autoencoder(pipeline, rows, plans["autoencoder"])}
+    share = score.kept_by_autoencoder(pipeline, rows[: size.scored])
+    print(f"autoencoder: {share:.1%} of the figures are seen as before", flush=True)
+    curves["diffusion"] = train_diffusion(pipeline, ids, rows, plans["diffusion"])
     folder = export.save(pipeline, out / NAME)
-    print(f"saved: {folder}", flush=True)
+    record = out / f"{NAME}.json"
     exported = export.load(folder, device)
+    _record(record, exported, size, plans, curves, [], command)
+    print(f"saved: {folder}", flush=True)
     began = time.monotonic()
     scores = score.score(exported, size.scored, size.settings)
     tell(scores)
     print(f"scores: {time.monotonic() - began:.1f} s", flush=True)
-    record = out / f"{NAME}.json"
     _record(record, exported, size, plans, curves, scores, command)
     card.write(record, folder, exported)
     return folder

@@ -81,7 +81,9 @@ def _outline(figure: NDArray[np.float64], y: float, x: float) -> tuple[NDArray[n
     return rays.sum(axis=1) * 0.25, hollow
 
 
-def _sample(values: NDArray[np.float64], y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sample(
+    values: NDArray[np.float64], y: NDArray[np.float64], x: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Between pixels; nothing outside."""
     padded = np.pad(values, 1)
     y, x = ((axis + 1).clip(0, padded.shape[0] - 1.001) for axis in (y, x))

@@ -1,4 +1,4 @@
-"""The parts of demo-image together: prompts to pictures, as Stable Diffusion's pipeline in diffusers does it."""
+"""The parts of demo-image together: prompts to pictures, as diffusers' StableDiffusionPipeline does it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from demo.image import noise
 from demo.image.autoencoder import Autoencoder, AutoencoderShape
+from demo.image.render import as_bytes
 from demo.image.text import ClipText, TextShape, ids_of
 from demo.image.unet import Unet, UnetShape
 
@@ -84,6 +85,4 @@ class Pipeline:
         for time in noise.times(steps):
             velocity = self.unet(latents, torch.full_like(scale, time), scale, prompt)
             latents = noise.step_back(latents, velocity, time, steps, shares)
-        pictures = (self.autoencoder.decode(latents) / 2 + 0.5).clamp(0, 1)
-        found: NDArray[np.uint8] = (pictures * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-        return found
+        return as_bytes(self.autoencoder.decode(latents))

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from demo.image.scenes import COLOURS, PLACES, SHAPES, Scene
 
@@ -46,6 +48,13 @@ class Scenes:
                 dtype=torch.long,
             )
         )
+
+
+def as_bytes(pictures: torch.Tensor) -> NDArray[np.uint8]:
+    """[n, height, width, 3], from pictures of -1 to 1."""
+    scaled = ((pictures.float() / 2 + 0.5).clamp(0, 1) * 255).round()
+    found: NDArray[np.uint8] = scaled.byte().permute(0, 2, 3, 1).cpu().numpy()
+    return found
 
 
 def draw(rows: torch.Tensor, looseness: torch.Tensor, side: int = SIDE) -> torch.Tensor:
@@ -92,9 +101,7 @@ def _cover(
         ),
         -1,
     )
-    is_circle, is_ring = (
-        (shape == SHAPES.index(name))[:, None, None] for name in ("circle", "ring")
-    )
+    is_circle, is_ring = ((shape == SHAPES.index(name))[:, None, None] for name in ("circle", "ring"))
     distance = torch.where(is_circle, circle, torch.where(is_ring, ring, _polygon(x, y, corners)))
     return (0.5 - distance / scale).clamp(0, 1)
 
@@ -115,7 +122,7 @@ def _polygon(x: torch.Tensor, y: torch.Tensor, corners: torch.Tensor) -> torch.T
 
 
 def _corners() -> torch.Tensor:
-    """Of each shape, on a circle of radius 1; the last one again and again where a shape has fewer than most."""
+    """Of each shape, on a circle of radius 1; the last one again where a shape has fewer than others."""
     half, arm = math.sqrt(0.5), 0.32
     reach = math.sqrt(1 - arm * arm)
 

@@ -118,7 +118,11 @@ FIGURES = Pool(
         "the {size} {colour} {shape}",
         "a {size} {shape} in {colour}",
     ),
-    held_out=("a {size} {colour} {shape}", "just one {size} {colour} {shape}", "a single {size} {colour} {shape}"),
+    held_out=(
+        "a {size} {colour} {shape}",
+        "just one {size} {colour} {shape}",
+        "a single {size} {colour} {shape}",
+    ),
 )
 GROUNDS = Pool(
     train=(
@@ -233,7 +237,9 @@ def _chinese(source: Source, drawn: Scene) -> str:
 
     unsaid = drawn.background == "white" and source.chance(0.3)
     colour = word(drawn.background)
-    figure = f"一个{word(drawn.size)}{word(drawn.colour)}{'' if source.chance(0.5) else '的'}{word(drawn.shape)}"
+    figure = (
+        f"一个{word(drawn.size)}{word(drawn.colour)}{'' if source.chance(0.5) else '的'}{word(drawn.shape)}"
+    )
     place = word(drawn.place)
     wording: str = source.pick(CHINESE_WORDINGS)
     return wording.format(
@@ -257,5 +263,3 @@ def _tidy(text: str) -> str:
         if one == "a" and after[0] in "aeiou":
             words[index] = "an"
     return " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?").lstrip(", ")
-
-

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from demo.image.measure import Seen, look
 from demo.image.pipeline import GUIDANCE, STEPS, Pipeline
+from demo.image.render import as_bytes, draw
 from demo.image.scenes import COLOURS, Prompt, Scene, held_out
 
 SEED = 2
@@ -37,7 +39,9 @@ class ImageScore:
         return self.right[trait] / self.count
 
 
-def score(pipeline: Pipeline, count: int, settings: Sequence[tuple[int, float]] = SETTINGS) -> list[ImageScore]:
+def score(
+    pipeline: Pipeline, count: int, settings: Sequence[tuple[int, float]] = SETTINGS
+) -> list[ImageScore]:
     return [score_of(_drawing(pipeline, *one), count, *one) for one in settings]
 
 
@@ -49,6 +53,18 @@ def score_of(draw: Drawing, count: int, steps: int, guidance: float, batch: int 
         for prompt, picture in zip(part, draw([one.text for one in part]), strict=True):
             _judge(result, prompt, look(picture, COLOURS))
     return result
+
+
+@torch.no_grad()
+def kept_by_autoencoder(pipeline: Pipeline, rows: torch.Tensor, batch: int = 128) -> float:
+    """The share of pictures that show the same behind the autoencoder as before it."""
+    same = 0
+    for part in rows.split(batch):
+        before = draw(part, torch.ones(len(part), device=rows.device), pipeline.side)
+        after = pipeline.autoencoder.decode(pipeline.autoencoder.encode(before))
+        for one, other in zip(as_bytes(before), as_bytes(after), strict=True):
+            same += look(one, COLOURS) == look(other, COLOURS)
+    return same / len(rows)
 
 
 def agreeing(scene: Scene, seen: Seen | None) -> dict[str, bool]:

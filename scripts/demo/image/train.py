@@ -123,7 +123,9 @@ def _run(name: str, models: list[nn.Module], loss: Callable[[], torch.Tensor], p
             mean = float(recent) / plan.report_every
             recent.zero_()
             curve.points.append({"step": step + 1, "loss": mean, "rate": rate, "seconds": passed})
-            print(f"{name}: step {step + 1:>6}  loss {mean:7.4f}  rate {rate:.2e}  {passed:4.0f} s", flush=True)
+            print(
+                f"{name}: step {step + 1:>6}  loss {mean:7.4f}  rate {rate:.2e}  {passed:4.0f} s", flush=True
+            )
     with torch.no_grad():
         torch._foreach_copy_(weights, averaged)
     for model in models:
@@ -143,5 +145,3 @@ def _steps(plan: ImagePlan, curve: Curve) -> Iterator[tuple[int, float, float]]:
             return
         falling = plan.last_rate + (1 - plan.last_rate) * (1 + math.cos(math.pi * done)) / 2
         yield step, plan.rate * min((step + 1) / plan.warm_up, 1.0) * falling, passed
-
-

@@ -58,6 +58,10 @@ class Unet(nn.Module):
         )
         self.conv_norm_out = nn.GroupNorm(shape.norm_num_groups, outer, EPSILON)
         self.conv_out = nn.Conv2d(outer, shape.in_channels, 3, padding=1)
+        # Every branch does nothing at first.
+        for part in self.modules():
+            if isinstance(part, (_Resnet, _Look)):
+                nn.init.zeros_((part.conv2 if isinstance(part, _Resnet) else part.proj_out).weight)
 
     def forward(
         self, x: torch.Tensor, times: torch.Tensor, guidance: torch.Tensor, prompt: torch.Tensor

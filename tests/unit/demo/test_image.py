@@ -14,10 +14,11 @@ from demo.generator.base import Pool, is_held_out
 from demo.image import noise, scenes
 from demo.image.card import png, sheet
 from demo.image.measure import look
-from demo.image.render import SIDE, Scenes, draw
+from demo.image.render import SIDE, Scenes, as_bytes, draw
 from demo.image.scenes import BACKGROUNDS, CHINESE, COLOURS, FIGURE_COLOURS, PLACES, SHAPES, Prompt, Scene
 from demo.image.score import TRAITS, agreeing, score_of, table
 from demo.image.text import LENGTH, ids_of, learn_tokens
+from numpy.typing import NDArray
 
 
 @cache
@@ -30,13 +31,9 @@ def held_out() -> tuple[Prompt, ...]:
     return tuple(scenes.held_out(2, 300))
 
 
-def pictures(drawn: list[Scene], looseness: float) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def pictures(drawn: list[Scene], looseness: float) -> NDArray[np.uint8]:
     torch.manual_seed(1)
-    made = draw(Scenes.of(drawn).rows, torch.full((len(drawn),), looseness))
-    found: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = (
-        ((made + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
-    )
-    return found
+    return as_bytes(draw(Scenes.of(drawn).rows, torch.full((len(drawn),), looseness)))
 
 
 def test_same_seed_gives_the_same_prompts() -> None:
