@@ -30,10 +30,10 @@ class Shapes:
 
 TINY = Shapes(
     TextShape(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2),
-    UnetShape(block_out_channels=(16, 32), heads=2, cross_attention_dim=32, norm_num_groups=8),
+    UnetShape(8, block_out_channels=(16, 32), heads=2, cross_attention_dim=32, norm_num_groups=8),
     AutoencoderShape((8, 8, 8), (8, 8, 8), (1, 1, 1), (1, 1, 1)),
 )
-"""For tests."""
+"""For tests: pictures of half the side."""
 
 
 @dataclass
