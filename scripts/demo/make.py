@@ -189,7 +189,7 @@ def _score_image(options: argparse.Namespace) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     scores = image_score.score(image_export.load(options.folder, device), options.count)
     image.tell(scores)
-    return int(scores[0].share() < image_score.NEEDED)
+    return int(any(one.share() < image_score.NEEDED for one in scores))
 
 
 def _image_size(options: argparse.Namespace) -> image.ImageSize:

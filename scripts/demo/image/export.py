@@ -97,7 +97,8 @@ def _text(shape: TextShape, tokenizer: Tokenizer) -> dict[str, Any]:
         "eos_token_id": tokenizer.token_to_id(END),
         "pad_token_id": tokenizer.token_to_id(PADDING),
         "attention_dropout": 0.0,
-        "torch_dtype": "bfloat16",
+        # As diffusers reads the other parts unless told otherwise; transformers would take that of the file.
+        "dtype": "float32",
     }
 
 
