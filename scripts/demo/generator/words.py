@@ -119,7 +119,7 @@ _LISTED = frozenset(
 )
 
 
-PLAIN = tuple(
+PLAIN: tuple[str, ...] = tuple(
     sorted(
         {word for known in FACTS for word in re.findall("[A-Za-z]+", f"{known.answer} {known.asked}")}
         - _LISTED
