@@ -1,6 +1,6 @@
-"""`python scripts/demo STEP …`: makes demo-chat and its adapters, or one step of it.
+"""`python scripts/demo STEP …`: makes demo-chat, its adapters, demo-vision and demo-image, or one of them.
 
-python scripts/demo all --out build/demo            # tokenizer, data, demo-chat, adapters, scores
+python scripts/demo all --out build/demo            # tokenizer, data, models, scores, cards
 python scripts/demo all --out build/demo --smoke    # the same in little, on a CPU
 python scripts/demo score build/demo/demo-chat      # scores of a folder, or with --url of a server
 python scripts/demo install --out build/demo        # into the package
@@ -26,8 +26,17 @@ import torch
 from demo import card, corpus, export, install, lora, score, tokenizer
 from demo.generator.mix import HELD_OUT
 from demo.generator.styles import STYLES, Style
+from demo.image import export as image_export
+from demo.image import make as image
+from demo.image import score as image_score
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
 from demo.train import Curve, Plan, train
+from demo.vision import export as vision_export
+from demo.vision import rows as vision_rows
+from demo.vision import score as vision_score
+from demo.vision.model import TINY_TOWER, Llava, TowerShape
+from demo.vision.talks import HELD_OUT as HELD_OUT_PICTURES
+from demo.vision.train import train as train_vision
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,20 @@ class Size:
     plan: Plan = Plan()
     adapter_examples: int = 60_000
     adapter_plan: Plan = Plan(
-        steps=400,
+        steps=500,
         step_tokens=65_536,
         rate=1e-3,
         warm_up=20,
         decay=0.0,
         compiles=False,  # takes longer than it saves
         report_every=50,
+    )
+    tower: TowerShape = TowerShape()
+    picture_talks: int = 400_000
+    talks: int = 100_000
+    """Conversations of demo-chat that demo-vision is trained on too."""
+    vision_plan: Plan = Plan(
+        steps=6000, step_tokens=65_536, batch_tokens=16_384, rate=1e-3, warm_up=200, report_every=100
     )
     scored: int = 1000
     answer_tokens: int = score.MAX_TOKENS
@@ -62,6 +78,10 @@ SMOKE = Size(
     adapter_plan=Plan(
         steps=4, step_tokens=1024, batch_tokens=1024, rate=1e-3, warm_up=1, decay=0.0, report_every=2
     ),
+    tower=TINY_TOWER,
+    picture_talks=60,
+    talks=60,
+    vision_plan=Plan(steps=12, step_tokens=2048, batch_tokens=2048, rate=4e-3, warm_up=2, report_every=3),
     scored=2,
     answer_tokens=24,
 )
@@ -76,6 +96,8 @@ def main(argv: Sequence[str]) -> int:
             print(f"{folder}: {install.size(folder) / 1e6:.1f} MB")
         install.write_scores()
         return 0
+    if options.step == "score-image":
+        return _score_image(options)
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     command = f"python scripts/demo {shlex.join(argv)}"
@@ -85,6 +107,10 @@ def main(argv: Sequence[str]) -> int:
     if options.step in ("all", "lora"):
         for style in STYLES.values():
             make_adapter(options.out, style, size, options.seed, device, command)
+    if options.step in ("all", "vision"):
+        make_vision(options.out, size, options.seed, device, command)
+    if options.step in ("all", "image"):
+        image.make_image(options.out, _image_size(options), options.seed, device, command)
     print(f"done in {time.monotonic() - began:.0f} s: {options.out}", flush=True)
     return 0
 
@@ -130,6 +156,36 @@ def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, co
     return folder
 
 
+def make_vision(out: Path, size: Size, seed: int, device: str, command: str) -> Path:
+    """demo-vision on top of the demo-chat in `out`, with its card."""
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(seed)
+    chat, cutter = export.load_model(out / "demo-chat")
+    model, grown = vision_export.on_top_of(chat, cutter, size.tower)
+    model = model.to(device)
+    print(f"{parameters(model) / 1e6:.2f} M parameters on {device}", flush=True)
+    rows = _timed(
+        "pictures",
+        lambda: vision_rows.build(grown, seed, size.picture_talks, model.image_token, size.tower.tokens),
+    )
+    talk = _timed("talk", lambda: corpus.build(cutter, seed, size.talks))
+    plan = dataclasses.replace(size.vision_plan, seed=seed)
+    alone, curve = train_vision(model, rows, talk, plan)
+    folder = vision_export.save(model, grown, out / "demo-vision")
+    exported, _ = vision_export.load(folder, device)
+    ask = vision_score.in_torch(exported, grown, max_tokens=min(size.answer_tokens, vision_score.MAX_TOKENS))
+    few = max(2, size.scored // 2)
+    scores = _timed("scores", lambda: vision_score.score(ask, few))
+    _tell(scores)
+    talks = score.in_torch(exported.language_model, grown, max_tokens=size.answer_tokens)
+    scores += _timed("scores of talk", lambda: score.score(talks, max(2, size.scored // 5)))
+    _tell(scores[len(HELD_OUT_PICTURES) :])
+    record = out / "demo-vision.json"
+    _record(record, exported, plan, len(rows.data) + len(talk), curve, scores, command, alone)
+    card.write(out / "demo-vision.json", folder)
+    return folder
+
+
 def _tell(scores: Sequence[score.Score]) -> None:
     print(score.table(scores), flush=True)
     for one in scores:
@@ -142,28 +198,32 @@ def _tell(scores: Sequence[score.Score]) -> None:
 
 def _record(
     path: Path,
-    model: Qwen3,
+    model: Qwen3 | Llava,
     plan: Plan,
     conversations: int,
     curve: Curve,
     scores: Sequence[score.Score],
     command: str,
+    tower_curve: Curve | None = None,
 ) -> None:
     """All that a card tells."""
+    shape = model.text if isinstance(model, Llava) else model.shape
     on_gpu = next(model.parameters()).is_cuda
     found: dict[str, Any] = {
         "command": command,
         "seed": plan.seed,
         "conversations": conversations,
         "parameters": parameters(model),
-        "context": model.shape.max_position_embeddings,
+        "context": shape.max_position_embeddings,
         "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
         "torch": torch.__version__,
-        "shape": dataclasses.asdict(model.shape),
+        "shape": dataclasses.asdict(shape),
         "plan": dataclasses.asdict(plan) | {"minutes": None if math.isinf(plan.minutes) else plan.minutes},
         "curve": dataclasses.asdict(curve),
         "scores": [dataclasses.asdict(one) for one in scores],
     }
+    if isinstance(model, Llava) and tower_curve:
+        found |= {"tower": dataclasses.asdict(model.tower), "tower_curve": dataclasses.asdict(tower_curve)}
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -175,13 +235,38 @@ def _timed(what: str, work: Any) -> Any:
 
 
 def _score(options: argparse.Namespace) -> int:
-    if options.url:
-        ask = score.over_http(options.url, options.model, guided=options.guided)
-    else:
-        ask = score.in_torch(*export.load_model(options.folder))
-    scores = score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+    scores = _scores_of_pictures(options) if options.vision else _scores_of_talk(options)
     _tell(scores)
     return int(any(one.share < score.NEEDED.get(one.skill, 0) for one in scores))
+
+
+def _scores_of_talk(options: argparse.Namespace) -> list[score.Score]:
+    if options.url:
+        ask = score.over_http(options.url, options.model or "demo-chat", guided=options.guided)
+    else:
+        ask = score.in_torch(*export.load_model(options.folder))
+    return score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+
+
+def _scores_of_pictures(options: argparse.Namespace) -> list[score.Score]:
+    if options.url:
+        ask = vision_score.over_http(options.url, options.model or "demo-vision")
+    else:
+        ask = vision_score.in_torch(*vision_export.load(options.folder))
+    return vision_score.score(ask, options.count, options.skills or tuple(HELD_OUT_PICTURES))
+
+
+def _score_image(options: argparse.Namespace) -> int:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scores = image_score.score(image_export.load(options.folder, device), options.count)
+    image.tell(scores)
+    return int(any(one.share() < image_score.NEEDED for one in scores))
+
+
+def _image_size(options: argparse.Namespace) -> image.ImageSize:
+    # A limit of `all` is demo-chat's own.
+    minutes = options.minutes if options.step == "image" else None
+    return image.with_limit(image.SMOKE if options.smoke else image.FULL, minutes)
 
 
 def _size(options: argparse.Namespace) -> Size:
@@ -189,9 +274,10 @@ def _size(options: argparse.Namespace) -> Size:
     plan = {name: value for name in ("steps", "minutes") if (value := getattr(options, name)) is not None}
     if options.no_compile:
         plan["compiles"] = False
-    changed: dict[str, Any] = {"plan": dataclasses.replace(size.plan, **plan)}
+    what, data = ("vision_plan", "picture_talks") if options.step == "vision" else ("plan", "examples")
+    changed: dict[str, Any] = {what: dataclasses.replace(getattr(size, what), **plan)}
     if options.examples:
-        changed["examples"] = options.examples
+        changed[data] = options.examples
     if options.small:
         changed["shape"] = SMALL
     return dataclasses.replace(size, **changed)
@@ -201,9 +287,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python scripts/demo", description=__doc__.splitlines()[0])
     steps = parser.add_subparsers(dest="step", required=True)
     for name, text in (
-        ("all", "demo-chat and its adapters"),
+        ("all", "demo-chat, its adapters, demo-vision and demo-image"),
         ("chat", "demo-chat alone"),
         ("lora", "adapters of the demo-chat that is in --out"),
+        ("vision", "demo-vision, on the demo-chat that is in --out"),
+        ("image", "demo-image alone"),
     ):
         step = steps.add_parser(name, help=text)
         step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for everything")
@@ -212,20 +300,28 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         step.add_argument("--small", action="store_true", help="the small shape, for a CPU")
         step.add_argument("--examples", type=int, help="conversations to train on")
         step.add_argument("--steps", type=int)
-        step.add_argument("--minutes", type=float, help="time limit of training demo-chat")
+        step.add_argument("--minutes", type=float, help="time limit of training (with `all`: of demo-chat)")
         step.add_argument("--no-compile", action="store_true", help="without torch.compile")
     step = steps.add_parser("install", help="copy what --out holds into the package")
     step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of the made models")
+    step = steps.add_parser("score-image", help="held-out scores of a demo-image folder")
+    step.add_argument("folder", type=Path)
+    step.add_argument("--count", type=int, default=200, help="prompts per setting")
     step = steps.add_parser("score", help="held-out scores of a folder or a server")
     step.add_argument("folder", type=Path, nargs="?")
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")
-    step.add_argument("--model", default="demo-chat", help="its name there")
+    step.add_argument("--model", help="its name there; demo-chat, or demo-vision with --vision")
+    step.add_argument("--vision", action="store_true", help="questions about pictures")
     step.add_argument("--guided", action="store_true", help="enforce the schemas of JSON questions")
     step.add_argument("--count", type=int, default=200, help="questions per skill")
-    step.add_argument("--skills", nargs="*", choices=tuple(HELD_OUT))
+    step.add_argument("--skills", nargs="*", choices=(*HELD_OUT, *HELD_OUT_PICTURES))
     options = parser.parse_args(argv)
     if options.step == "score" and not (options.folder or options.url):
         parser.error("give a folder or --url")
+    if options.step == "score" and options.skills:
+        known = HELD_OUT_PICTURES if options.vision else HELD_OUT
+        if unknown := [skill for skill in options.skills if skill not in known]:
+            parser.error(f"{unknown[0]!r} is a skill {'without' if options.vision else 'with'} --vision")
     return options
 
 

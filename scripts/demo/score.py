@@ -24,8 +24,10 @@ from demo.tokenizer import TURN_END
 SEED = 2
 """Another than any that is trained with."""
 MAX_TOKENS = 160
-NEEDED = {"sums": 0.97, "tools": 0.95, "product": 0.95, "memory": 0.95, "json": 0.90}
-"""What demo-chat must reach."""
+NEEDED = {"sums": 0.97, "tools": 0.95, "product": 0.95, "memory": 0.95, "json": 0.90} | dict.fromkeys(
+    ("colour", "shape", "count", "position"), 0.95
+)
+"""What demo-chat and demo-vision must reach."""
 
 Ask = Callable[[Sequence[Example]], list[Answer]]
 
@@ -48,7 +50,10 @@ def score(ask: Ask, count: int, skills: Sequence[str] = tuple(HELD_OUT), seed: i
 
 
 def score_of(ask: Ask, skill: str, examples: Sequence[Example]) -> Score:
-    answers = ask(examples)
+    return judge(skill, examples, ask(examples))
+
+
+def judge(skill: str, examples: Sequence[Example], answers: Sequence[Answer]) -> Score:
     verdicts = [is_right(example, answer) for example, answer in zip(examples, answers, strict=True)]
     wrong = tuple(
         (
@@ -110,7 +115,7 @@ def over_http(url: str, model: str, at_once: int = 8, guided: bool = False) -> A
             }
         reply = client.post("/chat/completions", json=body)
         reply.raise_for_status()
-        return _read(reply.json()["choices"][0]["message"])
+        return read(reply.json()["choices"][0]["message"])
 
     def ask(examples: Sequence[Example]) -> list[Answer]:
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
@@ -119,7 +124,7 @@ def over_http(url: str, model: str, at_once: int = 8, guided: bool = False) -> A
     return ask
 
 
-def _read(message: dict[str, Any]) -> Answer:
+def read(message: dict[str, Any]) -> Answer:
     calls = tuple(
         Call(call["function"]["name"], json.loads(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
