@@ -198,6 +198,23 @@ def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path
     assert len(serve.pids("worker")) == 2
 
 
+def test_two_models_are_served_whichever_comes_first(start: Start, model: Path, tmp_path: Path) -> None:
+    """The runtime lets one endpoint have one model; when two come at once it does not notice."""
+    file = tmp_path / "serve.yaml"
+    groups = (
+        f"{{model: {folder}, engine: fake, served_model_name: [{name}], "
+        f"fake_engine: {{vocab_size: 500, start_ms: {late}}}}}"
+        for name, folder, late in (("one", model, 0), ("two", make_tiny_model(tmp_path / "two"), 800))
+    )
+    file.write_text(f"workers: [{', '.join(groups)}]\n")
+    serve = start("--config", str(file), "--port", "0").wait_ready()
+    assert serve.models() == ["one", "two"]
+    more = {"nvext": {"extra_fields": ["worker_id"]}}
+    answers = [serve.complete(model=name, **more).json() for name in ("one", "two", "one", "two")]
+    who = [answer["nvext"]["worker_id"]["decode_worker_id"] for answer in answers]
+    assert who[:2] == who[2:] and who[0] != who[1]
+
+
 def test_prefill_and_decode_workers_share_every_request(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--prefill", "2", "--decode", "2").wait_ready()
     assert serve.out.endswith("workers=4\n")

@@ -189,12 +189,13 @@ def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixtur
 
 
 def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.components = ("backend", "prefill", "mine", "kv_terms", "admin")
+    frontend.components = ("backend", "backend-2", "prefill", "mine", "kv_terms", "admin")
     assert cli.run(["status", frontend.url]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:9]]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:10]]
     assert [row[1:3] for row in rows] == [
         ["ROLE", "ENDPOINT"],
         ["decode", "dynamo.backend.generate"],
+        ["decode", "dynamo.backend-2.generate"],
         ["-", "dynamo.mine.generate"],
         ["prefill", "dynamo.prefill.generate"],
     ]

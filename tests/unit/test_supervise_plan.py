@@ -275,6 +275,34 @@ def test_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
         made("--config", str(file))
 
 
+def addressed(*groups: WorkerGroup, env: dict[str, str] | None = None) -> list[str]:
+    """The components that groups of workers are told to take; - for the role's own."""
+    found = plan.make(Topology(workers=groups), env or {}, DISCOVERY)
+    named = ([word for word in worker.argv if word.startswith("--component=")] for worker in found.workers)
+    return [words[0].removeprefix("--component=") if words else "-" for words in named]
+
+
+def of_model(model: str, role: str = "agg", **options: str) -> WorkerGroup:
+    return WorkerGroup(options={"model": model, "disaggregation_mode": role, **options})
+
+
+def test_every_model_has_an_address_of_its_own() -> None:
+    assert addressed(of_model("a"), of_model("b"), of_model("c"), of_model("a"), of_model("b")) == [
+        "-", "backend-2", "backend-3", "-", "backend-2",
+    ]  # fmt: skip
+    pairs = [of_model(model, role) for model in ("a", "b") for role in ("prefill", "decode")]
+    assert addressed(*pairs) == ["-", "-", "prefill-2", "backend-2"]
+    assert addressed(of_model("a"), of_model("b", component="mine")) == ["-", "mine"]
+
+
+@pytest.mark.parametrize("env", [{"DYN_COMPONENT": "mine"}, {"DYN_ENDPOINT": "dyn://dynamo.mine.generate"}])
+def test_two_models_at_an_address_the_user_named_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"b and a would both be at dynamo\.mine\.generate; leave --component"
+    ):
+        addressed(of_model("a"), of_model("b"), env=env)
+
+
 def test_hub_ids_are_told_from_paths() -> None:
     assert [serve.looks_like_a_path(m) for m in ("/a", "./a", "a/b/c", "a/b", "a")] == [
         True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -139,6 +141,8 @@ class _Workers:
         self._ports = _Ports(front)
         self._roles: dict[tuple[str, str], str] = {}
         """By address and name of the model."""
+        self._folders: dict[str, str] = {}
+        """The model at each address."""
         self._gpus = list(gpus)
         self._all_gpus = len(gpus)
 
@@ -175,6 +179,8 @@ class _Workers:
     def _defaults(self, options: WorkerOptions, engine: EngineFlags) -> dict[str, Any]:
         """What a role needs beside its name; what the user set stands."""
         more: dict[str, Any] = {}
+        if self._is_taken(options) and options.component is None and options.endpoint is None:
+            more["component"] = self._other_component(options)
         if options.role in ("prefill", "decode"):
             if not options.connector and "kv_transfer_config" not in engine:
                 more["connector"] = ("nixl",)
@@ -183,8 +189,26 @@ class _Workers:
                 more["kv_events"] = True
         return more
 
+    def _is_taken(self, options: WorkerOptions) -> bool:
+        """By another model: the runtime (1.6.1) lets an endpoint have one."""
+        return self._folders.get(options.address, options.model) != options.model
+
+    def _other_component(self, options: WorkerOptions) -> str:
+        """backend-2 where backend is taken, or the next that is free or has this model already."""
+        component = options.address.split(".")[-2]
+        names = (f"{component}-{number}" for number in itertools.count(2))
+        return next(
+            name for name in names if not self._is_taken(dataclasses.replace(options, component=name))
+        )
+
     def _check_address(self, options: WorkerOptions) -> None:
         """The frontend sends prompts to every worker at a prefill worker's address."""
+        if self._is_taken(options):
+            raise ConfigError(
+                f"{options.model} and {self._folders[options.address]} would both be at {options.address}; "
+                "leave --component and --endpoint out, or give each model its own"
+            )
+        self._folders[options.address] = str(options.model)
         name = (options.served_model_name or (str(options.model),))[0]
         other = self._roles.setdefault((options.address, name), options.role)
         if other != options.role and "prefill" in (other, options.role):
