@@ -192,7 +192,8 @@ def test_model_in_the_package_has_a_card_and_half_precision(name: str) -> None:
         assert name in ("vision", "image")
         return
     card = (folder / "README.md").read_text()
-    assert "## Scores" in card and "python scripts/demo" in card and "## Limits" in card
+    assert "%" in card.partition("## Scores\n")[2].partition("## ")[0], "a score"
+    assert "python scripts/demo" in card and "## Limits" in card
     assert (folder / "curve.svg").is_file()
     weights = list(folder.rglob("*.safetensors"))
     assert weights and {kind for file in weights for kind in kinds(file)} <= HALF
