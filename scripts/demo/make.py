@@ -86,6 +86,10 @@ SMOKE = Size(
 )
 
 
+PLANS = {"vision": ("vision_plan", "picture_talks"), "lora": ("adapter_plan", "adapter_examples")}
+"""Which of a size's numbers the options of a step mean; all other steps mean demo-chat's."""
+
+
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     if options.step == "score":
@@ -97,9 +101,9 @@ def main(argv: Sequence[str]) -> int:
     command = f"python scripts/demo {shlex.join(argv)}"
     began = time.monotonic()
     if options.step in ("all", "chat"):
-        make_chat(options.out, size, options.seed, device, command)
+        make_chat(options.out, size, options.seed, device, command, options.start)
     if options.step in ("all", "lora"):
-        for style in STYLES.values():
+        for style in (STYLES[name] for name in options.styles or STYLES):
             make_adapter(options.out, style, size, options.seed, device, command)
     if options.step in ("all", "vision"):
         make_vision(options.out, size, options.seed, device, command)
@@ -109,26 +113,48 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def make_chat(out: Path, size: Size, seed: int, device: str, command: str) -> Path:
-    """demo-chat in `out`, with its card."""
+def make_chat(out: Path, size: Size, seed: int, device: str, command: str, start: Path | None = None) -> Path:
+    """demo-chat in `out`, with its card; from nothing, or from the weights of an earlier one."""
     torch.set_float32_matmul_precision("high")
-    cutter = _timed("tokenizer", lambda: tokenizer.learn(seed, size.tokenizer_examples))
+    if start:
+        model, cutter = export.load_model(start, device)
+    else:
+        cutter = _timed("tokenizer", lambda: tokenizer.learn(seed, size.tokenizer_examples))
+        torch.manual_seed(seed)
+        model = Qwen3(dataclasses.replace(size.shape, vocab_size=tokenizer.padded(cutter))).to(device)
     data = _timed("data", lambda: corpus.build(cutter, seed, size.examples))
     data.save(out / "data")
     print(f"{len(data)} conversations, {len(data.ids)} tokens, {data.learnt.mean():.0%} learnt", flush=True)
-    torch.manual_seed(seed)
-    model = Qwen3(dataclasses.replace(size.shape, vocab_size=tokenizer.padded(cutter))).to(device)
     print(f"{parameters(model) / 1e6:.2f} M parameters on {device}", flush=True)
     plan = dataclasses.replace(size.plan, seed=seed)
-    curve = train(model, corpus.Data.load(out / "data"), plan)
+    curve = train(model.train(), corpus.Data.load(out / "data"), plan)
     folder = export.save_model(model, cutter, out / "demo-chat")
     exported, _ = export.load_model(folder, device)
     ask = score.in_torch(exported, cutter, max_tokens=size.answer_tokens)
-    scores = _timed("scores", lambda: score.score(ask, size.scored))
+    scores = _timed("scores", lambda: score.score(ask, size.scored)) if size.scored else []
     _tell(scores)
+    if start:
+        command, curve = _after(start.parent / f"{start.name}.json", command, curve)
     _record(out / "demo-chat.json", exported, plan, len(data), curve, scores, command)
     card.write(out / "demo-chat.json", folder)
     return folder
+
+
+def _after(record: Path, command: str, curve: Curve) -> tuple[str, Curve]:
+    """What a run did that went on where a recorded one had ended: both of them."""
+    before = json.loads(record.read_bytes())
+    first = Curve(**before["curve"])
+    for point in curve.points:
+        point["step"] += first.steps
+        point["seconds"] += first.seconds
+    whole = Curve(
+        points=[*first.points, *curve.points],
+        seconds=first.seconds + curve.seconds,
+        steps=first.steps + curve.steps,
+        tokens=first.tokens + curve.tokens,
+        cut_short=curve.cut_short,
+    )
+    return f"{before['command']} && {command}", whole
 
 
 def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, command: str) -> Path:
@@ -141,8 +167,12 @@ def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, co
     name = f"demo-lora-{style.name}"
     folder = export.save_adapter(adapter.weights(), lora.SETTINGS, "demo-chat", out / name)
     ask = score.in_torch(model.eval(), cutter, max_tokens=size.answer_tokens)
-    count = max(4, size.scored // 4)
-    scores = [score.score_of(ask, skill, style.held_out(skill, score.SEED, count)) for skill in style.skills]
+    count = max(4, size.scored // 4) if size.scored else 0
+    scores = (
+        []
+        if not count
+        else [score.score_of(ask, skill, style.held_out(skill, score.SEED, count)) for skill in style.skills]
+    )
     print(f"{name}:")
     _tell(scores)
     _record(out / f"{name}.json", model, plan, len(data), curve, scores, command)
@@ -265,13 +295,16 @@ def _image_size(options: argparse.Namespace) -> image.ImageSize:
 
 def _size(options: argparse.Namespace) -> Size:
     size = SMOKE if options.smoke else FULL
-    plan = {name: value for name in ("steps", "minutes") if (value := getattr(options, name)) is not None}
+    given = {name: getattr(options, name) for name in ("steps", "minutes", "rate")}
+    plan = {name: value for name, value in given.items() if value is not None}
     if options.no_compile:
         plan["compiles"] = False
-    what, data = ("vision_plan", "picture_talks") if options.step == "vision" else ("plan", "examples")
+    what, data = PLANS.get(options.step, ("plan", "examples"))
     changed: dict[str, Any] = {what: dataclasses.replace(getattr(size, what), **plan)}
     if options.examples:
         changed[data] = options.examples
+    if options.unscored:
+        changed["scored"] = 0
     if options.small:
         changed["shape"] = SMALL
     return dataclasses.replace(size, **changed)
@@ -295,6 +328,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         step.add_argument("--examples", type=int, help="conversations to train on")
         step.add_argument("--steps", type=int)
         step.add_argument("--minutes", type=float, help="time limit of training (with `all`: of demo-chat)")
+        step.add_argument("--rate", type=float, help="highest learning rate")
+        step.add_argument("--start", type=Path, help="demo-chat begins with the weights of this folder")
+        step.add_argument("--styles", nargs="*", choices=tuple(STYLES), help="adapters to make (all)")
+        step.add_argument("--unscored", action="store_true", help="leave scores to `score --record`")
         step.add_argument("--no-compile", action="store_true", help="without torch.compile")
     step = steps.add_parser("score-image", help="held-out scores of a demo-image folder")
     step.add_argument("folder", type=Path)
