@@ -23,9 +23,9 @@ from demo.vision.model import Llava, pixels_of
 from demo.vision.painting import centres, paint
 from demo.vision.rows import COLUMNS, Rows
 
-LENGTHS = (256, 320, 384)
+LENGTHS = (256, 384)
 """Of conversations about pictures; few, since each is compiled."""
-TALK_LENGTHS = (256, 512, 1024)
+TALK_LENGTHS = (256, 384, 1024)
 TALK_SHARE = 4
 """One of so many batches is of demo-chat's conversations, so that it still talks."""
 ALONE = 5
