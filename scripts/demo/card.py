@@ -107,7 +107,7 @@ def _scores(scores: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def curve(points: Sequence[dict[str, float]]) -> str:
+def curve(points: Sequence[dict[str, float]], what: str = "loss per learnt token") -> str:
     """The loss over the steps as an SVG; from 0 up, because a loss has a zero."""
     steps, top = max(point["step"] for point in points), max(point["loss"] for point in points)
 
@@ -127,6 +127,6 @@ def curve(points: Sequence[dict[str, float]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>{labels}'
         f'<text x="{WIDTH - EDGE}" y="{HEIGHT - EDGE + 18}" text-anchor="end">{steps:.0f} steps</text>'
-        f'<text x="{EDGE}" y="{EDGE - 16}">loss per learnt token, last {points[-1]["loss"]:.4f}</text>'
+        f'<text x="{EDGE}" y="{EDGE - 16}">{what}, last {points[-1]["loss"]:.4f}</text>'
         f'<polyline points="{line}" fill="none" stroke="#1f6feb" stroke-width="2"/></svg>\n'
     )

@@ -1,4 +1,4 @@
-"""`python scripts/demo STEP …`: makes demo-chat, its adapters and demo-vision, or one of them.
+"""`python scripts/demo STEP …`: makes demo-chat, its adapters, demo-vision and demo-image, or one of them.
 
 python scripts/demo all --out build/demo            # tokenizer, data, models, scores, cards
 python scripts/demo all --out build/demo --smoke    # the same in little, on a CPU
@@ -25,6 +25,9 @@ import torch
 from demo import card, corpus, export, lora, score, tokenizer
 from demo.generator.mix import HELD_OUT
 from demo.generator.styles import STYLES, Style
+from demo.image import export as image_export
+from demo.image import make as image
+from demo.image import score as image_score
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
 from demo.train import Curve, Plan, train
 from demo.vision import export as vision_export
@@ -45,7 +48,7 @@ class Size:
     plan: Plan = Plan()
     adapter_examples: int = 60_000
     adapter_plan: Plan = Plan(
-        steps=400,
+        steps=500,
         step_tokens=65_536,
         rate=1e-3,
         warm_up=20,
@@ -87,6 +90,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     if options.step == "score":
         return _score(options)
+    if options.step == "score-image":
+        return _score_image(options)
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     command = f"python scripts/demo {shlex.join(argv)}"
@@ -98,6 +103,8 @@ def main(argv: Sequence[str]) -> int:
             make_adapter(options.out, style, size, options.seed, device, command)
     if options.step in ("all", "vision"):
         make_vision(options.out, size, options.seed, device, command)
+    if options.step in ("all", "image"):
+        image.make_image(options.out, _image_size(options), options.seed, device, command)
     print(f"done in {time.monotonic() - began:.0f} s: {options.out}", flush=True)
     return 0
 
@@ -243,6 +250,19 @@ def _scores_of_pictures(options: argparse.Namespace) -> list[score.Score]:
     return vision_score.score(ask, options.count, options.skills or tuple(HELD_OUT_PICTURES))
 
 
+def _score_image(options: argparse.Namespace) -> int:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scores = image_score.score(image_export.load(options.folder, device), options.count)
+    image.tell(scores)
+    return int(any(one.share() < image_score.NEEDED for one in scores))
+
+
+def _image_size(options: argparse.Namespace) -> image.ImageSize:
+    # A limit of `all` is demo-chat's own.
+    minutes = options.minutes if options.step == "image" else None
+    return image.with_limit(image.SMOKE if options.smoke else image.FULL, minutes)
+
+
 def _size(options: argparse.Namespace) -> Size:
     size = SMOKE if options.smoke else FULL
     plan = {name: value for name in ("steps", "minutes") if (value := getattr(options, name)) is not None}
@@ -261,10 +281,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python scripts/demo", description=__doc__.splitlines()[0])
     steps = parser.add_subparsers(dest="step", required=True)
     for name, text in (
-        ("all", "demo-chat, its adapters and demo-vision"),
+        ("all", "demo-chat, its adapters, demo-vision and demo-image"),
         ("chat", "demo-chat alone"),
         ("lora", "adapters of the demo-chat that is in --out"),
         ("vision", "demo-vision, on the demo-chat that is in --out"),
+        ("image", "demo-image alone"),
     ):
         step = steps.add_parser(name, help=text)
         step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for everything")
@@ -275,6 +296,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         step.add_argument("--steps", type=int)
         step.add_argument("--minutes", type=float, help="time limit of training (with `all`: of demo-chat)")
         step.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    step = steps.add_parser("score-image", help="held-out scores of a demo-image folder")
+    step.add_argument("folder", type=Path)
+    step.add_argument("--count", type=int, default=200, help="prompts per setting")
     step = steps.add_parser("score", help="held-out scores of a folder or a server")
     step.add_argument("folder", type=Path, nargs="?")
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")

@@ -73,7 +73,8 @@ FACTS = (
         "Run `make check`: ruff, mypy, the import table and the generated docs.",
         "运行 `make check`:ruff、mypy、导入表和生成的文档。",
         "how do I lint the code | how do I check types | which command runs ruff | how do I run mypy |"
-        "how do I check the code before a commit | how do I lint and format",
+        "how do I check the code before a commit | how do I lint and format |"
+        "what checks the types | which make target checks the code | what runs the type checks",
         "which command checks types | how do I run ruff and mypy | how do I lint before a commit",
     ),
     Fact(
@@ -189,7 +190,8 @@ FACTS = (
         "运行 `dynamo-vllm lora load NAME URI`;worker 会继续服务。",
         "how do I load a LoRA | how do I load an adapter | how do I add an adapter |"
         "which command loads a LoRA adapter |"
-        "can I load a LoRA while it runs | how do I add a LoRA at run time",
+        "can I load a LoRA while it runs | how do I add a LoRA at run time |"
+        "which command adds an adapter | what adds another LoRA | what command loads adapters",
         "which command adds a LoRA | how do I load a LoRA adapter | can I add an adapter while it runs",
     ),
     Fact(
@@ -197,7 +199,7 @@ FACTS = (
         "Run `dynamo-vllm lora unload NAME`.",
         "运行 `dynamo-vllm lora unload NAME`。",
         "how do I unload a LoRA | how do I remove an adapter | how do I unload an adapter |"
-        "which command removes a LoRA adapter | how do I get rid of a LoRA",
+        "which command removes a LoRA adapter | how do I get rid of a LoRA | what unloads an adapter",
         "which command unloads a LoRA | how do I remove a LoRA adapter | how do I get rid of an adapter",
     ),
     Fact(
@@ -206,7 +208,8 @@ FACTS = (
         "运行 `dynamo-vllm sleep`:worker 停止服务并释放内存。",
         "how do I put a worker to sleep | how do I free the memory of a worker |"
         "which command makes a worker sleep |"
-        "how do I give GPU memory back | how can a worker sleep | what does sleep do",
+        "how do I give GPU memory back | how can a worker sleep | what does sleep do |"
+        "what frees GPU memory | which command frees the memory of a worker | what gives memory back",
         "how do I make a worker sleep | how do I give the memory back | which command frees memory",
     ),
     Fact(
