@@ -55,10 +55,7 @@ async def _draw(engine: Any, prompts: Sequence[str], steps: int, guidance: float
         asked = OmniDiffusionSamplingParams(
             num_inference_steps=steps, guidance_scale=guidance, seed=SEED + index
         )
-        last: Any = None
-        async for last in engine.generate(
-            {"prompt": prompt}, asked, request_id=f"{steps}-{guidance}-{index}"
-        ):
-            pass
-        pictures.append(np.asarray(last.images[0]))
+        request_id = f"{steps}-{guidance}-{index}"
+        outputs = [one async for one in engine.generate({"prompt": prompt}, asked, request_id=request_id)]
+        pictures.append(np.asarray(outputs[-1].images[0]))
     return np.stack(pictures)
