@@ -73,12 +73,12 @@ def write(record: Path, folder: Path, pipeline: Pipeline) -> Path:
     """README.md, curve.svg and examples.png in the model's folder."""
     found = json.loads(record.read_bytes())
     length = pipeline.shapes.text.max_position_embeddings
-    pictures = pipeline.draw(SHEET, seed=found["seed"])
+    scores = [ImageScore(**one) for one in found["scores"]]
+    pictures = pipeline.draw(SHEET, seed=found["seed"], steps=scores[0].steps)
     (folder / "examples.png").write_bytes(png(sheet(pictures)))
     points = found["curves"]["diffusion"]["points"]
     (folder / "curve.svg").write_text(curve(points, "error of the velocity"), encoding="utf-8")
     captions = "\n".join(f"{number}. {text}" for number, text in enumerate(SHEET, 1))
-    scores = [ImageScore(**one) for one in found["scores"]]
     text = "\n".join(
         (
             INTRO.format(
