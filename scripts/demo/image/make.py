@@ -42,7 +42,7 @@ SMOKE = ImageSize(
     shapes=TINY,
     prompts=300,
     tokenizer_examples=300,
-    autoencoder=ImagePlan(steps=8, batch=4, rate=4e-3, warm_up=2, average=0.5, report_every=4),
+    autoencoder=ImagePlan(steps=12, batch=4, rate=4e-3, warm_up=2, average=0.5, report_every=4),
     diffusion=ImagePlan(steps=12, batch=8, rate=4e-3, warm_up=2, average=0.5, report_every=4),
     scored=4,
     settings=((4, 7.5), (2, 1.0)),
