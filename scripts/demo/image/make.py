@@ -20,7 +20,7 @@ from demo.image.train import ImagePlan, train_autoencoder, train_diffusion
 from demo.train import Curve
 
 NAME = "demo-image"
-AUTOENCODER_TIME = 0.2
+AUTOENCODER_TIME = 0.25
 """Of a time limit."""
 
 
@@ -31,7 +31,7 @@ class ImageSize:
     shapes: Shapes = Shapes()
     prompts: int = 200_000
     tokenizer_examples: int = 20_000
-    autoencoder: ImagePlan = ImagePlan(steps=3000, batch=256, rate=1e-3, average=0.995)
+    autoencoder: ImagePlan = ImagePlan(steps=3000, batch=256, rate=2e-3, average=0.995)
     diffusion: ImagePlan = ImagePlan(steps=14_000, batch=512, rate=1e-3, report_every=200)
     scored: int = 512
     settings: tuple[tuple[int, float], ...] = score.SETTINGS
