@@ -27,6 +27,7 @@ from demo.generator.mix import HELD_OUT
 from demo.generator.styles import STYLES, Style
 from demo.image import export as image_export
 from demo.image import make as image
+from demo.image import omni as image_omni
 from demo.image import score as image_score
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
 from demo.train import Curve, Plan, train
@@ -281,8 +282,11 @@ def _scores_of_pictures(options: argparse.Namespace) -> list[score.Score]:
 
 
 def _score_image(options: argparse.Namespace) -> int:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    scores = image_score.score(image_export.load(options.folder, device), options.count)
+    if options.omni:
+        scores = image_omni.score(options.folder, options.count, image_score.SETTINGS)
+    else:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        scores = image_score.score(image_export.load(options.folder, device), options.count)
     image.tell(scores)
     return int(any(one.share() < image_score.NEEDED for one in scores))
 
@@ -336,6 +340,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     step = steps.add_parser("score-image", help="held-out scores of a demo-image folder")
     step.add_argument("folder", type=Path)
     step.add_argument("--count", type=int, default=200, help="prompts per setting")
+    step.add_argument("--omni", action="store_true", help="drawn by vLLM-Omni, which must be installed")
     step = steps.add_parser("score", help="held-out scores of a folder or a server")
     step.add_argument("folder", type=Path, nargs="?")
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")
