@@ -29,7 +29,15 @@ def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def multimodal_needs_its_switch(o: WorkerOptions, _: EngineFlags) -> None:
-    names = (*MULTIMODAL_ROLES, "route_to_encoder", "frontend_decoding", "mm_prompt_template")
+    names = (
+        *MULTIMODAL_ROLES,
+        "route_to_encoder",
+        "frontend_decoding",
+        "mm_prompt_template",
+        "media_hosts",
+        "media_networks",
+        "media_folder",
+    )
     named = [flags.flag(n) for n in names if getattr(o, n)]
     if named and not o.enable_multimodal:
         raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")
