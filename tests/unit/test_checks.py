@@ -401,7 +401,21 @@ LOAD = [
 ]
 NOT_YET = {
     "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
-    "--enable-multimodal": [["--enable-multimodal"]],
+    "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
+    **{
+        flag: [["--enable-multimodal", flag]]
+        for flag in (
+            "--multimodal-worker",
+            "--multimodal-encode-worker",
+            "--multimodal-decode-worker",
+            "--multimodal-encode-prefill-worker",
+            "--multimodal-processor",
+            "--ec-processor",
+            "--vllm-native-encoder-worker",
+            "--route-to-encoder",
+            "--frontend-decoding",
+        )
+    },
     "--ec-consumer-mode": [["--ec-consumer-mode"]],
     "--omni": [["--omni"]],
 }

@@ -104,7 +104,10 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_VLLM_HEADLESS",
     )
     enable_multimodal: bool = opt(
-        False, "multimodal", "Accept images and video.", env="DYN_VLLM_ENABLE_MULTIMODAL"
+        False,
+        "multimodal",
+        "Accept pictures, video and sound, as far as the model does (docs/multimodal.md).",
+        env="DYN_VLLM_ENABLE_MULTIMODAL",
     )
     multimodal_worker: bool = opt(
         False, "multimodal", "Prefill and decode behind an encoder.", env="DYN_VLLM_MULTIMODAL_WORKER"
