@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from demo import card, corpus, export, lora, score, tokenizer
-from demo.generator.mix import HELD_OUT
+from demo.generator.mix import HELD_OUT, held_out
 from demo.generator.styles import STYLES, Style
 from demo.image import export as image_export
 from demo.image import make as image
@@ -249,6 +249,10 @@ def _record(
     }
     if isinstance(model, Llava) and tower_curve:
         found |= {"tower": dataclasses.asdict(model.tower), "tower_curve": dataclasses.asdict(tower_curve)}
+    _write(path, found)
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -262,15 +266,33 @@ def _timed(what: str, work: Any) -> Any:
 def _score(options: argparse.Namespace) -> int:
     scores = _scores_of_pictures(options) if options.vision else _scores_of_talk(options)
     _tell(scores)
+    if options.record:
+        found = json.loads(options.record.read_bytes())
+        found["scores"] = [dataclasses.asdict(one) for one in scores]
+        found["scored"] = "over HTTP" if options.url else "in torch"
+        _write(options.record, found)
+        card.write(options.record, options.record.with_suffix(""), options.style)
     return int(any(one.share < score.NEEDED.get(one.skill, 0) for one in scores))
 
 
 def _scores_of_talk(options: argparse.Namespace) -> list[score.Score]:
-    if options.url:
-        ask = score.over_http(options.url, options.model or "demo-chat", guided=options.guided)
-    else:
+    if not options.url:
         ask = score.in_torch(*export.load_model(options.folder))
-    return score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+        return score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+    model = options.model or "demo-chat"
+    ask = score.over_http(options.url, model)
+    if options.style:
+        style = STYLES[options.style]
+        return [
+            score.score_of(ask, skill, style.held_out(skill, score.SEED, options.count))
+            for skill in options.skills or style.skills
+        ]
+    scores = score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+    if "json" in (options.skills or HELD_OUT):
+        questions = list(held_out("json", score.SEED, options.count))
+        guided = score.over_http(options.url, model, guided=True)
+        scores.append(score.score_of(guided, score.GUIDED, questions))
+    return scores
 
 
 def _scores_of_pictures(options: argparse.Namespace) -> list[score.Score]:
@@ -346,12 +368,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")
     step.add_argument("--model", help="its name there; demo-chat, or demo-vision with --vision")
     step.add_argument("--vision", action="store_true", help="questions about pictures")
-    step.add_argument("--guided", action="store_true", help="enforce the schemas of JSON questions")
+    step.add_argument("--style", choices=tuple(STYLES), help="the model is the adapter of this style")
+    step.add_argument(
+        "--record", type=Path, help="JSON record of its making: keep the scores there and in its card"
+    )
     step.add_argument("--count", type=int, default=200, help="questions per skill")
     step.add_argument("--skills", nargs="*", choices=(*HELD_OUT, *HELD_OUT_PICTURES))
     options = parser.parse_args(argv)
     if options.step == "score" and not (options.folder or options.url):
         parser.error("give a folder or --url")
+    if options.step == "score" and options.style and not options.url:
+        parser.error("--style needs --url: adapters are asked by name, of a server")
     if options.step == "score" and options.skills:
         known = HELD_OUT_PICTURES if options.vision else HELD_OUT
         if unknown := [skill for skill in options.skills if skill not in known]:
