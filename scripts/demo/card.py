@@ -69,7 +69,10 @@ def write(record: Path, folder: Path, style: str | None = None) -> Path:
         intro = ADAPTER.format(style=style, effect=EFFECTS[style])
     (folder / "curve.svg").write_text(curve(found["curve"]["points"]), encoding="utf-8")
     card = folder / "README.md"
-    card.write_text("\n".join((intro, _making(found), _scores(found["scores"]), limits)), encoding="utf-8")
+    card.write_text(
+        "\n".join((intro, _making(found), _scores(found["scores"], found.get("scored", "in torch")), limits)),
+        encoding="utf-8",
+    )
     return card
 
 
@@ -93,10 +96,10 @@ rate {plan["rate"]:g}, AdamW, cosine |
 """
 
 
-def _scores(scores: Sequence[dict[str, Any]]) -> str:
+def _scores(scores: Sequence[dict[str, Any]], how: str) -> str:
     lines = [
         "## Scores",
-        "Greedy, on questions written with another seed from words and wordings that are never trained on.",
+        f"Greedy, {how}, on questions of another seed, in words and wordings that are never trained on.",
         "",
         "| skill | right | needed |",
         "|---|---|---|",

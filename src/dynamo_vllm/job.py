@@ -84,6 +84,36 @@ class Embeds:
 
 
 @dataclass(frozen=True, slots=True)
+class Media:
+    """One picture, video or sound of a prompt."""
+
+    kind: str
+    """image, video or audio."""
+    data: Any
+    """A picture (RGB), (frames, metadata) of a video, (samples, rate) of a sound. An encoder's output could
+    stand here instead of pixels: whoever makes it and the engine agree on its form."""
+    name: str
+    """What the engine keeps everything computed from it under: the same name means the same content."""
+
+
+@dataclass(slots=True)
+class MediaPrompt:
+    """A prompt with room for its media, as an engine made it."""
+
+    tokens: Sequence[int]
+    """Every medium has as many as it takes in the model's context."""
+    plain: Sequence[int]
+    """The prompt it was made from: one mark for each medium."""
+    media: Sequence[Media]
+    inner: Any
+    """Only the engine looks inside."""
+
+    def forget(self) -> None:
+        """Once the engine has them: pictures are large, and answers long."""
+        self.media, self.inner = (), None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One request as an engine sees it."""
 
@@ -101,6 +131,8 @@ class Job:
     adapter: Adapter | None = None
     embeds: Embeds | None = None
     """Instead of `prompt`, which is then as long and means nothing."""
+    media: MediaPrompt | None = None
+    """With media; `prompt` is then its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +204,8 @@ class EngineFacts:
     adapters: AdapterLimits | None = None
     """None where LoRA is off."""
     takes_embeds: bool = False
+    media: Mapping[str, int] = field(default_factory=dict)
+    """How many of each kind of media one prompt may have; empty for a model that takes text only."""
     sleep_refusal: str | None = None
     """Why this engine must not sleep, with the fix; None where it may."""
     profile_folder: str | None = None

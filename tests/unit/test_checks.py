@@ -18,7 +18,7 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
-from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, ranks
+from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, media_limits, ranks
 from dynamo_vllm.config.rules import bench as bench_rules
 from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import serve as serve_rules
@@ -130,6 +130,38 @@ WORKER = [
         media.one_multimodal_role,
         ["--enable-multimodal", "--multimodal-worker", "--ec-processor"],
         "--multimodal-worker and --ec-processor are different multimodal roles",
+    ),
+    (media_limits.media_limits_are_limits, ["--media-max-mb", "0"], "--media-max-mb 0.0 must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-timeout-seconds", "nan"], "must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-max-seconds", "inf"], "must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-max-megapixels", "90"], "is above 89"),
+    (media_limits.media_limits_are_limits, ["--media-cache-mb", "-1"], "must be 0 or more"),
+    (media_limits.media_counts_are_counts, ["--media-max-images", "-1"], "--media-max-images -1 must be 0"),
+    (media_limits.media_counts_are_counts, ["--media-threads", "0"], "--media-threads 0 must be 1 or more"),
+    (
+        media_limits.media_hosts_are_names,
+        ["--enable-multimodal", "--media-hosts", "http://example.com"],
+        "is no host; give names alone",
+    ),
+    (
+        media_limits.media_networks_are_networks,
+        ["--enable-multimodal", "--media-networks", "10.0.0.1/8"],
+        "--media-networks '10.0.0.1/8' is no network",
+    ),
+    (
+        media_limits.media_folder_is_a_folder,
+        ["--enable-multimodal", "--media-folder", "/no/such/folder"],
+        "there is no such folder",
+    ),
+    (
+        media_limits.media_folder_is_a_folder,
+        ["--enable-multimodal", "--allowed-local-media-path", "/tmp/.."],
+        "would show clients every file",
+    ),
+    (
+        media.multimodal_needs_its_switch,
+        ["--media-networks", "10.0.0.0/8"],
+        "--media-networks needs --enable-multimodal",
     ),
     (
         media.multimodal_needs_its_switch,
@@ -370,7 +402,21 @@ LOAD = [
 ]
 NOT_YET = {
     "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
-    "--enable-multimodal": [["--enable-multimodal"]],
+    "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
+    **{
+        flag: [["--enable-multimodal", flag]]
+        for flag in (
+            "--multimodal-worker",
+            "--multimodal-encode-worker",
+            "--multimodal-decode-worker",
+            "--multimodal-encode-prefill-worker",
+            "--multimodal-processor",
+            "--ec-processor",
+            "--vllm-native-encoder-worker",
+            "--route-to-encoder",
+            "--frontend-decoding",
+        )
+    },
     "--ec-consumer-mode": [["--ec-consumer-mode"]],
     "--omni": [["--omni"]],
 }

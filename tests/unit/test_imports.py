@@ -54,6 +54,7 @@ WRITES_ENVIRONMENT = {
     "engine/vllm_start.py": "vLLM's own variables",
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
+    "media/video_child.py": "those of the decoder's libraries, in a process that does nothing else",
 }
 _WRITING = {"update", "setdefault", "pop", "clear"}
 

@@ -47,8 +47,8 @@ MAKING = """\
 |---|---|
 | data | {prompts} prompts of `scripts/demo/image`, seed {seed}; their pictures are drawn while training |
 | command | `{command}` |
-| autoencoder | {autoencoder_steps} steps of {autoencoder_batch} pictures, {autoencoder_seconds:.0f} s |
-| drawing | {diffusion_steps} steps of {diffusion_batch} pictures, {diffusion_seconds:.0f} s |
+| autoencoder | {autoencoder} |
+| drawing | {diffusion} |
 | on | {device}, torch {torch} |
 
 ![loss](curve.svg)
@@ -73,12 +73,12 @@ def write(record: Path, folder: Path, pipeline: Pipeline) -> Path:
     """README.md, curve.svg and examples.png in the model's folder."""
     found = json.loads(record.read_bytes())
     length = pipeline.shapes.text.max_position_embeddings
-    pictures = pipeline.draw(SHEET, seed=found["seed"])
+    scores = [ImageScore(**one) for one in found["scores"]]
+    pictures = pipeline.draw(SHEET, seed=found["seed"], steps=scores[0].steps)
     (folder / "examples.png").write_bytes(png(sheet(pictures)))
     points = found["curves"]["diffusion"]["points"]
     (folder / "curve.svg").write_text(curve(points, "error of the velocity"), encoding="utf-8")
     captions = "\n".join(f"{number}. {text}" for number, text in enumerate(SHEET, 1))
-    scores = [ImageScore(**one) for one in found["scores"]]
     text = "\n".join(
         (
             INTRO.format(
@@ -97,13 +97,17 @@ def write(record: Path, folder: Path, pipeline: Pipeline) -> Path:
     return card
 
 
-def _runs(found: dict[str, Any]) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
+def _runs(found: dict[str, Any]) -> dict[str, str]:
+    """A sentence for each training."""
+    told = {}
     for name, run in found["curves"].items():
-        figures[f"{name}_steps"] = f"{run['points'][-1]['step']:.0f}"
-        figures[f"{name}_batch"] = found["plans"][name]["batch"]
-        figures[f"{name}_seconds"] = run["seconds"]
-    return figures
+        plan = found["plans"][name]
+        cut = "; the time limit cut it short" if run["cut_short"] else ""
+        told[name] = (
+            f"{run['points'][-1]['step']:.0f} steps of {plan['batch']} pictures, rate {plan['rate']:g}, "
+            f"AdamW, cosine, {run['seconds']:.0f} s{cut}"
+        )
+    return told
 
 
 def sheet(pictures: NDArray[np.uint8], columns: int = 4, times: int = 2, gap: int = 8) -> NDArray[np.uint8]:

@@ -20,7 +20,7 @@ from demo.image.train import ImagePlan, train_autoencoder, train_diffusion
 from demo.train import Curve
 
 NAME = "demo-image"
-AUTOENCODER_TIME = 0.2
+AUTOENCODER_TIME = 0.25
 """Of a time limit."""
 
 
@@ -31,7 +31,7 @@ class ImageSize:
     shapes: Shapes = Shapes()
     prompts: int = 200_000
     tokenizer_examples: int = 20_000
-    autoencoder: ImagePlan = ImagePlan(steps=3000, batch=256, rate=1e-3, average=0.995)
+    autoencoder: ImagePlan = ImagePlan(steps=3000, batch=256, rate=2e-3, average=0.995)
     diffusion: ImagePlan = ImagePlan(steps=14_000, batch=512, rate=1e-3, report_every=200)
     scored: int = 512
     settings: tuple[tuple[int, float], ...] = score.SETTINGS
@@ -42,8 +42,8 @@ SMOKE = ImageSize(
     shapes=TINY,
     prompts=300,
     tokenizer_examples=300,
-    autoencoder=ImagePlan(steps=12, batch=8, rate=4e-3, warm_up=2, average=0.8, report_every=3),
-    diffusion=ImagePlan(steps=12, batch=8, rate=4e-3, warm_up=2, average=0.8, report_every=3),
+    autoencoder=ImagePlan(steps=12, batch=4, rate=4e-3, warm_up=2, average=0.5, report_every=4),
+    diffusion=ImagePlan(steps=12, batch=8, rate=4e-3, warm_up=2, average=0.5, report_every=4),
     scored=4,
     settings=((4, 7.5), (2, 1.0)),
 )

@@ -105,7 +105,7 @@ def _run(name: str, models: list[nn.Module], loss: Callable[[], torch.Tensor], p
         betas=(0.9, 0.99),
         fused=device == "cuda",
     )
-    curve, recent = Curve(), torch.zeros((), device=device)
+    curve, losses = Curve(), _Losses(device)
     for step, rate, passed in _steps(plan, curve):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -118,10 +118,9 @@ def _run(name: str, models: list[nn.Module], loss: Callable[[], torch.Tensor], p
         # Early weights are forgotten early.
         with torch.no_grad():
             torch._foreach_lerp_(averaged, weights, 1 - min(plan.average, step / (step + 20)))
-        recent += found.detach()
-        if (step + 1) % plan.report_every == 0:
-            mean = float(recent) / plan.report_every
-            recent.zero_()
+        losses.add(found)
+        if step == 0 or (step + 1) % plan.report_every == 0:
+            mean = losses.mean()
             curve.points.append({"step": step + 1, "loss": mean, "rate": rate, "seconds": passed})
             print(
                 f"{name}: step {step + 1:>6}  loss {mean:7.4f}  rate {rate:.2e}  {passed:4.0f} s", flush=True
@@ -131,6 +130,24 @@ def _run(name: str, models: list[nn.Module], loss: Callable[[], torch.Tensor], p
     for model in models:
         model.eval()
     return curve
+
+
+class _Losses:
+    """Added up on the device, so that only a report waits for it."""
+
+    def __init__(self, device: str) -> None:
+        self._sum, self._count = torch.zeros((), device=device), 0
+
+    def add(self, loss: torch.Tensor) -> None:
+        self._sum += loss.detach()
+        self._count += 1
+
+    def mean(self) -> float:
+        """Of those since the last call."""
+        found = float(self._sum) / self._count
+        self._sum.zero_()
+        self._count = 0
+        return found
 
 
 def _steps(plan: ImagePlan, curve: Curve) -> Iterator[tuple[int, float, float]]:

@@ -23,9 +23,9 @@ from demo.vision.model import Llava, pixels_of
 from demo.vision.painting import centres, paint
 from demo.vision.rows import COLUMNS, Rows
 
-LENGTHS = (256, 320, 384)
+LENGTHS = (256, 384)
 """Of conversations about pictures; few, since each is compiled."""
-TALK_LENGTHS = (256, 512, 1024)
+TALK_LENGTHS = (256, 384, 1024)
 TALK_SHARE = 4
 """One of so many batches is of demo-chat's conversations, so that it still talks."""
 ALONE = 5
@@ -50,6 +50,12 @@ class Spotter(nn.Module):
             weight[0] = EMPTY
             total = total + F.cross_entropy(head(patches).float().flatten(0, 1), wanted.flatten(), weight)
         return total
+
+    def share(self, patches: Tensor, figures: Tensor, side: int) -> float:
+        """Of the figures, those whose shape and colour are both right."""
+        shape, colour = centres(figures, side)
+        right = (self.shape(patches).argmax(-1) == shape) & (self.colour(patches).argmax(-1) == colour)
+        return float(right[shape > 0].float().mean())
 
 
 class Looking:
@@ -104,7 +110,12 @@ def _train_tower(model: Llava, spotter: Spotter, looking: Looking, plan: Plan, d
         return loss.detach()[None]
 
     weights = [*model.vision_tower.parameters(), *spotter.parameters()]
-    return follow(plan, weights, device, learn, ("spotting",))
+    curve = follow(plan, weights, device, learn, ("spotting",))
+    with torch.no_grad():
+        figures, pictures = looking.any(count)
+        seen = spotter.share(model.vision_tower(pixels_of(pictures)), figures, model.tower.side)
+    print(f"the tower alone names {seen:.1%} of the figures", flush=True)
+    return curve
 
 
 def _train_all(

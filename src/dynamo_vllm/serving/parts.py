@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +18,20 @@ from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
 from dynamo_vllm.roles import aggregated, decode, prefill, text
+from dynamo_vllm.roles.media import MediaReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role, RoleCard
     from dynamo_vllm.serving.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 
 async def with_local_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:
@@ -115,7 +121,9 @@ def make_role(
     engine: TextEngine,
     connector: Connector | None,
     on_lost_transfer: Callable[[], None],
+    loader: MediaLoader | None = None,
 ) -> Role[Any]:
+    media_reader = MediaReader(facts, loader, engine)
     if options.use_vllm_tokenizer:
         template = options.custom_jinja_template
         return text.AggregatedText(
@@ -123,9 +131,33 @@ def make_role(
             engine,
             options.served_model_name or (str(options.model),),
             Path(template).read_text() if template else None,
+            media_reader,
         )
     if options.role == "prefill":
-        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine)
+        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
     if options.role == "decode":
-        return decode.Decode(facts, connector, on_lost_transfer, engine)
-    return aggregated.Aggregated(facts, engine)
+        return decode.Decode(facts, connector, on_lost_transfer, engine, media_reader)
+    return aggregated.Aggregated(facts, engine, media_reader)
+
+
+@asynccontextmanager
+async def media_loader(
+    options: WorkerOptions, facts: EngineFacts, engine: TextEngine
+) -> AsyncIterator[MediaLoader | None]:
+    """None where no media are taken."""
+    if not options.enable_multimodal:
+        yield None
+        return
+    if not facts.media:
+        logger.warning("--enable-multimodal does nothing: %s takes text only", options.model)
+        yield None
+        return
+    from dynamo_vllm.media.loader import from_options
+    from dynamo_vllm.media.sampling import UNKNOWN, Sampler
+
+    chooser = engine.frame_chooser()
+    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN)
+    try:
+        yield loader
+    finally:
+        await loader.aclose()

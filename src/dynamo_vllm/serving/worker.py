@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.system_port import SystemPort
 
@@ -87,7 +88,8 @@ async def run(
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
                     )
-                    return await serve(started)
+                    async with parts.media_loader(options, facts, engine) as loader:
+                        return await serve(started, loader)
             finally:
                 await close(engine, drt)
 
@@ -108,12 +110,12 @@ class Started:
     adapter_cache: Path
 
 
-async def serve(started: Started) -> int:
+async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, progress = started.meter, started.progress
     endpoint = drt.endpoint(options.address)
-    role = parts.make_role(options, facts, engine, started.connector, meter.count_lost_transfer)
+    role = parts.make_role(options, facts, engine, started.connector, meter.count_lost_transfer, loader)
     in_flight = InFlight(engine)
     registration = Registration(endpoint, options, role.card, facts)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, engine, registration)
@@ -153,7 +155,7 @@ async def serve(started: Started) -> int:
     if started.connector is not None and options.role in ("prefill", "decode"):
         peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
         await peers.join()
-    with events.publishers(endpoint, facts, options.enable_local_indexer) as publishers:
+    with events.publishers(endpoint, facts, options.enable_local_indexer, str(options.model)) as publishers:
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)

@@ -171,9 +171,9 @@ def blobs(picture: np.ndarray, background: tuple[int, int, int]) -> list[tuple[s
             near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
             left -= near
             edge += near
-        middle = (np.max(spot, 0) + np.min(spot, 0) + 1) / 2 / size
+        middle = (np.mean(spot, 0) + 0.5) / size
         row, column = (middle * 3).astype(int)
-        colour = np.median([picture[y, x] for y, x in spot], 0)
+        colour = picture[tuple((middle * size).astype(int))].astype(int)
         nearest = min(COLOURS, key=lambda name: float(np.abs(colour - COLOURS[name]).sum()))
         found.append((FIELDS[row][column], nearest))
     assert len(found) <= MOST

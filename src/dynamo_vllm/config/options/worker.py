@@ -104,7 +104,10 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_VLLM_HEADLESS",
     )
     enable_multimodal: bool = opt(
-        False, "multimodal", "Accept images and video.", env="DYN_VLLM_ENABLE_MULTIMODAL"
+        False,
+        "multimodal",
+        "Accept pictures, video and sound, as far as the model does (docs/multimodal.md).",
+        env="DYN_VLLM_ENABLE_MULTIMODAL",
     )
     multimodal_worker: bool = opt(
         False, "multimodal", "Prefill and decode behind an encoder.", env="DYN_VLLM_MULTIMODAL_WORKER"
@@ -150,6 +153,92 @@ class WorkerOptions(RuntimeOptions):
     )
     mm_prompt_template: str | None = opt(
         None, "multimodal", "Prompt template around media.", env="DYN_VLLM_MM_PROMPT_TEMPLATE", metavar="TEXT"
+    )
+    media_max_images: int = opt(
+        16, "multimodal", "Pictures in one request.", env="DYN_VLLM_MEDIA_MAX_IMAGES", metavar="N"
+    )
+    media_max_videos: int = opt(
+        2, "multimodal", "Videos in one request.", env="DYN_VLLM_MEDIA_MAX_VIDEOS", metavar="N"
+    )
+    media_max_audios: int = opt(
+        4, "multimodal", "Sounds in one request.", env="DYN_VLLM_MEDIA_MAX_AUDIOS", metavar="N"
+    )
+    media_max_mb: float = opt(
+        64.0, "multimodal", "Largest encoded item, in MB.", env="DYN_VLLM_MEDIA_MAX_MB", metavar="MB"
+    )
+    media_max_megapixels: float = opt(
+        64.0,
+        "multimodal",
+        "Most pixels of a picture or of a frame of a video, in millions.",
+        env="DYN_VLLM_MEDIA_MAX_MEGAPIXELS",
+        metavar="N",
+    )
+    media_max_frames: int = opt(
+        768, "multimodal", "Most frames taken of a video.", env="DYN_VLLM_MEDIA_MAX_FRAMES", metavar="N"
+    )
+    media_max_video_megapixels: float = opt(
+        512.0,
+        "multimodal",
+        "Most pixels of all frames taken of a video together, in millions; each takes three bytes.",
+        env="DYN_VLLM_MEDIA_MAX_VIDEO_MEGAPIXELS",
+        metavar="N",
+    )
+    media_max_seconds: float = opt(
+        600.0,
+        "multimodal",
+        "Longest video or sound.",
+        env="DYN_VLLM_MEDIA_MAX_SECONDS",
+        metavar="SECONDS",
+    )
+    media_timeout_seconds: float = opt(
+        20.0,
+        "multimodal",
+        "Time to fetch and decode one item.",
+        env="DYN_VLLM_MEDIA_TIMEOUT_SECONDS",
+        metavar="SECONDS",
+    )
+    media_redirects: int = opt(
+        3, "multimodal", "Redirects that are followed.", env="DYN_VLLM_MEDIA_REDIRECTS", metavar="N"
+    )
+    media_hosts: tuple[str, ...] = opt(
+        (),
+        "multimodal",
+        "Ask only these hosts for media; *.example.com stands for all below it (default: all public ones).",
+        env="DYN_VLLM_MEDIA_HOSTS",
+        flags=("--media-hosts", "--allowed-media-domains"),
+        metavar="HOST",
+    )
+    media_networks: tuple[str, ...] = opt(
+        (),
+        "multimodal",
+        "Private networks that may be asked for media, such as 10.1.0.0/16 (default: none).",
+        env="DYN_VLLM_MEDIA_NETWORKS",
+        metavar="NETWORK",
+    )
+    media_folder: str | None = opt(
+        None,
+        "multimodal",
+        "Folder below which file: URLs are read (default: none is).",
+        env="DYN_VLLM_MEDIA_FOLDER",
+        flags=("--media-folder", "--allowed-local-media-path"),
+        metavar="FOLDER",
+    )
+    media_cache_mb: float = opt(
+        512.0,
+        "multimodal",
+        "Memory for decoded media, in MB; 0 keeps none.",
+        env="DYN_VLLM_MEDIA_CACHE_MB",
+        metavar="MB",
+    )
+    media_at_once: int = opt(
+        32,
+        "multimodal",
+        "Items fetched and decoded at a time; one request gets a quarter of them.",
+        env="DYN_VLLM_MEDIA_AT_ONCE",
+        metavar="N",
+    )
+    media_threads: int = opt(
+        4, "multimodal", "Threads that decode media.", env="DYN_VLLM_MEDIA_THREADS", metavar="N"
     )
     omni: bool = opt(False, "omni", "Run vLLM-Omni instead of vLLM.", env="DYN_VLLM_OMNI")
     stage_configs_path: str | None = opt(

@@ -22,6 +22,10 @@ MULTIMODAL_ROLES = (
 )
 
 
+BEYOND_ONE_WORKER = (*MULTIMODAL_ROLES, "route_to_encoder", "frontend_decoding", "mm_prompt_template")
+"""What divides the work on media among processes."""
+
+
 def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
     named = [flags.flag(n) for n in MULTIMODAL_ROLES if getattr(o, n)]
     if len(named) > 1:
@@ -29,7 +33,7 @@ def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def multimodal_needs_its_switch(o: WorkerOptions, _: EngineFlags) -> None:
-    names = (*MULTIMODAL_ROLES, "route_to_encoder", "frontend_decoding", "mm_prompt_template")
+    names = (*BEYOND_ONE_WORKER, "media_hosts", "media_networks", "media_folder")
     named = [flags.flag(n) for n in names if getattr(o, n)]
     if named and not o.enable_multimodal:
         raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")

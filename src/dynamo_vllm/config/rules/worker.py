@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import flags, media
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,9 +107,13 @@ class NotYet:
     asked: Callable[[WorkerOptions, EngineFlags], bool]
 
 
+def _is_given(name: str) -> Callable[[WorkerOptions, EngineFlags], bool]:
+    return lambda o, _: bool(getattr(o, name))
+
+
 NOT_YET: tuple[NotYet, ...] = (
     NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
-    NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
+    *(NotYet(flags.flag(name), _is_given(name)) for name in media.BEYOND_ONE_WORKER),
     NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
     NotYet("--omni", lambda o, _: o.omni),
 )
