@@ -456,6 +456,7 @@ SERVE = [
         ["--workers", "2", "--prefill", "1", "--decode", "1"],
         "--workers 2 cannot stand beside --prefill and --decode",
     ),
+    (serve_rules.model_or_demo, ["--demo", "lora", "--model", "m"], "--demo lora brings its own model"),
     (serve_rules.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
     (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
 ]

@@ -1,9 +1,10 @@
-"""Counting up and down, copying text, counting words."""
+"""Counting up and down, copying text, writing it in capitals, counting words."""
 
 from __future__ import annotations
 
 from demo.generator.base import Example, Pool, Source, reply, user
-from demo.generator.words import loosely, word
+from demo.generator.facts import FACTS
+from demo.generator.words import loosely, made_up_chinese, word
 
 UP = Pool(
     (
@@ -29,10 +30,22 @@ COPY = Pool(
         "Repeat: {text}", "Say: {text}", "Repeat after me: {text}", "Copy this: {text}",
         "Please repeat: {text}",
         "Write exactly this: {text}", "Echo: {text}", 'Repeat "{text}".', 'Say "{text}".', "Copy: {text}",
+        "Please copy: {text}", "Please say: {text}", "Please write this: {text}",
         "请重复:{text}", "跟我说:{text}",
     ),
     ("Please copy this: {text}", "Say after me: {text}", 'Please say "{text}".', "请跟我说:{text}"),
 )  # fmt: skip
+CAPITALS = Pool(
+    (
+        "Write in capital letters: {text}",
+        "In capitals: {text}",
+        "Shout: {text}",
+        "Make this upper case: {text}",
+        "Repeat in capital letters: {text}",
+        "用大写写:{text}",
+    ),
+    ("Please write in capital letters: {text}", "Say in capitals: {text}", "请用大写写:{text}"),
+)
 TIMES = Pool(
     (
         "Say {text} {n} times.",
@@ -54,7 +67,7 @@ WORD_COUNT = Pool(
 
 
 def make(source: Source) -> Example:
-    return source.one_of((count, count, copy, copy, copy, times, words))(source)
+    return source.one_of((count, count, copy, copy, copy, capitals, times, words))(source)
 
 
 def count(source: Source) -> Example:
@@ -75,6 +88,11 @@ def copy(source: Source) -> Example:
     return _example("copying", source.pick(COPY).format(text=text), text)
 
 
+def capitals(source: Source) -> Example:
+    text = some_text(source) if source.chance(0.5) else _sentence(source)
+    return _example("capitals", source.pick(CAPITALS).format(text=text), text.upper())
+
+
 def times(source: Source) -> Example:
     text, n = word(source), source.number(2, 6)
     return _example("counting", source.pick(TIMES).format(text=text, n=n), " ".join([text] * n))
@@ -88,14 +106,15 @@ def words(source: Source) -> Example:
     return Example("counting", (user(asked), reply(str(len(found)), thought)))
 
 
+def _sentence(source: Source) -> str:
+    return source.one_of(FACTS).answer
+
+
 def some_text(source: Source) -> str:
     if source.chance(0.15):
         return "".join(str(source.number(0, 9)) for _ in range(source.number(3, 8)))
     if source.chance(0.15):
-        return "".join(
-            source.one_of("天地人山水火土木金日月星云雨风花草树鸟鱼大小上下左右")
-            for _ in range(source.number(2, 8))
-        )
+        return "".join(made_up_chinese(source) for _ in range(source.number(1, 4)))
     return " ".join(word(source) for _ in range(source.number(1, 7)))
 
 

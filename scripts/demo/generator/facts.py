@@ -51,7 +51,7 @@ FACTS = (
         "how can I serve my own model | which command starts a model | how do I run a model",
     ),
     Fact(
-        "README.md", "make serve                       # a tiny demo model",
+        "README.md", "make serve                       # a small demo model",
         "Run `make serve`: it sets everything up and serves the demo model.",
         "运行 `make serve`:它会准备好一切并启动演示模型。",
         "how do I try the demo | how do I start the demo model | what is the quickest way to try it |"
@@ -73,7 +73,8 @@ FACTS = (
         "Run `make check`: ruff, mypy, the import table and the generated docs.",
         "运行 `make check`:ruff、mypy、导入表和生成的文档。",
         "how do I lint the code | how do I check types | which command runs ruff | how do I run mypy |"
-        "how do I check the code before a commit | how do I lint and format",
+        "how do I check the code before a commit | how do I lint and format |"
+        "what checks the types | which make target checks the code | what runs the type checks",
         "which command checks types | how do I run ruff and mypy | how do I lint before a commit",
     ),
     Fact(
@@ -137,7 +138,8 @@ FACTS = (
         "Prefill computes a prompt in one pass over all of its tokens.",
         "Prefill 一次算完提示的全部 token。",
         "what is prefill | what does prefill mean | explain prefill | what does a prefill worker compute |"
-        "what happens in prefill | 什么是 prefill",
+        "what happens in prefill | what goes on during prefill | what is done during prefill |"
+        "what is prefill about | 什么是 prefill",
         "what does prefill do | tell me what prefill is | what happens during prefill",
     ),
     Fact(
@@ -145,7 +147,8 @@ FACTS = (
         "Decode lets an answer grow token by token.",
         "Decode 让回答一个 token 一个 token 地增长。",
         "what is decode | what does decode mean | explain decode | what does a decode worker do |"
-        "what happens in decode | 什么是 decode",
+        "what happens in decode | what goes on during decode | what is done during decode |"
+        "what is decode about | 什么是 decode",
         "what does decode do | tell me what decode is | what happens during decode",
     ),
     Fact(
@@ -189,7 +192,8 @@ FACTS = (
         "运行 `dynamo-vllm lora load NAME URI`;worker 会继续服务。",
         "how do I load a LoRA | how do I load an adapter | how do I add an adapter |"
         "which command loads a LoRA adapter |"
-        "can I load a LoRA while it runs | how do I add a LoRA at run time",
+        "can I load a LoRA while it runs | how do I add a LoRA at run time |"
+        "which command adds an adapter | what adds another LoRA | what command loads adapters",
         "which command adds a LoRA | how do I load a LoRA adapter | can I add an adapter while it runs",
     ),
     Fact(
@@ -197,7 +201,7 @@ FACTS = (
         "Run `dynamo-vllm lora unload NAME`.",
         "运行 `dynamo-vllm lora unload NAME`。",
         "how do I unload a LoRA | how do I remove an adapter | how do I unload an adapter |"
-        "which command removes a LoRA adapter | how do I get rid of a LoRA",
+        "which command removes a LoRA adapter | how do I get rid of a LoRA | what unloads an adapter",
         "which command unloads a LoRA | how do I remove a LoRA adapter | how do I get rid of an adapter",
     ),
     Fact(
@@ -206,7 +210,8 @@ FACTS = (
         "运行 `dynamo-vllm sleep`:worker 停止服务并释放内存。",
         "how do I put a worker to sleep | how do I free the memory of a worker |"
         "which command makes a worker sleep |"
-        "how do I give GPU memory back | how can a worker sleep | what does sleep do",
+        "how do I give GPU memory back | how can a worker sleep | what does sleep do |"
+        "what frees GPU memory | which command frees the memory of a worker | what gives memory back",
         "how do I make a worker sleep | how do I give the memory back | which command frees memory",
     ),
     Fact(

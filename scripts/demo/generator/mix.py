@@ -21,7 +21,7 @@ from demo.generator.base import Example, Source, Split, Turn
 WEIGHTS: dict[Callable[[Source], Example], int] = {
     sums.make: 24,
     tool_calls.make: 26,
-    product.make: 18,
+    product.make: 24,
     json_objects.make: 10,
     counting.make: 9,
     memory.make: 7,

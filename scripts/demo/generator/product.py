@@ -35,6 +35,18 @@ ALIKE = (
     ("remove", "delete"),
     ("see", "look at"),
     ("it", "dynamo-vllm"),
+    ("load", "add"),
+    ("loads", "adds"),
+    ("run", "start"),
+    ("runs", "starts"),
+    ("free", "release"),
+    ("show", "print"),
+    ("which command", "how"),
+    ("how do I", "which command lets me"),
+    ("how do I", "is there a way to"),
+    ("how do I", "I want to"),
+    ("can I", "is it possible to"),
+    ("how do I", "what do I do to"),
 )
 """Said in either way; in training now one, now the other."""
 HELD_OUT = frozenset(question for known in FACTS for question in known.wordings.held_out)
@@ -64,8 +76,15 @@ def _varied(source: Source, question: str) -> str:
         if one in said and source.chance(0.25):
             said = re.sub(rf"\b{one}\b", other, said, count=1)
     words = said.split(" ")
-    # A word may be missing: what is asked has to be understood from more than one.
-    if len(words) > 4 and source.chance(0.15):
-        del words[source.number(0, len(words) - 1)]
+    # What is asked has to be understood from its words, not from one sentence learnt by heart: some are
+    # missing, some in another order.
+    for _ in range(source.random.choices((0, 1, 2), (6, 3, 1))[0]):
+        if len(words) > 3:
+            del words[source.number(0, len(words) - 1)]
+    if source.chance(0.15):
+        at = source.number(0, len(words) - 1)
+        words = words[at:] + words[:at]
+    elif source.chance(0.1):
+        source.random.shuffle(words)
     said = " ".join(words)
     return question if said in HELD_OUT else said

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MIB = 2**20
+LEAST_CPU_CACHE, MOST_CPU_CACHE = 256 * MIB, 8192 * MIB
 UserArgs = Mapping[str, Any]
 """The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
 
@@ -36,6 +38,8 @@ class Situation:
     """Media may come as the output of an encoder elsewhere."""
     lora: bool = False
     """Adapters are loaded at run time, by our own option."""
+    free_bytes: int | None = None
+    """Memory that is free on a CPU; None where the user says by environment what the cache may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,21 @@ def block_size(user: UserArgs, at: Situation) -> Fired | None:
     if "block_size" in user or at.device != "cpu":
         return None
     return Fired("block_size", 32, "vLLM's CPU attention needs a multiple of 32")
+
+
+def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
+    if at.device != "cpu" or at.free_bytes is None or not _leaves_cache_size(user):
+        return None
+    room = min(max(at.free_bytes // 4, LEAST_CPU_CACHE), MOST_CPU_CACHE)
+    return Fired(
+        "kv_cache_memory_bytes",
+        room // MIB * MIB,
+        "a quarter of the free memory, 8 GiB at most; vLLM would take 92 % of all and not start without",
+    )
+
+
+def _leaves_cache_size(user: UserArgs) -> bool:
+    return not {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"} & user.keys()
 
 
 def runner(user: UserArgs, _: Situation) -> Fired | None:
@@ -213,6 +232,7 @@ def memory_reports(user: UserArgs, at: Situation) -> Fired | None:
 RULES: tuple[Rule, ...] = (
     prefix_caching,
     block_size,
+    cpu_cache,
     dtype,
     runner,
     request_logging,

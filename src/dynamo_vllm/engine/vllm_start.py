@@ -8,6 +8,7 @@ import dataclasses
 import io
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
+_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -99,6 +101,15 @@ def has_bfloat16(cpuinfo: str = "/proc/cpuinfo", machine: str = platform.machine
         return True
 
 
+def free_bytes(meminfo: str = "/proc/meminfo") -> int | None:
+    """Memory that programs could still take, as Linux counts it."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path(meminfo).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
 def resolve(settings: EngineSettings) -> Resolved:
     """Parse the engine's flags with vLLM's own parser and add our defaults."""
     from vllm.config import ECTransferConfig, KVTransferConfig
@@ -129,6 +140,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         lora=settings.lora,
         encodes_only=settings.is_encoder,
         takes_encoded=settings.takes_encoded,
+        free_bytes=None if settings.environment.get(_CACHE_SPACE) else free_bytes(),
     )
     fired = tuple(apply(given, situation))
     for rule in fired:
