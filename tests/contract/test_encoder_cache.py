@@ -216,6 +216,13 @@ def test_producer_writes_at_once_and_again_what_the_folder_lost(
     assert [found.name for found in own.path.iterdir()] == [path.name]
 
 
+def test_producer_does_not_encode_what_another_one_has(tmp_path: Path, own: Folder) -> None:
+    producer = make("ec_producer", tmp_path)
+    assert not producer.has_cache_item(A)
+    own.write(A, MADE, {})
+    assert producer.has_cache_item(A) and not producer.has_cache_item(B)
+
+
 def test_a_full_disk_does_not_end_the_engine(
     tmp_path: Path, own: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

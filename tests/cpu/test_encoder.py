@@ -143,6 +143,8 @@ def test_a_picture_is_encoded_once_for_everybody(split: Split) -> None:
     assert found == [1, *[0] * (len(found) - 1)]
     again = [image(picture(50)), LONG_TEXT]  # no prefix in common: the engine needs the picture again
     assert split.asked(CONNECTOR, again)[1:] == (0, 0)
+    with_a_new_one = [image(picture(51)), image(picture(50)), TEXT]
+    assert split.asked(HAND, with_a_new_one)[1:] == (0, 1)
 
 
 def test_many_at_once_get_answers_about_their_own_pictures(split: Split) -> None:

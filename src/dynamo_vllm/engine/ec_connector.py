@@ -84,8 +84,14 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         return True
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Asked before the encoder is given work, when the engine's own cache has nothing."""
-        if not self.is_consumer or identifier not in self._rows:
+        """Asked before the encoder is given work, when the engine's own cache has nothing.
+
+        A producer has nothing to do for what is in the folder. vLLM then takes it for cached, and would not
+        write it again once it is gone from the folder; but vLLM's memory of media is far shorter.
+        """
+        if self.is_producer:
+            return self._folder.has(identifier)
+        if identifier not in self._rows:
             return False
         if identifier not in self._ready:
             try:
