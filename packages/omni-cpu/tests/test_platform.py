@@ -41,7 +41,9 @@ def test_workers_are_those_of_vllm_for_cpu_with_runners_of_omni(seen: dict[str, 
     for order in seen["runners"].values():
         assert order["is_cpu_worker"]
         names = order["bases"]
-        assert names.index("OmniGPUModelRunner") < names.index("CPUModelRunner") < names.index("GPUModelRunner")
+        assert (
+            names.index("OmniGPUModelRunner") < names.index("CPUModelRunner") < names.index("GPUModelRunner")
+        )
 
 
 def test_attention_equals_that_of_torch(seen: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from dynamo_vllm.config.rules import (
     frontend,
     lora,
     media,
+    omni,
     ranks,
     serve,
     worker,
@@ -45,6 +46,7 @@ WORKER_RULES = (
     *connectors.RULES,
     *lora.RULES,
     *media.RULES,
+    *omni.RULES,
     *ranks.RULES,
     *worker.RULES,
 )

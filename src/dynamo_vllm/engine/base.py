@@ -136,5 +136,11 @@ class EmbedsReader(Protocol):
         """Decoded and checked; whatever could hurt the engine is refused with InvalidRequest."""
 
 
-class TextEngine(Engine, Renderer, EmbedsReader, Protocol):
+class PromptCounter(Protocol):
+    """An engine that knows how long a text is to it."""
+
+    def count_tokens(self, text: str) -> int: ...
+
+
+class TextEngine(Engine, Renderer, EmbedsReader, PromptCounter, Protocol):
     """An engine for every mode."""

@@ -297,6 +297,9 @@ class FakeEngine:
     async def read_embeds(self, text: str) -> Embeds:
         raise InvalidRequest("the fake engine takes tokens only", parameter="prompt_embeds")
 
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
     async def render_text(self, prompt: str) -> list[int]:
         return [ord(char) % self.spec.vocab_size for char in prompt]
 

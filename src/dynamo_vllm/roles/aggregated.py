@@ -17,9 +17,8 @@ CARD = RoleCard(worker_type="Aggregated")
 
 
 class Aggregated:
-    card = CARD
-
-    def __init__(self, facts: EngineFacts, reader: EmbedsReader | None = None) -> None:
+    def __init__(self, facts: EngineFacts, reader: EmbedsReader | None = None, card: RoleCard = CARD) -> None:
+        self.card = card
         self._facts = facts
         self._reader = reader if facts.takes_embeds else None
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class CpuAttention(SDPAImpl):
-    """vLLM-Omni's `forward` looks the platform up and knows none that is not its own; the computing is the same."""
+    """vLLM-Omni's `forward` asks for the platform and knows none but its own; the computing is the same."""
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_metadata: Any = None

@@ -88,7 +88,7 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
         memory = psutil.virtual_memory()
         return int(memory.available), int(memory.total)
 
-    # --- what vLLM-Omni finds at torch.<device> on other platforms; torch.cpu has none of it -----------------
+    # --- what vLLM-Omni finds at torch.<device> on other platforms; torch.cpu has none of it ------------
 
     @classmethod
     def is_available(cls) -> bool:

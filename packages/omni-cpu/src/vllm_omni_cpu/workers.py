@@ -1,7 +1,7 @@
 """vLLM's CPU worker with vLLM-Omni's model runners.
 
-The order of bases matters: Omni's runner first, vLLM's CPU runner behind it. Both descend from vLLM's GPU runner
-and call on by `super()`, so Omni's part finds the CPU's where it expects the GPU's.
+The order of bases matters: Omni's runner first, vLLM's CPU runner behind it. Both descend from vLLM's GPU
+runner and call on by `super()`, so Omni's part finds the CPU's where it expects the GPU's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for multimodal and Omni flags."""
+"""Rules for multimodal flags."""
 
 from __future__ import annotations
 
@@ -53,24 +53,10 @@ def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
         flags.json_object("--ec-extra-config", o.ec_extra_config)
 
 
-def stages_need_omni(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.stage_configs_path and not o.omni:
-        raise ConfigError(
-            f"--stage-configs-path {o.stage_configs_path} needs --omni; add it or leave the file out"
-        )
-
-
-def omni_has_no_connector(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.omni and set(o.connector) - {"none", "null"}:
-        raise ConfigError(f"--connector {' '.join(o.connector)} cannot stand beside --omni; leave it out")
-
-
 RULES = (
     one_multimodal_role,
     multimodal_needs_its_switch,
     example_encoder_cache_needs_a_folder,
     encoder_cache_flags_need_a_user,
     extra_encoder_config_is_json,
-    stages_need_omni,
-    omni_has_no_connector,
 )

@@ -111,7 +111,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
     NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
     NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
-    NotYet("--omni", lambda o, _: o.omni),
 )
 
 

@@ -1,0 +1,151 @@
+"""From the user's flags to the arguments of a pipeline of vLLM-Omni."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine import omni_pipelines, omni_stages, vllm_start
+from dynamo_vllm.engine.omni_text import ARCHITECTURE_VARIABLE
+from dynamo_vllm.engine.plugin import OMNI_VARIABLE
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.job import PictureLimits
+
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.omni_pipelines import Pipeline
+    from dynamo_vllm.engine.omni_stages import Stages
+    from dynamo_vllm.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+START_SECONDS = 1800
+"""For one stage; large models are read from slow disks."""
+
+
+def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
+    """On top of vLLM's own variables, before anything of either is imported."""
+    vllm_start.set_environment(settings)
+    os.environ[OMNI_VARIABLE] = "1"
+    if pipeline.architecture is not None:
+        os.environ[ARCHITECTURE_VARIABLE] = pipeline.architecture
+    if vllm_start.device() == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in settings.environment:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+
+
+def refuse_missing() -> None:
+    """The packages a pipeline needs here, by name and with the command."""
+    needed = {"vllm-omni": "pip install --no-deps vllm-omni==0.30.0"}
+    if vllm_start.device() == "cpu":
+        needed["vllm-omni-cpu"] = "pip install ./packages/omni-cpu"
+    for package, command in needed.items():
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            raise ConfigError(
+                f"--omni needs the package {package}; run 'DYNAMO_VLLM_EXTRAS=omni make venv', or {command}"
+            ) from None
+
+
+def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, Any]:
+    """The keywords of AsyncOmni; what the user set stands."""
+    given = vllm_start.given_flags(settings)
+    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
+    made: dict[str, Any] = {
+        "model": settings.model,
+        "stage_init_timeout": START_SECONDS,
+        "init_timeout": START_SECONDS,
+        "log_stats": True,
+        **defaults(pipeline, stages),
+        **given,
+    }
+    deploy = deploy_config(stages, pipeline)
+    if deploy is not None:
+        made["deploy_config"] = _written(deploy, scratch)
+    if stages is not None and stages.is_translated:
+        tell_translation(stages, settings.stage_configs_path or "")
+    return made
+
+
+def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
+    """Ours over vLLM-Omni's; a stage's own settings in a file win over them."""
+    made: dict[str, Any] = {}
+    if pipeline.drawing_class is not None and not _is_native(pipeline.drawing_class):
+        made["diffusion_load_format"] = "diffusers"
+    if vllm_start.device() == "cpu":
+        made["enforce_eager"] = True
+        if not vllm_start.has_bfloat16() or pipeline.drawing_class is not None:
+            made["dtype"] = "float32"
+        if pipeline.architecture is not None:
+            made |= {"block_size": 32, "async_scheduling": False}
+    return {name: value for name, value in made.items() if not _says(stages, name)}
+
+
+def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] | None:
+    """The user's file with our pipeline named in it, or the smallest one that names it."""
+    if stages is None:
+        if pipeline.name is None:
+            return None
+        count = 2 if pipeline.name == omni_pipelines.REWRITE else 1
+        listed = [{"stage_id": at} for at in range(count)]
+        return {"pipeline": pipeline.name, "async_chunk": False, "stages": listed}
+    named = {} if pipeline.name is None or "pipeline" in stages.deploy else {"pipeline": pipeline.name}
+    return {**named, **stages.deploy}
+
+
+def tell_translation(stages: Stages, path: str) -> None:
+    logger.warning(
+        "%s is a stage file from before vLLM-Omni 0.30; it was translated%s. In the new form it reads:\n%s",
+        path,
+        f", without {', '.join(stages.dropped)}" if stages.dropped else "",
+        stages.text(),
+    )
+
+
+def picture_limits(model: str) -> PictureLimits | None:
+    """From the files of a diffusers folder; None where nothing is drawn."""
+    index = _json(model, "model_index.json")
+    if index is None:
+        return None
+    vae = _json(model, "vae", "config.json") or {}
+    halvings = _length(vae, "temperal_downsample") or max(_length(vae, "block_out_channels") - 1, 0) or 3
+    # Transformers take the picture in patches of two by two.
+    step = 2**halvings * (2 if "transformer" in index else 1)
+    tokenizer = _json(model, "tokenizer", "tokenizer_config.json") or {}
+    most = tokenizer.get("model_max_length")
+    has_limit = isinstance(most, int) and 0 < most < 1_000_000
+    return PictureLimits(step=step, max_prompt_tokens=most if has_limit else None)
+
+
+def _is_native(name: str) -> bool:
+    from vllm_omni.diffusion.registry import DiffusionModelRegistry
+
+    return name in DiffusionModelRegistry.get_supported_archs()
+
+
+def _says(stages: Stages | None, name: str) -> bool:
+    if stages is None:
+        return False
+    return name in stages.deploy or any(name in stage for stage in stages.deploy.get("stages") or ())
+
+
+def _written(deploy: dict[str, Any], scratch: str) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=scratch, delete=False) as file:
+        file.write(omni_stages.Stages(deploy).text())
+    return file.name
+
+
+def _length(config: dict[str, Any], name: str) -> int:
+    found = config.get(name)
+    return len(found) if isinstance(found, list) else 0
+
+
+def _json(*parts: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(Path(*parts).read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return found if isinstance(found, dict) else None
