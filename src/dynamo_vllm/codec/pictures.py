@@ -166,4 +166,4 @@ def _first(chosen: Any, other: Any) -> Any:
 
 def _within(field: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not (math.isfinite(value) and low <= value <= high):
-        raise InvalidRequest(f"{value} is not between {low:g} and {high:g}", parameter=field)
+        raise InvalidRequest(f"{field}: {value} is not between {low:g} and {high:g}", parameter=field)

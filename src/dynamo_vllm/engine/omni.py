@@ -69,6 +69,7 @@ class OmniEngine:
             self._omni = await self._told("loading the stages", lambda: omni(**given))
         except (RuntimeError, ValueError, TypeError, KeyError, OSError) as exc:
             raise StartError(f"vLLM-Omni did not start: {_reason(exc)}") from exc
+        self._engine.log_stats = False  # series stay; without this a table per request goes into the log
         self._on_phase("cache")
         return await self._facts()
 
@@ -159,7 +160,7 @@ class OmniEngine:
         from dynamo_vllm.engine import vllm_convert as convert
 
         prompt = {"prompt_token_ids": list(job.prompt)}
-        async for result in self._results(job, prompt, convert.sampling_params(job.sampling), None):
+        async for result in self._results(job, prompt, lambda: [convert.sampling_params(job.sampling)]):
             omni_convert.refuse_failed(result)
             for output in convert.outputs(result):
                 if output.finish == "error":
@@ -172,9 +173,11 @@ class OmniEngine:
 
         spec = job.picture
         assert spec is not None
-        params = convert.stage_params(spec, self._engine.default_sampling_params_list)
+        defaults = self._engine.default_sampling_params_list
         made: list[Any] = []
-        async for result in self._results(job, convert.prompt(spec), None, params):
+        async for result in self._results(
+            job, convert.prompt(spec), lambda: convert.stage_params(spec, defaults)
+        ):
             convert.refuse_failed(result)
             if job.id in self._aborted or convert.is_aborted(result):
                 yield Output((), finish="abort", finished=True)
@@ -191,14 +194,15 @@ class OmniEngine:
         yield Output((), finish="stop", finished=True, media=made)
 
     async def _results(
-        self, job: Job, prompt: dict[str, Any], params: Any, every: list[Any] | None
+        self, job: Job, prompt: dict[str, Any], params: Callable[[], list[Any]]
     ) -> AsyncGenerator[Any, None]:
+        """What vLLM-Omni yields; `params` makes one entry per stage, and may refuse."""
         from dynamo_vllm.engine import vllm_convert as convert
 
         has_begun = False
         try:
             stream = self._engine.generate(
-                prompt, params, job.id, sampling_params_list=every, priority=job.priority
+                prompt, request_id=job.id, sampling_params_list=params(), priority=job.priority
             )
             async with contextlib.aclosing(stream):
                 async for result in stream:

@@ -32,8 +32,9 @@ def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
     os.environ[OMNI_VARIABLE] = "1"
     if pipeline.architecture is not None:
         os.environ[ARCHITECTURE_VARIABLE] = pipeline.architecture
-    if vllm_start.device() == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in settings.environment:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    if vllm_start.device() == "cpu":
+        # vLLM 0.30 takes no other sign that "uni" is meant on CPU; a stage is still its own process.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 
 def refuse_missing() -> None:
@@ -80,7 +81,7 @@ def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
         if not vllm_start.has_bfloat16() or pipeline.drawing_class is not None:
             made["dtype"] = "float32"
         if pipeline.architecture is not None:
-            made |= {"block_size": 32, "async_scheduling": False}
+            made |= {"block_size": 32, "async_scheduling": False, "distributed_executor_backend": "uni"}
     return {name: value for name, value in made.items() if not _says(stages, name)}
 
 

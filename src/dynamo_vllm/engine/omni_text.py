@@ -1,9 +1,9 @@
 """Plain language models as stages of vLLM-Omni.
 
 vLLM-Omni 0.30 passes its stages arguments of its own, which the classes of vLLM do not take, and looks for a
-stage's class in two registries. For each architecture there is a class here that drops what the plain one does not
-know: `OmniStageQwen3ForCausalLM` for `Qwen3ForCausalLM`. It is made when it is looked up, so that every
-architecture of vLLM that writes text can be a stage.
+stage's class in two registries. For each architecture there is a class here that drops what the plain one
+does not know: `OmniStageQwen3ForCausalLM` for `Qwen3ForCausalLM`. It is made when it is looked up, so that
+every architecture of vLLM that writes text can be a stage.
 """
 
 from __future__ import annotations
