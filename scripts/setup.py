@@ -45,7 +45,7 @@ OMNI_ON_CPU = (
     "trampoline>=0.1.2",
     "wcwidth>=0.2",
 )
-"""vLLM-Omni and what its text and picture stages import. Its own list brings CUDA builds that break a CPU torch."""
+"""vLLM-Omni and what its text and picture stages import; its own list has CUDA builds, bad for a CPU torch."""
 PIPED = {"stdout": -1, "stderr": -2, "text": True, "errors": "replace"}
 """For subprocess (-1 PIPE, -2 STDOUT), which is not imported where nothing is left to do."""
 FREE_GIB_NEEDED = {"cpu": 5, "cuda": 20}
@@ -240,7 +240,7 @@ def wants_omni() -> bool:
 
 
 def omni_commands(device: str) -> list[list[str]]:
-    """vLLM-Omni on CPU, where pip must not follow its dependencies, and a platform that makes it run there."""
+    """vLLM-Omni on CPU, where pip must not follow its dependencies, and a platform that lets it run there."""
     if device != "cpu" or not wants_omni():
         return []
     bare = [*PIP, "install", "--no-input", "--progress-bar=off", "--no-deps"]
