@@ -1,4 +1,4 @@
-"""Pipelines of vLLM-Omni on CPU through the whole stack: text, pictures, and a text stage before a drawing one."""
+"""Pipelines of vLLM-Omni on CPU through the whole stack: text, pictures, and both in two stages."""
 
 from __future__ import annotations
 
