@@ -104,7 +104,7 @@ def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:
     """MODEL as the first word, or right behind --omni, is short for --model MODEL."""
-    before = 1 if argv[:1] == ["--omni"] else 0
+    before = 1 if list(argv[:1]) == ["--omni"] else 0
     if len(argv) <= before or argv[before].startswith("-"):
         return list(argv)
     if any(word == "--model" or word.startswith("--model=") for word in argv[before + 1 :]):

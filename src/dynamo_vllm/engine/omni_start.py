@@ -73,16 +73,36 @@ def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dic
 
 def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
     """Ours over vLLM-Omni's; a stage's own settings in a file win over them."""
+    on_cpu = vllm_start.device() == "cpu"
     made: dict[str, Any] = {}
-    if pipeline.drawing_class is not None and not _is_native(pipeline.drawing_class):
-        made["diffusion_load_format"] = "diffusers"
-    if vllm_start.device() == "cpu":
-        made["enforce_eager"] = True
-        if not vllm_start.has_bfloat16() or pipeline.drawing_class is not None:
-            made["dtype"] = "float32"
-        if pipeline.architecture is not None:
-            made |= {"block_size": 32, "async_scheduling": False, "distributed_executor_backend": "uni"}
+    if pipeline.architecture is not None and on_cpu:
+        alone = pipeline.drawing_class is None
+        made |= {name if alone else f"stage_0_{name}": value for name, value in _TEXT_ON_CPU.items()}
+    if on_cpu and (pipeline.drawing_class is not None or not vllm_start.has_bfloat16()):
+        made["dtype"] = "float32"
+    if pipeline.drawing_class is not None:
+        made |= _drawing(pipeline, on_cpu)
     return {name: value for name, value in made.items() if not _says(stages, name)}
+
+
+_TEXT_ON_CPU = {
+    "block_size": 32,
+    "async_scheduling": False,
+    "enforce_eager": True,
+    "distributed_executor_backend": "uni",
+}
+
+
+def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if not _is_native(str(pipeline.drawing_class)):
+        made["diffusion_load_format"] = "diffusers"
+    elif on_cpu:
+        made["enforce_eager"] = True
+    if pipeline.architecture is None:
+        # A single drawing stage would run inside the worker, and take it along when it dies.
+        made["distributed_executor_backend"] = "mp"
+    return made
 
 
 def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] | None:
@@ -130,7 +150,8 @@ def _is_native(name: str) -> bool:
 def _says(stages: Stages | None, name: str) -> bool:
     if stages is None:
         return False
-    return name in stages.deploy or any(name in stage for stage in stages.deploy.get("stages") or ())
+    plain = name.removeprefix("stage_0_")
+    return plain in stages.deploy or any(plain in stage for stage in stages.deploy.get("stages") or ())
 
 
 def _written(deploy: dict[str, Any], scratch: str) -> str:
