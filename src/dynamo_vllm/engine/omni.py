@@ -155,12 +155,15 @@ class OmniEngine:
             self._report()
 
     async def _written(self, job: Job) -> AsyncGenerator[Output, None]:
-        """The outputs of a text pipeline."""
+        """The text of a pipeline; what its later stages would say or draw is not asked for."""
         from dynamo_vllm.engine import omni_convert
         from dynamo_vllm.engine import vllm_convert as convert
 
         prompt = {"prompt_token_ids": list(job.prompt)}
-        async for result in self._results(job, prompt, lambda: [convert.sampling_params(job.sampling)]):
+        later = list(self._engine.default_sampling_params_list)[1:]
+        async for result in self._results(
+            job, prompt, lambda: [convert.sampling_params(job.sampling), *later], ["text"] if later else None
+        ):
             omni_convert.refuse_failed(result)
             for output in convert.outputs(result):
                 if output.finish == "error":
@@ -194,15 +197,26 @@ class OmniEngine:
         yield Output((), finish="stop", finished=True, media=made)
 
     async def _results(
-        self, job: Job, prompt: dict[str, Any], params: Callable[[], list[Any]]
+        self,
+        job: Job,
+        prompt: dict[str, Any],
+        params: Callable[[], list[Any]],
+        wanted: list[str] | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """What vLLM-Omni yields; `params` makes one entry per stage, and may refuse."""
+        """What vLLM-Omni yields; `params` makes one entry per stage, and may refuse.
+
+        `wanted` leaves out the stages whose kind of output it does not name.
+        """
         from dynamo_vllm.engine import vllm_convert as convert
 
         has_begun = False
         try:
             stream = self._engine.generate(
-                prompt, request_id=job.id, sampling_params_list=params(), priority=job.priority
+                prompt,
+                request_id=job.id,
+                sampling_params_list=params(),
+                output_modalities=wanted,
+                priority=job.priority,
             )
             async with contextlib.aclosing(stream):
                 async for result in stream:

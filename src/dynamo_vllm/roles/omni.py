@@ -49,8 +49,10 @@ class Pictures:
         return None
 
     async def prepare(self, request: PictureBody, job_id: str, adapter: Adapter | None = None) -> Job:
-        is_chat = isinstance(request, wire_openai.ChatBody)
-        spec = self._checker.from_chat(request) if is_chat else self._checker.from_image(request)  # type: ignore[arg-type]
+        if isinstance(request, wire_openai.ChatBody):
+            spec = self._checker.from_chat(request)
+        else:
+            spec = self._checker.from_image(request)
         return Job(job_id, (), SamplingSpec(max_tokens=1), picture=spec)
 
     def encoder(
