@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import queue
+import threading
 
 import torch
 from vllm.utils.import_utils import resolve_obj_by_qualname as load
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.platforms import current_omni_platform as platform
 from vllm_omni.platforms.interface import OmniPlatform
 
@@ -53,6 +56,27 @@ def runners() -> dict[str, dict[str, object]]:
     return found
 
 
+def handed_over() -> list[tuple[str, str | None]]:
+    """What a diffusion worker in a process of its own sends for an output."""
+    load(platform.get_diffusion_worker_cls())
+    from vllm_omni.diffusion.worker.diffusion_worker import WorkerProc
+
+    class Process:
+        _async_output_queue: queue.Queue[object] = queue.Queue()
+        _async_output_done = threading.Condition()
+        _async_output_pending = 1
+        sent: list[tuple[str, str | None]] = []
+
+        def _enqueue_result(self, message: object) -> None:
+            self.sent.append((message.async_output_id, message.error))  # type: ignore[attr-defined]
+
+    process = Process()
+    for item in ((DiffusionOutput(output=torch.zeros(2)), "good", None), None):
+        process._async_output_queue.put(item)
+    WorkerProc._async_output_loop(process)
+    return process.sent
+
+
 for act in (platform.empty_cache, platform.synchronize, platform.reset_peak_memory_stats):
     act()
 free, total = platform.get_device_memory()
@@ -64,6 +88,7 @@ print(
             "runners": runners(),
             "attention_difference": attention_difference(),
             "refused": refused(),
+            "handed_over": handed_over(),
             "free": free,
             "total": total,
             "devices": platform.get_device_count(),

@@ -56,6 +56,10 @@ def test_another_attention_is_refused_with_the_fix(seen: dict[str, Any]) -> None
     )
 
 
+def test_outputs_are_handed_over_without_an_accelerator(seen: dict[str, Any]) -> None:
+    assert seen["handed_over"] == [["good", None]]
+
+
 def test_the_device_is_the_host(seen: dict[str, Any]) -> None:
     assert 0 < seen["free"] <= seen["total"]
     assert (seen["devices"], seen["device"], seen["device_type"]) == (1, "cpu", "cpu")

@@ -29,6 +29,10 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
         return "vllm_omni_cpu.workers.CpuGenerationWorker"
 
     @classmethod
+    def get_diffusion_worker_cls(cls) -> str:
+        return "vllm_omni_cpu.drawing.CpuDiffusionWorker"
+
+    @classmethod
     def get_diffusion_attn_backend_cls(
         cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
     ) -> str:
