@@ -35,6 +35,8 @@ def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
     if vllm_start.device() == "cpu":
         # vLLM 0.30 takes no other sign that "uni" is meant on CPU; a stage is still its own process.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        # By itself each text stage would take nearly all of the machine's memory for its KV cache.
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
 
 def refuse_missing() -> None:
