@@ -175,6 +175,8 @@ class PictureLimits:
     step: int
     """Both sides are multiples of it."""
     max_prompt_tokens: int | None = None
+    max_steps: int | None = None
+    """As many as the model was trained with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from typing import Any
 
 import pytest
@@ -120,6 +121,14 @@ async def test_what_cannot_be_drawn_is_refused_by_name(
     with pytest.raises((InvalidRequest, TooLong)) as refused:
         await drawn(role, {"prompt": "a cat", **change})
     assert named in str(refused.value)
+
+
+async def test_steps_beyond_what_the_model_was_trained_with_are_refused() -> None:
+    limits = PictureLimits(step=8, max_steps=20)
+    role = Pictures(dataclasses.replace(FACTS, pictures=limits), ["img"], BOUNDS, len)
+    assert (await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 20}})).steps == 20
+    with pytest.raises(InvalidRequest, match="num_inference_steps: 21 is not between 1 and 20"):
+        await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 21}})
 
 
 @pytest.mark.parametrize("prompt", ["one two three four five six", "x" * 40_000])

@@ -99,7 +99,8 @@ class Checker:
         if negative is not None:
             self._check_text("negative_prompt", negative)
         _within("n", n, 1, self.bounds.max_pictures)
-        _within("num_inference_steps", steps, 1, self.bounds.max_steps)
+        most = min(self.bounds.max_steps, self.limits.max_steps or self.bounds.max_steps)
+        _within("num_inference_steps", steps, 1, most)
         _within("seed", seed, 0, 2**63 - 1)
         _within("guidance_scale", guidance, 0, MAX_GUIDANCE)
         if (format or FORMATS[0]) not in FORMATS:

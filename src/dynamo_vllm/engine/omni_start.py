@@ -138,9 +138,18 @@ def picture_limits(model: str) -> PictureLimits | None:
     # Transformers take the picture in patches of two by two.
     step = 2**halvings * (2 if "transformer" in index else 1)
     tokenizer = _json(model, "tokenizer", "tokenizer_config.json") or {}
-    most = tokenizer.get("model_max_length")
-    has_limit = isinstance(most, int) and 0 < most < 1_000_000
-    return PictureLimits(step=step, max_prompt_tokens=most if has_limit else None)
+    scheduler = _json(model, "scheduler", "scheduler_config.json") or {}
+    return PictureLimits(
+        step=step,
+        max_prompt_tokens=_count(tokenizer, "model_max_length"),
+        max_steps=_count(scheduler, "num_train_timesteps"),
+    )
+
+
+def _count(config: dict[str, Any], name: str) -> int | None:
+    """A limit; transformers writes "none" as a number with thirty digits."""
+    found = config.get(name)
+    return found if isinstance(found, int) and 0 < found < 1_000_000 else None
 
 
 def _is_native(name: str) -> bool:
