@@ -3,7 +3,8 @@
 Pictures through the diffusers adapter are drawn to the end also when nobody waits for them any more: the
 adapter never looks whether its request was cancelled. Here it looks after every step.
 
-The adapter also writes every prompt into the log.
+A request that names no guidance gets none from it, whatever the model's own pipeline does by default, which draws
+much worse. And it writes every prompt into the log.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 _ADAPTER = "vllm_omni.diffusion.models.diffusers_adapter.pipeline_diffusers_adapter"
 _CALLBACK = "callback_on_step_end"
+_GUIDANCE = "guidance_scale"
 
 
 def mend() -> None:
@@ -24,10 +26,13 @@ def mend() -> None:
     adapter = importlib.import_module(_ADAPTER).DiffusersAdapterPipeline
     if adapter.__dict__.get("supports_request_cancellation"):
         return
-    build = adapter._build_call_kwargs
+    build = adapter._build_call_kwargs  # also the place where guidance is put in
 
-    def with_a_look(self: Any, request: Any) -> dict[str, Any]:
+    def mended(self: Any, request: Any) -> dict[str, Any]:
         made: dict[str, Any] = build(self, request)
+        if not request.sampling_params.guidance_scale_provided:
+            made.pop(_GUIDANCE, None)
+            made |= {k: v for k, v in self.od_config.diffusers_call_kwargs.items() if k == _GUIDANCE}
         if self._accept_call_kwargs is None or _CALLBACK in self._accept_call_kwargs:
             made.setdefault(_CALLBACK, _look)
         return made
@@ -36,5 +41,5 @@ def mend() -> None:
         check_request_cancellation()
         return tensors
 
-    adapter._build_call_kwargs = with_a_look
+    adapter._build_call_kwargs = mended
     adapter.supports_request_cancellation = True
