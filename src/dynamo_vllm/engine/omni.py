@@ -34,6 +34,7 @@ TELL_SECONDS = 10.0
 BOS_SECONDS = 5.0
 PATIENCE_SECONDS = 600.0
 """How long one drawing may take before silence counts as a hang: a pipeline says nothing between steps."""
+ABORT_SECONDS = 5.0
 SHUTDOWN_SECONDS = 20.0
 _WITNESSES = ("canary-", "warm-up")
 """Jobs of our own that must answer soon; they are no excuse for silence."""
@@ -234,7 +235,8 @@ class OmniEngine:
         if job_id not in self._running or self._omni is None:
             return
         self._aborted.add(job_id)
-        await self._omni.abort(job_id)
+        with contextlib.suppress(TimeoutError):  # a stage that hangs; the monitor sees to it
+            await self._omni.abort(job_id, timeout=ABORT_SECONDS)
 
     async def control(self, op: EngineOp) -> int | None:
         raise WrongState(

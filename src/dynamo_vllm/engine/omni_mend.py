@@ -3,8 +3,8 @@
 Pictures through the diffusers adapter are drawn to the end also when nobody waits for them any more: the
 adapter never looks whether its request was cancelled. Here it looks after every step.
 
-A request that names no guidance gets none from it, whatever the model's own pipeline does by default, which draws
-much worse. And it writes every prompt into the log.
+A request that names no guidance gets none from it, whatever the model's own pipeline would do by itself, and
+draws much worse for it. And it writes every prompt into the log.
 """
 
 from __future__ import annotations
