@@ -48,7 +48,7 @@ class Pipeline:
                 raise result
             yield result
 
-    async def abort(self, job_id: str, *, timeout: float) -> None:
+    async def abort(self, job_id: str, **_: Any) -> None:
         self.aborted.append(job_id)
 
 
