@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker, stack, survivors
 from harness.waiting import until
 
 try:
@@ -41,25 +41,36 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def omni(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One frontend; a worker that writes, one that draws, one that does both. They start side by side."""
-    folder = tmp_path_factory.mktemp("omni")
-    models = {
-        "writer": model,
-        "painter": make_tiny_image_model(folder / "sd"),
-        "studio": make_tiny_image_model(folder / "sd-rewriter", rewriter=True),
-    }
-    with stack(folder) as made:
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One frontend for workers with a model each."""
+    with stack(tmp_path_factory.mktemp("omni")) as made:
         made.start_frontend()
-        for name, path in models.items():
-            limits = ["--max-model-len", "1024"] if name == "writer" else ["--max-picture-steps", str(LONG)]
-            made.start_worker(
-                "--omni", "--model", str(path), "--served-model-name", name, "--component", name, *limits
-            )
-        for worker in made.workers:
-            until(f"{worker.log.name}", lambda w=worker: made._alive(w) and w.is_ready(), START_SECONDS)
-        until("all models", lambda: len(made.get("/v1/models").json()["data"]) == len(models), 30)
         yield made
+
+
+def started(omni: Stack, name: str, model: Path, *flags: str) -> Worker:
+    # A component each: workers of one component are taken for copies of each other.
+    named = ["--served-model-name", name, "--component", name]
+    worker = omni.start_worker("--omni", "--model", str(model), *named, *flags)
+    until(f"{name} ready", lambda: omni._alive(worker) and worker.is_ready(), START_SECONDS)
+    until(f"{name} listed", lambda: name in omni.get("/v1/models").text, 30)
+    return worker
+
+
+@pytest.fixture(scope="module")
+def writer(omni: Stack, model: Path) -> Worker:
+    return started(omni, "writer", model, "--max-model-len", "1024")
+
+
+@pytest.fixture(scope="module")
+def painter(omni: Stack) -> Worker:
+    model = make_tiny_image_model(omni.folder / "sd")
+    return started(omni, "painter", model, "--max-picture-steps", str(LONG))
+
+
+@pytest.fixture(scope="module")
+def studio(omni: Stack) -> Worker:
+    return started(omni, "studio", make_tiny_image_model(omni.folder / "sd-rewriter", rewriter=True))
 
 
 def draw(omni: Stack, **body: Any) -> httpx.Response:
@@ -78,7 +89,7 @@ def opened(content: bytes) -> Image.Image:
     return image
 
 
-def test_text_equals_plain_vllm_on_20_prompts(omni: Stack, one_worker: Stack) -> None:
+def test_text_equals_plain_vllm_on_20_prompts(omni: Stack, writer: Worker, one_worker: Stack) -> None:
     def said(where: Stack, name: str, prompt: str) -> tuple[str, str, dict[str, Any]]:
         body = {"model": name, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
         found = where.post("/v1/completions", body).json()
@@ -92,7 +103,7 @@ def test_text_equals_plain_vllm_on_20_prompts(omni: Stack, one_worker: Stack) ->
     assert len({text for text, _, _ in ours}) > 10
 
 
-def test_text_streams_token_by_token(omni: Stack) -> None:
+def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:
     stream = omni.openai.chat.completions.create(
         model="writer",
         messages=[{"role": "user", "content": "hello"}],
@@ -106,27 +117,27 @@ def test_text_streams_token_by_token(omni: Stack) -> None:
 
 
 @pytest.mark.parametrize("size", ["64x64", "128x64"])
-def test_a_picture_has_the_asked_size(omni: Stack, size: str) -> None:
+def test_a_picture_has_the_asked_size(omni: Stack, painter: Worker, size: str) -> None:
     (content,) = pictures(draw(omni, size=size))
     image = opened(content)
     assert (image.format, f"{image.width}x{image.height}") == ("PNG", size)
 
 
-def test_the_seed_decides_the_picture(omni: Stack) -> None:
+def test_the_seed_decides_the_picture(omni: Stack, painter: Worker) -> None:
     first, again, other = (pictures(draw(omni, seed=seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
     assert pictures(draw(omni)) != pictures(draw(omni))  # no seed: another one every time
 
 
-def test_steps_and_guidance_reach_the_pipeline(omni: Stack) -> None:
+def test_steps_and_guidance_reach_the_pipeline(omni: Stack, painter: Worker) -> None:
     plain = pictures(draw(omni, seed=1))
     assert pictures(draw(omni, seed=1, num_inference_steps=3)) != plain
     assert pictures(draw(omni, seed=1, guidance_scale=9.0)) != plain
     assert pictures(draw(omni, seed=9, nvext={"seed": 1})) == plain
 
 
-def test_several_pictures_formats_and_urls(omni: Stack) -> None:
+def test_several_pictures_formats_and_urls(omni: Stack, painter: Worker) -> None:
     first, second = pictures(draw(omni, n=2, seed=3))
     assert first != second
     answer = draw(omni, output_format="jpeg", response_format="url").json()
@@ -136,7 +147,7 @@ def test_several_pictures_formats_and_urls(omni: Stack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_gets_pictures_as_parts(omni: Stack, stream: bool) -> None:
+def test_chat_gets_pictures_as_parts(omni: Stack, painter: Worker, stream: bool) -> None:
     body = {
         "model": "painter",
         "messages": [{"role": "user", "content": "a cat"}],
@@ -156,13 +167,13 @@ def test_chat_gets_pictures_as_parts(omni: Stack, stream: bool) -> None:
     assert base64.b64decode(url.partition(",")[2]) == pictures(draw(omni, seed=1))[0]
 
 
-def test_eight_users_at_a_time(omni: Stack) -> None:
+def test_eight_users_at_a_time(omni: Stack, painter: Worker) -> None:
     with ThreadPoolExecutor(8) as users:
         together = list(users.map(lambda seed: pictures(draw(omni, seed=seed)), range(8)))
     assert together == [pictures(draw(omni, seed=seed)) for seed in range(8)]
 
 
-def test_a_client_that_leaves_frees_the_stage(omni: Stack) -> None:
+def test_a_client_that_leaves_frees_the_stage(omni: Stack, painter: Worker) -> None:
     with pytest.raises(httpx.ReadTimeout):
         asked = {"model": "painter", "prompt": "a cat", "size": "64x64", "num_inference_steps": LONG}
         httpx.post(f"{omni.url}/v1/images/generations", json=asked, timeout=1.5)
@@ -188,41 +199,46 @@ def test_a_client_that_leaves_frees_the_stage(omni: Stack) -> None:
         ({"guidance_scale": -1}, "guidance_scale"),
     ],
 )
-def test_bad_input_is_refused_by_name(omni: Stack, change: dict[str, Any], named: str) -> None:
+def test_bad_input_is_refused_by_name(
+    omni: Stack, painter: Worker, change: dict[str, Any], named: str
+) -> None:
     answer = draw(omni, **change)
     assert answer.status_code == 400, answer.text[:300]
     assert named in answer.json()["message"]
     assert pictures(draw(omni))
 
 
-def test_a_text_stage_rewrites_the_prompt_of_the_drawing_stage(omni: Stack) -> None:
+def test_metrics_tell_of_the_stages(painter: Worker) -> None:
+    text = httpx.get(f"http://127.0.0.1:{painter.system_port}/metrics", timeout=10).text
+    assert "dynamo_component_requests_running" in text
+    assert "vllm_omni:requests_success_total" in text
+
+
+def test_a_text_stage_rewrites_the_prompt_of_the_drawing_stage(omni: Stack, studio: Worker) -> None:
     answer = draw(omni, model="studio", seed=1)
     (content,) = pictures(answer)
     assert opened(content).size == (64, 64)
-    revised = answer.json()["data"][0]["revised_prompt"]
-    assert revised
+    assert answer.json()["data"][0]["revised_prompt"]
+    assert pictures(draw(omni, model="studio", seed=1)) == [content]
     assert pictures(draw(omni, model="studio", seed=1, prompt="a dog")) != [content]
 
 
-def test_metrics_tell_of_the_stages(omni: Stack) -> None:
-    painter = omni.workers[1]
-    text = httpx.get(f"http://127.0.0.1:{painter.system_port}/metrics", timeout=10).text
-    assert "dynamo_component_requests_running" in text
-    assert "vllm_omni" in text or "vllm:omni" in text
+# --- the last tests: they end the workers ---------------------------------------------------------------
 
 
-def stages_of(worker: Worker) -> list[psutil.Process]:
-    return psutil.Process(worker.pid).children(recursive=True)
+def test_a_killed_text_stage_ends_its_worker(writer: Worker) -> None:
+    kill_a_stage(writer)
 
 
-@pytest.mark.parametrize("at", [0, 1], ids=["text", "picture"])
-def test_a_killed_stage_ends_its_worker(omni: Stack, at: int) -> None:
-    """The last test: its workers are gone afterwards."""
-    worker = omni.workers[at]
-    below = stages_of(worker)
+def test_a_killed_drawing_stage_ends_its_worker(painter: Worker) -> None:
+    kill_a_stage(painter)
+
+
+def kill_a_stage(worker: Worker) -> None:
+    below = psutil.Process(worker.pid).children(recursive=True)
     stage = next(p for p in below if "resource_tracker" not in " ".join(p.cmdline()))
     began = time.monotonic()
     os.kill(stage.pid, signal.SIGKILL)
     assert worker.process.wait(20) == 3
     assert time.monotonic() - began < 10
-    until("their end", lambda: not any(p.is_running() and p.status() != "zombie" for p in below), 10)
+    assert survivors(below, 10) == []
