@@ -176,7 +176,7 @@ class PictureLimits:
     """Both sides are multiples of it."""
     max_prompt_tokens: int | None = None
     max_steps: int | None = None
-    """As many as the model was trained with."""
+    """Fewer than the model was trained with."""
 
 
 @dataclass(frozen=True, slots=True)

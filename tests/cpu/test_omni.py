@@ -33,8 +33,8 @@ from dynamo_vllm.models.tiny_image import make_tiny_image_model
 
 pytestmark = pytest.mark.timeout(240)
 START_SECONDS = 200
-LONG = 1000
-"""Steps of a picture that would take half a minute."""
+LONG = 900
+"""Steps of a picture that would take twenty seconds."""
 PROMPTS = [
     f"{word} {n}" for n in range(4) for word in ("The quick", "once upon", "hello", "cat and", "1 2 3")
 ]

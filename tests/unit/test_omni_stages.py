@@ -170,7 +170,7 @@ def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
     put(tmp_path, "scheduler/scheduler_config.json", {"num_train_timesteps": 1000})
     limits = omni_start.picture_limits(str(tmp_path))
     assert limits is not None
-    assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 1000)
+    assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 999)
     put(tmp_path, "model_index.json", {"_class_name": "X", "transformer": ["diffusers", "T"]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 10**30})
     limits = omni_start.picture_limits(str(tmp_path))

@@ -4,7 +4,7 @@ Pictures through the diffusers adapter are drawn to the end also when nobody wai
 adapter never looks whether its request was cancelled. Here it looks after every step.
 
 A request that names no guidance gets none from it, whatever the model's own pipeline would do by itself, and
-draws much worse for it. And it writes every prompt into the log.
+draws much worse for it. And it writes every prompt and every step into the log.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def mend() -> None:
 
     def mended(self: Any, request: Any) -> dict[str, Any]:
         made: dict[str, Any] = build(self, request)
+        self._pipeline.set_progress_bar_config(disable=True)
         if not request.sampling_params.guidance_scale_provided:
             made.pop(_GUIDANCE, None)
             made |= {k: v for k, v in self.od_config.diffusers_call_kwargs.items() if k == _GUIDANCE}

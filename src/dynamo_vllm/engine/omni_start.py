@@ -138,11 +138,11 @@ def picture_limits(model: str) -> PictureLimits | None:
     # Transformers take the picture in patches of two by two.
     step = 2**halvings * (2 if "transformer" in index else 1)
     tokenizer = _json(model, "tokenizer", "tokenizer_config.json") or {}
-    scheduler = _json(model, "scheduler", "scheduler_config.json") or {}
+    trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
     return PictureLimits(
         step=step,
         max_prompt_tokens=_count(tokenizer, "model_max_length"),
-        max_steps=_count(scheduler, "num_train_timesteps"),
+        max_steps=trained - 1 if trained else None,  # with all of them some schedulers look one too far
     )
 
 
