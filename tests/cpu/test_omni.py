@@ -59,7 +59,7 @@ def started(omni: Stack, name: str, model: Path, *flags: str) -> Worker:
 
 @pytest.fixture(scope="module")
 def writer(omni: Stack, model: Path) -> Worker:
-    return started(omni, "writer", model, "--max-model-len", "1024")
+    return started(omni, "writer", model, "--max-model-len", "1024", "--max-num-batched-tokens", "128")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,18 @@ def test_text_equals_plain_vllm_on_20_prompts(omni: Stack, writer: Worker, one_w
         plain = list(users.map(lambda prompt: said(one_worker, "tiny", prompt), PROMPTS))
     assert ours == plain
     assert len({text for text, _, _ in ours}) > 10
+
+
+def test_a_seeded_prompt_in_several_steps_does_not_end_the_stage(omni: Stack, writer: Worker) -> None:
+    body = {
+        "model": "writer",
+        "prompt": "once upon a time " * 40,
+        "max_tokens": 8,
+        "temperature": 1,
+        "seed": 5,
+    }
+    first, again = (omni.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(2))
+    assert first == again
 
 
 def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:

@@ -13,6 +13,8 @@ import inspect
 import os
 from typing import Any
 
+from dynamo_vllm.engine import vllm_start
+
 PREFIX = "OmniStage"
 ARCHITECTURE_VARIABLE = "DYN_VLLM_OMNI_ARCHITECTURE"
 """The plain architecture; set by the worker for the processes of the stages."""
@@ -28,6 +30,8 @@ def register() -> None:
 
     for registry in (ModelRegistry, OmniModelRegistry):
         registry.register_model(PREFIX + architecture, f"{__name__}:{PREFIX}{architecture}")
+    if vllm_start.device() == "cpu":
+        from dynamo_vllm.engine import cpu_mend  # noqa: F401  # importing it is what mends
 
 
 def __getattr__(name: str) -> type:
