@@ -189,7 +189,7 @@ async def main() -> None:
                 "guidance_scale",
             )
         },
-        "text_kind": text_params.output_kind.name,
+        "text": [text_params.output_kind.name, text_params.seed],
         "sound": shape,
         "stage": stage(),
         "pipelines": {

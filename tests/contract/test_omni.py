@@ -69,7 +69,7 @@ def test_a_spec_reaches_the_stages(seen: dict[str, Any]) -> None:
         "num_inference_steps": 3,
         "guidance_scale": 2.0,
     }
-    assert seen["text_kind"] == "FINAL_ONLY"
+    assert seen["text"] == ["FINAL_ONLY", 7]
 
 
 def test_sound_becomes_a_wav_file(seen: dict[str, Any]) -> None:

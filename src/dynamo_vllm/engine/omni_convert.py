@@ -24,7 +24,7 @@ def prompt(spec: PictureSpec) -> dict[str, Any]:
 
 
 def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
-    """One entry per stage: the spec for those that draw, for the others their own, whole at the end."""
+    """One entry per stage: the spec for those that draw; the others answer at once, with the same seed."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
@@ -35,7 +35,7 @@ def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
         if isinstance(params, OmniDiffusionSamplingParams):
             _set_picture(params, spec)
         elif isinstance(params, SamplingParams):
-            params.output_kind = RequestOutputKind.FINAL_ONLY
+            params.output_kind, params.seed = RequestOutputKind.FINAL_ONLY, spec.seed
         made.append(params)
     return made
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+REWRITTEN_TOKENS = 48
+"""Of a prompt that a text stage writes for a drawing one, where no file says another number."""
 START_SECONDS = 1800
 """For one stage; large models are read from slow disks."""
 
@@ -112,8 +114,10 @@ def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] |
     if stages is None:
         if pipeline.name is None:
             return None
-        count = 2 if pipeline.name == omni_pipelines.REWRITE else 1
-        listed = [{"stage_id": at} for at in range(count)]
+        listed: list[dict[str, Any]] = [{"stage_id": 0}]
+        if pipeline.name == omni_pipelines.REWRITE:
+            listed[0]["default_sampling_params"] = {"max_tokens": REWRITTEN_TOKENS}
+            listed.append({"stage_id": 1})
         return {"pipeline": pipeline.name, "async_chunk": False, "stages": listed}
     named = {} if pipeline.name is None or "pipeline" in stages.deploy else {"pipeline": pipeline.name}
     return {**named, **stages.deploy}
