@@ -2,7 +2,7 @@
 
 Runs with nothing but a Python 3.11 to 3.14. Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
-  DYNAMO_VLLM_EXTRAS=lmcache,omni      further extras of pyproject.toml
+  DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml
 """
 
 import hashlib
@@ -28,6 +28,24 @@ HOOK = os.path.join(ROOT, "scripts", "torchvision_without_ops.py")
 INPUTS = (os.path.join(ROOT, "pyproject.toml"), os.path.abspath(__file__), HOOK)
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+OMNI_CPU_PACKAGE = os.path.join(ROOT, "packages", "omni-cpu")
+OMNI_ON_CPU = (
+    "vllm-omni==0.30.0",
+    "accelerate==1.12.0",
+    "aenum==3.1.16",
+    "antlr4-python3-runtime==4.9.3",
+    "cache-dit==1.5.0",
+    "diffusers==0.40.0",
+    "einops>=0.8.1",
+    "janus>=2",
+    "kernels==0.16.1",
+    "omegaconf==2.3.0",
+    "prettytable>=3.8",
+    "torchsde==0.2.6",
+    "trampoline>=0.1.2",
+    "wcwidth>=0.2",
+)
+"""vLLM-Omni and what its text and picture stages import; its own list has CUDA builds, wrong for CPU."""
 PIPED = {"stdout": -1, "stderr": -2, "text": True, "errors": "replace"}
 """For subprocess (-1 PIPE, -2 STDOUT), which is not imported where nothing is left to do."""
 FREE_GIB_NEEDED = {"cpu": 5, "cuda": 20}
@@ -195,13 +213,14 @@ def installed_device() -> str:
 def install(device: str, extras: list[str]) -> None:
     import re
 
+    named = [name for name in extras if device != "cpu" or name != "omni"]
     command = [
         *PIP,
         "install",
         "--no-input",
         "--progress-bar=off",
         "--editable",
-        f"{ROOT}[{','.join(extras)}]",
+        f"{ROOT}[{','.join(named)}]",
     ]
     code, output = follow(command)
     torch_is_missing = re.search(r"No matching distribution found for torch==\S+\+cpu", output)
@@ -210,6 +229,22 @@ def install(device: str, extras: list[str]) -> None:
         code, output = follow([*command, "--extra-index-url", TORCH_CPU_INDEX])
     if code != 0:
         raise failed("the packages could not be installed", output)
+    for command in omni_commands(device):
+        code, output = follow(command)
+        if code != 0:
+            raise failed("vLLM-Omni could not be installed", output)
+
+
+def wants_omni() -> bool:
+    return "omni" in os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(",")
+
+
+def omni_commands(device: str) -> list[list[str]]:
+    """vLLM-Omni on CPU, where pip must not follow its dependencies, and a platform that lets it run there."""
+    if device != "cpu" or not wants_omni():
+        return []
+    bare = [*PIP, "install", "--no-input", "--progress-bar=off", "--no-deps"]
+    return [[*bare, *OMNI_ON_CPU], [*bare, "--editable", OMNI_CPU_PACKAGE]]
 
 
 def mend_companions() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "deploy")
 AT_ONCE = {"unit": ("-n", "auto")}
 """The tiers below start processes that would take the processor from each other."""
+BESIDE = {"contract": ("packages/omni-cpu/tests",)}
+"""Packages of this repository have tests of their own."""
 NO_TESTS = 5  # pytest's exit status
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,7 +36,8 @@ def run_tier(tier: str) -> tuple[str, float, str]:
     print(f"\n== {tier} ==", flush=True)
     began = time.monotonic()
     arguments = [*AT_ONCE.get(tier, ()), *shlex.split(os.environ.get("PYTEST_ARGS", ""))]
-    code = subprocess.run([sys.executable, "-m", "pytest", folder, *arguments], cwd=ROOT).returncode
+    folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
+    code = subprocess.run([sys.executable, "-m", "pytest", *folders, *arguments], cwd=ROOT).returncode
     result = {0: "passed", NO_TESTS: "no tests"}.get(code, "FAILED")
     return tier, time.monotonic() - began, result
 

@@ -83,6 +83,22 @@ class Embeds:
     tensor: Any
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureSpec:
+    """What to draw. None means the pipeline's default."""
+
+    prompt: str
+    seed: int
+    n: int = 1
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    negative_prompt: str | None = None
+    format: str = "png"
+    """png, jpeg or webp."""
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
     """One picture, video or sound of a prompt."""
@@ -133,6 +149,8 @@ class Job:
     """Instead of `prompt`, which is then as long and means nothing."""
     media: MediaPrompt | None = None
     """With media; `prompt` is then its tokens."""
+    picture: PictureSpec | None = None
+    """Instead of `prompt`, for a pipeline that draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +171,17 @@ class Position:
     candidates: Sequence[TokenLogprob]
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A finished picture, sound or film, as a file."""
+
+    kind: str
+    """image, audio or video."""
+    type: str
+    """Its MIME type."""
+    content: bytes
+
+
 @dataclass(slots=True)
 class Output:
     """The next piece of one choice. `finish` is set once per choice, `finished` once per job."""
@@ -168,6 +197,18 @@ class Output:
     prompt_logprobs: Sequence[Position | None] | None = None
     transfer: Mapping[str, Any] | None = None
     """Where another engine finds this job's KV cache."""
+    media: Sequence[Made] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureLimits:
+    """What a pipeline can draw."""
+
+    step: int
+    """Both sides are multiples of it."""
+    max_prompt_tokens: int | None = None
+    max_steps: int | None = None
+    """Fewer than the model was trained with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,5 +251,7 @@ class EngineFacts:
     """One for all engines whose encoders make the same of a medium."""
     sleep_refusal: str | None = None
     """Why this engine must not sleep, with the fix; None where it may."""
+    pictures: PictureLimits | None = None
+    """None where the engine writes text."""
     profile_folder: str | None = None
     """Where profiles are written; None where the engine records none."""

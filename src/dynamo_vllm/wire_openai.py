@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.wire import refusal
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -43,6 +45,7 @@ class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     logit_bias: dict[str, float] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     stream: bool | None = None
     nvext: dict[str, Any] | None = None
     is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
@@ -69,12 +72,63 @@ class CompletionBody(_Sampling, frozen=True, kw_only=True):
     echo: bool | None = None
 
 
+class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What OpenAI's body has no place for. The frontend takes it in nvext, and unknown fields of the body."""
+
+    size: str | None = None
+    seed: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | None = None
+
+
+class ImageExtra(msgspec.Struct, frozen=True, kw_only=True):
+    media_passthrough: ImageSettings = ImageSettings()
+
+
+class ImageBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A body of /v1/images/generations as the frontend passes it on."""
+
+    prompt: str
+    model: str | None = None
+    n: int | None = None
+    size: str | None = None
+    response_format: str | None = None
+    output_format: str | None = None
+    background: str | None = None
+    input_reference: str | None = None
+    stream: bool | None = None
+    nvext: ImageSettings | None = None
+    extra_args: ImageExtra | None = None
+    is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
+
+
 Body = ChatBody | CompletionBody
 
 
 def parse(raw: object) -> Body:
     """A chat body when it has messages, a completion body otherwise."""
-    kind: type[Body] = ChatBody if isinstance(raw, dict) and "messages" in raw else CompletionBody
+    return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, CompletionBody)
+
+
+def parse_image(raw: object) -> ChatBody | ImageBody:
+    """For a model that draws: a chat body when it has messages, an image body otherwise."""
+    return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, ImageBody)
+
+
+def image_settings(raw: dict[str, Any] | None, where: str) -> ImageSettings:
+    """The same settings where a chat body has room for them."""
+    try:
+        return msgspec.convert(raw or {}, ImageSettings)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(f"{where}.{refusal(exc)[0]}") from exc
+
+
+def _is_chat(raw: object) -> bool:
+    return isinstance(raw, dict) and "messages" in raw
+
+
+def _converted(raw: object, kind: type[StructT]) -> StructT:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as exc:

@@ -134,7 +134,7 @@ def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFak
         (["--engine", "fake", "--fake-engine", '{"speed": 1}'], 2, "speed"),
         (["--engine", "fake", "--model", "/no/such/folder"], 1, "/no/such/folder"),
         (["--engine", "fake", "--max-model-len", "5"], 2, "--max-model-len"),
-        (["--omni"], 2, "not available yet"),
+        (["--omni", "--connector", "nixl"], 2, "cannot stand beside --omni"),
         (["--system-port", "40000"], 2, "--system-port"),
     ],
 )

@@ -21,6 +21,7 @@ from dynamo_vllm.config.options import (
 from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, media_limits, ranks
 from dynamo_vllm.config.rules import bench as bench_rules
 from dynamo_vllm.config.rules import frontend as frontend_rules
+from dynamo_vllm.config.rules import omni as omni_rules
 from dynamo_vllm.config.rules import serve as serve_rules
 from dynamo_vllm.config.rules import worker as worker_rules
 from dynamo_vllm.errors import ConfigError
@@ -273,8 +274,31 @@ WORKER = [
         [*EC, "--ec-storage-path", "folder", "--ec-extra-config", "[]"],
         "must be a JSON object",
     ),
-    (media.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
-    (media.omni_has_no_connector, ["--omni", "--connector", "nixl"], "cannot stand beside --omni"),
+    (omni_rules.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
+    (
+        omni_rules.stage_file_exists,
+        ["--omni", "--stage-configs-path", "no.yaml"],
+        "no.yaml: there is no such",
+    ),
+    (omni_rules.omni_has_no_connector, ["--omni", "--connector", "nixl"], "cannot stand beside --omni"),
+    (
+        omni_rules.omni_does_everything_of_a_request,
+        ["--omni", "--disaggregation-mode", "prefill", "--kv-transfer-config", '{"kv_connector": "X"}'],
+        "--disaggregation-mode prefill cannot stand beside --omni",
+    ),
+    (omni_rules.omni_takes_text_only, ["--omni", "--enable-prompt-embeds"], "--enable-prompt-embeds cannot"),
+    (omni_rules.omni_takes_text_only, ["--omni", "--lora-enabled"], "--lora-enabled cannot stand beside"),
+    (omni_rules.omni_takes_text_only, ["--omni", "--enable-lora"], "--enable-lora cannot stand beside"),
+    (omni_rules.omni_takes_text_only, ["--omni", "--headless"], "--headless cannot stand beside --omni"),
+    (
+        worker_rules.is_available,
+        ["--enable-multimodal", "--frontend-decoding"],
+        "--frontend-decoding is not available yet",
+    ),
+    (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
+    (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
+    (omni_rules.picture_bounds_are_counts, ["--max-picture-side", "-8"], "--max-picture-side -8 must be"),
+    (omni_rules.picture_bounds_are_counts, ["--max-picture-steps", "0"], "--max-picture-steps 0 must be"),
     (
         ranks.kv_event_port_is_registered,
         ["--kv-event-port", "1023"],
@@ -409,7 +433,6 @@ WORKER = [
         "give an IPv4 address of the leader, or add --no-kv-events",
     ),
     (worker_rules.model_is_named, ["--model="], "--model is missing"),
-    (worker_rules.is_available, ["--omni"], "--omni is not available yet"),
 ]
 FRONTEND = [
     (
@@ -491,7 +514,6 @@ LOAD = [
 NOT_YET = {
     "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
     "--frontend-decoding": [["--enable-multimodal", "--frontend-decoding"]],
-    "--omni": [["--omni"]],
 }
 
 

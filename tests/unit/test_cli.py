@@ -147,7 +147,7 @@ def test_check_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_check_lists_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = checked(capsys, "--migration-limit", "-1", "--health-seconds", "0", "--omni")
+    code, found = checked(capsys, "--migration-limit", "-1", "--health-seconds", "0", "--max-pictures", "0")
     assert code == 2
     assert len(found["problems"]) == 3  # type: ignore[arg-type]
 

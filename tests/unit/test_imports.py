@@ -42,16 +42,19 @@ WITHIN_LEVEL_0 = {
 HEAVY = {
     "vllm": ("engine/",),
     "vllm_omni": ("engine/",),
-    "torch": ("engine/",),
+    "torch": ("engine/", "models/tiny_image.py"),
+    "diffusers": ("models/tiny_image.py",),
     "dynamo": ("serving/", "kv/events.py", "cli/frontend.py", "bench/caller.py"),
 }
 READS_ENVIRONMENT = {
     "config/build.py": "reads it once for everybody",
     "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
+    "engine/omni_text.py": "runs in the processes of vLLM-Omni's stages, which the worker tells their model",
     "engine/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
 }
 WRITES_ENVIRONMENT = {
     "engine/vllm_start.py": "vLLM's own variables",
+    "engine/omni_start.py": "vLLM's, and what the processes of a pipeline's stages must know",
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
     "media/video_child.py": "those of the decoder's libraries, in a process that does nothing else",

@@ -70,6 +70,19 @@ def test_stamp_depends_on_the_extras(setup: ModuleType) -> None:
     assert setup.stamp_for(["cpu", "dev"]) != setup.stamp_for(["cpu", "dev", "lmcache"])
 
 
+def test_omni_on_cpu_is_installed_without_what_it_asks_for(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert setup.omni_commands("cpu") == []
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3,omni")
+    assert setup.omni_commands("cuda") == []  # pip follows the extra there
+    packages, platform = setup.omni_commands("cpu")
+    assert "--no-deps" in packages
+    assert "vllm-omni==0.30.0" in packages
+    assert not [name for name in packages if name.startswith(("torch=", "torchaudio", "torchvision"))]
+    assert Path(platform[-1], "pyproject.toml").is_file()
+
+
 def test_environment_of_the_other_device_does_not_fit(setup: ModuleType) -> None:
     make_venv(setup, "vllm")
     assert setup.venv_fits("cuda")

@@ -112,10 +112,18 @@ def test_kv_event_ports_leave_room_for_the_ranks() -> None:
     assert [worker.argv[-1] for worker in found.workers] == ["--kv-event-port=20000", "--kv-event-port=20002"]
 
 
+@pytest.mark.parametrize("words", [("--omni", "m"), ("m", "--omni"), ("--omni", "--model", "m")])
+def test_the_model_may_follow_the_switch_for_pipelines(words: tuple[str, ...]) -> None:
+    options, wanted = serve.understand(words, {})
+    assert options.model == "m"
+    assert wanted.workers[0].options["omni"] is True
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("m", "--model", "n"), "named twice"),
+        (("--omni", "m", "--model", "n"), "named twice, m and"),
         (("--port", "80", "m"), "'m' stands alone"),
         (("m", "--workers", "0"), "--workers 0 must be 1 or more"),
         (("m", "--restarts", "-1"), "--restarts -1 must be 0 or more"),

@@ -34,6 +34,7 @@ Serve a model on this machine: the OpenAI server, its router and one or more wor
   dynamo-vllm serve MODEL                   a local folder or a hub id
   dynamo-vllm serve MODEL --workers 2 --port 8080 --max-model-len 8192
   dynamo-vllm serve MODEL --prefill 1 --decode 2
+  dynamo-vllm serve --omni MODEL            a pipeline of vLLM-Omni: text or pictures
   dynamo-vllm serve --config deployment.yaml"""
 EPILOG = """\
 Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
@@ -114,12 +115,13 @@ def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
 
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:
-    """MODEL as the first word is short for --model MODEL."""
-    if not argv or argv[0].startswith("-"):
+    """MODEL as the first word, or right behind --omni, is short for --model MODEL."""
+    before = 1 if list(argv[:1]) == ["--omni"] else 0
+    if len(argv) <= before or argv[before].startswith("-"):
         return list(argv)
-    if any(word == "--model" or word.startswith("--model=") for word in argv[1:]):
-        raise ConfigError(f"the model is named twice, {argv[0]} and --model; give one of them")
-    return ["--model", *argv]
+    if any(word == "--model" or word.startswith("--model=") for word in argv[before + 1 :]):
+        raise ConfigError(f"the model is named twice, {argv[before]} and --model; give one of them")
+    return [*argv[:before], "--model", *argv[before:]]
 
 
 def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dynamo_vllm.config.rules import (
     lora,
     media,
     media_limits,
+    omni,
     ranks,
     serve,
     worker,
@@ -47,6 +48,7 @@ WORKER_RULES = (
     *lora.RULES,
     *media.RULES,
     *media_limits.RULES,
+    *omni.RULES,
     *ranks.RULES,
     *worker.RULES,
 )

@@ -158,5 +158,11 @@ class EncodedEngine(MediaEngine, Protocol):
         """What stands for the medium in `job.Media`; raises ec_folder.Unusable."""
 
 
-class TextEngine(Engine, Renderer, EmbedsReader, EncodedEngine, Protocol):
+class PromptCounter(Protocol):
+    """An engine that knows how long a text is to it."""
+
+    def count_tokens(self, text: str) -> int: ...
+
+
+class TextEngine(Engine, Renderer, EmbedsReader, EncodedEngine, PromptCounter, Protocol):
     """An engine for every mode."""

@@ -316,6 +316,9 @@ class FakeEngine:
         places = [10 + byte for medium in media for byte in hashlib.sha256(medium.name.encode()).digest()[:3]]
         return MediaPrompt([*places, *prompt], prompt, media, None)
 
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
     async def render_text(self, prompt: str) -> list[int]:
         return [ord(char) % self.spec.vocab_size for char in prompt]
 

@@ -9,6 +9,9 @@ NIXL's progress thread pauses between looks where a worker asks for it. NIXL 1.5
 takes a whole core per engine.
 
 KV events about prompt embeddings can be read by the router (`kv_event_mend`).
+
+In the stages of vLLM-Omni, plain language models become stages (`omni_text`) and cancelled drawings end
+(`omni_mend`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import sys
 
 PARENT_VARIABLE = "DYN_VLLM_ENGINE_PARENT"
 NIXL_PAUSE_VARIABLE = "DYN_VLLM_NIXL_PAUSE_US"
+OMNI_VARIABLE = "DYN_VLLM_OMNI_STAGES"
+"""Set for the processes of a pipeline of vLLM-Omni."""
 _PR_SET_PDEATHSIG = 1
 _UNGUARDED = "run_unguarded"
 
@@ -31,6 +36,17 @@ def register() -> None:
     from dynamo_vllm.engine import kv_event_mend
 
     kv_event_mend.mend()
+    register_omni()
+
+
+def register_omni() -> None:
+    """In the processes of a pipeline, and in the worker that makes them."""
+    if os.environ.get(OMNI_VARIABLE) != "1":
+        return
+    from dynamo_vllm.engine import omni_mend, omni_text
+
+    omni_text.register()
+    omni_mend.mend()
 
 
 def end_with_parent() -> None:

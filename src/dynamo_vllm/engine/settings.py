@@ -26,6 +26,10 @@ class EngineSettings:
     reasoning_parser: str | None = None
     takes_embeds: bool = False
     """Prompts may come as vectors."""
+    omni: bool = False
+    """The engine is a pipeline of vLLM-Omni."""
+    stage_configs_path: str | None = None
+    """Its stages, in a file of vLLM-Omni 0.30 or older."""
     direct_egress: bool = True
     """Plain token jobs bypass vLLM's queue and task for each request."""
     lora: bool = False

@@ -270,6 +270,9 @@ class VllmEngine:
         )
         return await asyncio.get_running_loop().run_in_executor(self._embeds_readers, read)
 
+    def count_tokens(self, text: str) -> int:
+        return len(self._engine.get_tokenizer().encode(text))
+
     async def render_text(self, prompt: str) -> list[int]:
         with _refusing("prompt"):
             (rendered,) = await self._engine.renderer.render_cmpl_async([{"prompt": prompt}])

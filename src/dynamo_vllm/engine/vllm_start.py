@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
 _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+_OMNI_PLUGIN = "vllm_omni_register_models"
+_PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.stat_logger_plugins",
+    "vllm_omni.general_plugins",
+    "vllm_omni.platform_plugins",
+)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -68,6 +77,8 @@ def set_environment(settings: EngineSettings) -> None:
     if settings.side_channel_host in _LOOPBACK:
         # NIXL's network transport listens on every device; shared memory and GPU links are none.
         wanted["UCX_NET_DEVICES"] = "lo"
+    if (names := plugins(with_omni=settings.omni)) is not None:
+        wanted["VLLM_PLUGINS"] = ",".join(names)
     if settings.lora:
         wanted["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     wanted |= settings.connector_environment
@@ -76,6 +87,17 @@ def set_environment(settings: EngineSettings) -> None:
             os.environ[name] = value
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.register_at_fork(after_in_child=end_with_parent)  # a forked process does not load the plugin again
+
+
+def plugins(with_omni: bool) -> list[str] | None:
+    """What vLLM's processes may load; None is everything, and right where vLLM-Omni is not installed.
+
+    vLLM-Omni enters every process of vLLM in its environment and replaces models and methods there.
+    """
+    found = {entry.name for group in _PLUGIN_GROUPS for entry in metadata.entry_points(group=group)}
+    if _OMNI_PLUGIN not in found:
+        return None
+    return sorted(found if with_omni else found - {_OMNI_PLUGIN})
 
 
 def device() -> str:
@@ -156,6 +178,12 @@ def resolve(settings: EngineSettings) -> Resolved:
         return Resolved(AsyncEngineArgs.from_cli_args(parsed), fired)
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"vLLM refuses these settings: {exc}") from exc
+
+
+def given_flags(settings: EngineSettings) -> dict[str, Any]:
+    """The engine's flags that the user gave, read by vLLM's own parser; not the model and its names."""
+    _, given = _parse(settings)
+    return {name: value for name, value in given.items() if name not in ("model", "served_model_name")}
 
 
 def _parse(settings: EngineSettings) -> tuple[argparse.Namespace, dict[str, Any]]:

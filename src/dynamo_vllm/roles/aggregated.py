@@ -20,14 +20,14 @@ CARD = RoleCard(worker_type="Aggregated")
 
 
 class Aggregated:
-    card = CARD
-
     def __init__(
         self,
         facts: EngineFacts,
         reader: EmbedsReader | None = None,
         media_reader: media.Reader | None = None,
+        card: RoleCard = CARD,
     ) -> None:
+        self.card = card
         self._facts = facts
         self._reader = reader if facts.takes_embeds else None
         self._media: media.Reader = media_reader or media.MediaReader(facts)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import fetch_model
 
+from dynamo_vllm.codec.pictures import Bounds
 from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import ec_folder, vllm_start
@@ -18,7 +19,7 @@ from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
-from dynamo_vllm.roles import aggregated, decode, encode, prefill, text
+from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import lending
@@ -78,6 +79,10 @@ def make_engine(
         from dynamo_vllm.engine.fake import FakeEngine, parse_spec
 
         return FakeEngine(parse_spec(options.fake_engine), on_load, on_phase)
+    if options.omni:
+        from dynamo_vllm.engine.omni import OmniEngine
+
+        return OmniEngine(settings, on_load, on_phase)
     from dynamo_vllm.engine.vllm import VllmEngine
 
     return VllmEngine(settings, on_load, on_phase)
@@ -115,6 +120,8 @@ def engine_settings(
         headless=options.headless,
         reasoning_parser=options.reasoning_parser,
         takes_embeds=options.enable_prompt_embeds,
+        omni=options.omni,
+        stage_configs_path=options.stage_configs_path,
         direct_egress=options.direct_egress,
         lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
         publishes_kv_events=role_card(options).publishes_kv_events
@@ -172,12 +179,20 @@ def make_role(
     media_reader: Reader,
     folder: EncoderFolder | None = None,
 ) -> Role[Any]:
+    names = options.served_model_name or (str(options.model),)
+    if facts.pictures is not None:
+        bounds = Bounds(
+            max_side=options.max_picture_side,
+            max_steps=options.max_picture_steps,
+            max_pictures=options.max_pictures,
+        )
+        return omni.Pictures(facts, names, bounds, engine.count_tokens)
     if options.use_vllm_tokenizer:
         template = options.custom_jinja_template
         return text.AggregatedText(
             facts,
             engine,
-            options.served_model_name or (str(options.model),),
+            names,
             Path(template).read_text() if template else None,
             media_reader,
         )
@@ -188,7 +203,9 @@ def make_role(
         return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
     if options.role == "decode":
         return decode.Decode(facts, connector, on_lost_transfer, engine, media_reader)
-    return aggregated.Aggregated(facts, engine, media_reader)
+    return aggregated.Aggregated(
+        facts, engine, media_reader, omni.TEXT_CARD if options.omni else aggregated.CARD
+    )
 
 
 @asynccontextmanager

@@ -298,13 +298,25 @@ class WorkerOptions(RuntimeOptions):
     media_threads: int = opt(
         4, "multimodal", "Threads that decode media.", env="DYN_VLLM_MEDIA_THREADS", metavar="N"
     )
-    omni: bool = opt(False, "omni", "Run vLLM-Omni instead of vLLM.", env="DYN_VLLM_OMNI")
+    omni: bool = opt(
+        False, "omni", "Run a pipeline of vLLM-Omni: text or pictures (docs/omni.md).", env="DYN_VLLM_OMNI"
+    )
     stage_configs_path: str | None = opt(
         None,
         "omni",
-        "Stages of the pipeline; optional.",
+        "Stages of the pipeline: a deploy config of vLLM-Omni 0.30, or an older stage file, which is "
+        "translated. Default: the model's own pipeline.",
         env="DYN_VLLM_STAGE_CONFIGS_PATH",
         metavar="FILE",
+    )
+    max_picture_side: int = opt(
+        2048, "omni", "Longest side of a picture.", env="DYN_VLLM_MAX_PICTURE_SIDE", metavar="PIXELS"
+    )
+    max_picture_steps: int = opt(
+        200, "omni", "Most steps a picture may take.", env="DYN_VLLM_MAX_PICTURE_STEPS", metavar="STEPS"
+    )
+    max_pictures: int = opt(
+        10, "omni", "Most pictures of one request (n).", env="DYN_VLLM_MAX_PICTURES", metavar="N"
     )
     connector: tuple[str, ...] = opt(
         (),

@@ -1,4 +1,4 @@
-"""Rules for multimodal and Omni flags."""
+"""Rules for multimodal flags."""
 
 from __future__ import annotations
 
@@ -127,18 +127,6 @@ def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
         flags.json_object("--ec-extra-config", o.ec_extra_config)
 
 
-def stages_need_omni(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.stage_configs_path and not o.omni:
-        raise ConfigError(
-            f"--stage-configs-path {o.stage_configs_path} needs --omni; add it or leave the file out"
-        )
-
-
-def omni_has_no_connector(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.omni and set(o.connector) - {"none", "null"}:
-        raise ConfigError(f"--connector {' '.join(o.connector)} cannot stand beside --omni; leave it out")
-
-
 RULES = (
     one_multimodal_role,
     multimodal_needs_its_switch,
@@ -150,6 +138,4 @@ RULES = (
     nixl_for_encoders_is_installed,
     an_encoder_only_encodes,
     encoder_limits_are_limits,
-    stages_need_omni,
-    omni_has_no_connector,
 )

@@ -1,0 +1,67 @@
+"""Rules for pipelines of vLLM-Omni."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.rules.flags import EngineFlags
+
+
+def stages_need_omni(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.stage_configs_path and not o.omni:
+        raise ConfigError(
+            f"--stage-configs-path {o.stage_configs_path} needs --omni; add it or leave the file out"
+        )
+
+
+def omni_has_no_connector(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.omni and set(o.connector) - {"none", "null"}:
+        raise ConfigError(f"--connector {' '.join(o.connector)} cannot stand beside --omni; leave it out")
+
+
+def stage_file_exists(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.stage_configs_path and not Path(o.stage_configs_path).is_file():
+        raise ConfigError(f"--stage-configs-path {o.stage_configs_path}: there is no such file")
+
+
+def omni_does_everything_of_a_request(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.omni and o.role != "agg":
+        raise ConfigError(f"--disaggregation-mode {o.role} cannot stand beside --omni; leave one of them out")
+
+
+def omni_takes_text_only(o: WorkerOptions, engine: EngineFlags) -> None:
+    if not o.omni:
+        return
+    for name in ("enable_multimodal", "enable_prompt_embeds", "lora_enabled", "headless"):
+        if getattr(o, name):
+            raise ConfigError(f"{flags.flag(name)} cannot stand beside --omni; leave one of them out")
+    if "enable_lora" in engine:
+        raise ConfigError("--enable-lora cannot stand beside --omni; leave one of them out")
+
+
+def omni_needs_its_own_engine(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.omni and o.engine == "fake":
+        raise ConfigError("--omni needs vLLM-Omni; leave --engine fake out")
+
+
+def picture_bounds_are_counts(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in ("max_picture_side", "max_picture_steps", "max_pictures"):
+        if getattr(o, name) < 1:
+            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be 1 or more")
+
+
+RULES = (
+    stages_need_omni,
+    stage_file_exists,
+    omni_has_no_connector,
+    omni_does_everything_of_a_request,
+    omni_takes_text_only,
+    omni_needs_its_own_engine,
+    picture_bounds_are_counts,
+)

@@ -1,0 +1,46 @@
+"""What our plugin mends in vLLM-Omni 0.30, inside the processes of its stages.
+
+Pictures through the diffusers adapter are drawn to the end also when nobody waits for them any more: the
+adapter never looks whether its request was cancelled. Here it looks after every step.
+
+A request that names no guidance gets none from it, whatever the model's own pipeline would do by itself, and
+draws much worse for it. And it writes every prompt and every step into the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+_ADAPTER = "vllm_omni.diffusion.models.diffusers_adapter.pipeline_diffusers_adapter"
+_CALLBACK = "callback_on_step_end"
+_GUIDANCE = "guidance_scale"
+
+
+def mend() -> None:
+    logging.getLogger(_ADAPTER).setLevel(logging.WARNING)
+    import importlib
+
+    from vllm_omni.diffusion.cancellation import check_request_cancellation
+
+    adapter = importlib.import_module(_ADAPTER).DiffusersAdapterPipeline
+    if adapter.__dict__.get("supports_request_cancellation"):
+        return
+    build = adapter._build_call_kwargs  # also the place where guidance is put in
+
+    def mended(self: Any, request: Any) -> dict[str, Any]:
+        made: dict[str, Any] = build(self, request)
+        self._pipeline.set_progress_bar_config(disable=True)
+        if not request.sampling_params.guidance_scale_provided:
+            made.pop(_GUIDANCE, None)
+            made |= {k: v for k, v in self.od_config.diffusers_call_kwargs.items() if k == _GUIDANCE}
+        if self._accept_call_kwargs is None or _CALLBACK in self._accept_call_kwargs:
+            made.setdefault(_CALLBACK, _look)
+        return made
+
+    def _look(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        check_request_cancellation()
+        return tensors
+
+    adapter._build_call_kwargs = mended
+    adapter.supports_request_cancellation = True

@@ -1,0 +1,110 @@
+"""The stages of a pipeline, from a file of vLLM-Omni 0.30 or translated from an older one; no vLLM import.
+
+Since 0.30 a file says how a pipeline is deployed (devices, limits, defaults); which stages there are is the
+registered pipeline's business. The older files (`stage_args`) said both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dynamo_vllm.errors import ConfigError
+
+OLDER_KEY = "stage_args"
+_RUNTIME_KEPT = {"devices": "devices", "max_batch_size": "max_num_seqs", "num_replicas": "num_replicas"}
+_TOPOLOGY_ARGS = {
+    "model_stage",
+    "model_arch",
+    "worker_type",
+    "worker_cls",
+    "scheduler_cls",
+    "engine_output_type",
+    "hf_config_name",
+    "stage_id",
+}
+"""Engine arguments of the older files that a 0.30 pipeline knows by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A deploy config of vLLM-Omni 0.30, and what was translated to get it."""
+
+    deploy: dict[str, Any]
+    kinds: tuple[str, ...] = ()
+    """What an older file called its stages: llm or diffusion; empty for a file of 0.30."""
+    dropped: tuple[str, ...] = field(default=())
+    """What an older file said and 0.30 does not take."""
+
+    @property
+    def is_translated(self) -> bool:
+        return bool(self.kinds)
+
+    def text(self) -> str:
+        return yaml.safe_dump(self.deploy, sort_keys=False)
+
+
+def read(path: str) -> Stages:
+    """The file at `path`; raises ConfigError with the fix."""
+    flag = f"--stage-configs-path {path}"
+    try:
+        found = yaml.safe_load(Path(path).read_text())
+    except OSError as exc:
+        raise ConfigError(f"{flag}: {exc.strerror or exc}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{flag} is not YAML: {exc}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{flag} must be a mapping with 'stages'")
+    if OLDER_KEY in found:
+        return translated(found, flag)
+    stages = found.get("stages")
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        if {"base_config", "pipeline"} & set(found):
+            return Stages(found)
+        raise ConfigError(f"{flag} has neither 'stages' (vLLM-Omni 0.30) nor '{OLDER_KEY}' (older)")
+    for at, stage in enumerate(stages):
+        if not isinstance(stage.get("stage_id"), int):
+            raise ConfigError(f"{flag}: stages[{at}] has no stage_id; number them from 0")
+    return Stages(found)
+
+
+def translated(older: dict[str, Any], flag: str) -> Stages:
+    """An older file in today's form."""
+    listed = older[OLDER_KEY]
+    if not isinstance(listed, list) or not listed or not all(isinstance(stage, dict) for stage in listed):
+        raise ConfigError(f"{flag}: '{OLDER_KEY}' must be a list of stages")
+    dropped = [key for key in older if key not in (OLDER_KEY, "async_chunk", "connectors")]
+    deploy: dict[str, Any] = {"async_chunk": bool(older.get("async_chunk", False))}
+    stages, kinds = [], []
+    for at, stage in enumerate(listed):
+        made, lost = _stage(stage, at)
+        stages.append(made)
+        kinds.append(str(stage.get("stage_type", "llm")))
+        dropped += [f"stage {at}: {name}" for name in lost]
+    deploy["stages"] = stages
+    return Stages(deploy, tuple(kinds), tuple(dropped))
+
+
+def _stage(stage: dict[str, Any], at: int) -> tuple[dict[str, Any], list[str]]:
+    made: dict[str, Any] = {"stage_id": int(stage.get("stage_id", at))}
+    lost = [
+        name
+        for name in stage
+        if name
+        not in ("stage_id", "stage_type", "runtime", "engine_args", "default_sampling_params", "final_output",
+                "final_output_type", "engine_input_source", "is_comprehension")
+    ]  # fmt: skip
+    for name, value in (stage.get("runtime") or {}).items():
+        if name in _RUNTIME_KEPT:
+            made[_RUNTIME_KEPT[name]] = str(value) if name == "devices" else value
+        elif name != "process":
+            lost.append(f"runtime.{name}")
+    for name, value in (stage.get("engine_args") or {}).items():
+        if name not in _TOPOLOGY_ARGS:
+            made[name] = value
+    if stage.get("default_sampling_params"):
+        made["default_sampling_params"] = dict(stage["default_sampling_params"])
+    return made, lost

@@ -1,0 +1,188 @@
+"""From the user's flags to the arguments of a pipeline of vLLM-Omni."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine import omni_pipelines, omni_stages, vllm_start
+from dynamo_vllm.engine.omni_text import ARCHITECTURE_VARIABLE
+from dynamo_vllm.engine.plugin import OMNI_VARIABLE
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.job import PictureLimits
+
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.omni_pipelines import Pipeline
+    from dynamo_vllm.engine.omni_stages import Stages
+    from dynamo_vllm.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+REWRITTEN_TOKENS = 48
+"""Of a prompt that a text stage writes for a drawing one, where no file says another number."""
+START_SECONDS = 1800
+"""For one stage; large models are read from slow disks."""
+
+
+def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
+    """On top of vLLM's own variables, before anything of either is imported."""
+    vllm_start.set_environment(settings)
+    os.environ[OMNI_VARIABLE] = "1"
+    if pipeline.architecture is not None:
+        os.environ[ARCHITECTURE_VARIABLE] = pipeline.architecture
+    if vllm_start.device() == "cpu":
+        # vLLM 0.30 takes no other sign that "uni" is meant on CPU; a stage is still its own process.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        # By itself each text stage would take nearly all of the machine's memory for its KV cache.
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+
+
+def refuse_missing() -> None:
+    """The packages a pipeline needs here, by name and with the command."""
+    needed = {"vllm-omni": "pip install --no-deps vllm-omni==0.30.0"}
+    if vllm_start.device() == "cpu":
+        needed["vllm-omni-cpu"] = "pip install ./packages/omni-cpu"
+    for package, command in needed.items():
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            raise ConfigError(
+                f"--omni needs the package {package}; run 'DYNAMO_VLLM_EXTRAS=omni make venv', or {command}"
+            ) from None
+
+
+def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, Any]:
+    """The keywords of AsyncOmni; what the user set stands."""
+    given = vllm_start.given_flags(settings)
+    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
+    made: dict[str, Any] = {
+        "model": settings.model,
+        "stage_init_timeout": START_SECONDS,
+        "init_timeout": START_SECONDS,
+        "log_stats": True,
+        **defaults(pipeline, stages),
+        **given,
+    }
+    deploy = deploy_config(stages, pipeline)
+    if deploy is not None:
+        made["deploy_config"] = _written(deploy, scratch)
+    if stages is not None and stages.is_translated:
+        tell_translation(stages, settings.stage_configs_path or "")
+    return made
+
+
+def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
+    """Ours over vLLM-Omni's; a stage's own settings in a file win over them."""
+    on_cpu = vllm_start.device() == "cpu"
+    made: dict[str, Any] = {}
+    if pipeline.architecture is not None and on_cpu:
+        alone = pipeline.drawing_class is None
+        made |= {name if alone else f"stage_0_{name}": value for name, value in _TEXT_ON_CPU.items()}
+    if on_cpu and (pipeline.drawing_class is not None or not vllm_start.has_bfloat16()):
+        made["dtype"] = "float32"
+    if pipeline.drawing_class is not None:
+        made |= _drawing(pipeline, on_cpu)
+    return {name: value for name, value in made.items() if not _says(stages, name)}
+
+
+_TEXT_ON_CPU = {
+    "block_size": 32,
+    "async_scheduling": False,
+    "enforce_eager": True,
+    "distributed_executor_backend": "uni",
+}
+
+
+def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if not _is_native(str(pipeline.drawing_class)):
+        made["diffusion_load_format"] = "diffusers"
+    elif on_cpu:
+        made["enforce_eager"] = True
+    if pipeline.architecture is None:
+        # A single drawing stage would run inside the worker, and take it along when it dies.
+        made["distributed_executor_backend"] = "mp"
+    return made
+
+
+def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] | None:
+    """The user's file with our pipeline named in it, or the smallest one that names it."""
+    if stages is None:
+        if pipeline.name is None:
+            return None
+        listed: list[dict[str, Any]] = [{"stage_id": 0}]
+        if pipeline.name == omni_pipelines.REWRITE:
+            listed[0]["default_sampling_params"] = {"max_tokens": REWRITTEN_TOKENS}
+            listed.append({"stage_id": 1})
+        return {"pipeline": pipeline.name, "async_chunk": False, "stages": listed}
+    named = {} if pipeline.name is None or "pipeline" in stages.deploy else {"pipeline": pipeline.name}
+    return {**named, **stages.deploy}
+
+
+def tell_translation(stages: Stages, path: str) -> None:
+    logger.warning(
+        "%s is a stage file from before vLLM-Omni 0.30; it was translated%s. In the new form it reads:\n%s",
+        path,
+        f", without {', '.join(stages.dropped)}" if stages.dropped else "",
+        stages.text(),
+    )
+
+
+def picture_limits(model: str) -> PictureLimits | None:
+    """From the files of a diffusers folder; None where nothing is drawn."""
+    index = _json(model, "model_index.json")
+    if index is None:
+        return None
+    vae = _json(model, "vae", "config.json") or {}
+    halvings = _length(vae, "temperal_downsample") or max(_length(vae, "block_out_channels") - 1, 0) or 3
+    # Transformers take the picture in patches of two by two.
+    step = 2**halvings * (2 if "transformer" in index else 1)
+    tokenizer = _json(model, "tokenizer", "tokenizer_config.json") or {}
+    trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
+    return PictureLimits(
+        step=step,
+        max_prompt_tokens=_count(tokenizer, "model_max_length"),
+        max_steps=trained - 1 if trained else None,  # with all of them some schedulers look one too far
+    )
+
+
+def _count(config: dict[str, Any], name: str) -> int | None:
+    """A limit; transformers writes "none" as a number with thirty digits."""
+    found = config.get(name)
+    return found if isinstance(found, int) and 0 < found < 1_000_000 else None
+
+
+def _is_native(name: str) -> bool:
+    from vllm_omni.diffusion.registry import DiffusionModelRegistry
+
+    return name in DiffusionModelRegistry.get_supported_archs()
+
+
+def _says(stages: Stages | None, name: str) -> bool:
+    if stages is None:
+        return False
+    plain = name.removeprefix("stage_0_")
+    return plain in stages.deploy or any(plain in stage for stage in stages.deploy.get("stages") or ())
+
+
+def _written(deploy: dict[str, Any], scratch: str) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=scratch, delete=False) as file:
+        file.write(omni_stages.Stages(deploy).text())
+    return file.name
+
+
+def _length(config: dict[str, Any], name: str) -> int:
+    found = config.get(name)
+    return len(found) if isinstance(found, list) else 0
+
+
+def _json(*parts: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(Path(*parts).read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,213 @@
+"""Prints what our engine makes of vLLM-Omni's types, as JSON; in a process of its own: they change vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import wave
+from collections.abc import AsyncIterator
+from typing import Any
+
+os.environ["DYN_VLLM_OMNI_ARCHITECTURE"] = "Qwen3ForCausalLM"
+os.environ["DYN_VLLM_OMNI_STAGES"] = "1"
+
+import torch
+from PIL import Image
+from vllm import SamplingParams
+from vllm.outputs import CompletionOutput
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_omni.diffusion.models.diffusers_adapter import pipeline_diffusers_adapter as adapter
+from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+from vllm_omni.outputs import OmniRequestOutput
+
+from dynamo_vllm.engine import omni_pipelines, plugin
+from dynamo_vllm.engine.omni import OmniEngine
+from dynamo_vllm.engine.omni_text import stage_class
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
+
+RED = Image.new("RGB", (8, 8), "red")
+
+
+class Pipeline:
+    """Stands in for AsyncOmni: yields what a case says."""
+
+    default_sampling_params_list = [SamplingParams(max_tokens=4), OmniDiffusionSamplingParams()]
+
+    def __init__(self, results: list[Any]) -> None:
+        self.results = results
+        self.asked: dict[str, Any] = {}
+        self.aborted: list[str] = []
+
+    async def generate(self, prompt: Any, **asked: Any) -> AsyncIterator[Any]:
+        self.asked = {"prompt": prompt, **asked}
+        for result in self.results:
+            if isinstance(result, Exception):
+                raise result
+            yield result
+
+    async def abort(self, job_id: str, **_: Any) -> None:
+        self.aborted.append(job_id)
+
+
+def text(said: str, finish: str | None = "stop") -> OmniRequestOutput:
+    choice = CompletionOutput(0, said, [1, 2], None, None, finish_reason=finish)
+    return OmniRequestOutput(request_id="j", outputs=[choice], final_output_type="text")
+
+
+def image(count: int = 1, **more: Any) -> OmniRequestOutput:
+    return OmniRequestOutput.from_diffusion("j", images=[RED] * count, **more)
+
+
+SPEC = PictureSpec(
+    prompt="a cat", seed=7, n=2, width=8, height=16, steps=3, guidance=2.0, negative_prompt="dog"
+)
+CASES: dict[str, list[Any]] = {
+    "picture": [image(2)],
+    "text, then picture": [text("a cat in the sun"), image()],
+    "nothing": [image(0)],
+    "no output at all": [],
+    "error": [OmniRequestOutput.from_error("j", "no memory")],
+    "abort": [text("", "abort")],
+    "dead": [EngineDeadError("gone")],
+    "sound": [
+        image(0, multimodal_output={"audio": torch.zeros(480), "sr": 24000}, final_output_type="audio")
+    ],
+}
+
+
+async def outcome(results: list[Any]) -> tuple[Any, Pipeline]:
+    engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+    pipeline = Pipeline(results)
+    engine._omni = pipeline
+    made: list[Output] = []
+    try:
+        await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}", pipeline
+    return [
+        [o.text, o.finish, o.finished, [[m.kind, m.type, m.content[:4].hex()] for m in o.media]] for o in made
+    ], pipeline
+
+
+async def aborted_while_drawing() -> Any:
+    """As vLLM-Omni 0.30 ends it: finished, no picture, no error."""
+    engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+
+    class Drawing(Pipeline):
+        async def generate(self, prompt: Any, **asked: Any) -> AsyncIterator[Any]:
+            await engine.abort("j")
+            yield image(0)
+
+    pipeline = Drawing([])
+    engine._omni = pipeline
+    made: list[Output] = []
+    await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
+    return [[o.finish, o.finished, len(o.media)] for o in made], pipeline.aborted
+
+
+async def silence() -> dict[str, bool]:
+    """Whether outputs_seen grows while a job of that name is silent."""
+    found = {}
+    for name in ("client", "canary-1", "warm-up"):
+        engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+        begun = asyncio.Event()
+
+        class Silent(Pipeline):
+            async def generate(self, prompt: Any, **asked: Any) -> AsyncIterator[Any]:
+                begun.set()  # noqa: B023
+                await asyncio.Event().wait()
+                yield None
+
+        engine._omni = Silent([])
+        job = Job(name, (), SamplingSpec(max_tokens=1), picture=SPEC)
+        task = asyncio.create_task(engine.stream(job, lambda _: None))
+        await begun.wait()
+        found[name] = engine.outputs_seen() != engine.outputs_seen()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return found
+
+
+def stage() -> dict[str, Any]:
+    from vllm.model_executor.models import ModelRegistry
+    from vllm_omni.model_executor.models import OmniModelRegistry
+
+    made = stage_class("Qwen3ForCausalLM")
+    seen: dict[str, Any] = {}
+
+    class Plain:
+        def forward(
+            self, input_ids: Any, positions: Any, intermediate_tensors: Any, inputs_embeds: Any
+        ) -> str:
+            seen["given"] = [input_ids, positions, intermediate_tensors, inputs_embeds]
+            return "hidden"
+
+    plain = made.__mro__[1]
+    kept = plain.forward
+    plain.forward = Plain.forward
+    try:
+        answer = made.forward(object.__new__(made), 1, 2, inputs_embeds=3, runtime_additional_information=4)
+    finally:
+        plain.forward = kept
+    return {
+        "name": made.__name__,
+        "registered": [
+            made.__name__ in registry.get_supported_archs() for registry in (ModelRegistry, OmniModelRegistry)
+        ],
+        "answer": answer,
+        **seen,
+    }
+
+
+async def main() -> None:
+    plugin.register_omni()
+    omni_pipelines.register(omni_pipelines.Pipeline("dynamo_text", "Qwen3ForCausalLM"))
+    omni_pipelines.register(omni_pipelines.Pipeline("dynamo_rewrite", "Qwen3ForCausalLM", "X"))
+    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    _, pipeline = await outcome(CASES["picture"])
+    text_params, picture_params = pipeline.asked["sampling_params_list"]
+    with wave.open(io.BytesIO(sound_file())) as file:
+        shape = [file.getnchannels(), file.getsampwidth(), file.getframerate(), file.getnframes()]
+    found = {
+        "outcomes": {name: (await outcome(results))[0] for name, results in CASES.items()},
+        "aborted": await aborted_while_drawing(),
+        "silence": await silence(),
+        "prompt": pipeline.asked["prompt"],
+        "picture": {
+            name: getattr(picture_params, name)
+            for name in (
+                "seed",
+                "num_outputs_per_prompt",
+                "width",
+                "height",
+                "num_inference_steps",
+                "guidance_scale",
+            )
+        },
+        "text": [text_params.output_kind.name, text_params.seed],
+        "sound": shape,
+        "stage": stage(),
+        "pipelines": {
+            name: [stage.execution_type.value for stage in OMNI_PIPELINES[name].stages]
+            for name in ("dynamo_text", "dynamo_rewrite")
+        },
+        "cancellable": adapter.DiffusersAdapterPipeline.supports_request_cancellation,
+        "methods": [
+            hasattr(AsyncOmni, name) for name in ("generate", "abort", "check_health", "get_tokenizer")
+        ],
+    }
+    print(json.dumps(found))
+
+
+def sound_file() -> bytes:
+    from dynamo_vllm.engine.omni_convert import sound
+
+    return sound([torch.zeros(240), torch.ones(240)], torch.tensor(16000)).content
+
+
+asyncio.run(main())

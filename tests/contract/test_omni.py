@@ -1,0 +1,97 @@
+"""What our engine makes of vLLM-Omni's own types; skipped where it is not installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    metadata.version("vllm-omni")
+except metadata.PackageNotFoundError:
+    pytest.skip("vLLM-Omni is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    program = str(Path(__file__).with_name("omni_look.py"))
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+PNG = ["image", "image/png", "89504e47"]
+
+
+@pytest.mark.parametrize(
+    ("case", "outcome"),
+    [
+        ("picture", [[None, "stop", True, [PNG, PNG]]]),
+        ("text, then picture", [["a cat in the sun", None, False, []], [None, "stop", True, [PNG]]]),
+        ("nothing", "EngineRequestFailed: the pipeline ended without drawing anything"),
+        ("no output at all", "EngineRequestFailed: the pipeline ended without drawing anything"),
+        ("error", "EngineRequestFailed: no memory"),
+        ("abort", [[None, "abort", True, []]]),
+        ("sound", [[None, "stop", True, [["audio", "audio/wav", "52494646"]]]]),
+    ],
+)
+def test_outcome_of_a_drawing(seen: dict[str, Any], case: str, outcome: Any) -> None:
+    assert seen["outcomes"][case] == outcome
+
+
+def test_a_dead_stage_is_a_dead_engine(seen: dict[str, Any]) -> None:
+    assert seen["outcomes"]["dead"].startswith("EngineDead: ")
+
+
+def test_an_aborted_drawing_is_no_success(seen: dict[str, Any]) -> None:
+    assert seen["aborted"] == [[["abort", True, 0]], ["j"]]
+
+
+def test_a_long_drawing_is_no_hang_but_a_silent_canary_is(seen: dict[str, Any]) -> None:
+    assert seen["silence"] == {"client": True, "canary-1": False, "warm-up": False}
+
+
+def test_a_spec_reaches_the_stages(seen: dict[str, Any]) -> None:
+    assert seen["prompt"] == {"prompt": "a cat", "negative_prompt": "dog"}
+    assert seen["picture"] == {
+        "seed": 7,
+        "num_outputs_per_prompt": 2,
+        "width": 8,
+        "height": 16,
+        "num_inference_steps": 3,
+        "guidance_scale": 2.0,
+    }
+    assert seen["text"] == ["FINAL_ONLY", 7]
+
+
+def test_sound_becomes_a_wav_file(seen: dict[str, Any]) -> None:
+    assert seen["sound"] == [1, 2, 16000, 480]
+
+
+def test_a_plain_model_becomes_a_stage_that_drops_what_it_does_not_know(seen: dict[str, Any]) -> None:
+    assert seen["stage"] == {
+        "name": "OmniStageQwen3ForCausalLM",
+        "registered": [True, True],
+        "answer": "hidden",
+        "given": [1, 2, None, 3],
+    }
+
+
+def test_our_pipelines_are_registered(seen: dict[str, Any]) -> None:
+    assert seen["pipelines"] == {"dynamo_text": ["llm_ar"], "dynamo_rewrite": ["llm_ar", "diffusion"]}
+
+
+def test_the_diffusers_adapter_can_be_cancelled(seen: dict[str, Any]) -> None:
+    assert seen["cancellable"] is True
+
+
+def test_the_names_we_use_are_there(seen: dict[str, Any]) -> None:
+    assert all(seen["methods"])

@@ -1,0 +1,201 @@
+"""Requests for pictures: what is read from which place, what is refused by name, what goes back."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.codec.openai_media import ImagesEncoder, MediaChatEncoder
+from dynamo_vllm.codec.pictures import Bounds
+from dynamo_vllm.errors import InvalidRequest, TooLong
+from dynamo_vllm.job import EngineFacts, Job, Made, Output, PictureLimits, PictureSpec
+from dynamo_vllm.roles.omni import Pictures
+
+FACTS = EngineFacts(
+    context_length=1,
+    vocab_size=1,
+    block_size=16,
+    total_kv_blocks=1,
+    max_num_seqs=1,
+    max_num_batched_tokens=1,
+    pictures=PictureLimits(step=8, max_prompt_tokens=5),
+)
+BOUNDS = Bounds(max_side=1024, max_steps=50, max_pictures=4)
+PNG = Made("image", "image/png", b"picture")
+
+
+@pytest.fixture
+def role() -> Pictures:
+    return Pictures(FACTS, ["img"], BOUNDS, lambda text: len(text.split()))
+
+
+async def drawn(role: Pictures, body: dict[str, Any]) -> PictureSpec:
+    job = await role.prepare(role.parse(body), "j")
+    assert job.picture is not None
+    return job.picture
+
+
+async def test_every_field_of_an_image_body_is_read(role: Pictures) -> None:
+    spec = await drawn(
+        role,
+        {
+            "prompt": "a cat",
+            "n": 2,
+            "size": "64x128",
+            "output_format": "jpeg",
+            "nvext": {"seed": 7, "num_inference_steps": 3, "guidance_scale": 2.5, "negative_prompt": "dog"},
+        },
+    )
+    assert spec == PictureSpec(
+        prompt="a cat",
+        seed=7,
+        n=2,
+        width=64,
+        height=128,
+        steps=3,
+        guidance=2.5,
+        negative_prompt="dog",
+        format="jpeg",
+    )
+
+
+async def test_settings_beside_the_body_are_read_and_nvext_wins(role: Pictures) -> None:
+    beside = {"media_passthrough": {"seed": 1, "num_inference_steps": 9}}
+    spec = await drawn(role, {"prompt": "a", "extra_args": beside, "nvext": {"seed": 2}})
+    assert (spec.seed, spec.steps) == (2, 9)
+
+
+async def test_chat_draws_the_last_message_of_the_user(role: Pictures) -> None:
+    spec = await drawn(
+        role,
+        {
+            "messages": [
+                {"role": "user", "content": "first"},
+                {"role": "assistant", "content": "no"},
+                {"role": "user", "content": [{"type": "text", "text": "a cat"}]},
+            ],
+            "seed": 3,
+            "mm_processor_kwargs": {"size": "64x64", "num_inference_steps": 2},
+        },
+    )
+    assert (spec.prompt, spec.seed, spec.width, spec.steps) == ("a cat", 3, 64, 2)
+
+
+async def test_without_a_seed_every_picture_is_another(role: Pictures) -> None:
+    seeds = {(await drawn(role, {"prompt": "a"})).seed for _ in range(5)}
+    assert len(seeds) > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"size": "0x0"}, "size"),
+        ({"size": "60x60"}, "size"),
+        ({"size": "100000x100000"}, "size"),
+        ({"size": "64x4"}, "size"),
+        ({"size": "large"}, "size"),
+        ({"size": "64×64"}, "size"),
+        ({"n": 0}, "n:"),
+        ({"n": 100}, "n:"),
+        ({"nvext": {"num_inference_steps": 0}}, "num_inference_steps"),
+        ({"extra_args": {"media_passthrough": {"num_inference_steps": 10**6}}}, "num_inference_steps"),
+        ({"nvext": {"seed": -1}}, "seed"),
+        ({"nvext": {"guidance_scale": -0.5}}, "guidance_scale"),
+        ({"nvext": {"guidance_scale": float("nan")}}, "guidance_scale"),
+        ({"extra_args": {"media_passthrough": {"guidance_scale": "x"}}}, "guidance_scale"),
+        ({"response_format": "gif"}, "response_format"),
+        ({"output_format": "tiff"}, "output_format"),
+        ({"background": "transparent"}, "background"),
+        ({"input_reference": "http://x"}, "input_reference"),
+        ({"prompt": " "}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"nvext": {"negative_prompt": "a b c d e f"}}, "negative_prompt"),
+    ],
+)
+async def test_what_cannot_be_drawn_is_refused_by_name(
+    role: Pictures, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises((InvalidRequest, TooLong)) as refused:
+        await drawn(role, {"prompt": "a cat", **change})
+    assert named in str(refused.value)
+
+
+async def test_steps_beyond_what_the_model_was_trained_with_are_refused() -> None:
+    limits = PictureLimits(step=8, max_steps=20)
+    role = Pictures(dataclasses.replace(FACTS, pictures=limits), ["img"], BOUNDS, len)
+    assert (await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 20}})).steps == 20
+    with pytest.raises(InvalidRequest, match="num_inference_steps: 21 is not between 1 and 20"):
+        await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 21}})
+
+
+@pytest.mark.parametrize("prompt", ["one two three four five six", "x" * 40_000])
+async def test_a_prompt_too_long_is_refused_and_not_cut(role: Pictures, prompt: str) -> None:
+    with pytest.raises(TooLong, match="prompt"):
+        await drawn(role, {"prompt": prompt})
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}], "mm_processor_kwargs": {"size": 5}}, "size"),
+        ({"messages": [{"role": "user", "content": "a"}], "n": 9}, "n:"),
+    ],
+)
+async def test_bad_chats_are_refused_by_name(role: Pictures, body: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        await drawn(role, body)
+
+
+async def test_the_health_check_is_a_request_this_role_takes(role: Pictures) -> None:
+    spec = await drawn(role, role.health_check())
+    assert (spec.width, spec.steps, spec.seed) == (64, 1, 0)
+
+
+# --- what goes back -------------------------------------------------------------------------------------
+
+
+def test_images_go_back_as_base64_or_as_data_urls() -> None:
+    output = Output((), finish="stop", finished=True, media=[PNG, PNG])
+    plain = ImagesEncoder(wants_url=False, size="64x64", format="png").encode(output)
+    code = base64.b64encode(b"picture").decode()
+    assert plain["data"] == [{"b64_json": code}] * 2
+    assert (plain["size"], plain["output_format"]) == ("64x64", "png")
+    linked = ImagesEncoder(wants_url=True, size=None, format="png").encode(output)
+    assert linked["data"][0] == {"url": f"data:image/png;base64,{code}"}
+    assert "size" not in linked
+
+
+def test_the_text_of_an_earlier_stage_is_the_revised_prompt() -> None:
+    encoder = ImagesEncoder(wants_url=False, size=None, format="png")
+    assert encoder.encode(Output([1], text="a cat in the sun"))["data"] == []
+    (made,) = encoder.encode(Output((), finish="stop", finished=True, media=[PNG]))["data"]
+    assert made["revised_prompt"] == "a cat in the sun"
+
+
+def test_chat_gets_text_and_media_as_parts_of_one_content() -> None:
+    encoder = MediaChatEncoder("j", "img", 3)
+    first = encoder.encode(Output([1, 2], text="a cat"))["choices"][0]
+    assert first == {"index": 0, "delta": {"content": "", "role": "assistant"}, "finish_reason": None}
+    sound = Made("audio", "audio/wav", b"s")
+    last = encoder.encode(Output((), finish="stop", finished=True, media=[PNG, sound]))
+    (choice,) = last["choices"]
+    kinds = [part["type"] for part in choice["delta"]["content"]]
+    assert kinds == ["text", "image_url", "audio_url"]
+    assert choice["delta"]["content"][0]["text"] == "a cat"
+    assert choice["delta"]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert choice["finish_reason"] == "stop"
+    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+async def test_each_body_gets_its_own_kind_of_chunk(role: Pictures) -> None:
+    chat = role.parse({"messages": [{"role": "user", "content": "a"}], "model": "other"})
+    image = role.parse({"prompt": "a", "size": "64x64", "response_format": "url"})
+    job: Job = await role.prepare(image, "j")
+    output = Output((), finish="stop", finished=True, media=[PNG])
+    assert role.encoder(chat, job).encode(output)["model"] == "other"
+    assert "url" in role.encoder(image, job).encode(output)["data"][0]
