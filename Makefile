@@ -11,13 +11,14 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e deploy
 
-.PHONY: help venv serve test $(TIERS:%=test-%) check fmt docs bench-peers demo-models clean distclean
+.PHONY: help venv serve test test-long $(TIERS:%=test-%) check fmt docs bench-peers demo-models clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make venv                      set up .venv with the vLLM for this machine (once; then instant)"
 	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine; without MODEL the demo (ARGS='--demo lora')"
 	@echo "make test                      all tiers: $(TIERS)"
+	@echo "make test-long                 what make test leaves out to stay under 20 minutes: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
 	@echo "make check                     lint, format, types, imports, generated docs"
 	@echo "make fmt                       format and fix what can be fixed"
@@ -34,6 +35,9 @@ serve: venv
 
 test: venv
 	@PYTEST_ARGS="$(ARGS)" $(BIN)/python scripts/test.py
+
+test-long: venv
+	@PYTEST_ARGS="-m long $(ARGS)" $(BIN)/python scripts/test.py
 
 $(TIERS:%=test-%): test-%: venv
 	@PYTEST_ARGS="$(ARGS)" $(BIN)/python scripts/test.py $*

@@ -1,6 +1,6 @@
 """Runs the test tiers given, one pytest each, and says what each took; a tier without tests does not fail.
 
-Further arguments for pytest come from PYTEST_ARGS.
+Further arguments for pytest come from PYTEST_ARGS. Tests marked `long` run only when these ask for them.
 """
 
 import os
@@ -35,7 +35,9 @@ def run_tier(tier: str) -> tuple[str, float, str]:
         return tier, 0.0, "no tests"
     print(f"\n== {tier} ==", flush=True)
     began = time.monotonic()
-    arguments = [*AT_ONCE.get(tier, ()), *shlex.split(os.environ.get("PYTEST_ARGS", ""))]
+    asked = shlex.split(os.environ.get("PYTEST_ARGS", ""))
+    chosen = () if "-m" in asked else ("-m", "not long")
+    arguments = [*AT_ONCE.get(tier, ()), *chosen, *asked]
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
     code = subprocess.run([sys.executable, "-m", "pytest", *folders, *arguments], cwd=ROOT).returncode
     result = {0: "passed", NO_TESTS: "no tests"}.get(code, "FAILED")
