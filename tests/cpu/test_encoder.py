@@ -91,7 +91,12 @@ class Split:
         self.stack.workers.remove(worker)
 
 
-@pytest.fixture(scope="module", params=["qwen2.5-vl", "llava"])
+WIDE = "qwen2.5-vl"
+"""The family with every way; what does not depend on the model is tested with it alone."""
+once = pytest.mark.parametrize("split", [WIDE], indirect=True)
+
+
+@pytest.fixture(scope="module", params=[WIDE, "llava"])
 def split(
     request: pytest.FixtureRequest, warm: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Split]:
@@ -103,7 +108,7 @@ def split(
         found.start(ALONE, "--component", "of-alone")
         for name, flags in SPLIT.items():
             found.start(name, "--component", f"of-{name}", *flags)
-        if request.param != "llava":
+        if request.param == WIDE:
             found.start(NIXL, "--component", "of-nixl", "--route-to-encoder", *OVER_NIXL)
             for role, more in (("decode", ()), ("prefill", SPLIT[HAND])):
                 found.start(role, "--connector", "nixl", "--disaggregation-mode", role, *more)
@@ -127,9 +132,8 @@ def test_answers_equal_one_engine_and_only_the_encode_worker_encodes(split: Spli
     assert split.runs("encoder") > 0
 
 
+@once
 def test_video_goes_by_connector_and_is_encoded_here_by_hand(split: Split) -> None:
-    if split.family == "llava":
-        pytest.skip("takes no video")
     parts = cases(split.family)["video and image"]
     expected = ask(split.stack, ALONE, parts)
     assert split.asked(CONNECTOR, parts)[:2] == (expected, 0)
@@ -147,6 +151,7 @@ def test_a_picture_is_encoded_once_for_everybody(split: Split) -> None:
     assert split.asked(HAND, with_a_new_one)[1:] == (0, 1)
 
 
+@once
 def test_many_at_once_get_answers_about_their_own_pictures(split: Split) -> None:
     asked = [[image(picture(200 + number)), LONG_TEXT] for number in range(6)]
     expected = [ask(split.stack, ALONE, parts) for parts in asked]
@@ -206,12 +211,14 @@ def test_damaged_file_never_reaches_the_engine(split: Split) -> None:
     assert all(worker.process.poll() is None for worker in split.workers.values())
 
 
+@once
 def test_folder_keeps_to_its_limit(split: Split) -> None:
     for number in range(8):
         ask(split.stack, CONNECTOR, [image(picture(400 + number, 640, 480)), TEXT])
     assert 0 < sum(path.stat().st_size for path in split.files()) <= KEPT_BYTES
 
 
+@once
 def test_client_that_leaves_ends_the_wait_for_the_encoder(split: Split) -> None:
     encoder, asking = split.workers["encoder"], split.workers[HAND]
     os.killpg(encoder.pid, signal.SIGSTOP)
@@ -226,6 +233,7 @@ def test_client_that_leaves_ends_the_wait_for_the_encoder(split: Split) -> None:
     until("the encode worker is idle", lambda: encoder.metric(in_flight) == 0 == encoder.busy(), 10)
 
 
+@once
 def test_one_request_id_is_in_all_logs(split: Split) -> None:
     ask(split.stack, HAND, [image(picture(501)), TEXT])
     line = split.workers["encoder"].log.read_text().rsplit("media to encode", 1)[0].splitlines()[-1]
