@@ -85,7 +85,7 @@ class OmniEngine:
 
     async def _facts(self) -> EngineFacts:
         omni = self._engine
-        limits = omni_start.picture_limits(self._settings.model)
+        limits = omni_start.picture_limits(self._settings.model, omni.output_modalities)
         if limits is not None:
             self._tokenizer = await asyncio.to_thread(_tokenizer_beside, self._settings.model)
         bos = await self._bos()
