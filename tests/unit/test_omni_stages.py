@@ -11,6 +11,7 @@ import yaml
 
 from dynamo_vllm.engine import omni_pipelines, omni_stages, omni_start
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.job import PictureLimits
 
 OLDER = """\
 stage_args:
@@ -163,17 +164,18 @@ def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
-    assert omni_start.picture_limits(str(tmp_path)) is None
+    assert omni_start.picture_limits(str(tmp_path), ["text"]) is None
+    assert omni_start.picture_limits(str(tmp_path), ["text", "image"]) == PictureLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})
     put(tmp_path, "scheduler/scheduler_config.json", {"num_train_timesteps": 1000})
-    limits = omni_start.picture_limits(str(tmp_path))
+    limits = omni_start.picture_limits(str(tmp_path), ["image"])
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 999)
     put(tmp_path, "model_index.json", {"_class_name": "X", "transformer": ["diffusers", "T"]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 10**30})
-    limits = omni_start.picture_limits(str(tmp_path))
+    limits = omni_start.picture_limits(str(tmp_path), ["text", "image"])
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens) == (16, None)
 

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import omni_pipelines, omni_start, prometheus, vllm_start
+from dynamo_vllm.engine import omni_pipelines, omni_start, plugin, prometheus, vllm_start
 from dynamo_vllm.engine.base import LoadFigures
 from dynamo_vllm.errors import (
     DynamoVllmError,
@@ -59,8 +60,6 @@ class OmniEngine:
         self._on_phase("importing")
         omni_start.refuse_missing()
         omni_start.set_environment(self._settings, omni_pipelines.choose(self._settings.model))
-        from dynamo_vllm.engine import plugin
-
         omni = await self._told("importing vLLM-Omni", _imported)
         plugin.register_omni()
         pipeline = omni_pipelines.resolve(self._settings.model)
@@ -87,7 +86,7 @@ class OmniEngine:
 
     async def _facts(self) -> EngineFacts:
         omni = self._engine
-        limits = omni_start.picture_limits(self._settings.model)
+        limits = omni_start.picture_limits(self._settings.model, omni.output_modalities)
         if limits is not None:
             self._tokenizer = await asyncio.to_thread(_tokenizer_beside, self._settings.model)
         bos = await self._bos()
@@ -326,12 +325,10 @@ def _imported() -> Any:
 
 def _tokenizer_beside(model: str) -> Any:
     """The drawing stage's own; None where the folder has none we can read."""
-    import os
-
     from transformers import AutoTokenizer
 
-    folder = os.path.join(model, "tokenizer")
-    if not os.path.isdir(folder):
+    folder = Path(model, "tokenizer")
+    if not folder.is_dir():
         return None
     try:
         return AutoTokenizer.from_pretrained(folder)

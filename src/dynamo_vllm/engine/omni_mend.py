@@ -9,6 +9,7 @@ draws much worse for it. And it writes every prompt and every step into the log.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any
 
@@ -19,14 +20,12 @@ _GUIDANCE = "guidance_scale"
 
 def mend() -> None:
     logging.getLogger(_ADAPTER).setLevel(logging.WARNING)
-    import importlib
-
     from vllm_omni.diffusion.cancellation import check_request_cancellation
 
     adapter = importlib.import_module(_ADAPTER).DiffusersAdapterPipeline
     if adapter.__dict__.get("supports_request_cancellation"):
         return
-    build = adapter._build_call_kwargs  # also the place where guidance is put in
+    build = adapter._build_call_kwargs
 
     def mended(self: Any, request: Any) -> dict[str, Any]:
         made: dict[str, Any] = build(self, request)

@@ -17,6 +17,8 @@ from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.job import PictureLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dynamo_vllm.engine.omni_pipelines import Pipeline
     from dynamo_vllm.engine.omni_stages import Stages
     from dynamo_vllm.engine.settings import EngineSettings
@@ -132,11 +134,13 @@ def tell_translation(stages: Stages, path: str) -> None:
     )
 
 
-def picture_limits(model: str) -> PictureLimits | None:
-    """From the files of a diffusers folder; None where nothing is drawn."""
+def picture_limits(model: str, makes: Sequence[str | None]) -> PictureLimits | None:
+    """What can be drawn, from the files of a diffusers folder; None for a pipeline that writes."""
+    if "image" not in makes and "text" in makes:
+        return None
     index = _json(model, "model_index.json")
     if index is None:
-        return None
+        return PictureLimits(step=16)
     vae = _json(model, "vae", "config.json") or {}
     halvings = _length(vae, "temperal_downsample") or max(_length(vae, "block_out_channels") - 1, 0) or 3
     # Transformers take the picture in patches of two by two.
