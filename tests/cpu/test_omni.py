@@ -40,6 +40,17 @@ PROMPTS = [
 ]
 
 
+OLDER = """\
+stage_args:
+  - stage_id: 0
+    stage_type: llm
+    runtime: {process: true, devices: "0", max_batch_size: 16}
+    engine_args: {model_stage: thinker, worker_type: ar, max_model_len: 1024, max_num_batched_tokens: 128}
+    final_output: true
+    final_output_type: text
+"""
+
+
 @pytest.fixture(scope="module")
 def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One frontend for workers with a model each."""
@@ -59,7 +70,10 @@ def started(omni: Stack, name: str, model: Path, *flags: str) -> Worker:
 
 @pytest.fixture(scope="module")
 def writer(omni: Stack, model: Path) -> Worker:
-    return started(omni, "writer", model, "--max-model-len", "1024", "--max-num-batched-tokens", "128")
+    """Its stages are in a file from before vLLM-Omni 0.30."""
+    stages = omni.folder / "stages.yaml"
+    stages.write_text(OLDER)
+    return started(omni, "writer", model, "--stage-configs-path", str(stages))
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +127,12 @@ def test_a_seeded_prompt_in_several_steps_does_not_end_the_stage(omni: Stack, wr
     }
     first, again = (omni.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(2))
     assert first == again
+
+
+def test_an_older_stage_file_is_translated_with_a_word(writer: Worker) -> None:
+    said = writer.log.read_text()
+    assert "is a stage file from before vLLM-Omni 0.30; it was translated" in said
+    assert "  max_num_batched_tokens: 128" in said
 
 
 def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:
