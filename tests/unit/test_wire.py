@@ -149,7 +149,7 @@ def test_any_json_is_parsed_or_refused(raw: object) -> None:
 
 
 @given(st.sampled_from(paths(VALID)), JSON | WRONG)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 def test_one_replaced_field_is_parsed_or_refused_by_name(path: tuple[str, ...], value: object) -> None:
     try:
         wire.parse(replaced(path, value))
@@ -169,7 +169,7 @@ def test_one_replaced_field_is_parsed_or_refused_by_name(path: tuple[str, ...], 
     value=NUMBERS | st.lists(NUMBERS, max_size=3),
     room=st.integers(1, 5000),
 )
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 def test_any_number_gives_a_spec_or_a_refusal(path: tuple[str, ...], value: object, room: int) -> None:
     request = parses(replaced(path, value))
     if request is None:
