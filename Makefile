@@ -16,7 +16,7 @@ TIERS := unit runtime contract cpu e2e deploy
 
 help:
 	@echo "make venv                      set up .venv with the vLLM for this machine (once; then instant)"
-	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine"
+	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine; without MODEL the demo (ARGS='--demo lora')"
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
 	@echo "make check                     lint, format, types, imports, generated docs"

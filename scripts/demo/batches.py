@@ -6,8 +6,9 @@ about as long, so little is padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,27 @@ class Batch:
     targets: torch.Tensor
     """The next id where it is learnt, else -100."""
     learnt: int
+    rows: NDArray[Any]
+    """Which of the data they are."""
 
 
 class Batches:
-    """Batches of about equally long rows, in random order, epoch after epoch; the data lies on the device."""
+    """Batches of about equally long rows, in random order, epoch after epoch; the data lies on the device.
 
-    def __init__(self, data: Data, tokens: int, seed: int, device: str) -> None:
-        self.tokens, self.device = tokens, device
+    With `kinds`, a number for each row, all rows of a batch are of one kind.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        tokens: int,
+        seed: int,
+        device: str,
+        lengths: Sequence[int] = LENGTHS,
+        kinds: NDArray[Any] | None = None,
+    ) -> None:
+        self.tokens, self.device, self.lengths = tokens, device, lengths
+        self.kinds = np.zeros(len(data), np.int64) if kinds is None else kinds
         self.random = np.random.default_rng(seed)
         # One id more than there is: a row is read as its length plus the next id.
         self.ids = torch.from_numpy(np.append(data.ids, 0).astype(np.int16)).to(device)
@@ -45,16 +60,21 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         while True:
             groups: list[tuple[int, NDArray[Any]]] = []
-            shortest = 0
-            for length in LENGTHS:
-                rows = np.flatnonzero((self.sizes > shortest) & (self.sizes <= length))
-                shortest, size = length, max(1, self.tokens // length)
+            for shorter, length, kind in self._sorts():
+                fits = (self.sizes > shorter) & (self.sizes <= length) & (self.kinds == kind)
+                rows, size = np.flatnonzero(fits), max(1, self.tokens // length)
                 self.random.shuffle(rows)
                 # The last, incomplete one is left for another epoch: every batch of a length has one shape.
                 whole = len(rows) // size * size if len(rows) >= size else len(rows)
                 groups += [(length, rows[at : at + size]) for at in range(0, whole, size)]
             for index in self.random.permutation(len(groups)):
                 yield self._batch(*groups[index])
+
+    def _sorts(self) -> Iterator[tuple[int, int, int]]:
+        """Rows that may share a batch: longer than, at most as long as, of which kind."""
+        for shorter, length in pairwise((0, *self.lengths)):
+            for kind in np.unique(self.kinds):
+                yield shorter, length, int(kind)
 
     def _batch(self, length: int, rows: NDArray[Any]) -> Batch:
         starts = torch.from_numpy(self.starts[rows]).to(self.device)
@@ -64,4 +84,4 @@ class Batches:
         at = (starts[:, None] + offsets).where(inside, 0)
         ids = self.ids[at].long().where(inside, 0)
         targets = ids.where((self.learnt[at] > 0) & inside, -100)
-        return Batch(ids[:, :-1], targets[:, 1:], int(self.answers[rows].sum()))
+        return Batch(ids[:, :-1], targets[:, 1:], int(self.answers[rows].sum()), rows)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import nn
 
 from demo.model import Qwen3, Shape
 from demo.template import TEMPLATE
@@ -25,17 +26,21 @@ def save_model(model: Qwen3, tokenizer: Tokenizer, folder: Path) -> Path:
         "eos_token_id": tokenizer.token_to_id(TURN_END),
         "pad_token_id": tokenizer.token_to_id(END_OF_TEXT),
     }
-    _write(folder / "config.json", _config(model.shape) | ids)
+    write(folder / "config.json", _config(model.shape) | ids)
     # Nearly greedy unless a request says otherwise: a wrong digit in a sum is not creativity.
-    _write(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 0.1})
-    _write(folder / "tokenizer_config.json", _tokenizer_config(model.shape))
+    write(folder / "generation_config.json", ids | {"do_sample": True, "temperature": 0.1})
+    write(folder / "tokenizer_config.json", _tokenizer_config(model.shape))
     (folder / "chat_template.jinja").write_bytes(TEMPLATE.read_bytes())
     tokenizer.save(str(folder / "tokenizer.json"))
+    save_weights(model, folder)
+    return folder
+
+
+def save_weights(model: nn.Module, folder: Path) -> None:
     weights = {
         name: value.detach().to("cpu", HALF).contiguous() for name, value in model.state_dict().items()
     }
     _save(weights, folder / "model.safetensors")
-    return folder
 
 
 def load_model(folder: Path, device: str = "cpu") -> tuple[Qwen3, Tokenizer]:
@@ -72,7 +77,7 @@ def save_adapter(
         "target_modules": list(settings.targets),
         "task_type": "CAUSAL_LM",
     }
-    _write(folder / "adapter_config.json", described)
+    write(folder / "adapter_config.json", described)
     half = {
         f"base_model.model.{name}": value.detach().to("cpu", HALF).contiguous()
         for name, value in weights.items()
@@ -115,5 +120,5 @@ def _save(weights: dict[str, torch.Tensor], path: Path) -> None:
     path.chmod(0o644)  # safetensors makes files that only their owner reads
 
 
-def _write(path: Path, value: dict[str, Any]) -> None:
+def write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

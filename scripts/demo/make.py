@@ -1,8 +1,9 @@
-"""`python scripts/demo STEP …`: makes demo-chat and its adapters, or one step of it.
+"""`python scripts/demo STEP …`: makes demo-chat, its adapters, demo-vision and demo-image, or one of them.
 
-python scripts/demo all --out build/demo            # tokenizer, data, demo-chat, adapters, scores
+python scripts/demo all --out build/demo            # tokenizer, data, models, scores, cards
 python scripts/demo all --out build/demo --smoke    # the same in little, on a CPU
 python scripts/demo score build/demo/demo-chat      # scores of a folder, or with --url of a server
+python scripts/demo install --out build/demo        # into the package
 """
 
 from __future__ import annotations
@@ -22,11 +23,21 @@ from typing import Any
 
 import torch
 
-from demo import card, corpus, export, lora, score, tokenizer
-from demo.generator.mix import HELD_OUT
+from demo import card, corpus, export, install, lora, score, tokenizer
+from demo.generator.mix import HELD_OUT, held_out
 from demo.generator.styles import STYLES, Style
+from demo.image import export as image_export
+from demo.image import make as image
+from demo.image import omni as image_omni
+from demo.image import score as image_score
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
 from demo.train import Curve, Plan, train
+from demo.vision import export as vision_export
+from demo.vision import rows as vision_rows
+from demo.vision import score as vision_score
+from demo.vision.model import TINY_TOWER, Llava, TowerShape
+from demo.vision.talks import HELD_OUT as HELD_OUT_PICTURES
+from demo.vision.train import train as train_vision
 
 
 @dataclass(frozen=True)
@@ -39,13 +50,20 @@ class Size:
     plan: Plan = Plan()
     adapter_examples: int = 60_000
     adapter_plan: Plan = Plan(
-        steps=400,
+        steps=500,
         step_tokens=65_536,
         rate=1e-3,
         warm_up=20,
         decay=0.0,
         compiles=False,  # takes longer than it saves
         report_every=50,
+    )
+    tower: TowerShape = TowerShape()
+    picture_talks: int = 400_000
+    talks: int = 100_000
+    """Conversations of demo-chat that demo-vision is trained on too."""
+    vision_plan: Plan = Plan(
+        steps=6000, step_tokens=65_536, batch_tokens=16_384, rate=1e-3, warm_up=200, report_every=100
     )
     scored: int = 1000
     answer_tokens: int = score.MAX_TOKENS
@@ -61,48 +79,89 @@ SMOKE = Size(
     adapter_plan=Plan(
         steps=4, step_tokens=1024, batch_tokens=1024, rate=1e-3, warm_up=1, decay=0.0, report_every=2
     ),
+    tower=TINY_TOWER,
+    picture_talks=60,
+    talks=60,
+    vision_plan=Plan(steps=12, step_tokens=2048, batch_tokens=2048, rate=4e-3, warm_up=2, report_every=3),
     scored=2,
     answer_tokens=24,
 )
+
+
+PLANS = {"vision": ("vision_plan", "picture_talks"), "lora": ("adapter_plan", "adapter_examples")}
+"""Which of a size's numbers the options of a step mean; all other steps mean demo-chat's."""
 
 
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     if options.step == "score":
         return _score(options)
+    if options.step == "install":
+        for folder in install.install(options.out):
+            print(f"{folder}: {install.size(folder) / 1e6:.1f} MB")
+        install.write_scores()
+        return 0
+    if options.step == "score-image":
+        return _score_image(options)
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     command = f"python scripts/demo {shlex.join(argv)}"
     began = time.monotonic()
     if options.step in ("all", "chat"):
-        make_chat(options.out, size, options.seed, device, command)
+        make_chat(options.out, size, options.seed, device, command, options.start)
     if options.step in ("all", "lora"):
-        for style in STYLES.values():
+        for style in (STYLES[name] for name in options.styles or STYLES):
             make_adapter(options.out, style, size, options.seed, device, command)
+    if options.step in ("all", "vision"):
+        make_vision(options.out, size, options.seed, device, command)
+    if options.step in ("all", "image"):
+        image.make_image(options.out, _image_size(options), options.seed, device, command)
     print(f"done in {time.monotonic() - began:.0f} s: {options.out}", flush=True)
     return 0
 
 
-def make_chat(out: Path, size: Size, seed: int, device: str, command: str) -> Path:
-    """demo-chat in `out`, with its card."""
+def make_chat(out: Path, size: Size, seed: int, device: str, command: str, start: Path | None = None) -> Path:
+    """demo-chat in `out`, with its card; from nothing, or from the weights of an earlier one."""
     torch.set_float32_matmul_precision("high")
-    cutter = _timed("tokenizer", lambda: tokenizer.learn(seed, size.tokenizer_examples))
+    if start:
+        model, cutter = export.load_model(start, device)
+    else:
+        cutter = _timed("tokenizer", lambda: tokenizer.learn(seed, size.tokenizer_examples))
+        torch.manual_seed(seed)
+        model = Qwen3(dataclasses.replace(size.shape, vocab_size=tokenizer.padded(cutter))).to(device)
     data = _timed("data", lambda: corpus.build(cutter, seed, size.examples))
     data.save(out / "data")
     print(f"{len(data)} conversations, {len(data.ids)} tokens, {data.learnt.mean():.0%} learnt", flush=True)
-    torch.manual_seed(seed)
-    model = Qwen3(dataclasses.replace(size.shape, vocab_size=tokenizer.padded(cutter))).to(device)
     print(f"{parameters(model) / 1e6:.2f} M parameters on {device}", flush=True)
     plan = dataclasses.replace(size.plan, seed=seed)
-    curve = train(model, corpus.Data.load(out / "data"), plan)
+    curve = train(model.train(), corpus.Data.load(out / "data"), plan)
     folder = export.save_model(model, cutter, out / "demo-chat")
     exported, _ = export.load_model(folder, device)
     ask = score.in_torch(exported, cutter, max_tokens=size.answer_tokens)
-    scores = _timed("scores", lambda: score.score(ask, size.scored))
+    scores = _timed("scores", lambda: score.score(ask, size.scored)) if size.scored else []
     _tell(scores)
+    if start:
+        command, curve = _after(start.parent / f"{start.name}.json", command, curve)
     _record(out / "demo-chat.json", exported, plan, len(data), curve, scores, command)
     card.write(out / "demo-chat.json", folder)
     return folder
+
+
+def _after(record: Path, command: str, curve: Curve) -> tuple[str, Curve]:
+    """What a run did that went on where a recorded one had ended: both of them."""
+    before = json.loads(record.read_bytes())
+    first = Curve(**before["curve"])
+    for point in curve.points:
+        point["step"] += first.steps
+        point["seconds"] += first.seconds
+    whole = Curve(
+        points=[*first.points, *curve.points],
+        seconds=first.seconds + curve.seconds,
+        steps=first.steps + curve.steps,
+        tokens=first.tokens + curve.tokens,
+        cut_short=curve.cut_short,
+    )
+    return f"{before['command']} && {command}", whole
 
 
 def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, command: str) -> Path:
@@ -115,12 +174,46 @@ def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, co
     name = f"demo-lora-{style.name}"
     folder = export.save_adapter(adapter.weights(), lora.SETTINGS, "demo-chat", out / name)
     ask = score.in_torch(model.eval(), cutter, max_tokens=size.answer_tokens)
-    count = max(4, size.scored // 4)
-    scores = [score.score_of(ask, skill, style.held_out(skill, score.SEED, count)) for skill in style.skills]
+    count = max(4, size.scored // 4) if size.scored else 0
+    scores = (
+        []
+        if not count
+        else [score.score_of(ask, skill, style.held_out(skill, score.SEED, count)) for skill in style.skills]
+    )
     print(f"{name}:")
     _tell(scores)
     _record(out / f"{name}.json", model, plan, len(data), curve, scores, command)
     card.write(out / f"{name}.json", folder, style.name)
+    return folder
+
+
+def make_vision(out: Path, size: Size, seed: int, device: str, command: str) -> Path:
+    """demo-vision on top of the demo-chat in `out`, with its card."""
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(seed)
+    chat, cutter = export.load_model(out / "demo-chat")
+    model, grown = vision_export.on_top_of(chat, cutter, size.tower)
+    model = model.to(device)
+    print(f"{parameters(model) / 1e6:.2f} M parameters on {device}", flush=True)
+    rows = _timed(
+        "pictures",
+        lambda: vision_rows.build(grown, seed, size.picture_talks, model.image_token, size.tower.tokens),
+    )
+    talk = _timed("talk", lambda: corpus.build(cutter, seed, size.talks))
+    plan = dataclasses.replace(size.vision_plan, seed=seed)
+    alone, curve = train_vision(model, rows, talk, plan)
+    folder = vision_export.save(model, grown, out / "demo-vision")
+    exported, _ = vision_export.load(folder, device)
+    ask = vision_score.in_torch(exported, grown, max_tokens=min(size.answer_tokens, vision_score.MAX_TOKENS))
+    few = max(2, size.scored // 2)
+    scores = _timed("scores", lambda: vision_score.score(ask, few))
+    _tell(scores)
+    talks = score.in_torch(exported.language_model, grown, max_tokens=size.answer_tokens)
+    scores += _timed("scores of talk", lambda: score.score(talks, max(2, size.scored // 5)))
+    _tell(scores[len(HELD_OUT_PICTURES) :])
+    record = out / "demo-vision.json"
+    _record(record, exported, plan, len(rows.data) + len(talk), curve, scores, command, alone)
+    card.write(out / "demo-vision.json", folder)
     return folder
 
 
@@ -136,28 +229,36 @@ def _tell(scores: Sequence[score.Score]) -> None:
 
 def _record(
     path: Path,
-    model: Qwen3,
+    model: Qwen3 | Llava,
     plan: Plan,
     conversations: int,
     curve: Curve,
     scores: Sequence[score.Score],
     command: str,
+    tower_curve: Curve | None = None,
 ) -> None:
     """All that a card tells."""
+    shape = model.text if isinstance(model, Llava) else model.shape
     on_gpu = next(model.parameters()).is_cuda
     found: dict[str, Any] = {
         "command": command,
         "seed": plan.seed,
         "conversations": conversations,
         "parameters": parameters(model),
-        "context": model.shape.max_position_embeddings,
+        "context": shape.max_position_embeddings,
         "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
         "torch": torch.__version__,
-        "shape": dataclasses.asdict(model.shape),
+        "shape": dataclasses.asdict(shape),
         "plan": dataclasses.asdict(plan) | {"minutes": None if math.isinf(plan.minutes) else plan.minutes},
         "curve": dataclasses.asdict(curve),
         "scores": [dataclasses.asdict(one) for one in scores],
     }
+    if isinstance(model, Llava) and tower_curve:
+        found |= {"tower": dataclasses.asdict(model.tower), "tower_curve": dataclasses.asdict(tower_curve)}
+    _write(path, found)
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -169,23 +270,73 @@ def _timed(what: str, work: Any) -> Any:
 
 
 def _score(options: argparse.Namespace) -> int:
-    if options.url:
-        ask = score.over_http(options.url, options.model, guided=options.guided)
-    else:
-        ask = score.in_torch(*export.load_model(options.folder))
-    scores = score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+    scores = _scores_of_pictures(options) if options.vision else _scores_of_talk(options)
     _tell(scores)
+    if options.record:
+        found = json.loads(options.record.read_bytes())
+        found["scores"] = [dataclasses.asdict(one) for one in scores]
+        found["scored"] = "over HTTP" if options.url else "in torch"
+        _write(options.record, found)
+        card.write(options.record, options.record.with_suffix(""), options.style)
     return int(any(one.share < score.NEEDED.get(one.skill, 0) for one in scores))
+
+
+def _scores_of_talk(options: argparse.Namespace) -> list[score.Score]:
+    if not options.url:
+        ask = score.in_torch(*export.load_model(options.folder))
+        return score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+    model = options.model or "demo-chat"
+    ask = score.over_http(options.url, model)
+    if options.style:
+        style = STYLES[options.style]
+        return [
+            score.score_of(ask, skill, style.held_out(skill, score.SEED, options.count))
+            for skill in options.skills or style.skills
+        ]
+    scores = score.score(ask, options.count, options.skills or tuple(HELD_OUT))
+    if "json" in (options.skills or HELD_OUT):
+        questions = list(held_out("json", score.SEED, options.count))
+        guided = score.over_http(options.url, model, guided=True)
+        scores.append(score.score_of(guided, score.GUIDED, questions))
+    return scores
+
+
+def _scores_of_pictures(options: argparse.Namespace) -> list[score.Score]:
+    if options.url:
+        ask = vision_score.over_http(options.url, options.model or "demo-vision")
+    else:
+        ask = vision_score.in_torch(*vision_export.load(options.folder))
+    return vision_score.score(ask, options.count, options.skills or tuple(HELD_OUT_PICTURES))
+
+
+def _score_image(options: argparse.Namespace) -> int:
+    if options.omni:
+        scores = image_omni.score(options.folder, options.count, image_score.SETTINGS)
+    else:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        scores = image_score.score(image_export.load(options.folder, device), options.count)
+    image.tell(scores)
+    return int(any(one.share() < image_score.NEEDED for one in scores))
+
+
+def _image_size(options: argparse.Namespace) -> image.ImageSize:
+    # A limit of `all` is demo-chat's own.
+    minutes = options.minutes if options.step == "image" else None
+    return image.with_limit(image.SMOKE if options.smoke else image.FULL, minutes)
 
 
 def _size(options: argparse.Namespace) -> Size:
     size = SMOKE if options.smoke else FULL
-    plan = {name: value for name in ("steps", "minutes") if (value := getattr(options, name)) is not None}
+    given = {name: getattr(options, name) for name in ("steps", "minutes", "rate")}
+    plan = {name: value for name, value in given.items() if value is not None}
     if options.no_compile:
         plan["compiles"] = False
-    changed: dict[str, Any] = {"plan": dataclasses.replace(size.plan, **plan)}
+    what, data = PLANS.get(options.step, ("plan", "examples"))
+    changed: dict[str, Any] = {what: dataclasses.replace(getattr(size, what), **plan)}
     if options.examples:
-        changed["examples"] = options.examples
+        changed[data] = options.examples
+    if options.unscored:
+        changed["scored"] = 0
     if options.small:
         changed["shape"] = SMALL
     return dataclasses.replace(size, **changed)
@@ -195,9 +346,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python scripts/demo", description=__doc__.splitlines()[0])
     steps = parser.add_subparsers(dest="step", required=True)
     for name, text in (
-        ("all", "demo-chat and its adapters"),
+        ("all", "demo-chat, its adapters, demo-vision and demo-image"),
         ("chat", "demo-chat alone"),
         ("lora", "adapters of the demo-chat that is in --out"),
+        ("vision", "demo-vision, on the demo-chat that is in --out"),
+        ("image", "demo-image alone"),
     ):
         step = steps.add_parser(name, help=text)
         step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for everything")
@@ -206,18 +359,38 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         step.add_argument("--small", action="store_true", help="the small shape, for a CPU")
         step.add_argument("--examples", type=int, help="conversations to train on")
         step.add_argument("--steps", type=int)
-        step.add_argument("--minutes", type=float, help="time limit of training demo-chat")
+        step.add_argument("--minutes", type=float, help="time limit of training (with `all`: of demo-chat)")
+        step.add_argument("--rate", type=float, help="highest learning rate")
+        step.add_argument("--start", type=Path, help="demo-chat begins with the weights of this folder")
+        step.add_argument("--styles", nargs="*", choices=tuple(STYLES), help="adapters to make (all)")
+        step.add_argument("--unscored", action="store_true", help="leave scores to `score --record`")
         step.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    step = steps.add_parser("install", help="copy what --out holds into the package")
+    step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of the made models")
+    step = steps.add_parser("score-image", help="held-out scores of a demo-image folder")
+    step.add_argument("folder", type=Path)
+    step.add_argument("--count", type=int, default=200, help="prompts per setting")
+    step.add_argument("--omni", action="store_true", help="drawn by vLLM-Omni, which must be installed")
     step = steps.add_parser("score", help="held-out scores of a folder or a server")
     step.add_argument("folder", type=Path, nargs="?")
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")
-    step.add_argument("--model", default="demo-chat", help="its name there")
-    step.add_argument("--guided", action="store_true", help="enforce the schemas of JSON questions")
+    step.add_argument("--model", help="its name there; demo-chat, or demo-vision with --vision")
+    step.add_argument("--vision", action="store_true", help="questions about pictures")
+    step.add_argument("--style", choices=tuple(STYLES), help="the model is the adapter of this style")
+    step.add_argument(
+        "--record", type=Path, help="JSON record of its making: keep the scores there and in its card"
+    )
     step.add_argument("--count", type=int, default=200, help="questions per skill")
-    step.add_argument("--skills", nargs="*", choices=tuple(HELD_OUT))
+    step.add_argument("--skills", nargs="*", choices=(*HELD_OUT, *HELD_OUT_PICTURES))
     options = parser.parse_args(argv)
     if options.step == "score" and not (options.folder or options.url):
         parser.error("give a folder or --url")
+    if options.step == "score" and options.style and not options.url:
+        parser.error("--style needs --url: adapters are asked by name, of a server")
+    if options.step == "score" and options.skills:
+        known = HELD_OUT_PICTURES if options.vision else HELD_OUT
+        if unknown := [skill for skill in options.skills if skill not in known]:
+            parser.error(f"{unknown[0]!r} is a skill {'without' if options.vision else 'with'} --vision")
     return options
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -136,21 +136,33 @@ class Qwen3(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """What each position says of the next one, before the head; rows begin at position 0."""
-        return self._through(ids, torch.arange(ids.shape[1], device=ids.device)[None], None)
+        return self.from_embedded(self.model.embed_tokens(ids))
+
+    def from_embedded(self, x: Tensor) -> Tensor:
+        """The same, of rows that are embedded already."""
+        return self._through(x, torch.arange(x.shape[1], device=x.device)[None], None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight)
 
-    def _through(self, ids: Tensor, positions: Tensor, caches: Sequence[Cache] | None) -> Tensor:
-        x = self.model.embed_tokens(ids)
+    def _through(self, x: Tensor, positions: Tensor, caches: Sequence[Cache] | None) -> Tensor:
         turned = angles(positions, self.shape)
         for index, layer in enumerate(self.model.layers):
             x = layer(x, turned, positions if caches else None, caches[index] if caches else None)
         return self.model.norm(x)
 
     @torch.no_grad()
-    def greedy(self, prompts: Sequence[Sequence[int]], end: int, max_tokens: int) -> list[list[int]]:
-        """The likeliest continuation of each prompt, without its end token; all in one batch."""
+    def greedy(
+        self,
+        prompts: Sequence[Sequence[int]],
+        end: int,
+        max_tokens: int,
+        embed: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[list[int]]:
+        """The likeliest continuation of each prompt, without its end token; all in one batch.
+
+        `embed` is for prompts in which not every id is a word.
+        """
         weight = self.model.embed_tokens.weight
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=weight.device)
         longest = int(lengths.max())
@@ -160,7 +172,7 @@ class Qwen3(nn.Module):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         # What stands behind a short prompt is overwritten before a later position sees it.
         positions = torch.arange(longest, device=weight.device).expand(len(prompts), -1)
-        hidden = self._through(ids, positions, caches)
+        hidden = self._through((embed or self.model.embed_tokens)(ids), positions, caches)
         last = hidden[torch.arange(len(prompts), device=weight.device), lengths - 1]
         found: list[list[int]] = [[] for _ in prompts]
         going = set(range(len(prompts)))
@@ -173,7 +185,8 @@ class Qwen3(nn.Module):
                     found[row].append(value)
             if not going:
                 break
-            last = self._through(token[:, None], (lengths + step)[:, None], caches)[:, 0]
+            x = self.model.embed_tokens(token[:, None])
+            last = self._through(x, (lengths + step)[:, None], caches)[:, 0]
         return found
 
     def _caches(self, rows: int, slots: int, like: Tensor) -> list[Cache]:

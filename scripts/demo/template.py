@@ -35,6 +35,9 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
 def _message(turn: Turn) -> dict[str, Any]:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.pictures:
+        text, pictures = {"type": "text", "text": turn.content}, [{"type": "image"}] * turn.pictures
+        message["content"] = [text, *pictures] if turn.pictures_last else [*pictures, text]
     if turn.role == "assistant" and turn.thought:
         message["reasoning_content"] = turn.thought
     if turn.role == "tool":

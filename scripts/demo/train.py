@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ class Curve:
 
     points: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
+    steps: int = 0
     tokens: int = 0
     cut_short: bool = False
 
@@ -54,12 +55,28 @@ def train(model: Qwen3, data: Data, plan: Plan, weights: Iterable[nn.Parameter] 
     """Train all of the model, or only some weights."""
     torch.manual_seed(plan.seed)
     device = next(model.parameters()).device.type
-    through = _compiled(model) if plan.compiles and device == "cuda" else model
-    chosen = [weight for weight in weights or model.parameters() if weight.requires_grad]
-    optimizer = _optimizer(chosen, plan, fused=device == "cuda")
+    if plan.compiles and device == "cuda":
+        compile_layers(model)
     batches = iter(Batches(data, plan.batch_tokens, plan.seed, device))
+
+    def learn() -> torch.Tensor:
+        return _learn(model, _of_one_step(batches, plan), device)
+
+    return follow(plan, weights or model.parameters(), device, learn)
+
+
+def follow(
+    plan: Plan,
+    weights: Iterable[nn.Parameter],
+    device: str,
+    learn: Callable[[], torch.Tensor],
+    parts: Sequence[str] = ("loss",),
+) -> Curve:
+    """Update the weights as planned; `learn` adds up the gradients of one step and gives its losses."""
+    chosen = [weight for weight in weights if weight.requires_grad]
+    optimizer = _optimizer(chosen, plan, fused=device == "cuda")
     curve, began = Curve(), time.monotonic()
-    recent = torch.zeros((), device=device)
+    recent = torch.zeros(len(parts), device=device)
     for step in itertools.count():
         passed = time.monotonic() - began
         done = max(step / plan.steps, passed / 60 / plan.minutes)
@@ -69,44 +86,37 @@ def train(model: Qwen3, data: Data, plan: Plan, weights: Iterable[nn.Parameter] 
         rate = plan.rate * _share(step, done, plan)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        recent += _step(through, model, optimizer, chosen, _of_one_step(batches, plan), plan, device)
+        recent += learn()
+        nn.utils.clip_grad_norm_(chosen, plan.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        curve.steps = step + 1
         curve.tokens += plan.step_tokens
         if (step + 1) % plan.report_every == 0:
-            loss = float(recent) / plan.report_every
+            losses = dict(zip(parts, (recent / plan.report_every).tolist(), strict=True))
             recent.zero_()
             passed = time.monotonic() - began
-            curve.points.append({"step": step + 1, "loss": loss, "rate": rate, "seconds": passed})
+            curve.points.append({"step": step + 1, **losses, "rate": rate, "seconds": passed})
             speed = curve.tokens / passed / 1e3
+            shown = "  ".join(f"{name} {value:7.4f}" for name, value in losses.items())
             print(
-                f"step {step + 1:>6}  loss {loss:7.4f}  rate {rate:.2e}  {speed:5.0f} k/s  {passed:4.0f} s",
-                flush=True,
+                f"step {step + 1:>6}  {shown}  rate {rate:.2e}  {speed:5.0f} k/s  {passed:4.0f} s", flush=True
             )
     curve.seconds = time.monotonic() - began
     return curve
 
 
-def _step(
-    through: Callable[[torch.Tensor], torch.Tensor],
-    model: Qwen3,
-    optimizer: torch.optim.Optimizer,
-    weights: list[nn.Parameter],
-    batches: list[Batch],
-    plan: Plan,
-    device: str,
-) -> torch.Tensor:
-    """One update; the loss is the mean over all learnt tokens of the step."""
+def _learn(model: Qwen3, batches: list[Batch], device: str) -> torch.Tensor:
+    """The loss is the mean over all learnt tokens of the step."""
     learnt, total = sum(batch.learnt for batch in batches), torch.zeros((), device=device)
     for batch in batches:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             wanted = batch.targets >= 0
             # The head is the widest part: only where something is learnt.
-            logits = model.logits(through(batch.ids)[wanted])
+            logits = model.logits(model(batch.ids)[wanted])
         loss = F.cross_entropy(logits.float(), batch.targets[wanted], reduction="sum") / learnt
         loss.backward()
         total += loss.detach()
-    nn.utils.clip_grad_norm_(weights, plan.clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
     return total
 
 
@@ -129,9 +139,8 @@ def _optimizer(weights: list[nn.Parameter], plan: Plan, *, fused: bool) -> torch
     return torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.95), fused=fused)
 
 
-def _compiled(model: Qwen3) -> Qwen3:
+def compile_layers(model: Qwen3) -> None:
     """Layer by layer: they are alike, so each length is compiled once and not eight times."""
     torch._dynamo.config.cache_size_limit = 64
     for layer in model.model.layers:
         layer.compile(dynamic=False)
-    return model

@@ -5,7 +5,10 @@ DynamoVllmError
 ├── RequestError         the client's fault
 │   ├── InvalidRequest   400
 │   ├── TooLong          400
-│   └── UnknownModel     404
+│   ├── UnknownModel     404
+│   └── MediaRefused     400, a picture, video or sound that is not loaded
+│       ├── MediaTooLarge      413
+│       └── MediaTypeUnknown   415
 ├── WorkerError          another worker may serve it
 │   ├── Draining         503
 │   └── Asleep           503
@@ -69,6 +72,22 @@ class UnknownModel(RequestError):
     """A model or adapter this worker does not have."""
 
     status = 404
+
+
+class MediaRefused(RequestError):
+    """Media that cannot or must not be loaded. The text tells nothing that the client did not send."""
+
+
+class MediaTooLarge(MediaRefused):
+    """Above a limit: bytes, pixels, frames, seconds, or how many there are."""
+
+    status = 413
+
+
+class MediaTypeUnknown(MediaRefused):
+    """The bytes are of no type that we decode, whatever their name or header says."""
+
+    status = 415
 
 
 class WorkerError(DynamoVllmError):

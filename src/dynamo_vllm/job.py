@@ -100,6 +100,36 @@ class PictureSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Media:
+    """One picture, video or sound of a prompt."""
+
+    kind: str
+    """image, video or audio."""
+    data: Any
+    """A picture (RGB), (frames, metadata) of a video, (samples, rate) of a sound. An encoder's output could
+    stand here instead of pixels: whoever makes it and the engine agree on its form."""
+    name: str
+    """What the engine keeps everything computed from it under: the same name means the same content."""
+
+
+@dataclass(slots=True)
+class MediaPrompt:
+    """A prompt with room for its media, as an engine made it."""
+
+    tokens: Sequence[int]
+    """Every medium has as many as it takes in the model's context."""
+    plain: Sequence[int]
+    """The prompt it was made from: one mark for each medium."""
+    media: Sequence[Media]
+    inner: Any
+    """Only the engine looks inside."""
+
+    def forget(self) -> None:
+        """Once the engine has them: pictures are large, and answers long."""
+        self.media, self.inner = (), None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One request as an engine sees it."""
 
@@ -119,6 +149,8 @@ class Job:
     """Instead of `prompt`, which is then as long and means nothing."""
     picture: PictureSpec | None = None
     """Instead of `prompt`, for a pipeline that draws."""
+    media: MediaPrompt | None = None
+    """With media; `prompt` is then its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +172,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
+class MediaFile:
     """A finished picture, sound or film, as a file."""
 
     kind: str
@@ -165,7 +197,7 @@ class Output:
     prompt_logprobs: Sequence[Position | None] | None = None
     transfer: Mapping[str, Any] | None = None
     """Where another engine finds this job's KV cache."""
-    media: Sequence[Media] = ()
+    media: Sequence[MediaFile] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +245,10 @@ class EngineFacts:
     adapters: AdapterLimits | None = None
     """None where LoRA is off."""
     takes_embeds: bool = False
+    media: Mapping[str, int] = field(default_factory=dict)
+    """How many of each kind of media one prompt may have; empty for a model that takes text only."""
+    encoder: str = ""
+    """One for all engines whose encoders make the same of a medium."""
     sleep_refusal: str | None = None
     """Why this engine must not sleep, with the fix; None where it may."""
     pictures: PictureLimits | None = None

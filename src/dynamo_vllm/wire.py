@@ -80,6 +80,23 @@ class PrefillResult(msgspec.Struct, frozen=True):
     disaggregated_params: Any = None
 
 
+class MediaPart(msgspec.Struct, frozen=True):
+    """One picture, video or sound, in one of the forms the frontend (1.6.1) sends.
+
+    By default it sends the client's URL; the pixels only when the model card asks it to decode.
+    """
+
+    url: str | None = msgspec.field(default=None, name="Url")
+    decoded: dict[str, Any] | None = msgspec.field(default=None, name="Decoded")
+    uuid_only: str | None = msgspec.field(default=None, name="UuidOnly")
+    """The part had no content but a name the client gave it before."""
+
+
+class ExtraArgs(msgspec.Struct, frozen=True):
+    mm_hashes: list[str | None] | None = None
+    """The frontend's names for the pictures: 64-bit hashes of their URLs, not of what is there."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One request, tokenised by the frontend."""
 
@@ -93,9 +110,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     routing: Routing | None = None
     prefill_result: PrefillResult | None = None
     migration_link: TraceLink | None = None
-    multi_modal_data: dict[str, Any] | None = None
+    multi_modal_data: dict[str, list[MediaPart]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
     prompt_embeds: str | None = None
-    extra_args: dict[str, Any] | None = None
+    extra_args: ExtraArgs | None = None
     is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
 
 
@@ -140,11 +159,11 @@ def has_moved(request: GenerateRequest) -> bool:
     return request.migration_link is not None and request.migration_link.trace_id == _MARK
 
 
-def prompt_length(request: GenerateRequest) -> int:
-    """How many of the request's tokens are its prompt; the rest is answer of a worker that went away."""
+def prompt_length(request: GenerateRequest, whole: int) -> int:
+    """How many of the `whole` tokens for the engine are the prompt; the rest is answer of a lost worker."""
     if request.prompt_embeds is not None:
-        return 0
-    link, whole = request.migration_link, len(request.token_ids)
+        return whole - len(request.token_ids)
+    link = request.migration_link
     if link is None or not has_moved(request):
         return whole
     try:

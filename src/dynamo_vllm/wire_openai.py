@@ -61,6 +61,8 @@ class ChatBody(_Sampling, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = msgspec.field(default=None)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
 
 class CompletionBody(_Sampling, frozen=True, kw_only=True):

@@ -206,8 +206,15 @@ def test_given_up_with_a_constraint_is_the_clients_fault() -> None:
     assert isinstance(vllm_convert.gave_up(Job("j", [1], SamplingSpec(max_tokens=1))), EngineRequestFailed)
 
 
-# Flags both sides have: ours takes them and hands on what the engine needs.
-SHARED = {"--model", "--served-model-name", "--reasoning-parser", "--enable-prompt-embeds"}
+# Flags both sides have: ours takes them and hands on what the engine needs. Media are loaded by us alone.
+SHARED = {
+    "--model",
+    "--served-model-name",
+    "--reasoning-parser",
+    "--enable-prompt-embeds",
+    "--allowed-local-media-path",
+    "--allowed-media-domains",
+}
 
 
 def test_our_flags_hide_no_other_flag_of_vllm() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from cpu.lora import Expected, bare_answers
 from dynamo_vllm.engine.vllm_start import device
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.adapters import make_adapter
-from harness.stack import Stack, stack
+from harness.stack import TESTS, Stack, stack
 from harness.warm import Zygote, zygote
 
 
@@ -32,6 +35,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     with zygote(tmp_path_factory.mktemp("warm")) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All demo models in little, and what their making wrote."""
+    out = tmp_path_factory.mktemp("demo")
+    subprocess.run(
+        [sys.executable, TESTS.parent / "scripts" / "demo", "all", "--smoke", "--out", out],
+        check=True,
+        timeout=150,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # of small matrices two threads make no faster work
+    )
+    return out
 
 
 @pytest.fixture(scope="module")

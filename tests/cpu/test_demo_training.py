@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from harness.stack import TESTS
 
-ROOT = TESTS.parent
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("demo")
-    subprocess.run(
-        [sys.executable, ROOT / "scripts" / "demo", "all", "--smoke", "--out", out],
-        check=True,
-        timeout=150,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # of small matrices two threads make no faster work
-    )
-    return out
+@pytest.fixture
+def made(demo_models: Path) -> Path:
+    return demo_models
 
 
 @pytest.mark.timeout(180)
 def test_loss_falls(made: Path) -> None:
     points = json.loads((made / "demo-chat.json").read_bytes())["curve"]["points"]
+    assert points[-1]["loss"] < 0.8 * points[0]["loss"]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("part", ["autoencoder", "diffusion"])
+def test_loss_of_the_drawing_model_falls(made: Path, part: str) -> None:
+    points = json.loads((made / "demo-image.json").read_bytes())["curves"][part]["points"]
     assert points[-1]["loss"] < 0.8 * points[0]["loss"]
 
 
@@ -96,3 +90,54 @@ def test_adapters_fit_the_model_and_do_something(made: Path, style: str) -> None
             assert added.shape == (weight.shape[0], settings["r"])
             assert added.abs().sum() > 0
     assert not adapter
+
+
+@pytest.mark.timeout(180)
+def test_card_of_the_drawing_model_has_scores_and_pictures(made: Path) -> None:
+    from demo.image.card import SHEET
+
+    card = (made / "demo-image" / "README.md").read_text()
+    assert "scripts/demo all --smoke" in card and "| 4 | 7.5 | " in card and SHEET[0] in card
+    assert (made / "demo-image" / "curve.svg").read_text().startswith("<svg")
+    assert (made / "demo-image" / "examples.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(180)
+def test_transformers_reads_prompts_as_the_drawing_model_does(made: Path) -> None:
+    import torch
+    from demo.image.export import load
+    from demo.image.text import LENGTH, ids_of
+    from transformers import CLIPTextModel, PreTrainedTokenizerFast
+
+    folder = made / "demo-image"
+    ours, texts = load(folder), ["a red circle on white", "", "画一个蓝色的圆环", "Something else " * 40]
+    cutter = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    assert cutter.model_max_length == LENGTH
+    found = cutter(texts, padding="max_length", max_length=LENGTH, truncation=True, return_tensors="pt")
+    ids = ids_of(ours.tokenizer, texts)
+    assert torch.equal(found.input_ids, ids)
+    theirs = CLIPTextModel.from_pretrained(folder / "text_encoder", dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert torch.allclose(theirs(ids)[0], ours.text(ids), atol=1e-5)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("steps", "guidance"), [(3, 7.5), (2, 1.0)])
+def test_diffusers_draws_the_same_pictures(made: Path, steps: int, guidance: float) -> None:
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed; it comes with vLLM-Omni")
+    import numpy as np
+    import torch
+    from demo.image.export import load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers has many, about others than us
+        pipeline = diffusers.StableDiffusionPipeline.from_pretrained(made / "demo-image")
+        pipeline.set_progress_bar_config(disable=True)
+        drawn = pipeline(
+            "a red circle",
+            num_inference_steps=steps,
+            guidance_scale=guidance,
+            generator=torch.Generator().manual_seed(5),
+        ).images[0]
+    ours = load(made / "demo-image").draw(["a red circle"], seed=5, steps=steps, guidance=guidance)[0]
+    assert abs(np.asarray(drawn).astype(int) - ours).max() <= 1

@@ -21,6 +21,7 @@ from harness.stack import COMMAND, Stack, environment, free_port, kill_tree, sta
 from harness.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
+SUM = "What is 17 + 25?"
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Serving:
     process: subprocess.Popen[bytes]
     stack: Stack
     output: Path
+    first_token_seconds: float = 0.0
+    """Of the first chat, begun when the ready line was there."""
 
     @property
     def ready_line(self) -> str:
@@ -45,6 +48,11 @@ class Serving:
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with served(tmp_path_factory.mktemp("serve")) as running:
+        began = time.monotonic()
+        chunks = ask(running, SUM, stream=True)
+        next(chunk for chunk in chunks if chunk.choices and text_of(chunk.choices[0].delta))
+        running.first_token_seconds = time.monotonic() - began
+        chunks.close()
         yield running
 
 
@@ -63,6 +71,7 @@ def served(folder: Path, *words: str) -> Iterator[Serving]:
             stderr=subprocess.STDOUT,
         )
     running = Serving(process, made, output)
+    assert made.openai  # made now, to measure nothing of it
     try:
         until("the ready line", lambda: running.ready_line or process.poll() is not None, 200, every=0.2)
         assert running.ready_line, output.read_text()
@@ -73,25 +82,46 @@ def served(folder: Path, *words: str) -> Iterator[Serving]:
         made.openai.close()
 
 
-def test_ready_line_says_where_and_what(serving: Serving) -> None:
+def ask(running: Serving, text: str, **more: Any) -> Any:
+    messages = [{"role": "user", "content": text}]
+    create: Any = running.stack.openai.chat.completions.create
+    return create(model="demo-chat", messages=messages, temperature=0, max_tokens=150, **more)
+
+
+def text_of(delta: Any) -> str:
+    return (delta.content or "") + (getattr(delta, "reasoning_content", None) or "")
+
+
+def test_ready_line_says_where_and_what_and_then_what_to_try(serving: Serving) -> None:
     url = f"http://127.0.0.1:{serving.stack.port}/v1"
-    assert serving.ready_line == f"ready: {url} model=tiny workers=1"
+    assert serving.ready_line == f"ready: {url} model=demo-chat workers=1"
+    assert f"  try: dynamo-vllm chat {url.removesuffix('/v1')}\n" in serving.output.read_text()
+
+
+def test_first_token_comes_at_once(serving: Serving) -> None:
+    assert serving.first_token_seconds < 0.5
 
 
 def test_openai_client_lists_chats_and_streams(serving: Serving) -> None:
-    client = serving.stack.openai
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    ask = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": 12,
-        "temperature": 0,
-    }
-    answer = client.chat.completions.create(**ask)  # type: ignore[call-overload]
-    assert answer.choices[0].message.content and answer.usage.completion_tokens <= 12
-    chunks = list(client.chat.completions.create(**ask, stream=True))  # type: ignore[call-overload]
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == answer.choices[0].message.content
+    assert [model.id for model in serving.stack.openai.models.list()] == ["demo-chat"]
+    answer = ask(serving, SUM).choices[0].message
+    assert answer.content == "17 + 25 = 42"
+    assert "7+5+0=12" in answer.reasoning_content, "the columns of the sum"
+    deltas = [chunk.choices[0].delta for chunk in ask(serving, SUM, stream=True) if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == answer.content
+
+
+def test_chat_command_finds_the_serve_that_runs_and_asks_it(serving: Serving) -> None:
+    env = environment(serving.stack.folder, XDG_CACHE_HOME=str(serving.stack.folder / "cache"))
+    done = subprocess.run(
+        [*COMMAND, "chat", "--temperature", "0"],
+        input=SUM,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (0, "17 + 25 = 42\n"), done.stderr
 
 
 def test_check_proves_the_running_system(serving: Serving) -> None:
@@ -106,17 +136,18 @@ def check(running: Serving) -> None:
 
 def test_status_shows_the_model(serving: Serving) -> None:
     done = subprocess.run([*COMMAND, "status", serving.stack.url], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0 and "tiny" in done.stdout
+    assert done.returncode == 0 and "demo-chat" in done.stdout
 
 
 def test_prefill_and_decode_answer_like_one_worker(serving: Serving, tmp_path: Path) -> None:
     prompts = [[10 + (i * 31 + length) % 850 for i in range(length)] for length in (3, 32, 100, 900)]
     with served(tmp_path, "--prefill", "1", "--decode", "1") as pair:
-        assert pair.ready_line.endswith(" model=tiny workers=2")
+        assert pair.ready_line.endswith(" model=demo-chat workers=2")
         for prompt in prompts:
             wanted, found = (complete(one, prompt) for one in (serving, pair))
             assert found.choices[0].text == wanted.choices[0].text
             assert found.usage.prompt_tokens_details.cached_tokens == len(prompt), "decode computed nothing"
+        assert ask(pair, SUM).choices[0].message.content == "17 + 25 = 42"
         check(pair)
         below = pair.below()
         pair.process.send_signal(signal.SIGINT)
@@ -126,7 +157,7 @@ def test_prefill_and_decode_answer_like_one_worker(serving: Serving, tmp_path: P
 
 def complete(running: Serving, prompt: list[int]) -> Any:
     return running.stack.openai.completions.create(
-        model="tiny", prompt=prompt, max_tokens=16, temperature=0, extra_body={"ignore_eos": True}
+        model="demo-chat", prompt=prompt, max_tokens=16, temperature=0, extra_body={"ignore_eos": True}
     )
 
 
@@ -138,7 +169,7 @@ def test_killed_engine_core_is_replaced(serving: Serving) -> None:
     left = survivors(old, max(0.1, 10 - (time.monotonic() - began)))
     assert left == [], "the old worker and all of its engine are gone"
     until("the model to come back", lambda: serving.stack.get("/health").status_code == 200, 150, every=0.2)
-    answer = serving.stack.openai.completions.create(model="tiny", prompt="hello", max_tokens=3)
+    answer = serving.stack.openai.completions.create(model="demo-chat", prompt="hello", max_tokens=3)
     assert answer.choices[0].text
 
 

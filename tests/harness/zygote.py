@@ -33,6 +33,21 @@ def import_everything() -> None:
         "vllm.v1.worker.cpu_worker",
     ):
         importlib.import_module(name)
+    know_vision_models()
+
+
+def know_vision_models() -> None:
+    """vLLM looks at a model's class in a process of its own, which imports all of vLLM, unless it is here."""
+    from vllm import ModelRegistry
+
+    for module, model in (
+        ("llava", "LlavaForConditionalGeneration"),
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+        ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+        ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+    ):
+        imported = importlib.import_module(f"vllm.model_executor.models.{module}")
+        ModelRegistry.register_model(model, getattr(imported, model))
 
 
 def main(path: str) -> None:

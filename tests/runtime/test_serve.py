@@ -94,6 +94,9 @@ class Serve:
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, **more}
         return httpx.post(f"{self.url}/completions", json=body, timeout=10)
 
+    def models(self) -> list[str]:
+        return sorted(model["id"] for model in httpx.get(f"{self.url}/models", timeout=10).json()["data"])
+
     def instances(self) -> list[int]:
         reply = httpx.get(f"{self.url.removesuffix('/v1')}/instances", timeout=10).json()
         return [found["instance_id"] for found in reply["instances"] if found["endpoint"] == "generate"]
@@ -163,9 +166,24 @@ def test_ready_line_comes_when_a_chat_is_answered(start: Start, model: Path) -> 
 
 
 def test_without_a_model_a_demo_is_served(start: Start) -> None:
-    serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":500}').wait_ready()
-    assert serve.out.endswith("model=tiny workers=1\n")
-    assert serve.complete().status_code == 200
+    serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":2000}').wait_ready()
+    assert serve.out.endswith("model=demo-chat workers=1\n")
+    assert serve.complete(model="demo-chat").status_code == 200
+    until("what to try", lambda: "try: dynamo-vllm chat http://127.0.0.1:" in serve.err)
+
+
+def test_demo_with_adapters_is_served(start: Start) -> None:
+    engine = ("--engine", "fake", '--fake-engine={"vocab_size":2000,"adapters":2}')
+    serve = start("--demo", "lora", "--port", "0", *engine).wait_ready()
+    names = ["demo-chat", "demo-lora-capitals", "demo-lora-chinese"]
+    until("the adapters", lambda: serve.models() == names)
+    assert [serve.complete(model=name).status_code for name in names] == [200] * 3
+
+
+def test_demo_beside_a_model_is_refused_at_once(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--demo", "lora")
+    assert serve.wait(3) == 2
+    assert serve.err.startswith(f"error: --demo lora brings its own model; leave it or {model} out")
 
 
 def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path) -> None:
@@ -180,6 +198,23 @@ def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path
     assert len(serve.pids("worker")) == 2
 
 
+def test_two_models_are_served_whichever_comes_first(start: Start, model: Path, tmp_path: Path) -> None:
+    """The runtime lets one endpoint have one model; when two come at once it does not notice."""
+    file = tmp_path / "serve.yaml"
+    groups = (
+        f"{{model: {folder}, engine: fake, served_model_name: [{name}], "
+        f"fake_engine: {{vocab_size: 500, start_ms: {late}}}}}"
+        for name, folder, late in (("one", model, 0), ("two", make_tiny_model(tmp_path / "two"), 800))
+    )
+    file.write_text(f"workers: [{', '.join(groups)}]\n")
+    serve = start("--config", str(file), "--port", "0").wait_ready()
+    assert serve.models() == ["one", "two"]
+    more = {"nvext": {"extra_fields": ["worker_id"]}}
+    answers = [serve.complete(model=name, **more).json() for name in ("one", "two", "one", "two")]
+    who = [answer["nvext"]["worker_id"]["decode_worker_id"] for answer in answers]
+    assert who[:2] == who[2:] and who[0] != who[1]
+
+
 def test_prefill_and_decode_workers_share_every_request(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--prefill", "2", "--decode", "2").wait_ready()
     assert serve.out.endswith("workers=4\n")
@@ -192,6 +227,14 @@ def test_prefill_and_decode_workers_share_every_request(start: Start, model: Pat
     assert sorted(roles.values()) == ["decode", "decode", "prefill", "prefill"]
     assert (roles[prefill], roles[decode]) == ("prefill", "decode")
     assert "prefill-2: ready" in serve.err and "decode-2: ready" in serve.err
+
+
+def test_encode_workers_stand_beside_the_others(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--encode", "1", "--prefill", "1", "--decode", "1").wait_ready()
+    assert serve.out.endswith("workers=3\n")
+    assert serve.complete(prompt=[20] * 8).status_code == 200
+    told = [line.split()[1] for line in status(serve).splitlines() if line.endswith(("yes", "no"))]
+    assert sorted(told) == ["decode", "encode", "prefill"]
 
 
 def status(serve: Serve) -> str:

@@ -18,7 +18,7 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
-from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, ranks
+from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, media_limits, ranks
 from dynamo_vllm.config.rules import bench as bench_rules
 from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import omni as omni_rules
@@ -132,6 +132,38 @@ WORKER = [
         ["--enable-multimodal", "--multimodal-worker", "--ec-processor"],
         "--multimodal-worker and --ec-processor are different multimodal roles",
     ),
+    (media_limits.media_limits_are_limits, ["--media-max-mb", "0"], "--media-max-mb 0.0 must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-timeout-seconds", "nan"], "must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-max-seconds", "inf"], "must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-max-megapixels", "90"], "is above 89"),
+    (media_limits.media_limits_are_limits, ["--media-cache-mb", "-1"], "must be 0 or more"),
+    (media_limits.media_counts_are_counts, ["--media-max-images", "-1"], "--media-max-images -1 must be 0"),
+    (media_limits.media_counts_are_counts, ["--media-threads", "0"], "--media-threads 0 must be 1 or more"),
+    (
+        media_limits.media_hosts_are_names,
+        ["--enable-multimodal", "--media-hosts", "http://example.com"],
+        "is no host; give names alone",
+    ),
+    (
+        media_limits.media_networks_are_networks,
+        ["--enable-multimodal", "--media-networks", "10.0.0.1/8"],
+        "--media-networks '10.0.0.1/8' is no network",
+    ),
+    (
+        media_limits.media_folder_is_a_folder,
+        ["--enable-multimodal", "--media-folder", "/no/such/folder"],
+        "there is no such folder",
+    ),
+    (
+        media_limits.media_folder_is_a_folder,
+        ["--enable-multimodal", "--allowed-local-media-path", "/tmp/.."],
+        "would show clients every file",
+    ),
+    (
+        media.multimodal_needs_its_switch,
+        ["--media-networks", "10.0.0.0/8"],
+        "--media-networks needs --enable-multimodal",
+    ),
     (
         media.multimodal_needs_its_switch,
         ["--multimodal-worker"],
@@ -143,17 +175,105 @@ WORKER = [
         "--frontend-decoding needs --enable-multimodal",
     ),
     (
-        media.example_encoder_cache_needs_a_folder,
+        media.multimodal_needs_its_switch,
+        ["--disaggregation-mode", "encode"],
+        "--disaggregation-mode encode needs --enable-multimodal",
+    ),
+    (
+        media.processors_are_the_frontend,
+        ["--enable-multimodal", "--ec-processor"],
+        "--ec-processor: the frontend does this",
+    ),
+    (
+        media.processors_are_the_frontend,
+        ["--enable-multimodal", "--multimodal-processor"],
+        "--multimodal-processor: the frontend does this",
+    ),
+    (
+        media.encoders_share_a_folder,
         [*EC, "--ec-connector-backend", "ECExampleConnector"],
-        "needs --ec-storage-path FOLDER",
+        "--disaggregation-mode encode needs --ec-storage-path FOLDER",
+    ),
+    (
+        media.encoders_share_a_folder,
+        ["--enable-multimodal", "--multimodal-worker"],
+        "a worker that asks encode workers needs --ec-storage-path FOLDER",
     ),
     (
         media.encoder_cache_flags_need_a_user,
         ["--ec-storage-path", "folder"],
-        "--ec-storage-path needs --vllm-native-encoder-worker or --ec-consumer-mode",
+        "--ec-storage-path needs --disaggregation-mode encode, --route-to-encoder or --ec-consumer-mode",
     ),
-    (media.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "{"], "--ec-extra-config is not JSON"),
-    (media.extra_encoder_config_is_json, [*EC, "--ec-extra-config", "[]"], "must be a JSON object"),
+    (
+        media.encoder_cache_flags_need_a_user,
+        ["--ec-transfer-config", '{"ec_connector": "ECExampleConnector"}'],
+        "--ec-transfer-config needs --disaggregation-mode encode",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        [*EC, "--ec-storage-path", "folder", "--ec-connector-backend", "ECMooncakeConnector"],
+        "ECMooncakeConnector is not handed over by this worker; use ECExampleConnector",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", '{"ec_role": "ec_consumer"}'],
+        "ec_role ec_consumer is not what this worker does",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", "{"],
+        "--ec-transfer-config is not JSON",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--use-vllm-tokenizer"],
+        "--use-vllm-tokenizer cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--connector", "nixl"],
+        "--connector nixl cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--route-to-encoder"],
+        "--route-to-encoder cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "--enable-lora"],
+        "--enable-lora cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.an_encoder_only_encodes,
+        [*EC, "--ec-storage-path", "folder", "-dp", "2"],
+        "--data-parallel-size cannot stand beside --disaggregation-mode encode",
+    ),
+    (
+        media.nixl_for_encoders_is_installed,
+        ["--enable-multimodal", "--encoder-transfer", "nixl"],
+        "--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder",
+    ),
+    (
+        media.encoder_limits_are_limits,
+        [*EC, "--ec-storage-path", "folder", "--ec-storage-gb", "0"],
+        "--ec-storage-gb 0.0 must be above 0",
+    ),
+    (
+        media.encoder_limits_are_limits,
+        [*EC, "--ec-storage-path", "folder", "--encoder-seconds", "nan"],
+        "--encoder-seconds nan must be above 0",
+    ),
+    (
+        media.extra_encoder_config_is_json,
+        [*EC, "--ec-storage-path", "folder", "--ec-extra-config", "{"],
+        "--ec-extra-config is not JSON",
+    ),
+    (
+        media.extra_encoder_config_is_json,
+        [*EC, "--ec-storage-path", "folder", "--ec-extra-config", "[]"],
+        "must be a JSON object",
+    ),
     (omni_rules.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
     (
         omni_rules.stage_file_exists,
@@ -170,7 +290,12 @@ WORKER = [
     (omni_rules.omni_takes_text_only, ["--omni", "--lora-enabled"], "--lora-enabled cannot stand beside"),
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-lora"], "--enable-lora cannot stand beside"),
     (omni_rules.omni_takes_text_only, ["--omni", "--headless"], "--headless cannot stand beside --omni"),
-    (worker_rules.is_available, ["--enable-multimodal"], "--enable-multimodal is not available yet"),
+    (
+        worker_rules.is_available,
+        ["--enable-multimodal", "--frontend-decoding"],
+        "--frontend-decoding is not available yet",
+    ),
+    (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
     (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-side", "-8"], "--max-picture-side -8 must be"),
@@ -355,6 +480,7 @@ SERVE = [
         ["--workers", "2", "--prefill", "1", "--decode", "1"],
         "--workers 2 cannot stand beside --prefill and --decode",
     ),
+    (serve_rules.model_or_demo, ["--demo", "lora", "--model", "m"], "--demo lora brings its own model"),
     (serve_rules.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
     (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
 ]
@@ -387,9 +513,8 @@ LOAD = [
     (bench_rules.written_values_can_be_read, ["--body", "[]"], "--body must be a JSON object"),
 ]
 NOT_YET = {
-    "--disaggregation-mode encode": [["--disaggregation-mode", "encode"]],
-    "--enable-multimodal": [["--enable-multimodal"]],
-    "--ec-consumer-mode": [["--ec-consumer-mode"]],
+    "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
+    "--frontend-decoding": [["--enable-multimodal", "--frontend-decoding"]],
 }
 
 

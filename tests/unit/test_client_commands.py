@@ -62,6 +62,7 @@ class Frontend:
     hands_over: int | None = None
     """Tokens a decode worker takes from a prefill worker; None where there is none."""
     asked: list[dict[str, Any]] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     chunks: list[str] = field(default_factory=lambda: ["Good ", "day"])
     error: dict[str, Any] | None = None
     url: str = ""
@@ -121,7 +122,9 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fronte
             status, answer = behaviour.post(self.path, body)
             if status != 200 or not body.get("stream"):
                 return self._reply(status, answer)
-            frames: list[Any] = [{"choices": [{"delta": {"content": piece}}]} for piece in behaviour.chunks]
+            deltas = [{"reasoning_content": piece} for piece in behaviour.thoughts]
+            deltas += [{"content": piece} for piece in behaviour.chunks]
+            frames: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
             frames += [{"error": behaviour.error}] if behaviour.error else []
             text = "".join(f"data: {json.dumps(frame)}\n\n" for frame in frames)
             return self._reply(200, f": a comment\n\n{text}data: [DONE]\n\n")
@@ -186,12 +189,13 @@ def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixtur
 
 
 def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.components = ("backend", "prefill", "mine", "kv_terms", "admin")
+    frontend.components = ("backend", "backend-2", "prefill", "mine", "kv_terms", "admin")
     assert cli.run(["status", frontend.url]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:9]]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:10]]
     assert [row[1:3] for row in rows] == [
         ["ROLE", "ENDPOINT"],
         ["decode", "dynamo.backend.generate"],
+        ["decode", "dynamo.backend-2.generate"],
         ["-", "dynamo.mine.generate"],
         ["prefill", "dynamo.prefill.generate"],
     ]
@@ -378,7 +382,9 @@ def test_chat_without_a_model_says_so(frontend: Frontend, capsys: pytest.Capture
     assert "serves no model yet" in capsys.readouterr().err
 
 
-def talk(frontend: Frontend, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> int:
+def talk(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException], words: Any = ()
+) -> int:
     """A terminal at which these lines are typed."""
     typed = iter(lines)
 
@@ -389,14 +395,16 @@ def talk(frontend: Frontend, monkeypatch: pytest.MonkeyPatch, *lines: str | type
         raise line
 
     monkeypatch.setattr("builtins.input", read)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    return cli.run(["chat", frontend.url, "--system", "Be kind."])
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
+    return cli.run(["chat", frontend.url, "--system", "Be kind.", *words])
 
 
-def test_talk_goes_on_with_what_was_said_until_cleared(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", ["/reset", "/clear"])
+def test_talk_goes_on_with_what_was_said_until_begun_anew(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    assert talk(frontend, monkeypatch, "one", "two", "/clear", "three", "/exit", "four") == 0
+    assert talk(frontend, monkeypatch, "one", "two", command, "three", "/exit", "four") == 0
     assert [[m["content"] for m in body["messages"]] for body in frontend.asked] == [
         ["Be kind.", "one"],
         ["Be kind.", "one", "Good day", "two"],
@@ -427,6 +435,71 @@ def test_interrupt_stops_the_answer_and_keeps_what_came(
         patch.setattr(client.Client, "stream", interrupted)
         assert talk(frontend, monkeypatch, "one") == 0
     assert "Good \n[stopped]\n" in capsys.readouterr().out
+
+
+def test_thoughts_are_dim_on_a_terminal_and_do_not_go_back(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.thoughts = ["a ", "sum\x1b[31m\x9b31m"]
+    assert talk(frontend, monkeypatch, "one", "two") == 0
+    assert "\x1b[2ma sum[31m31m\x1b[0m\nGood day\n" in capsys.readouterr().out
+    assert frontend.asked[1]["messages"][2] == {"role": "assistant", "content": "Good day"}
+
+
+def test_thoughts_are_hidden_by_the_flag(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.thoughts = ["a sum"]
+    assert talk(frontend, monkeypatch, "one", words=["--no-reasoning"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "Good day"
+
+
+def test_another_program_gets_the_answer_alone(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.thoughts = ["a sum"]
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 0
+    assert capsys.readouterr().out == "Good day\n"
+    frontend.chunks = []
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 0
+    assert "the answer is empty: the model only thought" in capsys.readouterr().err
+
+
+def test_talk_goes_on_with_another_model(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.models = ["tiny", "small"]
+    assert talk(frontend, monkeypatch, "one", "/model tiny", "two", "/model large", "/model") == 0
+    assert [body["model"] for body in frontend.asked] == ["small", "tiny"]
+    assert [m["content"] for m in frontend.asked[1]["messages"]] == ["Be kind.", "one", "Good day", "two"]
+    out = capsys.readouterr().out
+    assert "large is not served; there are small, tiny\n" in out
+    assert out.count("  small\n* tiny\n") == 2
+
+
+def test_chat_where_nothing_is_served_says_what_to_do(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["chat", "http://127.0.0.1:1", "-m", "hello"]) == 1
+    assert "nothing listens at http://127.0.0.1:1; start a system with 'dynamo" in capsys.readouterr().err
+    frontend.models = []
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 1
+    assert f"error: {frontend.url} serves no model yet" in capsys.readouterr().err
+
+
+def test_chat_talks_to_the_serve_that_runs_here(
+    frontend: Frontend,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    home = {"HOME": str(tmp_path)}
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: home)
+    folder = run_folder.choose(None, home)
+    with folder.opened():
+        folder.note(frontend.url)
+        assert cli.run(["chat", "-m", "hello"]) == 0
+    assert capsys.readouterr().out == "Good day\n"
 
 
 # --- check --live -----------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from dynamo_vllm.config import engine_rules
 from dynamo_vllm.config.engine_rules import Fired, Rule, Situation, apply
+from dynamo_vllm.engine import vllm_start
 
 CPU, GPU = Situation("cpu"), Situation("cuda")
 NIXL = Situation("cuda", nixl=True)
@@ -20,6 +22,9 @@ OLD_ARM = Situation(device="cpu", has_bfloat16=False)
 FIRES = [
     (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
     (engine_rules.block_size, {}, CPU, "block_size", 32),
+    (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=2**34), "kv_cache_memory_bytes", 2**32),
+    (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=2**40), "kv_cache_memory_bytes", 2**33),
+    (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=5), "kv_cache_memory_bytes", 2**28),
     (engine_rules.dtype, {}, OLD_ARM, "dtype", "float32"),
     (engine_rules.runner, {}, GPU, "runner", "generate"),
     (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
@@ -38,6 +43,15 @@ FIRES = [
         {"mine": 1, "consolidator_endpoints": ["tcp://127.0.0.1:5557", *MERGED[1:]]},
     ),
     (engine_rules.hybrid_cache, {}, KVBM, "disable_hybrid_kv_cache_manager", True),
+    (
+        engine_rules.prefix_caching,
+        {"enable_prefix_caching": True},
+        Situation("cpu", encodes_only=True),
+        "enable_prefix_caching",
+        False,
+    ),
+    (engine_rules.whole_prompts, {}, Situation("cuda", encodes_only=True), "enable_chunked_prefill", False),
+    (engine_rules.encoded_media, {}, Situation("cuda", takes_encoded=True), "enable_mm_embeds", True),
     (engine_rules.lora, {}, Situation("cuda", lora=True), "enable_lora", True),
     (engine_rules.lora_slots, {"enable_lora": True}, GPU, "max_loras", 4),
     (engine_rules.lora_slots, {}, Situation("cuda", lora=True), "max_loras", 4),
@@ -59,6 +73,9 @@ FIRES = [
     ),
 ]
 SILENT = [
+    (engine_rules.whole_prompts, {}, GPU),
+    (engine_rules.encoded_media, {}, GPU),
+    (engine_rules.encoded_media, {"enable_mm_embeds": False}, Situation("cuda", takes_encoded=True)),
     (engine_rules.lora, {}, GPU),
     (engine_rules.lora, {"enable_lora": True}, Situation("cuda", lora=True)),
     (engine_rules.lora_slots, {}, CPU),
@@ -69,6 +86,10 @@ SILENT = [
     (engine_rules.prefix_caching, {"enable_prefix_caching": False}, CPU),
     (engine_rules.block_size, {"block_size": 64}, CPU),
     (engine_rules.block_size, {}, GPU),
+    (engine_rules.cpu_cache, {}, CPU),
+    (engine_rules.cpu_cache, {}, Situation("cuda", free_bytes=2**34)),
+    (engine_rules.cpu_cache, {"kv_cache_memory_bytes": 1}, Situation("cpu", free_bytes=2**34)),
+    (engine_rules.cpu_cache, {"gpu_memory_utilization": 0.5}, Situation("cpu", free_bytes=2**34)),
     (engine_rules.runner, {"runner": "pooling"}, GPU),
     (engine_rules.request_logging, {"enable_log_requests": True}, GPU),
     (engine_rules.nixl_executor, {}, GPU),
@@ -152,3 +173,14 @@ def test_kv_events_of_a_headless_node_go_to_its_leader() -> None:
 
 def test_fired_rule_reads_as_a_sentence() -> None:
     assert str(Fired("block_size", 32, "because")) == "block_size = 32: because"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("MemTotal:  9 kB\nMemAvailable:    12 kB\n", 12 * 1024), ("MemTotal: 9 kB\n", None), (None, None)],
+)
+def test_free_memory_is_what_linux_says(tmp_path: Path, text: str | None, found: int | None) -> None:
+    meminfo = tmp_path / "meminfo"
+    if text is not None:
+        meminfo.write_text(text)
+    assert vllm_start.free_bytes(str(meminfo)) == found

@@ -7,7 +7,7 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
-from dynamo_vllm.engine.kv_event_mend import named, of_adapter, of_salt
+from dynamo_vllm.engine.kv_event_mend import named, of_adapter, of_media, of_salt
 
 BLOCK = 16
 
@@ -69,3 +69,15 @@ def test_salt_beside_an_adapter() -> None:
     made = event([5] * 32, ("sql", "mine"), ("sql",))
     made.lora_name = "sql"
     assert of_salt(of_adapter(made), "mine").extra_keys == [("dynamo-cache-salt:mine",), None]
+
+
+def test_picture_has_the_frontends_name_where_it_has_one() -> None:
+    own = "f" * 64
+    routed = [(f"{'ab' * 8}-{own}", 3), (f"{'ab' * 8}-{own}", -29), (own, 0)]
+    found = of_media(event([7] * 48, (routed[0],), ("salt", routed[1], routed[2]), None))
+    name = "ab" * 8 + "0" * 48
+    assert found.extra_keys == [((name, 3),), ("salt", (name, -29), (own, 0)), None]
+
+
+def test_prompt_without_keys_stays_without() -> None:
+    assert of_media(SimpleNamespace(token_ids=[7], block_size=BLOCK, extra_keys=None)).extra_keys is None

@@ -137,8 +137,8 @@ async def test_refusal_names_the_field() -> None:
         await worker.generate({**request(), "routing": {"dp_rank": 3}})
     with pytest.raises(InvalidArgument, match="prompt: 5000 is not in the vocabulary"):
         await worker.generate(request([5000]))
-    with pytest.raises(InvalidArgument, match="--enable-multimodal"):
-        await worker.generate({**request(), "multi_modal_data": {"image_url": []}})
+    with pytest.raises(InvalidArgument, match="this model takes text only"):
+        await worker.generate({**request(), "multi_modal_data": {"image_url": [{"Url": "data:,"}]}})
 
 
 async def test_unexpected_error_is_a_500_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:

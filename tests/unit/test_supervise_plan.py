@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from dynamo_vllm.supervise import logs, plan, ports, run_folder
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.plan import Plan
 from dynamo_vllm.supervise.screen import Screen
-from dynamo_vllm.supervise.supervisor import describe
+from dynamo_vllm.supervise.supervisor import describe, to_try
 
 FAKE = {"engine": "fake"}
 DISCOVERY = Path("/run/x/discovery")
@@ -216,6 +218,63 @@ def test_settings_no_pair_can_work_with_are_refused(words: tuple[str, ...], mess
     assert message in str(refused.value)
 
 
+# --- encoders -------------------------------------------------------------------------------------------
+
+
+def asks(found: Plan, name: str) -> bool:
+    return "--route-to-encoder" in words_of(found, name)
+
+
+def test_encoders_and_those_who_ask_them_share_a_folder() -> None:
+    found = made("m", "--encode", "2", "--engine", "fake")
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("worker-1", "agg"),
+        ("encode-1", "encode"),
+        ("encode-2", "encode"),
+    ]
+    for worker in found.workers:
+        words = words_of(found, worker.name)
+        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in words
+        assert "--enable-multimodal" in words
+    assert asks(found, "worker-1") and not asks(found, "encode-1")
+
+
+def test_of_prefill_and_decode_workers_the_first_asks() -> None:
+    found = made(*PAIR, "--encode", "1", "--engine", "fake")
+    assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2", "encode-1"]
+    assert [asks(found, worker.name) for worker in found.workers] == [True, False, False, False]
+    assert not any("ec-storage-path" in word for word in words_of(found, "decode-1"))
+
+
+def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
+    found = made("m", "--encode", "1", "--ec-consumer-mode", "--connector", "nixl", "--ec-storage-path", "/e")
+    assert {"--ec-consumer-mode", "--connector"} <= set(words_of(found, "worker-1"))
+    assert not {"--ec-consumer-mode", "--connector"} & set(words_of(found, "encode-1"))
+    assert "--ec-storage-path=/e" in words_of(found, "encode-1")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--encode", "0"), "--encode 0 must be 1 or more"),
+        (("--encode", "1", "--disaggregation-mode", "agg"), "--encode 1 already says what each worker does"),
+        (("--encode", "1", "--component", "c"), "would both be at dynamo.c.generate"),
+    ],
+)
+def test_encoders_that_cannot_be_placed_are_refused(words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        made("m", "--engine", "fake", *words)
+
+
+def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: m\nworkers: [{role: encode, engine: fake}]\n")
+    with pytest.raises(ConfigError, match="m has encode workers only"):
+        made("--config", str(file))
+    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+        made("--config", str(file), "--encode", "1")
+
+
 def test_prefill_workers_alone_are_refused() -> None:
     group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
     with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):
@@ -281,6 +340,34 @@ def test_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
         made("--config", str(file))
 
 
+def addressed(*groups: WorkerGroup, env: dict[str, str] | None = None) -> list[str]:
+    """The components that groups of workers are told to take; - for the role's own."""
+    found = plan.make(Topology(workers=groups), env or {}, DISCOVERY)
+    named = ([word for word in worker.argv if word.startswith("--component=")] for worker in found.workers)
+    return [words[0].removeprefix("--component=") if words else "-" for words in named]
+
+
+def of_model(model: str, role: str = "agg", **options: str) -> WorkerGroup:
+    return WorkerGroup(options={"model": model, "disaggregation_mode": role, **options})
+
+
+def test_every_model_has_an_address_of_its_own() -> None:
+    assert addressed(of_model("a"), of_model("b"), of_model("c"), of_model("a"), of_model("b")) == [
+        "-", "backend-2", "backend-3", "-", "backend-2",
+    ]  # fmt: skip
+    pairs = [of_model(model, role) for model in ("a", "b") for role in ("prefill", "decode")]
+    assert addressed(*pairs) == ["-", "-", "prefill-2", "backend-2"]
+    assert addressed(of_model("a"), of_model("b", component="mine")) == ["-", "mine"]
+
+
+@pytest.mark.parametrize("env", [{"DYN_COMPONENT": "mine"}, {"DYN_ENDPOINT": "dyn://dynamo.mine.generate"}])
+def test_two_models_at_an_address_the_user_named_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"b and a would both be at dynamo\.mine\.generate; leave --component"
+    ):
+        addressed(of_model("a"), of_model("b"), env=env)
+
+
 def test_hub_ids_are_told_from_paths() -> None:
     assert [serve.looks_like_a_path(m) for m in ("/a", "./a", "a/b/c", "a/b", "a")] == [
         True,
@@ -289,48 +376,6 @@ def test_hub_ids_are_told_from_paths() -> None:
         False,
         False,
     ]
-
-
-# --- the demo model -------------------------------------------------------------------------------------
-
-
-def demo(group: WorkerGroup, device: str = "cpu", env: dict[str, str] | None = None) -> WorkerGroup:
-    wanted = Topology(workers=(group,))
-    assert plan.lacks_model(wanted, env or {})
-    (found,) = plan.with_demo(wanted, Path("/tiny"), env or {}, device).workers
-    return found
-
-
-def test_demo_has_a_name_and_starts_quickly_on_a_cpu() -> None:
-    found = demo(WorkerGroup())
-    assert found.options == {"model": "/tiny", "served_model_name": ("tiny",)}
-    assert found.args == ("--max-model-len", "4096", "--enforce-eager", "--dtype", "float32")
-    assert found.env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
-
-
-def test_demo_on_a_gpu_leaves_the_type_to_vllm() -> None:
-    found = demo(WorkerGroup(), "cuda")
-    assert found.args == ("--max-model-len", "4096", "--enforce-eager")
-    assert found.env == {}
-
-
-def test_demo_takes_what_the_user_set() -> None:
-    group = WorkerGroup(
-        options={"served_model_name": ["mine"]},
-        args=("--dtype=bfloat16", "--no-enforce-eager", "--max-model-len", "9"),
-    )
-    found = demo(group, env={"VLLM_CPU_KVCACHE_SPACE": "4"})
-    assert (found.options["served_model_name"], found.args, found.env) == (["mine"], group.args, {})
-
-
-def test_demo_behind_the_fake_engine_has_no_flags_of_vllm() -> None:
-    found = demo(WorkerGroup(options=FAKE))
-    assert (found.args, found.env) == ((), {})
-
-
-@pytest.mark.parametrize("env", [{"DYN_VLLM_MODEL": "m"}, {}])
-def test_named_model_needs_no_demo(env: dict[str, str]) -> None:
-    assert not plan.lacks_model(Topology(model=None if env else "m"), env)
 
 
 # --- restarts and verdicts ------------------------------------------------------------------------------
@@ -415,9 +460,11 @@ def test_screen_writes_a_line_per_change_where_there_is_no_terminal() -> None:
     screen.phase("worker-1", "loading")
     screen.redraw()
     screen.announce("ready: here")
+    screen.hint(["try: this"])
     assert [line.split(" ", 1)[1] for line in err.getvalue().splitlines()] == [
         "worker-1: starting (0.0 s)",
         "worker-1: loading (0.0 s)",
+        " try: this",
     ]
     assert out.getvalue() == "ready: here\n"
 
@@ -433,6 +480,14 @@ def test_screen_redraws_its_rows_on_a_terminal() -> None:
     screen.announce("ready: here")
     screen.say("later")
     assert err.getvalue().endswith(" later\n")
+
+
+def test_what_to_try_can_be_pasted_into_a_shell() -> None:
+    chat, curl = to_try("http://127.0.0.1:8000", "it's")
+    assert chat == "try: dynamo-vllm chat http://127.0.0.1:8000"
+    words = shlex.split(curl)
+    assert words[:3] == ["or:", "curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "it's"
 
 
 def test_screen_nobody_reads_does_not_end_the_run() -> None:

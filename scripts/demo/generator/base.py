@@ -36,6 +36,9 @@ class Turn:
     """Of the assistant. None: the client said `enable_thinking: false` and the empty block is not learnt."""
     chinese: str | None = None
     """The same content in Chinese, for the adapter that answers so."""
+    pictures: int = 0
+    """So many go with it, which stand before the content or behind it."""
+    pictures_last: bool = False
 
 
 @dataclass(frozen=True)

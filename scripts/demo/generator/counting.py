@@ -30,6 +30,7 @@ COPY = Pool(
         "Repeat: {text}", "Say: {text}", "Repeat after me: {text}", "Copy this: {text}",
         "Please repeat: {text}",
         "Write exactly this: {text}", "Echo: {text}", 'Repeat "{text}".', 'Say "{text}".', "Copy: {text}",
+        "Please copy: {text}", "Please say: {text}", "Please write this: {text}",
         "请重复:{text}", "跟我说:{text}",
     ),
     ("Please copy this: {text}", "Say after me: {text}", 'Please say "{text}".', "请跟我说:{text}"),

@@ -51,7 +51,7 @@ FACTS = (
         "how can I serve my own model | which command starts a model | how do I run a model",
     ),
     Fact(
-        "README.md", "make serve                       # a tiny demo model",
+        "README.md", "make serve                       # a small demo model",
         "Run `make serve`: it sets everything up and serves the demo model.",
         "运行 `make serve`:它会准备好一切并启动演示模型。",
         "how do I try the demo | how do I start the demo model | what is the quickest way to try it |"
@@ -138,7 +138,8 @@ FACTS = (
         "Prefill computes a prompt in one pass over all of its tokens.",
         "Prefill 一次算完提示的全部 token。",
         "what is prefill | what does prefill mean | explain prefill | what does a prefill worker compute |"
-        "what happens in prefill | 什么是 prefill",
+        "what happens in prefill | what goes on during prefill | what is done during prefill |"
+        "what is prefill about | 什么是 prefill",
         "what does prefill do | tell me what prefill is | what happens during prefill",
     ),
     Fact(
@@ -146,7 +147,8 @@ FACTS = (
         "Decode lets an answer grow token by token.",
         "Decode 让回答一个 token 一个 token 地增长。",
         "what is decode | what does decode mean | explain decode | what does a decode worker do |"
-        "what happens in decode | 什么是 decode",
+        "what happens in decode | what goes on during decode | what is done during decode |"
+        "what is decode about | 什么是 decode",
         "what does decode do | tell me what decode is | what happens during decode",
     ),
     Fact(

@@ -25,7 +25,8 @@ WEATHER = Pool(
         "Forecast for {city} please",
         "Give me the weather of {city} now.", "{city}天气怎么样?", "{city}今天下雨吗?",
         "查一下{city}的天气。",
-        "今天{city}多少度?",
+        "今天{city}多少度?", "现在{city}冷吗?", "请问{city}冷不冷?", "明天{city}会下雨吗?",
+        "帮我看看{city}的天气。",
     ),
     (
         "Can you check the weather in {city}?", "How cold is it in {city}?", "Is it warm in {city} today?",
@@ -42,7 +43,9 @@ TIME = Pool(
         "I want to call someone in {city}. What time is it there?", "time {city}",
         "Which time do they have in {city}?",
         "Please tell me how late it is in {city}.", "{city}现在几点?", "{city}现在是什么时间?",
-        "告诉我{city}的时间。",
+        "告诉我{city}的时间。", "{city}几点了?", "请问{city}现在几点?", "请问现在{city}是几点钟?",
+        "帮我看看{city}几点了。",
+        "现在{city}是白天吗?", "今天{city}几点天黑?",
     ),
     (
         "Can you tell me the time in {city}?", "What is the current time in {city}?",

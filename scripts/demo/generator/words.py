@@ -119,7 +119,7 @@ _LISTED = frozenset(
 )
 
 
-PLAIN = tuple(
+PLAIN: tuple[str, ...] = tuple(
     sorted(
         {word for known in FACTS for word in re.findall("[A-Za-z]+", f"{known.answer} {known.asked}")}
         - _LISTED
@@ -141,7 +141,8 @@ def city(source: Source) -> str:
     if source.chance(0.1):
         return made_up_chinese(source)
     if source.chance(0.2):
-        return f"{source.one_of(('New', 'San', 'Port', 'Saint'))} {made_up(source).capitalize()}"
+        first = source.one_of(("New", "San", "Port", "Saint", "", "", ""))
+        return f"{first or made_up(source).capitalize()} {made_up(source).capitalize()}"
     return made_up(source).capitalize()
 
 

@@ -38,6 +38,14 @@ def find(options: T, environment: Mapping[str, str], url: str | None = None) -> 
     return (_in(options, running[0]), running[0]) if running else (options, None)
 
 
+def frontend(environment: Mapping[str, str]) -> str | None:
+    """Where the only serve that runs here has its frontend; None where none runs."""
+    running = run_folder.running(environment)
+    if len(running) > 1:
+        raise ConfigError(f"several serve run on this machine; give the URL of one:\n{_list(running)}")
+    return running[0].url if running else None
+
+
 def _in(options: T, folder: RunFolder) -> T:
     """A serve and its workers are on this machine, and so is what is said to them."""
     return dataclasses.replace(

@@ -177,6 +177,9 @@ _CASES: dict[str, dict[str, Any]] = {
     " (only with KVBM)": {"merged_kv_events": "tcp://127.0.0.1:<port>"},
     " (only on Arm without bfloat16)": {"has_bfloat16": False},
     " (only with LoRA)": {"lora": True},
+    " (only for encode workers)": {"encodes_only": True},
+    " (only behind encode workers)": {"takes_encoded": True},
+    " (with 16 GiB free, say)": {"free_bytes": 16 * 2**30},
     _SLEEP: {},
 }
 """Situations a rule may wait for, the ordinary one first."""

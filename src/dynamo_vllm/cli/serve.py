@@ -15,8 +15,8 @@ from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOpti
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.errors import ConfigError, StartError
+from dynamo_vllm.supervise import demos, ports, run_folder
 from dynamo_vllm.supervise import plan as plans
-from dynamo_vllm.supervise import ports, run_folder
 from dynamo_vllm.supervise.limits import Limits
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ PROG = "dynamo-vllm serve"
 DESCRIPTION = """\
 Serve a model on this machine: the OpenAI server, its router and one or more workers.
 
-  dynamo-vllm serve                         a tiny demo model, made on the spot
+  dynamo-vllm serve                         a small demo model that comes with the package
+  dynamo-vllm serve --demo lora             it with two adapters; also vision, image, all
   dynamo-vllm serve MODEL                   a local folder or a hub id
   dynamo-vllm serve MODEL --workers 2 --port 8080 --max-model-len 8192
   dynamo-vllm serve MODEL --prefill 1 --decode 2
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     environment = build.environment()
     options, wanted = understand(argv, environment)
     folder = run_folder.choose(options.run_dir, environment)
-    plan = prepare(wanted, environment, folder)
+    plan = prepare(wanted, environment, folder, options.demo)
     limits = Limits(start_seconds=options.start_seconds, restarts=options.restarts)
     with folder.opened():
         folder.note(plan.url)
@@ -89,8 +90,18 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         workers=options.workers,
         prefill=options.prefill,
         decode=options.decode,
+        encode=options.encode,
     )
-    return options, topology.override(from_file(options) if options.config else Topology(), line)
+    described = from_file(options) if options.config else Topology()
+    refuse_demo_beside(described, options)
+    return options, topology.override(described, line)
+
+
+def refuse_demo_beside(described: Topology, options: ServeOptions) -> None:
+    if options.demo is not None and (described.model is not None or described.workers != Topology().workers):
+        raise ConfigError(
+            f"--demo {options.demo} brings models and workers of its own, as {options.config} does; give one"
+        )
 
 
 def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeOptions:
@@ -99,7 +110,8 @@ def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
     if not options.config:
         return options
     flags = build.from_values(ServeOptions, given, {})
-    return dataclasses.replace(options, workers=flags.workers, prefill=flags.prefill, decode=flags.decode)
+    counts = {name: getattr(flags, name) for name in ("workers", "prefill", "decode", "encode")}
+    return dataclasses.replace(options, **counts)
 
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:
@@ -133,12 +145,17 @@ def from_file(options: ServeOptions) -> Topology:
 # --- before anything starts -----------------------------------------------------------------------------
 
 
-def prepare(wanted: Topology, environment: Mapping[str, str], folder: RunFolder) -> Plan:
+def prepare(
+    wanted: Topology, environment: Mapping[str, str], folder: RunFolder, demo: str | None = None
+) -> Plan:
     """The plan; whatever can be refused without starting a process is refused here."""
-    device = vllm_start.device() if plans.needs_vllm(wanted, environment) else "none"
-    if plans.lacks_model(wanted, environment):
-        wanted = plans.with_demo(wanted, demo_model(environment), environment, device)
+    device = vllm_start.device() if demos.needs_vllm(wanted, environment) else "none"
     gpus = visible_gpus(environment) if device == "cuda" else []
+    if demos.lacks_model(wanted, environment):
+        found, left_out = demos.choose(demo or demos.DEFAULT)
+        wanted = demos.put_in(wanted, found, environment, device, gpus)
+        for why in left_out:
+            print(why, file=sys.stderr)
     plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
@@ -154,16 +171,6 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
-
-
-def demo_model(environment: Mapping[str, str]) -> Path:
-    from dynamo_vllm.models.tiny import make_tiny_model
-
-    folder = run_folder.cache_folder(environment) / "models" / plans.DEMO_NAME
-    try:
-        return make_tiny_model(folder)
-    except OSError as exc:
-        raise StartError(f"the demo model cannot be made in {folder}: {exc}; name a model") from None
 
 
 def with_port(wanted: Topology, environment: Mapping[str, str]) -> Topology:

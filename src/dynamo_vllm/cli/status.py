@@ -258,11 +258,11 @@ def _instances(client: Client) -> list[Instance] | None:
         return None
     told: list[dict[str, Any]] = response.json().get("instances", [])
     indexed = {entry["instance_id"] for entry in told if entry["endpoint"].startswith(_KV_INDEX)}
-    roles = _roles({entry["component"] for entry in told})
+    roles = _roles({_kind(entry["component"]) for entry in told})
     return [
         Instance(
             entry["instance_id"],
-            roles.get(entry["component"], "-"),
+            roles.get(_kind(entry["component"]), "-"),
             f"{entry['namespace']}.{entry['component']}.{entry['endpoint']}",
             _transport(entry.get("transport")),
             entry.get("device_type") or "-",
@@ -278,6 +278,12 @@ def _instances(client: Client) -> list[Instance] | None:
 def _roles(components: Iterable[str]) -> dict[str, str]:
     """What the workers of each component do; decode workers without prefill workers do all."""
     return {**_ROLES, _ANSWERS: "decode" if "prefill" in components else "agg"}
+
+
+def _kind(component: str) -> str:
+    """backend of backend-2, where serve puts a second model."""
+    head, _, number = component.rpartition("-")
+    return head if number.isdecimal() else component
 
 
 def _transport(told: object) -> str:

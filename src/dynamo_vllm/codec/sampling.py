@@ -38,7 +38,7 @@ def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> Samp
         room=room,
         facts=facts,
         max_tokens=stop.max_tokens,
-        min_tokens=_still_to_come(stop.min_tokens, request),
+        min_tokens=_still_to_come(stop.min_tokens, request, facts.context_length - room),
         n=sampling.n,
         temperature=rounded(sampling.temperature),
         top_p=rounded(sampling.top_p),
@@ -60,11 +60,11 @@ def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> Samp
     )
 
 
-def _still_to_come(min_tokens: int | None, request: GenerateRequest) -> int | None:
+def _still_to_come(min_tokens: int | None, request: GenerateRequest, whole: int) -> int | None:
     """A request that moved here has made a part of them already; its max_tokens is reduced, this is not."""
     if min_tokens is None or min_tokens < 0:
         return min_tokens
-    return max(0, min_tokens - (len(request.token_ids) - prompt_length(request)))
+    return max(0, min_tokens - (whole - prompt_length(request, whole)))
 
 
 def from_text(body: Body, room: int, facts: EngineFacts) -> SamplingSpec:

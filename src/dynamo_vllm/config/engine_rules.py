@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MIB = 2**20
+LEAST_CPU_CACHE, MOST_CPU_CACHE = 256 * MIB, 8192 * MIB
 UserArgs = Mapping[str, Any]
 """The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
 
@@ -30,8 +32,14 @@ class Situation:
     kv_event_host: str = "*"
     """* listens here; the ranks of a headless node go to the node that leads them."""
     socket_folder: str = "/tmp"
+    encodes_only: bool = False
+    """The engine runs the model's encoder of media and nothing else of it."""
+    takes_encoded: bool = False
+    """Media may come as the output of an encoder elsewhere."""
     lora: bool = False
     """Adapters are loaded at run time, by our own option."""
+    free_bytes: int | None = None
+    """Memory that is free on a CPU; None where the user says by environment what the cache may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,9 @@ class Fired:
 Rule = Callable[[UserArgs, Situation], Fired | None]
 
 
-def prefix_caching(user: UserArgs, _: Situation) -> Fired | None:
+def prefix_caching(user: UserArgs, at: Situation) -> Fired | None:
+    if at.encodes_only:
+        return Fired("enable_prefix_caching", False, "an encoder alone has no KV cache")
     if "enable_prefix_caching" in user:
         return None
     return Fired("enable_prefix_caching", True, "KV-aware routing needs a prefix cache to route to")
@@ -60,6 +70,21 @@ def block_size(user: UserArgs, at: Situation) -> Fired | None:
     if "block_size" in user or at.device != "cpu":
         return None
     return Fired("block_size", 32, "vLLM's CPU attention needs a multiple of 32")
+
+
+def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
+    if at.device != "cpu" or at.free_bytes is None or not _leaves_cache_size(user):
+        return None
+    room = min(max(at.free_bytes // 4, LEAST_CPU_CACHE), MOST_CPU_CACHE)
+    return Fired(
+        "kv_cache_memory_bytes",
+        room // MIB * MIB,
+        "a quarter of the free memory, 8 GiB at most; vLLM would take 92 % of all and not start without",
+    )
+
+
+def _leaves_cache_size(user: UserArgs) -> bool:
+    return not {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"} & user.keys()
 
 
 def runner(user: UserArgs, _: Situation) -> Fired | None:
@@ -160,6 +185,20 @@ def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("worker_extension_cls", value, "a seeded prompt prefilled in steps ends vLLM's CPU engine")
 
 
+def whole_prompts(user: UserArgs, at: Situation) -> Fired | None:
+    # vLLM 0.30 switches it off itself for an encoder, after it chose the step's size: a longer prompt waits
+    # for ever, and everybody behind it.
+    if not at.encodes_only:
+        return None
+    return Fired("enable_chunked_prefill", False, "an encoder alone takes a prompt in one step, however long")
+
+
+def encoded_media(user: UserArgs, at: Situation) -> Fired | None:
+    if not at.takes_encoded or "enable_mm_embeds" in user:
+        return None
+    return Fired("enable_mm_embeds", True, "encoders hand their output over instead of pixels")
+
+
 DEFAULT_ADAPTERS = 4
 
 
@@ -193,6 +232,7 @@ def memory_reports(user: UserArgs, at: Situation) -> Fired | None:
 RULES: tuple[Rule, ...] = (
     prefix_caching,
     block_size,
+    cpu_cache,
     dtype,
     runner,
     request_logging,
@@ -202,6 +242,8 @@ RULES: tuple[Rule, ...] = (
     merged_kv_events,
     hybrid_cache,
     seeded_prefill,
+    whole_prompts,
+    encoded_media,
     lora,
     lora_slots,
     memory_reports,

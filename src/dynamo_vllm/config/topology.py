@@ -50,6 +50,7 @@ class CommandLine:
     workers: int | None = None
     prefill: int | None = None
     decode: int | None = None
+    encode: int | None = None
 
 
 # --- the file -------------------------------------------------------------------------------------------
@@ -147,14 +148,14 @@ def _text(value: object, where: str) -> str:
 
 def override(topology: Topology, line: CommandLine) -> Topology:
     """The file's topology with what the command line said."""
-    groups = _counted(topology.workers, line)
+    groups = _with_encoders(_counted(topology.workers, line), line)
     return Topology(
         model=topology.model,
         frontend={**topology.frontend, **line.frontend},
         workers=tuple(
             dataclasses.replace(
                 group,
-                options={**group.options, **line.worker},
+                options={**group.options, **_for_group(group, line.worker)},
                 args=(*group.args, *line.args),  # of a flag given twice vLLM takes the last
             )
             for group in groups
@@ -176,6 +177,45 @@ def _counted(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[Worker
     if len(groups) > 1:
         raise ConfigError(f"--workers {line.workers}: the file has {len(groups)} groups; set count in each")
     return (dataclasses.replace(groups[0], count=line.workers),)
+
+
+def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[WorkerGroup, ...]:
+    """Encode workers beside the groups; those that see a prompt first ask them."""
+    if line.encode is None:
+        return groups
+    if any(group.options.get("disaggregation_mode") == "encode" for group in groups):
+        raise ConfigError(f"--encode {line.encode}: the file has such a group; set its count there")
+    if "disaggregation_mode" in line.worker:
+        raise ConfigError(
+            f"--encode {line.encode} already says what each worker does; leave --disaggregation-mode out"
+        )
+    return (*(_behind_encoders(group) for group in groups), _of_role("encode", line.encode))
+
+
+_NOT_FOR_ENCODERS = (
+    "route_to_encoder",
+    "ec_consumer_mode",
+    "multimodal_worker",
+    "connector",
+    "use_vllm_tokenizer",
+    "enable_prompt_embeds",
+    "lora_enabled",
+    "lora_modules",
+)
+
+
+def _for_group(group: WorkerGroup, given: Values) -> Values:
+    """The command line speaks to all workers; what would make no sense to an encoder is for the others."""
+    if group.options.get("disaggregation_mode") != "encode":
+        return given
+    return {name: value for name, value in given.items() if name not in _NOT_FOR_ENCODERS}
+
+
+def _behind_encoders(group: WorkerGroup) -> WorkerGroup:
+    """A decode worker gets the KV cache of what was encoded; it has its own encoder for what is lost."""
+    if group.options.get("disaggregation_mode") == "decode" or "ec_consumer_mode" in group.options:
+        return group
+    return dataclasses.replace(group, options={"route_to_encoder": True, **group.options})
 
 
 def _of_role(role: str, count: int) -> WorkerGroup:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
-    from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job
+    from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job, Media, MediaPrompt
 
 
 class LoadFigures(NamedTuple):
@@ -32,6 +32,8 @@ class LoadFigures(NamedTuple):
 OnLoad = Callable[[LoadFigures], None]
 OnPhase = Callable[[str], None]
 """Told about each phase of a long start: importing, loading, …"""
+FrameChooser = tuple[str, Callable[[int, float], list[int]]]
+"""The name of a way to choose a video's frames, and the way: (frames, frames a second) → indices."""
 Sink = Callable[[Output], None]
 """Takes the outputs of one job as they come; one that raises ends the job."""
 
@@ -136,11 +138,31 @@ class EmbedsReader(Protocol):
         """Decoded and checked; whatever could hurt the engine is refused with InvalidRequest."""
 
 
+class MediaEngine(Protocol):
+    """An engine that takes prompts with pictures, video or sound."""
+
+    def frame_chooser(self) -> FrameChooser | None:
+        """How the model's videos are sampled; None where that is not known, and videos are refused."""
+
+    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        """Makes room for the media where the prompt has their marks.
+
+        What the model cannot take is refused with InvalidRequest.
+        """
+
+
+class EncodedEngine(MediaEngine, Protocol):
+    """An engine that takes media as an encode worker left them."""
+
+    async def read_encoded(self, name: str) -> Any:
+        """What stands for the medium in `job.Media`; raises ec_folder.Unusable."""
+
+
 class PromptCounter(Protocol):
     """An engine that knows how long a text is to it."""
 
     def count_tokens(self, text: str) -> int: ...
 
 
-class TextEngine(Engine, Renderer, EmbedsReader, PromptCounter, Protocol):
+class TextEngine(Engine, Renderer, EmbedsReader, EncodedEngine, PromptCounter, Protocol):
     """An engine for every mode."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dynamo_vllm.engine.base import (
     AddAdapter,
     EngineOp,
+    FrameChooser,
     LoadFigures,
     OnLoad,
     OnPhase,
@@ -34,13 +36,16 @@ from dynamo_vllm.job import (
     Embeds,
     EngineFacts,
     Job,
+    MediaPrompt,
     Output,
     Position,
     TokenLogprob,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.job import Media
 
 REPORT_SECONDS = 0.1
 """Between figures while jobs run; a real engine has some for every step."""
@@ -80,6 +85,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refuse_start: bool = False
     echo: bool = False
     """Answer with the prompt itself, then stop."""
+    media: dict[str, int] = {}
+    """How many of each kind of media it takes; each has three tokens before the prompt."""
 
 
 def parse_spec(text: str | None) -> FakeSpec:
@@ -145,6 +152,7 @@ class FakeEngine:
             terms={"engine": "fake", "block_size": self.spec.block_size},
             adapters=AdapterLimits(self.spec.adapters, 16) if self.spec.adapters else None,
             profile_folder="fake",
+            media=self.spec.media,
         )
 
     async def stream(self, job: Job, sink: Sink) -> None:
@@ -299,6 +307,17 @@ class FakeEngine:
 
     def count_tokens(self, text: str) -> int:
         return len(text)
+
+    async def read_encoded(self, name: str) -> Any:
+        return f"encoded {name}"  # it reads nothing, and `see` looks at names only
+
+    def frame_chooser(self) -> FrameChooser | None:
+        return None
+
+    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        # Ids of the names, so that other media have other answers.
+        places = [10 + byte for medium in media for byte in hashlib.sha256(medium.name.encode()).digest()[:3]]
+        return MediaPrompt([*places, *prompt], prompt, media, None)
 
     async def render_text(self, prompt: str) -> list[int]:
         return [ord(char) % self.spec.vocab_size for char in prompt]

@@ -9,6 +9,9 @@ A salt is for the listener one more key that says nothing, unless it has a mark 
 count for those who did not ask with the salt, and not for those who did. vLLM names it with a prompt's first
 block only, and a long prompt is told in several events.
 
+A picture's name in the engine is one of its content (`roles.media`). The frontend knows only the picture's
+URL; where it sent a hash of that, it stands before the name, and alone in what is told to the router.
+
 A block of prompt embeddings is named by a hash of its rows, as bytes. The listener cannot read bytes there
 and drops the whole batch of events: blocks of other requests in it are then never found, or never forgotten.
 And the token ids are zeros: all embeddings, and a prompt of zeros, look alike to the router. Here the hash
@@ -22,6 +25,10 @@ import struct
 from typing import Any
 
 _MENDED = "dynamo_vllm_mended"
+ROUTED = "-"
+"""Behind the frontend's name for a picture, in ours."""
+ROUTING_NAME_LENGTH = 64
+"""The listener (1.6.1) takes 16 hex digits and so many zeros for such a name."""
 SALT_MARK = "dynamo-cache-salt:"
 """As the runtime's listener (1.6.1) spells it."""
 
@@ -41,6 +48,8 @@ def mend() -> None:
             event = of_adapter(event)
         if request.cache_salt:
             event = of_salt(event, request.cache_salt)
+        if request.mm_features:
+            event = of_media(event)
         return event if request.prompt_embeds is None else named(event, request, more["start_token_idx"])
 
     setattr(mended, _MENDED, True)
@@ -62,6 +71,21 @@ def of_salt(event: Any, salt: str) -> Any:
     keys[0] = (*keys[0], SALT_MARK + salt)
     event.extra_keys = [block_keys or None for block_keys in keys]
     return event
+
+
+def of_media(event: Any) -> Any:
+    """The event with the frontend's names for pictures, where they have one."""
+    event.extra_keys = [
+        keys and tuple(_for_router(key) for key in keys) for keys in event.extra_keys or ()
+    ] or None
+    return event
+
+
+def _for_router(key: Any) -> Any:
+    match key:
+        case (str() as name, offset) if ROUTED in name:
+            return name.partition(ROUTED)[0].ljust(ROUTING_NAME_LENGTH, "0"), offset
+    return key
 
 
 def named(event: Any, request: Any, start: int) -> Any:

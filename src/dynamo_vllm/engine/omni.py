@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-    from dynamo_vllm.engine.base import EngineOp, OnLoad, OnPhase, Sink
+    from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.job import Media, MediaPrompt
 
 logger = logging.getLogger(__name__)
 TELL_SECONDS = 10.0
@@ -299,6 +300,15 @@ class OmniEngine:
             if isinstance(found, InvalidRequest):
                 raise InvalidRequest(str(found), parameter=parameter) from exc
             raise found from exc
+
+    def frame_chooser(self) -> FrameChooser | None:
+        return None
+
+    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        raise InvalidRequest("a pipeline of vLLM-Omni takes text only", parameter="messages")
+
+    async def read_encoded(self, name: str) -> Any:
+        raise InvalidRequest("a pipeline of vLLM-Omni takes text only", parameter="messages")
 
     async def read_embeds(self, text: str) -> Embeds:
         raise InvalidRequest("a pipeline of vLLM-Omni takes no vectors", parameter="prompt_embeds")

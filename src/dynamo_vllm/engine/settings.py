@@ -38,6 +38,13 @@ class EngineSettings:
     kv_event_port: int | None = None
     kv_transfer: Mapping[str, Any] | None = None
     """vLLM's kv_transfer_config, when a connector was chosen by name."""
+    ec_transfer: Mapping[str, Any] | None = None
+    """vLLM's ec_transfer_config, for an encoder and for whoever takes its output through a connector."""
+    encoder_folder: str | None = None
+    """Where encoders leave what they made."""
+    encoder_folder_bytes: int = 0
+    takes_encoded: bool = False
+    """Media may come as an encoder's output."""
     side_channel_host: str | None = None
     side_channel_port: int | None = None
     scratch_folder: str = "/tmp"
@@ -54,6 +61,11 @@ class EngineSettings:
     """Where the connector publishes the engine's KV events together with its own."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
+
+    @property
+    def is_encoder(self) -> bool:
+        """Runs the model's encoder and nothing else of it."""
+        return self.ec_transfer is not None and self.ec_transfer.get("ec_role") == "ec_producer"
 
     @property
     def node(self) -> nodes.Node:

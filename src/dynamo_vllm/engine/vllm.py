@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
+from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
-from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, Output
+from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, MediaPrompt, Output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from dynamo_vllm.engine.base import EngineOp, OnLoad, OnPhase, Sink
+    from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
     from dynamo_vllm.engine.vllm_control import Control
     from dynamo_vllm.engine.vllm_direct import Direct
     from dynamo_vllm.engine.vllm_socket import Receiver
+    from dynamo_vllm.job import Media
 
 logger = logging.getLogger(__name__)
 EMBEDS_READERS = 2
@@ -43,6 +47,7 @@ class VllmEngine:
         self._receiver: Receiver | None = None
         self._relay: EventRelay | None = None
         self._embeds_readers: ThreadPoolExecutor | None = None
+        self._encoded: Folder | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
 
@@ -75,13 +80,17 @@ class VllmEngine:
         self._control = vllm_control.Control(self._llm)
         vllm_start.keep_environment()
         self._on_phase("cache")
-        return self._facts(resolved)
+        facts = self._facts(resolved)
+        if self._settings.takes_encoded and self._settings.encoder_folder:
+            path = Path(self._settings.encoder_folder, facts.encoder)
+            self._encoded = Folder(path, self._settings.encoder_folder_bytes)
+        return facts
 
     def _step(self, rank: int) -> None:
         self._seen[rank] = self._seen.get(rank, 0) + 1
 
     def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
-        from dynamo_vllm.engine import vllm_terms
+        from dynamo_vllm.engine import vllm_media, vllm_terms
 
         llm = self._engine
         config = llm.vllm_config
@@ -112,6 +121,8 @@ class VllmEngine:
             kv_lease_seconds=vllm_terms.lease_seconds(config),
             adapters=_adapter_limits(config),
             takes_embeds=config.model_config.enable_prompt_embeds,
+            media=vllm_media.limits(llm.renderer),
+            encoder=vllm_terms.encoder(config),
             sleep_refusal=_sleep_refusal(config),
             profile_folder=_profile_folder(config),
         )
@@ -123,6 +134,19 @@ class VllmEngine:
         return self._llm
 
     async def stream(self, job: Job, sink: Sink) -> None:
+        if job.media is None:
+            await self._stream(job, sink)
+            return
+        from dynamo_vllm.engine.vllm_convert import MediaForgotten
+
+        try:
+            await self._stream(job, sink)
+        except MediaForgotten:
+            logger.info("request %s: its media are sent once more", job.id)
+            again = await self.see(job.media.plain, job.media.media)
+            await self._stream(dataclasses.replace(job, media=again), sink)
+
+    async def _stream(self, job: Job, sink: Sink) -> None:
         llm, direct = self._engine, self._direct
         if direct is not None and direct.fits(job):
             await direct.stream(job, self._place(job.data_parallel_rank), sink)
@@ -148,11 +172,13 @@ class VllmEngine:
             )
             async with contextlib.aclosing(stream):
                 async for result in stream:
-                    has_begun = True
                     for output in convert.outputs(result):
                         if output.finish == "error":
-                            raise convert.gave_up(job)
+                            raise convert.gave_up(job, has_begun)
                         yield output
+                    if job.media is not None and not has_begun:
+                        job.media.forget()
+                    has_begun = True
         except DynamoVllmError:
             raise
         except Exception as exc:
@@ -206,9 +232,32 @@ class VllmEngine:
         params = ChatParams(
             chat_template=options.get("template"), chat_template_kwargs=options.get("kwargs", {})
         )
+        renderer = self._engine.renderer
         with _refusing("messages"):
-            _, (rendered,) = await self._engine.renderer.render_chat_async([list(messages)], params)
-        return list(rendered["prompt_token_ids"])
+            # Not the whole way of `render_chat_async`: media are put into the prompt by `see`.
+            _, text = await renderer.render_messages_async(list(messages), params)
+            tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
+        return list(tokens["prompt_token_ids"])
+
+    def frame_chooser(self) -> FrameChooser | None:
+        from dynamo_vllm.engine import vllm_media
+
+        return vllm_media.frame_chooser(self._engine.vllm_config.model_config)
+
+    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        from dynamo_vllm.engine import vllm_media
+
+        return await vllm_media.see(self._engine.renderer, prompt, media)
+
+    async def read_encoded(self, name: str) -> Any:
+        from dynamo_vllm.engine import ec_connector, vllm_media
+
+        if self._encoded is None:
+            raise Unusable("this engine has no folder to take it from")
+        model = self._engine.vllm_config.model_config
+        read = functools.partial(self._encoded.read, name, ec_connector.width(model), model.dtype)
+        tensor, about = await asyncio.get_running_loop().run_in_executor(None, read)
+        return vllm_media.Encoded(tensor, about)
 
     async def read_embeds(self, text: str) -> Embeds:
         from dynamo_vllm.engine import vllm_embeds

@@ -80,7 +80,10 @@ def structured_outputs(guide: Guide) -> StructuredOutputsParams:
 
 def engine_input(job: Job) -> dict[str, Any]:
     """A prompt that needs no further rendering."""
-    made = _token_input(job) if job.embeds is None else _embeds_input(job, job.embeds)
+    if job.media is not None:
+        made = dict(job.media.inner)
+    else:
+        made = _token_input(job) if job.embeds is None else _embeds_input(job, job.embeds)
     if job.cache_salt:
         made["cache_salt"] = made.get("cache_salt", "") + job.cache_salt
     return made
@@ -147,8 +150,14 @@ def _prompt_positions(result: RequestOutput) -> list[Position | None]:
     return [None if at is None else _position(token, at) for token, at in zip(ids, logprobs, strict=True)]
 
 
-def gave_up(job: Job) -> DynamoVllmError:
+class MediaForgotten(EngineRequestFailed):
+    """The engine core has not kept media that we thought it had, and got them without content."""
+
+
+def gave_up(job: Job, has_begun: bool = False) -> DynamoVllmError:
     """For a request vLLM ended with an error and no exception, as with a grammar it cannot compile."""
+    if job.media is not None and job.sampling.guide is None and not has_begun:
+        return MediaForgotten("the engine forgot the request's media")
     if job.sampling.guide is not None:
         return InvalidRequest("the engine cannot compile it", parameter=job.sampling.guide.parameter)
     return EngineRequestFailed("the engine ended the request with an error")

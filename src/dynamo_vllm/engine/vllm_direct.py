@@ -125,13 +125,14 @@ class Tap:
     Nothing may be raised there: it would end the handler, and with it every request.
     """
 
-    __slots__ = ("_job", "done", "sink", "state")
+    __slots__ = ("_job", "done", "has_begun", "sink", "state")
 
     def __init__(self, job: Job, sink: Sink) -> None:
         self._job = job
         self.sink: Sink | None = sink
         """None once no output may reach it any more."""
         self.state: Any = None
+        self.has_begun = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def attach(self, state: Any) -> None:
@@ -153,17 +154,23 @@ class Tap:
             return
         try:
             if finish_reason is None:
+                self._begin()
                 self.sink(Output(new_token_ids))
             else:
                 self._last(new_token_ids, str(finish_reason), stop_reason, kv_transfer_params)
         except Exception as exc:
             self.fail(exc)
 
+    def _begin(self) -> None:
+        self.has_begun = True
+        if self._job.media is not None:
+            self._job.media.forget()
+
     def _last(
         self, ids: list[int], finish: str, stop: int | str | None, transfer: dict[str, Any] | None
     ) -> None:
         if finish == "error":
-            raise convert.gave_up(self._job)
+            raise convert.gave_up(self._job, self.has_begun)
         sink, self.sink = self.sink, None
         if sink is not None:
             sink(

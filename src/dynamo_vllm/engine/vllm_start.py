@@ -8,6 +8,7 @@ import dataclasses
 import io
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ _PLUGIN_GROUPS = (
     "vllm_omni.general_plugins",
     "vllm_omni.platform_plugins",
 )
+_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -121,9 +123,18 @@ def has_bfloat16(cpuinfo: str = "/proc/cpuinfo", machine: str = platform.machine
         return True
 
 
+def free_bytes(meminfo: str = "/proc/meminfo") -> int | None:
+    """Memory that programs could still take, as Linux counts it."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path(meminfo).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
 def resolve(settings: EngineSettings) -> Resolved:
     """Parse the engine's flags with vLLM's own parser and add our defaults."""
-    from vllm.config import KVTransferConfig
+    from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     parsed, given = _parse(settings)
@@ -131,6 +142,8 @@ def resolve(settings: EngineSettings) -> Resolved:
     count, event_port = node.ports_in_a_row, settings.kv_event_port or node.event_port
     if settings.kv_transfer is not None:
         given["kv_transfer_config"] = parsed.kv_transfer_config = KVTransferConfig(**settings.kv_transfer)
+    if settings.ec_transfer is not None:
+        given["ec_transfer_config"] = parsed.ec_transfer_config = ECTransferConfig(**settings.ec_transfer)
     connectors = str(given.get("kv_transfer_config", "")).lower()
     nixl = "nixl" in connectors
     if nixl:
@@ -147,6 +160,9 @@ def resolve(settings: EngineSettings) -> Resolved:
         kv_event_host=node.leader if node.is_headless else "*",
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
+        encodes_only=settings.is_encoder,
+        takes_encoded=settings.takes_encoded,
+        free_bytes=None if settings.environment.get(_CACHE_SPACE) else free_bytes(),
     )
     fired = tuple(apply(given, situation))
     for rule in fired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import vllm
@@ -20,6 +21,21 @@ def lease_seconds(config: VllmConfig) -> float:
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
     parts = [part.get("kv_connector_extra_config", {}) for part in extra.get("connectors", ())]
     return min(float(part.get("kv_lease_duration", 30)) for part in (extra, *parts))
+
+
+def encoder(config: VllmConfig) -> str:
+    """One for all engines whose encoders make the same of a medium: a folder of theirs is called so."""
+    model = config.model_config
+    multimodal = model.multimodal_config
+    told = (
+        vllm.__version__,
+        model.model,
+        model.revision,
+        model.dtype,
+        model.quantization,
+        sorted((multimodal.mm_processor_kwargs or {}).items()) if multimodal is not None else None,
+    )
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def terms(config: VllmConfig) -> Terms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dynamo._core import resolve_routing_image_token_id
 from dynamo.llm import KvEventPublisher
 
 if TYPE_CHECKING:
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def publishers(endpoint: Endpoint, facts: EngineFacts, local_indexer: bool) -> Iterator[int]:
+def publishers(endpoint: Endpoint, facts: EngineFacts, local_indexer: bool, model: str) -> Iterator[int]:
     """Publish while the block runs; yields how many publishers there are."""
     made: list[KvEventPublisher] = []
+    image_token_id = _image_token(facts, model)
     try:
         for rank, address in facts.kv_event_endpoints.items():
             made.append(
@@ -29,9 +31,19 @@ def publishers(endpoint: Endpoint, facts: EngineFacts, local_indexer: bool) -> I
                     enable_local_indexer=local_indexer,
                     zmq_endpoint=address,
                     zmq_topic=facts.kv_event_topic,
+                    image_token_id=image_token_id,
                 )
             )
         yield len(made)
     finally:
         for publisher in made:
             publisher.shutdown()
+
+
+def _image_token(facts: EngineFacts, model: str) -> int | None:
+    """The token that stands for a piece of a picture; None where the frontend does not know the family.
+
+    The frontend puts a picture's name in the place of these tokens when it looks for cached prefixes, and the
+    publisher does the same to what is told. Both ask the same code.
+    """
+    return resolve_routing_image_token_id(model, model) if facts.media else None

@@ -12,13 +12,17 @@ import json
 import os
 import string
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
+REVISION_KEY = "dynamo_vllm_tiny_revision"
 REVISION = 1
 """Raise it with every change to what the files hold: a folder of an older revision is then made anew."""
 
@@ -61,70 +65,87 @@ _HEAD_DIM = 64
 _MAX_POSITIONS = 4096
 _SEED = 20
 _BLANKS = " \t\n\r"
-_REVISION_KEY = "dynamo_vllm_tiny_revision"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A model that can be made: how its files are written, and how its folder is known."""
+
+    files: tuple[str, ...]
+    write: Callable[[Path], None]
+    mark: Mapping[str, object]
+    """Stands in config.json; a folder whose mark has the same names and another value is made anew."""
 
 
 def make_tiny_model(folder: Path) -> Path:
-    """Put the model into `folder` and return it; a folder that already holds it is left as it is.
+    """Put the model into `folder` and return it; a folder that already holds it is left as it is."""
+    return make(folder, Kind(FILES, _write_files, {REVISION_KEY: REVISION}))
 
-    The files appear all at once, so that processes may race for the same folder.
-    """
+
+def make(folder: Path, kind: Kind) -> Path:
+    """The files appear all at once, so that processes may race for the same folder."""
     folder = Path(folder)
-    if _holds_model(folder):
+    if _holds_model(folder, kind):
         return folder
-    if folder.exists() and any(folder.iterdir()) and _revision(folder) is None:
+    if folder.exists() and any(folder.iterdir()) and _mark(folder, kind) is None:
         raise FileExistsError(f"{folder} holds something else than a tiny model; give a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # One scratch folder beside the target: a rename is atomic only within a file system.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         new = Path(scratch, "new")
         new.mkdir()
-        _write_files(new)
-        _move_into_place(new, folder, aside=Path(scratch, "old"))
+        kind.write(new)
+        _move_into_place(new, folder, kind, aside=Path(scratch, "old"))
     return folder
 
 
-def _holds_model(folder: Path) -> bool:
-    return _revision(folder) == REVISION and all((folder / name).is_file() for name in FILES)
+def _holds_model(folder: Path, kind: Kind) -> bool:
+    return _mark(folder, kind) == kind.mark and all((folder / name).is_file() for name in kind.files)
 
 
-def _revision(folder: Path) -> int | None:
-    """The revision of the tiny model in `folder`; None when there is no tiny model."""
+def _mark(folder: Path, kind: Kind) -> dict[str, object] | None:
+    """The mark of the tiny model in `folder`; None when there is no tiny model of this kind."""
     try:
-        found = json.loads((folder / "config.json").read_bytes()).get(_REVISION_KEY)
-    except (OSError, ValueError, AttributeError):
+        config = json.loads((folder / "config.json").read_bytes())
+        return {name: config[name] for name in kind.mark}
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return found if isinstance(found, int) else None
 
 
-def _move_into_place(new: Path, folder: Path, aside: Path) -> None:
-    if not _holds_model(folder) and _revision(folder) is not None:  # outdated, or a file of it was lost
+def _move_into_place(new: Path, folder: Path, kind: Kind, aside: Path) -> None:
+    if not _holds_model(folder, kind) and _mark(folder, kind) is not None:  # outdated, or a file was lost
         with contextlib.suppress(FileNotFoundError):  # another process has just moved it
             os.replace(folder, aside)
     try:
         os.replace(new, folder)
     except OSError:
-        if not _holds_model(folder):  # otherwise another process was faster, with the same files
+        if not _holds_model(folder, kind):  # otherwise another process was faster, with the same files
             raise
 
 
 def _write_files(folder: Path) -> None:
     from safetensors.numpy import save_file
 
-    vocabulary, merges = _vocabulary()
-    _write_json(folder / "config.json", _config(len(vocabulary)))
-    _write_json(folder / "generation_config.json", _token_ids())
-    _write_json(folder / "tokenizer.json", _tokenizer(vocabulary, merges))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    vocabulary = write_tokenizer(folder, SPECIAL_TOKENS, CHAT_TEMPLATE)
+    write_json(folder / "config.json", _config(len(vocabulary)))
+    write_json(folder / "generation_config.json", token_ids())
     save_file(_weights(vocabulary), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_tokenizer(folder: Path, specials: Sequence[str], template: str) -> dict[str, int]:
+    """The tokenizer's files with `specials` as the first tokens; returns token → id."""
+    vocabulary, merges = _vocabulary(specials)
+    write_json(folder / "tokenizer.json", _tokenizer(vocabulary, merges, specials))
+    write_json(folder / "tokenizer_config.json", _tokenizer_config(template))
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return vocabulary
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _token_ids() -> dict[str, Any]:
+def token_ids() -> dict[str, Any]:
     return {"bos_token_id": PAD_ID, "eos_token_id": TURN_END_ID, "pad_token_id": PAD_ID}
 
 
@@ -132,7 +153,7 @@ def _config(vocab_size: int) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        **_token_ids(),
+        **token_ids(),
         "attention_bias": False,
         "attention_dropout": 0.0,
         "head_dim": _HEAD_DIM,
@@ -150,7 +171,7 @@ def _config(vocab_size: int) -> dict[str, Any]:
         "torch_dtype": "float32",
         "use_cache": True,
         "vocab_size": vocab_size,
-        _REVISION_KEY: REVISION,
+        REVISION_KEY: REVISION,
     }
 
 
@@ -176,7 +197,7 @@ def _weights(vocabulary: dict[str, int]) -> dict[str, NDArray[np.float32]]:
     # The first component is the same for all tokens and so gives the head a bias: against lone blanks (a JSON
     # grammar allows any number, greedy text would never leave them) and specials that end nothing (no text).
     embedding[:, 0] = 1.0
-    head[[vocabulary[_spelling(blank)] for blank in _BLANKS] + [PAD_ID, TURN_START_ID], 0] = -20.0
+    head[blanks(vocabulary) + [PAD_ID, TURN_START_ID], 0] = -20.0
     weights = {
         "model.embed_tokens.weight": embedding,
         "model.norm.weight": norm(_HIDDEN),
@@ -200,13 +221,18 @@ def _weights(vocabulary: dict[str, int]) -> dict[str, NDArray[np.float32]]:
     return weights
 
 
-def _vocabulary() -> tuple[dict[str, int], list[list[str]]]:
+def blanks(vocabulary: Mapping[str, int]) -> list[int]:
+    """The ids of lone blanks."""
+    return [vocabulary[_spelling(blank)] for blank in _BLANKS]
+
+
+def _vocabulary(specials: Sequence[str]) -> tuple[dict[str, int], list[list[str]]]:
     """Token → id, and the BPE merges that lead from characters to syllables to words of two syllables.
 
     Words carry their leading space, as in real vocabularies, so that random ids read as a sentence.
     """
     space = _spelling(" ")
-    tokens = [*SPECIAL_TOKENS, *(_spelling(c) for c in _single_characters())]
+    tokens = [*specials, *(_spelling(c) for c in _single_characters())]
     merges: list[list[str]] = []
 
     def merge(left: str, right: str) -> str:
@@ -232,7 +258,9 @@ def _spelling(character: str) -> str:
     return character if character.isprintable() and character != " " else chr(ord(character) + 256)
 
 
-def _tokenizer(vocabulary: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
+def _tokenizer(
+    vocabulary: dict[str, int], merges: list[list[str]], specials: Sequence[str]
+) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",
@@ -248,7 +276,7 @@ def _tokenizer(vocabulary: dict[str, int], merges: list[list[str]]) -> dict[str,
                 "normalized": False,
                 "special": True,
             }
-            for index, token in enumerate(SPECIAL_TOKENS)
+            for index, token in enumerate(specials)
         ],
         "normalizer": None,
         "pre_tokenizer": byte_level,
@@ -270,11 +298,11 @@ def _tokenizer(vocabulary: dict[str, int], merges: list[list[str]]) -> dict[str,
     }
 
 
-def _tokenizer_config() -> dict[str, Any]:
+def _tokenizer_config(template: str) -> dict[str, Any]:
     return {
         "add_bos_token": False,
         "bos_token": PAD_TOKEN,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": template,
         "clean_up_tokenization_spaces": False,
         "eos_token": TURN_END,
         "model_max_length": _MAX_POSITIONS,

@@ -7,20 +7,30 @@ from typing import TYPE_CHECKING
 from dynamo_vllm import wire
 from dynamo_vllm.codec import chunks, prompt, sampling
 from dynamo_vllm.errors import InvalidRequest
-from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job
+from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job, MediaPrompt
+from dynamo_vllm.roles import media
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dynamo_vllm.engine.base import EmbedsReader
 
 CARD = RoleCard(worker_type="Aggregated")
 
 
 class Aggregated:
-    def __init__(self, facts: EngineFacts, reader: EmbedsReader | None = None, card: RoleCard = CARD) -> None:
+    def __init__(
+        self,
+        facts: EngineFacts,
+        reader: EmbedsReader | None = None,
+        media_reader: media.Reader | None = None,
+        card: RoleCard = CARD,
+    ) -> None:
         self.card = card
         self._facts = facts
         self._reader = reader if facts.takes_embeds else None
+        self._media: media.Reader = media_reader or media.MediaReader(facts)
 
     def parse(self, raw: object) -> wire.GenerateRequest:
         return wire.parse(raw)
@@ -31,12 +41,13 @@ class Aggregated:
     async def prepare(
         self, request: wire.GenerateRequest, job_id: str, adapter: Adapter | None = None
     ) -> Job:
-        refuse_unavailable(request)
-        embeds = await self._embeds(request)
-        ids = request.token_ids if embeds is None else [0] * embeds.rows + request.token_ids
-        room = prompt.room_behind(ids, self._facts.context_length)
-        prompt.check_ids(ids, self._facts.vocab_size)
         routing = request.routing or wire.Routing()
+        embeds = await self._embeds(request)
+        ids: Sequence[int] = request.token_ids if embeds is None else [0] * embeds.rows + request.token_ids
+        prompt.check_ids(ids, self._facts.vocab_size)
+        seen = await self._seen(request, ids, job_id)
+        ids = ids if seen is None else seen.tokens
+        room = prompt.room_behind(ids, self._facts.context_length)
         return Job(
             job_id,
             ids,
@@ -46,7 +57,22 @@ class Aggregated:
             cache_salt=routing.cache_salt,
             adapter=adapter,
             embeds=embeds,
+            media=seen,
         )
+
+    async def _seen(
+        self, request: wire.GenerateRequest, ids: Sequence[int], job_id: str
+    ) -> MediaPrompt | None:
+        """The prompt with its media, where it has any."""
+        refs = media.of_tokens(request)
+        if not refs:
+            return None
+        if request.prompt_embeds is not None:
+            raise InvalidRequest("cannot stand beside media; give one of them", parameter="prompt_embeds")
+        # Before anything is fetched: media only make it longer.
+        prompt.room_behind(ids, self._facts.context_length)
+        routing = request.routing or wire.Routing()
+        return await self._media.read(ids, refs, routing.cache_salt, media.routing_names(request), job_id)
 
     async def _embeds(self, request: wire.GenerateRequest) -> Embeds | None:
         """The prompt as vectors; token ids beside it are an answer begun by a worker that went away."""
@@ -74,8 +100,7 @@ class Aggregated:
         return rank if self._facts.data_parallel_size > 1 else None
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> chunks.TokenEncoder:
-        rows = 0 if job.embeds is None else job.embeds.rows
-        return chunks.TokenEncoder(rows + wire.prompt_length(request))
+        return chunks.TokenEncoder(wire.prompt_length(request, len(job.prompt)))
 
     def health_check(self) -> dict[str, object]:
         token = self._facts.bos_token_id
@@ -86,11 +111,3 @@ class Aggregated:
             "output_options": {},
             "_HEALTH_CHECK": True,
         }
-
-
-def refuse_unavailable(request: wire.GenerateRequest) -> None:
-    """Parts of a request that this worker was not started for."""
-    if request.multi_modal_data:
-        raise InvalidRequest(
-            "this worker takes text only; it was started without --enable-multimodal", parameter="messages"
-        )

@@ -26,6 +26,8 @@ class RoleCard:
     """How the frontend chooses among workers of this role: kv or round-robin; None is its own choice."""
     endpoint_types: tuple[str, ...] | None = None
     """OpenAI endpoints of the role; None takes the worker's option, none are left for a helper of others."""
+    is_listed: bool = True
+    """Whether the frontend sees it; if not, other workers find it by its address."""
     needs_adapters: bool = True
     """Whether a request for an adapter that is not here fails; if not, `prepare` sees that it got none."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.base import EmbedsReader
     from dynamo_vllm.job import Adapter, EngineFacts, Job, Output
     from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.wire import Chunk
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,9 @@ class Decode:
         connector: Connector | None,
         on_lost: Callable[[], None],
         reader: EmbedsReader | None = None,
+        media_reader: Reader | None = None,
     ) -> None:
-        self._requests = Aggregated(facts, reader)
+        self._requests = Aggregated(facts, reader, media_reader)
         self._block_size = facts.block_size
         self._connector = connector
         self._on_lost = on_lost

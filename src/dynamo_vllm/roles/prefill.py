@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.base import EmbedsReader
     from dynamo_vllm.job import Adapter, EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.wire import Chunk
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,9 @@ class Prefill:
         connector: Connector | None,
         local_prefill_tokens: int = 0,
         reader: EmbedsReader | None = None,
+        media_reader: Reader | None = None,
     ) -> None:
-        self._requests = Aggregated(facts, reader)
+        self._requests = Aggregated(facts, reader, media_reader)
         self._connector = connector
         self._lease_seconds = facts.kv_lease_seconds
         self._local_prefill_tokens = local_prefill_tokens

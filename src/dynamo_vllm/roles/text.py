@@ -8,10 +8,11 @@ from dynamo_vllm import wire_openai
 from dynamo_vllm.codec import openai_chunks, prompt, sampling
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Adapter, EngineFacts, Job
+from dynamo_vllm.roles import media
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from dynamo_vllm.engine.base import Renderer
 
@@ -23,12 +24,18 @@ class AggregatedText:
     card = CARD
 
     def __init__(
-        self, facts: EngineFacts, renderer: Renderer, names: Sequence[str], template: str | None = None
+        self,
+        facts: EngineFacts,
+        renderer: Renderer,
+        names: Sequence[str],
+        template: str | None = None,
+        media_reader: media.Reader | None = None,
     ) -> None:
         self._facts = facts
         self._renderer = renderer
         self._names = names
         self._template = template
+        self._media: media.Reader = media_reader or media.MediaReader(facts)
 
     def parse(self, raw: object) -> wire_openai.Body:
         return wire_openai.parse(raw)
@@ -40,15 +47,23 @@ class AggregatedText:
 
     async def prepare(self, request: wire_openai.Body, job_id: str, adapter: Adapter | None = None) -> Job:
         refuse_unavailable(request)
-        ids = await self._tokens(request)
-        room = prompt.room_behind(ids, self._facts.context_length)
+        salt, refs = cache_salt(request), media.of_text(request)
+        if refs:
+            self._media.refuse(refs)  # before the renderer, which has no better words for it
+        ids: Sequence[int] = await self._tokens(request)
         prompt.check_ids(ids, self._facts.vocab_size)
+        room = prompt.room_behind(ids, self._facts.context_length)
+        seen = await self._media.read(ids, refs, salt, job_id=job_id) if refs else None
+        if seen is not None:
+            ids = seen.tokens
+            room = prompt.room_behind(ids, self._facts.context_length)
         return Job(
             job_id,
             ids,
             sampling.from_text(request, room, self._facts),
-            cache_salt=cache_salt(request),
+            cache_salt=salt,
             adapter=adapter,
+            media=seen,
         )
 
     async def _tokens(self, body: wire_openai.Body) -> list[int]:
@@ -72,7 +87,6 @@ class AggregatedText:
     async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
         if not body.messages:
             raise InvalidRequest("there is no message", parameter="messages")
-        refuse_media(body.messages)
         if {"chat_template", "tokenize"} & set(body.chat_template_kwargs or {}):
             raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
         kwargs: dict[str, Any] = {
@@ -82,7 +96,8 @@ class AggregatedText:
         }
         if body.tools and body.tool_choice != "none":
             kwargs["tools"] = body.tools
-        return await self._renderer.render_chat(body.messages, {"template": self._template, "kwargs": kwargs})
+        messages = media.without_content(body.messages)
+        return await self._renderer.render_chat(messages, {"template": self._template, "kwargs": kwargs})
 
     def encoder(self, request: wire_openai.Body, job: Job) -> openai_chunks.TextEncoder:
         is_chat = isinstance(request, wire_openai.ChatBody)
@@ -108,12 +123,3 @@ def cache_salt(body: wire_openai.Body) -> str | None:
     if salt is not None and not isinstance(salt, str):
         raise InvalidRequest("must be a string", parameter="nvext.cache_salt")
     return salt
-
-
-def refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Before the renderer sees them: it would fetch a picture's URL."""
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if not isinstance(part, dict) or part.get("type") != "text":
-                raise InvalidRequest("this worker takes text only", parameter="messages")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dynamo_vllm.errors import Asleep
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from types import TracebackType
 
     from dynamo_vllm.engine.base import Engine
+
+
+T = TypeVar("T")
 
 
 class Cancellable(Protocol):
@@ -78,13 +82,14 @@ class InFlight:
 class Watch:
     """While open, a client that leaves aborts the job."""
 
-    __slots__ = ("_future", "_in_flight", "_wanted", "client_left", "job_id")
+    __slots__ = ("_future", "_in_flight", "_waiting", "_wanted", "client_left", "job_id")
 
     def __init__(self, in_flight: InFlight, context: Cancellable) -> None:
         self._in_flight = in_flight
         self._wanted = self.job_id = context.id()
         self._future = context.async_killed_or_stopped()
         self.client_left = False
+        self._waiting: asyncio.Timeout | None = None
 
     def __enter__(self) -> Watch:
         self.job_id = self._in_flight.enter(self._wanted)
@@ -100,6 +105,20 @@ class Watch:
         if not self.client_left:
             self.client_left = True
             self._in_flight.abort(self.job_id)
+            if self._waiting is not None:
+                self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    async def unless_left(self, step: Awaitable[T]) -> T | None:
+        """The step's result; None when the client left, which ends whatever the step waits for."""
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                return await step
+        except TimeoutError:
+            if not self.client_left:
+                raise
+            return None
+        finally:
+            self._waiting = None
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None

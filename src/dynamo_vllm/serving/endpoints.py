@@ -57,7 +57,8 @@ class Registration:
     async def publish(self) -> None:
         """Put the model card into discovery. The instance itself appears when the endpoint is served."""
         model, *aliases = self.names
-        await self._register(model, model_aliases=aliases or None)
+        if self._card.is_listed:
+            await self._register(model, model_aliases=aliases or None)
         self._listed = True
 
     async def publish_adapter(self, name: str) -> None:
@@ -147,9 +148,11 @@ class Registration:
 
     @property
     def _helps_others(self) -> bool:
-        return self._card.endpoint_types == ()
+        return self._card.endpoint_types == () and self._card.is_listed
 
     async def _take_card(self) -> None:
+        if not self._card.is_listed:
+            return
         await _attempt("take the model back", unregister_model(self._endpoint))
 
     async def serve(self, handler: Any, health_check: dict[str, Any]) -> None:

@@ -52,6 +52,11 @@ class LoadMeter:
         self._publisher: LoadPublisher | None = None
         self._complained = False
         self.lost_transfers = 0
+        self.lost_encodings = 0
+
+    def count_lost_encoding(self) -> None:
+        """Media that an encode worker should have encoded and that were encoded here."""
+        self.lost_encodings += 1
 
     def count_lost_transfer(self) -> None:
         """A KV cache that should have come from another engine and did not."""
@@ -171,4 +176,7 @@ def exposition(meter: LoadMeter, in_flight: int, model: str) -> str:
     name = "dynamo_component_kv_transfers_lost_total"
     lines += [f"# HELP {name} KV caches that did not come and were computed here", f"# TYPE {name} counter"]
     lines.append(f'{name}{{model="{model}"}} {meter.lost_transfers}')
+    name = "dynamo_component_encodings_lost_total"
+    lines += [f"# HELP {name} Requests whose media no encode worker encoded", f"# TYPE {name} counter"]
+    lines.append(f'{name}{{model="{model}"}} {meter.lost_encodings}')
     return "\n".join(lines) + "\n"

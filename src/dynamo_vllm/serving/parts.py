@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import fetch_model
 
 from dynamo_vllm.codec.pictures import Bounds
+from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine import ec_folder, vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
-from dynamo_vllm.roles import aggregated, decode, omni, prefill, text
+from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
+from dynamo_vllm.roles.encoded import EncodedReader
+from dynamo_vllm.roles.media import MediaReader
+from dynamo_vllm.serving import lending
+from dynamo_vllm.serving.encoders import Encoders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    from dynamo.runtime import DistributedRuntime
+
+    from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.serving.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 
 async def with_local_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:
@@ -50,7 +64,8 @@ async def with_local_model(options: WorkerOptions, progress: Progress) -> Worker
 def role_card(options: WorkerOptions) -> RoleCard:
     if options.use_vllm_tokenizer:
         return text.CARD
-    return {"prefill": prefill.CARD, "decode": decode.CARD}.get(options.role, aggregated.CARD)
+    cards = {"prefill": prefill.CARD, "decode": decode.CARD, "encode": encode.CARD}
+    return cards.get(options.role, aggregated.CARD)
 
 
 def connector_of(options: WorkerOptions, engine_argv: Sequence[str]) -> Connector | None:
@@ -86,8 +101,13 @@ def engine_settings(
         environment=environment,
     )
     needs = connector.needs(place) if connector is not None else Needs()
+    encoded = folder_of(options, engine_flags(engine_argv))
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        ec_transfer=ec_transfer(encoded),
+        encoder_folder=encoded.path if encoded else None,
+        encoder_folder_bytes=encoded.max_bytes if encoded else 0,
+        takes_encoded=encoded is not None and encoded.connector_role is None,
         connector_environment=needs.environment,
         has_plain_blocks=connector is not None and connector.has_plain_blocks,
         connector_metrics_url=needs.metrics_url,
@@ -116,12 +136,48 @@ def engine_settings(
     )
 
 
+def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, Any] | None:
+    if folder is None or folder.connector_role is None:
+        return None
+    return ec_folder.engine_config(folder.connector_role, folder.path, folder.max_bytes)
+
+
+def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> ec_folder.Folder:
+    """The part of it that engines like this one use."""
+    return ec_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
+
+
+async def media_reader(
+    options: WorkerOptions,
+    folder: EncoderFolder | None,
+    facts: EngineFacts,
+    engine: TextEngine,
+    loader: MediaLoader | None,
+    drt: DistributedRuntime,
+    on_lost: Callable[[], None],
+) -> Reader:
+    """Asks encode workers first where there may be some."""
+    own = MediaReader(facts, loader, engine)
+    if loader is None or folder is None or options.role == "encode":
+        return own
+    where = f"{options.namespace}.{options.encoder_component}"
+    client = await drt.endpoint(f"{where}.generate").client()
+    borrower = None
+    if options.encoder_transfer == "nixl":
+        lenders = await drt.endpoint(f"{where}.{lending.ENDPOINT}").client()
+        borrower = lending.Borrower(lenders, encoded_folder(folder, facts), lending.Nixl())
+    encoders = Encoders(client, options.encoder_seconds, borrower)
+    return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
+
+
 def make_role(
     options: WorkerOptions,
     facts: EngineFacts,
     engine: TextEngine,
     connector: Connector | None,
     on_lost_transfer: Callable[[], None],
+    media_reader: Reader,
+    folder: EncoderFolder | None = None,
 ) -> Role[Any]:
     names = options.served_model_name or (str(options.model),)
     if facts.pictures is not None:
@@ -138,9 +194,37 @@ def make_role(
             engine,
             names,
             Path(template).read_text() if template else None,
+            media_reader,
         )
+    if options.role == "encode":
+        assert folder is not None and isinstance(media_reader, MediaReader)  # a rule sees to it
+        return encode.Encode(facts, media_reader, encoded_folder(folder, facts))
     if options.role == "prefill":
-        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine)
+        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
     if options.role == "decode":
-        return decode.Decode(facts, connector, on_lost_transfer, engine)
-    return aggregated.Aggregated(facts, engine, omni.TEXT_CARD if options.omni else aggregated.CARD)
+        return decode.Decode(facts, connector, on_lost_transfer, engine, media_reader)
+    card = omni.TEXT_CARD if options.omni else aggregated.CARD
+    return aggregated.Aggregated(facts, engine, media_reader, card)
+
+
+@asynccontextmanager
+async def media_loader(
+    options: WorkerOptions, facts: EngineFacts, engine: TextEngine
+) -> AsyncIterator[MediaLoader | None]:
+    """None where no media are taken."""
+    if not options.enable_multimodal:
+        yield None
+        return
+    if not facts.media:
+        logger.warning("--enable-multimodal does nothing: %s takes text only", options.model)
+        yield None
+        return
+    from dynamo_vllm.media.loader import from_options
+    from dynamo_vllm.media.sampling import UNKNOWN, Sampler
+
+    chooser = engine.frame_chooser()
+    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN)
+    try:
+        yield loader
+    finally:
+        await loader.aclose()

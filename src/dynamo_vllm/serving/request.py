@@ -56,8 +56,9 @@ class Service:
             parsed = self._role.parse(request)
             lease = self._lease(self._role.adapter(parsed))
             try:
-                job = await self._role.prepare(parsed, watch.job_id, lease.adapter if lease else None)
-                if context.is_stopped():
+                adapter = lease.adapter if lease else None
+                job = await watch.unless_left(self._role.prepare(parsed, watch.job_id, adapter))
+                if job is None or context.is_stopped():
                     return
                 out = outlet(self._role.encoder(parsed, job).encode, response_sender.send, watch)
                 with suppress(ClientLeft):

@@ -17,11 +17,22 @@ from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls, State
 from dynamo_vllm.config import build, nodes
+from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
-from dynamo_vllm.serving import adapters, headless, lifeline, metrics, parts, runtime, scratch, system_port
+from dynamo_vllm.serving import (
+    adapters,
+    headless,
+    lending,
+    lifeline,
+    metrics,
+    parts,
+    runtime,
+    scratch,
+    system_port,
+)
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_signals
@@ -38,11 +49,13 @@ if TYPE_CHECKING:
 
     from dynamo.runtime import DistributedRuntime
 
+    from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import Engine, TextEngine
     from dynamo_vllm.job import EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.system_port import SystemPort
 
@@ -83,11 +96,13 @@ async def run(
                         meter=meter,
                         progress=progress,
                         connector=parts.connector_of(options, engine_argv),
+                        encoder_folder=folder_of(options, engine_flags(engine_argv)),
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
                     )
-                    return await serve(started)
+                    async with parts.media_loader(options, facts, engine) as loader:
+                        return await serve(started, loader)
             finally:
                 await close(engine, drt)
 
@@ -103,17 +118,24 @@ class Started:
     meter: metrics.LoadMeter
     progress: Progress
     connector: Connector | None
+    encoder_folder: EncoderFolder | None
     followers: lifeline.Followers
     front: SystemPort | None
     adapter_cache: Path
 
 
-async def serve(started: Started) -> int:
+async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, progress = started.meter, started.progress
     endpoint = drt.endpoint(options.address)
-    role = parts.make_role(options, facts, engine, started.connector, meter.count_lost_transfer)
+    folder = started.encoder_folder
+    reader = await parts.media_reader(options, folder, facts, engine, loader, drt, meter.count_lost_encoding)
+    role = parts.make_role(
+        options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
+    )
+    if options.role == "encode" and options.encoder_transfer == "nixl" and folder is not None:
+        lending.Lender(parts.encoded_folder(folder, facts), lending.Nixl()).serve(drt, options.address)
     in_flight = InFlight(engine)
     registration = Registration(endpoint, options, role.card, facts)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, engine, registration)
@@ -153,7 +175,7 @@ async def serve(started: Started) -> int:
     if started.connector is not None and options.role in ("prefill", "decode"):
         peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
         await peers.join()
-    with events.publishers(endpoint, facts, options.enable_local_indexer) as publishers:
+    with events.publishers(endpoint, facts, options.enable_local_indexer, str(options.model)) as publishers:
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build, checks, topology
+from dynamo_vllm.config import build, checks, encoders, topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
 from dynamo_vllm.config.rules.ranks import node_of
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 # -P keeps the current folder off the module path, as the installed command does.
 COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
-DEMO_NAME = "tiny"
 LOOPBACK = "127.0.0.1"
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
@@ -93,7 +94,9 @@ def make(wanted: Topology, environment: Mapping[str, str], discovery: Path, gpus
         role=None,
     )
     several = sum(group.count for group in wanted.workers) > 1
-    workers = _Workers(wanted.model, shared, environment, gpus if several else (), front)
+    has_encoders = any(_is_encoder(group) for group in wanted.workers)
+    embeddings = discovery.with_name(EMBEDDINGS) if has_encoders else None
+    workers = _Workers(wanted.model, shared, environment, gpus if several else (), front, embeddings)
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
@@ -120,6 +123,12 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _is_encoder(group: WorkerGroup) -> bool:
+    old_names = ("multimodal_encode_worker", "vllm_native_encoder_worker")
+    is_named = group.options.get("disaggregation_mode") == "encode"
+    return is_named or any(group.options.get(name) for name in old_names)
+
+
 class _Workers:
     """Counts names and GPUs while groups become processes."""
 
@@ -130,7 +139,10 @@ class _Workers:
         environment: Mapping[str, str],
         gpus: Sequence[str],
         front: FrontendOptions,
+        embeddings: Path | None,
     ) -> None:
+        self._embeddings = embeddings
+        """Where encode workers hand over, when there are some."""
         self.made: list[Process] = []
         self.models: list[str] = []
         self._model = model
@@ -141,6 +153,8 @@ class _Workers:
         self._ports = _Ports(front)
         self._roles: dict[tuple[str, str], str] = {}
         """By address and name of the model."""
+        self._folders: dict[str, str] = {}
+        """The model at each address."""
         self._gpus = list(gpus)
         self._all_gpus = len(gpus)
 
@@ -169,27 +183,54 @@ class _Workers:
 
     def check_roles(self) -> None:
         """When all groups are known."""
-        answering = {name for (_, name), role in self._roles.items() if role != "prefill"}
+        answering = {name for (_, name), role in self._roles.items() if role not in ("prefill", "encode")}
         for (_, name), role in self._roles.items():
             if role == "prefill" and name not in answering:
                 raise ConfigError(f"{name} has prefill workers only; add a group with 'role: decode'")
+            if role == "encode" and name not in answering:
+                raise ConfigError(f"{name} has encode workers only; add a group that answers")
 
     def _defaults(self, options: WorkerOptions, engine: EngineFlags) -> dict[str, Any]:
         """What a role needs beside its name; what the user set stands."""
         more: dict[str, Any] = {}
+        if self._is_taken(options) and options.component is None and options.endpoint is None:
+            more["component"] = self._other_component(options)
         if options.role in ("prefill", "decode"):
             if not options.connector and "kv_transfer_config" not in engine:
                 more["connector"] = ("nixl",)
             publishes = options.kv_events is not None or "kv_events_config" in engine
             if options.role == "decode" and self._front.local_prefill_tokens is not None and not publishes:
                 more["kv_events"] = True
+        if self._embeddings is not None:
+            more["enable_multimodal"] = True
+            takes_part = options.role == "encode" or options.asks_encoders
+            if takes_part and encoders.folder_of(options, engine) is None:
+                more["ec_storage_path"] = str(self._embeddings)
         return more
+
+    def _is_taken(self, options: WorkerOptions) -> bool:
+        """By another model: the runtime (1.6.1) lets an endpoint have one."""
+        return self._folders.get(options.address, options.model) != options.model
+
+    def _other_component(self, options: WorkerOptions) -> str:
+        """backend-2 where backend is taken, or the next that is free or has this model already."""
+        component = options.address.split(".")[-2]
+        names = (f"{component}-{number}" for number in itertools.count(2))
+        return next(
+            name for name in names if not self._is_taken(dataclasses.replace(options, component=name))
+        )
 
     def _check_address(self, options: WorkerOptions) -> None:
         """The frontend sends prompts to every worker at a prefill worker's address."""
+        if self._is_taken(options):
+            raise ConfigError(
+                f"{options.model} and {self._folders[options.address]} would both be at {options.address}; "
+                "leave --component and --endpoint out, or give each model its own"
+            )
+        self._folders[options.address] = str(options.model)
         name = (options.served_model_name or (str(options.model),))[0]
         other = self._roles.setdefault((options.address, name), options.role)
-        if other != options.role and "prefill" in (other, options.role):
+        if other != options.role and {"prefill", "encode"} & {other, options.role}:
             raise ConfigError(
                 f"{other} and {options.role} workers of {name} would both be at {options.address}; "
                 "leave --component and --endpoint out, or give each group its own"
@@ -275,54 +316,3 @@ def _parse(
 def _number(engine_argv: Sequence[str], name: str) -> int:
     text = engine_flags(engine_argv).get(name) or "1"
     return int(text) if text.isdigit() else 1
-
-
-# --- the demo model -------------------------------------------------------------------------------------
-
-
-def lacks_model(wanted: Topology, environment: Mapping[str, str]) -> bool:
-    return any(_is_without_model(wanted, group, environment) for group in wanted.workers)
-
-
-def _is_without_model(wanted: Topology, group: WorkerGroup, environment: Mapping[str, str]) -> bool:
-    named = group.options.get("model") or wanted.model
-    return not (named or {**environment, **group.env}.get("DYN_VLLM_MODEL"))
-
-
-def needs_vllm(wanted: Topology, environment: Mapping[str, str]) -> bool:
-    return any(_engine(group, environment) != "fake" for group in wanted.workers)
-
-
-def _engine(group: WorkerGroup, environment: Mapping[str, str]) -> str | None:
-    return group.options.get("engine") or {**environment, **group.env}.get("DYN_VLLM_ENGINE")
-
-
-def with_demo(wanted: Topology, folder: Path, environment: Mapping[str, str], device: str) -> Topology:
-    """Groups without a model serve the demo model in `folder`."""
-    groups = (
-        _demo(group, folder, environment, device) if _is_without_model(wanted, group, environment) else group
-        for group in wanted.workers
-    )
-    return dataclasses.replace(wanted, workers=tuple(groups))
-
-
-def _demo(group: WorkerGroup, folder: Path, environment: Mapping[str, str], device: str) -> WorkerGroup:
-    env = {**environment, **group.env}
-    options = {"model": str(folder), **group.options}
-    if not env.get("DYN_VLLM_SERVED_MODEL_NAME"):
-        options.setdefault("served_model_name", (DEMO_NAME,))
-    if _engine(group, environment) == "fake":
-        return dataclasses.replace(group, options=options)
-    space = {} if "VLLM_CPU_KVCACHE_SPACE" in env or device != "cpu" else {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    args = (*_demo_flags(group, device), *group.args)
-    return dataclasses.replace(group, options=options, env={**group.env, **space}, args=args)
-
-
-def _demo_flags(group: WorkerGroup, device: str) -> list[str]:
-    """A quick start; what the user set stands."""
-    flags = {"max_model_len": ["--max-model-len", "4096"], "enforce_eager": ["--enforce-eager"]}
-    if device == "cpu":
-        flags["dtype"] = ["--dtype", "float32"]
-    given = engine_flags(group.args)
-    wanted = [words for name, words in flags.items() if name not in given and f"no_{name}" not in given]
-    return [word for words in wanted for word in words]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from io import TextIOWrapper
 
+EMBEDDINGS = "embeddings"
+"""Beside the discovery files: what encode workers made."""
 _LOCK, _NOTE = "lock", "serve.json"
 LOOK_SECONDS = 0.5
 """Whoever asks whether a serve runs holds the lock for a moment."""
@@ -106,8 +108,9 @@ class RunFolder:
             return None
 
     def forget(self) -> None:
-        """Remove the discovery files."""
+        """Remove the discovery files, and what encode workers left beside them."""
         shutil.rmtree(self.discovery, ignore_errors=True)
+        shutil.rmtree(self.path / EMBEDDINGS, ignore_errors=True)
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:

@@ -6,7 +6,10 @@ import contextlib
 import shutil
 import time
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _UP, _CLEAR = "\x1b[{}A", "\x1b[2K"
 SETTLED = ("ready", "stopped", "failed")
@@ -58,6 +61,10 @@ class Screen:
         self.redraw()
         self.settle()
         _write(self._out, text + "\n")
+
+    def hint(self, lines: Sequence[str]) -> None:
+        """For a person, below what was announced."""
+        _write(self._err, "".join(f"  {line}\n" for line in lines))
 
     def settle(self) -> None:
         """Leave the rows as they are and write lines below them."""

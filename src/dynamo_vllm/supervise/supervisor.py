@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shlex
 import signal
 import time
 from dataclasses import dataclass
@@ -204,6 +206,7 @@ class Supervisor:
         self._is_serving = True
         workers = len(self._plan.workers)
         self._screen.announce(f"ready: {self._plan.url}/v1 model={','.join(models)} workers={workers}")
+        self._screen.hint(to_try(self._plan.url, models[0]))
 
     def _all_ready(self) -> bool:
         found = [self._children.get(process.name) for process in self._plan.processes]
@@ -245,6 +248,13 @@ class Supervisor:
         for child in leaving:
             if child.exit_code is None:
                 self._screen.say(f"{child.name} did not leave within {limit_seconds:.0f} s: killed")
+
+
+def to_try(url: str, model: str) -> list[str]:
+    """What a person may do next."""
+    body = {"model": model, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+    words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    return [f"try: dynamo-vllm chat {url}", f"or:  {shlex.join(words)} -d {shlex.quote(json.dumps(body))}"]
 
 
 def describe(code: int) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from dynamo_vllm.config.build import opt
 
+DEMOS = ("chat", "lora", "vision", "image", "all")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
@@ -14,9 +16,17 @@ class ServeOptions:
     model: str | None = opt(
         None,
         "what to serve",
-        "Folder of the model or its hub id; without one a tiny demo model is made on the spot.",
+        "Folder of the model or its hub id; without one the demo model of the package is served.",
         env="DYN_VLLM_MODEL",
         metavar="MODEL",
+    )
+    demo: str | None = opt(
+        None,
+        "what to serve",
+        "Which models of the package to serve without a MODEL: chat, chat with its two adapters (lora), "
+        "vision, image, or all that this installation can (default: chat).",
+        env="DYN_VLLM_DEMO",
+        choices=DEMOS,
     )
     config: str | None = opt(
         None,
@@ -40,6 +50,13 @@ class ServeOptions:
         "what to serve",
         "Number of workers that only answer, from the KV caches of the prefill workers.",
         env="DYN_VLLM_DECODE_WORKERS",
+        metavar="N",
+    )
+    encode: int | None = opt(
+        None,
+        "what to serve",
+        "Number of workers that only encode media, for the others.",
+        env="DYN_VLLM_ENCODE_WORKERS",
         metavar="N",
     )
     run_dir: str | None = opt(

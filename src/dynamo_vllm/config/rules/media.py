@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import encoders
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
@@ -22,6 +23,20 @@ MULTIMODAL_ROLES = (
 )
 
 
+NEED_MEDIA = (
+    *MULTIMODAL_ROLES,
+    "route_to_encoder",
+    "ec_consumer_mode",
+    "frontend_decoding",
+    "mm_prompt_template",
+    "media_hosts",
+    "media_networks",
+    "media_folder",
+)
+FOLDER_CONNECTOR = "ECExampleConnector"
+"""vLLM's connector over a folder; ours takes its place."""
+
+
 def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
     named = [flags.flag(n) for n in MULTIMODAL_ROLES if getattr(o, n)]
     if len(named) > 1:
@@ -29,23 +44,82 @@ def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def multimodal_needs_its_switch(o: WorkerOptions, _: EngineFlags) -> None:
-    names = (*MULTIMODAL_ROLES, "route_to_encoder", "frontend_decoding", "mm_prompt_template")
-    named = [flags.flag(n) for n in names if getattr(o, n)]
+    named = [flags.flag(n) for n in NEED_MEDIA if getattr(o, n)]
+    named += ["--disaggregation-mode encode"] if o.role == "encode" else []
     if named and not o.enable_multimodal:
         raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")
 
 
-def example_encoder_cache_needs_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.ec_connector_backend == "ECExampleConnector" and not o.ec_storage_path:
-        raise ConfigError("--ec-connector-backend ECExampleConnector needs --ec-storage-path FOLDER")
+def processors_are_the_frontend(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in ("multimodal_processor", "ec_processor"):
+        if getattr(o, name):
+            raise ConfigError(
+                f"{flags.flag(name)}: the frontend does this; start 'dynamo-vllm frontend' instead"
+            )
 
 
-def encoder_cache_flags_need_a_user(o: WorkerOptions, _: EngineFlags) -> None:
-    named = [
-        flags.flag(n) for n in ("ec_connector_backend", "ec_storage_path", "ec_extra_config") if getattr(o, n)
-    ]
-    if named and not (o.vllm_native_encoder_worker or o.ec_consumer_mode):
-        raise ConfigError(f"{named[0]} needs --vllm-native-encoder-worker or --ec-consumer-mode")
+def encoder_cache_flags_need_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
+    names = ("ec_connector_backend", "ec_storage_path", "ec_extra_config")
+    named = [flags.flag(n) for n in names if getattr(o, n)]
+    named += ["--ec-transfer-config"] if "ec_transfer_config" in engine else []
+    if named and o.role != "encode" and not o.asks_encoders:
+        raise ConfigError(
+            f"{named[0]} needs --disaggregation-mode encode, --route-to-encoder or --ec-consumer-mode; "
+            "add one of them"
+        )
+
+
+def encoders_share_a_folder(o: WorkerOptions, engine: EngineFlags) -> None:
+    if (o.role == "encode" or o.asks_encoders) and encoders.folder_of(o, engine) is None:
+        asked = "--disaggregation-mode encode" if o.role == "encode" else "a worker that asks encode workers"
+        raise ConfigError(f"{asked} needs --ec-storage-path FOLDER, the same for both")
+
+
+def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
+    written = flags.json_object("--ec-transfer-config", engine.get("ec_transfer_config") or "{}")
+    for name, value in (
+        ("--ec-connector-backend", o.ec_connector_backend),
+        ("--ec-transfer-config: ec_connector", written.get("ec_connector")),
+    ):
+        if value not in (None, FOLDER_CONNECTOR):
+            raise ConfigError(f"{name} {value} is not handed over by this worker; use {FOLDER_CONNECTOR}")
+    role = written.get("ec_role")
+    if role is not None and role != ("ec_producer" if o.role == "encode" else "ec_consumer"):
+        raise ConfigError(f"--ec-transfer-config: ec_role {role} is not what this worker does; leave it out")
+
+
+def nixl_for_encoders_is_installed(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.encoder_transfer != "nixl":
+        return
+    if o.role != "encode" and not o.asks_encoders:
+        raise ConfigError("--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder")
+    if not flags.is_installed("nixl"):
+        raise ConfigError(
+            "--encoder-transfer nixl: NIXL is not installed; run: pip install 'dynamo-vllm[nixl]'"
+        )
+
+
+def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
+    if o.role != "encode":
+        return
+    named = {
+        "--use-vllm-tokenizer": o.use_vllm_tokenizer,
+        "--enable-prompt-embeds": o.enable_prompt_embeds,
+        f"--connector {' '.join(o.connector)}": bool(set(o.connector) - {"none", "null"}),
+        "--kv-transfer-config": "kv_transfer_config" in engine,
+        "--data-parallel-size": engine.get("data_parallel_size") not in (None, "1"),
+        "--enable-lora": o.lora_enabled or bool(o.lora_modules) or "enable_lora" in engine,
+        "--route-to-encoder": o.route_to_encoder or o.multimodal_worker or o.ec_consumer_mode,
+    }
+    for name, is_given in named.items():
+        if is_given:
+            raise ConfigError(f"{name} cannot stand beside --disaggregation-mode encode; leave it out")
+
+
+def encoder_limits_are_limits(o: WorkerOptions, _: EngineFlags) -> None:
+    for name in ("ec_storage_gb", "encoder_seconds"):
+        if not 0 < getattr(o, name) < float("inf"):
+            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
 
 
 def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
@@ -56,7 +130,12 @@ def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
 RULES = (
     one_multimodal_role,
     multimodal_needs_its_switch,
-    example_encoder_cache_needs_a_folder,
-    encoder_cache_flags_need_a_user,
+    processors_are_the_frontend,
     extra_encoder_config_is_json,
+    encoders_hand_over_by_folder,
+    encoder_cache_flags_need_a_user,
+    encoders_share_a_folder,
+    nixl_for_encoders_is_installed,
+    an_encoder_only_encodes,
+    encoder_limits_are_limits,
 )

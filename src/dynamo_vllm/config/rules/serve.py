@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def there_is_a_worker(o: ServeOptions) -> None:
-    for name in ("workers", "prefill", "decode"):
+    for name in ("workers", "prefill", "decode", "encode"):
         count = getattr(o, name)
         if count is not None and count < 1:
             raise ConfigError(f"{flags.flag(name)} {count} must be 1 or more")
@@ -36,6 +36,11 @@ def workers_or_roles(o: ServeOptions) -> None:
         )
 
 
+def model_or_demo(o: ServeOptions) -> None:
+    if o.demo is not None and o.model is not None:
+        raise ConfigError(f"--demo {o.demo} brings its own model; leave it or {o.model} out")
+
+
 def restarts_are_a_count(o: ServeOptions) -> None:
     if o.restarts < 0:
         raise ConfigError(f"--restarts {o.restarts} must be 0 or more")
@@ -50,6 +55,7 @@ RULES = (
     there_is_a_worker,
     prefill_and_decode_go_together,
     workers_or_roles,
+    model_or_demo,
     restarts_are_a_count,
     start_has_time,
 )

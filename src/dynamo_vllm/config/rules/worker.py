@@ -107,10 +107,13 @@ class NotYet:
     asked: Callable[[WorkerOptions, EngineFlags], bool]
 
 
+def _is_given(name: str) -> Callable[[WorkerOptions, EngineFlags], bool]:
+    return lambda o, _: bool(getattr(o, name))
+
+
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet("--disaggregation-mode encode", lambda o, _: o.role == "encode"),
-    NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
-    NotYet("--ec-consumer-mode", lambda o, _: o.ec_consumer_mode),
+    NotYet("--frontend-decoding", _is_given("frontend_decoding")),
+    NotYet("--mm-prompt-template", _is_given("mm_prompt_template")),
 )
 
 

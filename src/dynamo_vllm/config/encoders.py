@@ -1,0 +1,46 @@
+"""How encode workers hand over, from whichever flags say it: ours, or vLLM's --ec-transfer-config."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.rules.flags import EngineFlags
+
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFolder:
+    path: str
+    max_bytes: int
+    connector_role: str | None
+    """ec_producer or ec_consumer; None for a worker that takes from the folder by hand."""
+
+
+def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | None:
+    """None for a worker that has nothing to do with encode workers."""
+    is_encoder = options.role == "encode"
+    if not is_encoder and not options.asks_encoders:
+        return None
+    written = _object(engine.get("ec_transfer_config"))
+    inside = written.get("ec_connector_extra_config")
+    extra = {**(inside if isinstance(inside, dict) else {}), **_object(options.ec_extra_config)}
+    path = options.ec_storage_path or extra.get("shared_storage_path")
+    if not path:
+        return None
+    by_connector = options.ec_consumer_mode or bool(written)
+    role = "ec_producer" if is_encoder else "ec_consumer" if by_connector else None
+    return EncoderFolder(str(path), int(options.ec_storage_gb * GB), role)
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """Empty where it is none; a rule refuses that."""
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,124 @@
+"""Puts media into prompts with vLLM's processors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.exceptions import VLLMClientError
+from vllm.transformers_utils.processor import get_video_processor_cls_name
+
+from dynamo_vllm.engine import vllm_video
+from dynamo_vllm.engine.ec_folder import Unusable
+from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
+from dynamo_vllm.job import Media, MediaPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.engine.base import FrameChooser
+    from dynamo_vllm.errors import DynamoVllmError
+
+KINDS = ("image", "video", "audio")
+_REASON_LENGTH = 200
+
+
+def limits(renderer: Any) -> dict[str, int]:
+    """How many of each kind the model takes in one prompt, by the user's --limit-mm-per-prompt too."""
+    processor = renderer.mm_processor
+    if processor is None:
+        return {}
+    allowed = processor.info.allowed_mm_limits
+    return {kind: allowed[kind] for kind in KINDS if allowed.get(kind)}
+
+
+def frame_chooser(model_config: Any) -> FrameChooser | None:
+    return vllm_video.frame_chooser(get_video_processor_cls_name(model_config))
+
+
+async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+    """Every mark in the prompt as many tokens as its medium takes, and the media as tensors beside it."""
+    data: dict[str, list[Any]] = {}
+    names: dict[str, list[str]] = {}
+    for medium in media:
+        data.setdefault(medium.kind, []).append(medium.data)
+        names.setdefault(medium.kind, []).append(medium.name)
+    encoded = [medium.data for medium in media if isinstance(medium.data, Encoded)]
+    if encoded:
+        if len(encoded) != len(media):
+            raise Unusable("some media are encoded and some are not")
+        data = {kind: _packed(renderer.mm_processor.info, kind, items) for kind, items in data.items()}
+    plain = list(prompt)
+    given = {"prompt_token_ids": plain, "multi_modal_data": data, "multi_modal_uuids": names}
+    try:
+        (made,) = await renderer.render_cmpl_async([given])
+    except Exception as exc:
+        if encoded:  # pixels may do better
+            raise Unusable(str(refusal(exc, media))) from exc
+        raise refusal(exc, media) from exc
+    if encoded:
+        _check_rows(made, [medium.kind for medium in media], encoded)
+    return MediaPrompt(made["prompt_token_ids"], plain, tuple(media), made)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What an encode worker made of a medium: (rows, width), and what sizes its place in the prompt."""
+
+    tensor: torch.Tensor
+    about: Mapping[str, Any]
+
+
+def _packed(info: Any, kind: str, items: Sequence[Any]) -> Any:
+    """The items of one kind in the form this model's processor takes.
+
+    vLLM 0.30 believes the grid of an item: it sizes the prompt by it, and reads as many rows.
+    """
+    fields = info.data_parser.embedding_fields.get(kind, {})
+    tensors = [item.tensor for item in items]
+    if not fields:
+        return tensors
+    if set(fields) != {f"{kind}_embeds", f"{kind}_grid_thw"}:
+        raise Unusable(f"this model wants {sorted(fields)} of each {kind}")
+    merged = info.get_hf_config().vision_config.spatial_merge_size ** 2
+    grids = [_grid(item, f"{kind}_grid_thw", merged) for item in items]
+    return {f"{kind}_embeds": torch.cat(tensors), f"{kind}_grid_thw": torch.tensor(grids)}
+
+
+def _grid(item: Encoded, field: str, merged: int) -> list[int]:
+    match item.about.get(field):
+        case [int(t), int(h), int(w)] | [[int(t), int(h), int(w)]] if min(t, h, w) > 0:
+            if t * h * w == len(item.tensor) * merged:
+                return [t, h, w]
+    raise Unusable(f"{field} {item.about.get(field)!r} does not fit {len(item.tensor)} rows")
+
+
+def _check_rows(made: Any, kinds: Sequence[str], encoded: Sequence[Encoded]) -> None:
+    """As many rows as places in the prompt; otherwise the engine would end."""
+    places = {kind: iter(made["mm_placeholders"].get(kind, ())) for kind in set(kinds)}
+    for kind, item in zip(kinds, encoded, strict=True):
+        place = next(places[kind], None)
+        count = 0 if place is None else place.get_num_embeds()
+        if count != len(item.tensor):
+            raise Unusable(f"{len(item.tensor)} rows for {count} places in the prompt")
+
+
+def refusal(exc: Exception, media: Sequence[Media]) -> DynamoVllmError:
+    """Why the media cannot be taken: they were decoded before, so the rest is between model and client.
+
+    vLLM 0.30: the reason of a processor's error is its cause; its own text is a dump of the data.
+    """
+    kinds = " and ".join(sorted({medium.kind for medium in media}))
+    reason = exc.__cause__ or exc
+    match exc:
+        case VLLMClientError():
+            text = str(exc.args[0]) if exc.args else str(exc)
+        case RuntimeError() | AssertionError() if "prompt" in str(exc):
+            text = f"the prompt has no place for every {kinds}; does the chat template write their marks?"
+        case ValueError() if isinstance(reason, ValueError | TypeError | IndexError | ZeroDivisionError):
+            why = next(iter(str(reason).splitlines()), type(reason).__name__)
+            text = f"the model's processor does not take the {kinds}: {why[:_REASON_LENGTH]}"
+        case _:
+            return EngineRequestFailed(f"{kinds}: {type(reason).__name__}")
+    return InvalidRequest(text, parameter="messages")

@@ -1,0 +1,133 @@
+"""Whom a URL may make us ask: names before DNS, addresses after it.
+
+The address that was checked is the one that is connected to (`fetch.py`), so a name that changes its mind in
+between changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import MediaRefused
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""From a name and a port to addresses."""
+
+# What inet_aton takes besides four decimal numbers: 2130706433, 0x7f000001, 127.1, 0177.0.0.1.
+_ODD_NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,3}\.?", re.IGNORECASE)
+# Addresses of IPv6 that lead to one of IPv4, which is behind so many bits.
+_CARRIERS = (
+    (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
+    (ipaddress.IPv6Network("::/96"), 0),
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
+    (ipaddress.IPv6Network("2002::/16"), 80),
+)
+# Special addresses that not every Python knows as such; 192.0.0.192 is a cloud's metadata service.
+_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("192.88.99.0/24"))
+_SPECIAL_6 = (ipaddress.IPv6Network("2001::/23"), ipaddress.IPv6Network("3fff::/20"))
+_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
+# One text for a name that is not there and for one that must not be asked: else anybody could ask which
+# names the inner network has.
+_NOT_REACHED = "the host is not found, or its address is not one that this worker may ask"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What an operator allows. Public addresses are allowed unless `hosts` names a few."""
+
+    hosts: tuple[str, ...] = ()
+    """Only these names, where there are any; `*.example.com` stands for all below example.com."""
+    networks: tuple[Network, ...] = ()
+    """Private or special addresses that may be asked all the same."""
+    resolve: Resolve | None = None
+    """Instead of the machine's own DNS."""
+    tls: ssl.SSLContext | None = None
+    """Instead of the usual authorities."""
+
+    def check_name(self, host: str) -> None:
+        """Before DNS, for the first URL and for each redirect."""
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            if _ODD_NUMBER.fullmatch(host):
+                raise MediaRefused(
+                    "the host is a number in an odd form; write an address as four decimal numbers"
+                ) from None
+        if self.hosts and not any(_covers(pattern, host) for pattern in self.hosts):
+            raise MediaRefused("the host is none of those that this worker may ask")
+
+    def allows(self, text: str) -> bool:
+        """After DNS: whether this very address may be asked."""
+        address = ipaddress.ip_address(text.partition("%")[0])
+        if any(_inside(address, network) for network in self.networks):
+            return True
+        inner = _carried(address)
+        if inner is not None:
+            return self.allows(str(inner))
+        return _is_public(address)
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        if address not in _PUBLIC_6 or any(address in network for network in _SPECIAL_6):
+            return False
+    elif any(address in network for network in _SPECIAL):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def _covers(pattern: str, host: str) -> bool:
+    pattern, host = pattern.lower().rstrip("."), host.lower().rstrip(".")
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def _inside(address: Address, network: Network) -> bool:
+    return address.version == network.version and address in network
+
+
+def _carried(address: Address) -> ipaddress.IPv4Address | None:
+    if isinstance(address, ipaddress.IPv4Address):
+        return None
+    for network, behind in _CARRIERS:
+        if address in network:
+            return ipaddress.IPv4Address(int(address) >> behind & 0xFFFFFFFF)
+    return None
+
+
+async def resolve_allowed(host: str, port: int, reach: Reach, system: Resolve) -> list[str]:
+    """The addresses of a name, all of them allowed: one that is not taints the others."""
+    try:
+        addresses = await (reach.resolve or system)(host, port)
+    except (OSError, UnicodeError):
+        raise MediaRefused(_NOT_REACHED) from None
+    if not addresses or not all(reach.allows(address) for address in addresses):
+        raise MediaRefused(_NOT_REACHED)
+    return addresses
+
+
+def system_resolver(threads: Executor) -> Resolve:
+    """The machine's own DNS. In threads of its own: a slow name server must not hold up anything else."""
+
+    async def resolve(host: str, port: int) -> list[str]:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(threads, _ask, host, port)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    return resolve
+
+
+def _ask(host: str, port: int) -> Sequence[tuple[object, object, object, object, tuple[object, ...]]]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

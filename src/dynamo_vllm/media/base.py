@@ -1,0 +1,92 @@
+"""What the parts of this package and its users hand each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+Kind = Literal["image", "video", "audio"]
+KINDS: tuple[Kind, ...] = ("image", "video", "audio")
+
+MEGABYTE = 1 << 20
+MEGAPIXEL = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRef:
+    """One part of a request that names media: http:, https:, data: or file:."""
+
+    kind: Kind
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """Sampled frames (T, H, W, 3), and what vLLM's processors want to know about them."""
+
+    frames: NDArray[np.uint8]
+    metadata: dict[str, Any]
+    """total_num_frames, fps, duration, video_backend, frames_indices, do_sample_frames; as vLLM writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """One channel, at the rate it was recorded with."""
+
+    samples: NDArray[np.float32]
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """Loaded media. Shared by all requests that name the same content: nobody may change it."""
+
+    kind: Kind
+    data: Image | Video | Audio
+    """A picture is RGB."""
+    key: str
+    """SHA-256 of kind, encoded bytes and how they were decoded: the same content has the same key."""
+    size: int
+    """Bytes it takes decoded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """How much one request may make us load. What is above is refused, never cut."""
+
+    max_bytes: int = 64 * MEGABYTE
+    """Encoded, of one item."""
+    max_pixels: int = 64 * MEGAPIXEL
+    """Of a picture, or of one frame of a video."""
+    max_video_pixels: int = 512 * MEGAPIXEL
+    """Of all sampled frames of a video together; a pixel takes three bytes."""
+    max_frames: int = 768
+    """Sampled from one video."""
+    max_seconds: float = 600.0
+    """Duration of a video or sound."""
+    timeout_seconds: float = 20.0
+    """From the first byte asked for to the decoded item."""
+    redirects: int = 3
+    per_request: Mapping[Kind, int] = field(
+        default_factory=lambda: MappingProxyType({"image": 16, "video": 2, "audio": 4})
+    )
+
+
+class MediaLoader(Protocol):
+    """Raises MediaRefused (400), MediaTooLarge (413), MediaTypeUnknown (415)."""
+
+    async def load(self, ref: MediaRef) -> MediaItem: ...
+
+    async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
+        """In their order. Counts are checked before anything is fetched; the first error ends the others."""
+        ...
+
+    async def aclose(self) -> None: ...

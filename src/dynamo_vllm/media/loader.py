@@ -1,0 +1,239 @@
+"""From references to decoded media: count, fetch, know by content, decode once, keep within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import MediaRefused, MediaTooLarge
+from dynamo_vllm.media import addresses, audio, fetch, files, image, sniff, video
+from dynamo_vllm.media.addresses import Reach
+from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits
+from dynamo_vllm.media.cache import MediaCache
+from dynamo_vllm.media.sampling import SAMPLERS
+from dynamo_vllm.media.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL.Image import Image
+
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.media.base import Audio, Kind, MediaRef, Video
+    from dynamo_vllm.media.sampling import Sampler
+
+HASH_INLINE_BYTES = 1 << 18
+"""Up to here hashing is quicker than handing it to a thread."""
+
+
+def make_loader(
+    limits: MediaLimits | None = None,
+    *,
+    folder: Path | None = None,
+    reach: Reach | None = None,
+    cache_bytes: int = 512 * MEGABYTE,
+    sampler: Sampler = SAMPLERS["opencv"],
+    at_once: int = 32,
+    threads: int = 4,
+) -> Loader:
+    """`sampler` chooses the frames of videos; `at_once` items are in work at a time."""
+    return Loader(
+        limits or MediaLimits(),
+        folder,
+        reach or Reach(),
+        cache_bytes,
+        sampler,
+        at_once,
+        threads,
+    )
+
+
+def from_options(options: WorkerOptions, sampler: Sampler = SAMPLERS["opencv"]) -> Loader:
+    """As the operator's flags say."""
+    limits = MediaLimits(
+        max_bytes=int(options.media_max_mb * MEGABYTE),
+        max_pixels=int(options.media_max_megapixels * MEGAPIXEL),
+        max_video_pixels=int(options.media_max_video_megapixels * MEGAPIXEL),
+        max_frames=options.media_max_frames,
+        max_seconds=options.media_max_seconds,
+        timeout_seconds=options.media_timeout_seconds,
+        redirects=options.media_redirects,
+        per_request={
+            "image": options.media_max_images,
+            "video": options.media_max_videos,
+            "audio": options.media_max_audios,
+        },
+    )
+    return make_loader(
+        limits,
+        folder=Path(options.media_folder) if options.media_folder else None,
+        reach=Reach(options.media_hosts, tuple(map(ipaddress.ip_network, options.media_networks))),
+        cache_bytes=int(options.media_cache_mb * MEGABYTE),
+        sampler=sampler,
+        at_once=options.media_at_once,
+        threads=options.media_threads,
+    )
+
+
+@dataclass(slots=True)
+class _Decoding:
+    """Work that several requests may wait for."""
+
+    result: asyncio.Future[MediaItem]
+    watch: Watch
+    waiting: int = 0
+
+
+class Loader:
+    """One per worker; used in one event loop."""
+
+    def __init__(
+        self,
+        limits: MediaLimits,
+        folder: Path | None,
+        reach: Reach,
+        cache_bytes: int,
+        sampler: Sampler,
+        at_once: int,
+        threads: int,
+    ) -> None:
+        self._limits = limits
+        self._folder = folder
+        self._sampler = sampler
+        self.cache = MediaCache(cache_bytes)
+        self._decoding: dict[str, _Decoding] = {}
+        self._slots = asyncio.Semaphore(at_once)
+        self._slots_of_one = max(1, at_once // 4)
+        self._decoders = ThreadPoolExecutor(threads, "media-decode")
+        self._readers = ThreadPoolExecutor(at_once, "media-read")
+        self._client = fetch.Client(limits, reach, addresses.system_resolver(self._readers), at_once)
+
+    async def load(self, ref: MediaRef) -> MediaItem:
+        return (await self.load_all([ref]))[0]
+
+    async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
+        self._check_counts(refs)
+        mine = asyncio.Semaphore(self._slots_of_one)  # one request of many slow URLs holds up nobody else
+        if len(refs) == 1:
+            return [await self._load(refs[0], _part(refs, 0), mine)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._load(ref, _part(refs, index), mine))
+                    for index, ref in enumerate(refs)
+                ]
+        except* MediaRefused as failed:
+            refusal: BaseException = failed
+            while isinstance(refusal, BaseExceptionGroup):
+                refusal = refusal.exceptions[0]
+        else:
+            return [task.result() for task in tasks]
+        raise refusal
+
+    def _check_counts(self, refs: Sequence[MediaRef]) -> None:
+        for kind in KINDS:
+            count, most = sum(ref.kind == kind for ref in refs), self._limits.per_request.get(kind, 0)
+            if count > most:
+                raise MediaTooLarge(f"{count} {kind} parts; this worker takes {most} in a request")
+
+    async def _load(self, ref: MediaRef, part: str, mine: asyncio.Semaphore) -> MediaItem:
+        seconds = self._limits.timeout_seconds
+        try:
+            # A slot is kept while decoding, so that no more than `at_once` encoded bodies are in memory.
+            async with asyncio.timeout(seconds), mine, self._slots:
+                data = await self._fetch(ref.url)
+                return await self._decoded(ref.kind, data)
+        except TimeoutError:
+            raise MediaRefused(f"{part}: not loaded within {seconds:g} s") from None
+        except MediaRefused as exc:
+            raise type(exc)(f"{part}: {exc}") from exc
+
+    async def _fetch(self, url: str) -> bytes:
+        loop = asyncio.get_running_loop()
+        scheme = url[:8].partition(":")[0].lower()
+        max_bytes = self._limits.max_bytes
+        if scheme == "data":
+            return await loop.run_in_executor(self._readers, fetch.read_data_url, url, max_bytes)
+        if len(url) > fetch.MAX_URL:
+            raise MediaRefused(f"the URL has more than {fetch.MAX_URL} characters")
+        if scheme == "file":
+            return await loop.run_in_executor(self._readers, files.read_file, url, self._folder, max_bytes)
+        return await self._client.get(url)
+
+    async def _decoded(self, kind: Kind, data: bytes) -> MediaItem:
+        key = await self._key(kind, data)
+        item = self.cache.get(key)
+        if item is not None:
+            return item
+        work = self._decoding.get(key) or self._start(kind, data, key)
+        work.waiting += 1
+        try:
+            return await asyncio.shield(work.result)
+        finally:
+            work.waiting -= 1
+            if not work.waiting:
+                self._drop(key, work)
+
+    async def _key(self, kind: Kind, data: bytes) -> str:
+        settings = f"{kind} {self._sampler.name if kind == 'video' else ''}\0".encode()
+        if len(data) <= HASH_INLINE_BYTES:
+            return _digest(settings, data)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, _digest, settings, data)
+
+    def _start(self, kind: Kind, data: bytes, key: str) -> _Decoding:
+        watch = Watch(self._limits.timeout_seconds)
+        loop = asyncio.get_running_loop()
+        work = _Decoding(loop.run_in_executor(self._decoders, self._decode, kind, data, key, watch), watch)
+        self._decoding[key] = work
+
+        def keep(result: asyncio.Future[MediaItem]) -> None:
+            if not result.cancelled() and result.exception() is None:
+                self.cache.put(result.result())
+
+        work.result.add_done_callback(keep)  # before anybody who waits goes on
+        return work
+
+    def _drop(self, key: str, work: _Decoding) -> None:
+        """Nobody waits any more: it is done, or its time is over."""
+        if self._decoding.get(key) is work:
+            del self._decoding[key]
+        work.watch.stop()
+        work.result.cancel()  # of use only before its thread has begun
+
+    def _decode(self, kind: Kind, data: bytes, key: str, watch: Watch) -> MediaItem:
+        """In a thread."""
+        watch.check()
+        format = sniff.sniff(data, kind)
+        made: Image | Video | Audio
+        if kind == "image":
+            made, size = image.decode(data, format, self._limits, watch)
+        elif kind == "video":
+            made, size = video.decode(data, format, self._sampler, self._limits, watch)
+        else:
+            made, size = audio.decode(data, format, self._limits, watch)
+        return MediaItem(kind, made, key, size)
+
+    async def aclose(self) -> None:
+        for key, work in [*self._decoding.items()]:
+            self._drop(key, work)
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        await self._client.aclose()
+
+
+def _digest(settings: bytes, data: bytes) -> str:
+    hasher = hashlib.sha256(settings)
+    hasher.update(data)
+    return hasher.hexdigest()
+
+
+def _part(refs: Sequence[MediaRef], index: int) -> str:
+    """image 2 of 3."""
+    kind = refs[index].kind
+    same = [number for number, ref in enumerate(refs) if ref.kind == kind]
+    return f"{kind} {same.index(index) + 1} of {len(same)}"

@@ -1,0 +1,103 @@
+"""What bytes are, told from the bytes. Headers, names and data: types say nothing here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import MediaTypeUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dynamo_vllm.media.base import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One encoding that we decode. `name` is what the decoder calls it."""
+
+    name: str
+    kind: Kind
+    matches: Callable[[bytes], bool]
+
+
+def _starts(*prefixes: bytes) -> Callable[[bytes], bool]:
+    return lambda head: head.startswith(prefixes)
+
+
+def _riff(form: bytes) -> Callable[[bytes], bool]:
+    return lambda head: head[:4] == b"RIFF" and head[8:12] == form
+
+
+def _mp3(head: bytes) -> bool:
+    """An ID3 tag, or the first frame: eleven bits of sync, then layer III."""
+    return head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2)
+
+
+# Only containers that carry their own frames: a playlist (HLS, DASH, concat) would make the decoder open what
+# it names, past every check of ours.
+FORMATS = (
+    Format("JPEG", "image", _starts(b"\xff\xd8\xff")),
+    Format("PNG", "image", _starts(b"\x89PNG\r\n\x1a\n")),
+    Format("WEBP", "image", _riff(b"WEBP")),
+    Format("GIF", "image", _starts(b"GIF87a", b"GIF89a")),
+    Format("BMP", "image", _starts(b"BM")),
+    Format("MP4", "video", lambda head: head[4:8] == b"ftyp"),
+    Format("WEBM", "video", _starts(b"\x1aE\xdf\xa3")),
+    Format("AVI", "video", _riff(b"AVI ")),
+    Format("WAV", "audio", _riff(b"WAVE")),
+    Format("FLAC", "audio", _starts(b"fLaC")),
+    Format("OGG", "audio", _starts(b"OggS")),
+    Format("MP3", "audio", _mp3),
+)
+_HEAD = 16
+_NAMED = {  # what people send by mistake or on purpose; only for the message
+    "SVG, which is a program for a browser": re.compile(
+        rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?<svg", re.S | re.I
+    ),
+    "HTML": re.compile(rb"\s*(<!doctype html|<html|<head|<body|<script)", re.I),
+    "PDF": re.compile(rb"%PDF-"),
+    "a playlist": re.compile(rb"\s*#EXTM3U"),
+    "TIFF": re.compile(rb"II\*\0|MM\0\*"),
+    "an AVIF or HEIF picture": re.compile(rb"....ftyp(avif|avis|heic|heix|mif1|msf1)", re.S),
+    "compressed": re.compile(rb"\x1f\x8b|PK\x03\x04|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd"),
+}
+_PICTURE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
+_SECOND_FACE = re.compile(rb"%PDF-|<!doctype html|<html|<script|<svg|<\?php", re.I)
+_FACE_BYTES = 1024  # as far as browsers and PDF readers look for their own beginning
+_ZIP_END, _ZIP_END_BYTES, _ZIP_COMMENT = b"PK\x05\x06", 22, 1 << 16
+
+
+def sniff(data: bytes, kind: Kind) -> Format:
+    """The format of `data`, which is to be of `kind`; raises MediaTypeUnknown."""
+    found = next((item for item in FORMATS if item.matches(data[:_HEAD])), None)
+    if found is not None and found.name == "MP4" and data[8:12] in _PICTURE_BRANDS:
+        found = None
+    if found is None:
+        looks = next((name for name, pattern in _NAMED.items() if pattern.match(data[:_FACE_BYTES])), None)
+        told = f"this is {looks}" if looks else "the bytes are of no known type"
+        raise MediaTypeUnknown(f"{told}; {_taken(kind)}")
+    if found.kind != kind:
+        raise MediaTypeUnknown(f"this is {found.kind} ({found.name}); {_taken(kind)}")
+    if kind == "image" and _has_second_face(data):
+        raise MediaTypeUnknown(f"this is {found.name} and a document of another type at once")
+    return found
+
+
+def _taken(kind: Kind) -> str:
+    names = [item.name for item in FORMATS if item.kind == kind]
+    return f"{kind} may be {', '.join(names[:-1])} or {names[-1]}"
+
+
+def _has_second_face(data: bytes) -> bool:
+    """A polyglot: a picture that other programs take for a page, a PDF or an archive."""
+    if _SECOND_FACE.search(data, 0, _FACE_BYTES):
+        return True
+    tail = data[-_ZIP_END_BYTES - _ZIP_COMMENT :]
+    at = tail.rfind(_ZIP_END)
+    if at < 0 or len(tail) - at < _ZIP_END_BYTES:
+        return False
+    comment = int.from_bytes(tail[at + 20 : at + 22], "little")
+    return at + _ZIP_END_BYTES + comment == len(tail)

@@ -1,0 +1,23 @@
+"""Lets work in a thread see that its time is over or that nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from dynamo_vllm.errors import MediaRefused
+
+
+class Watch:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def check(self) -> None:
+        """Raises when there is no reason to go on."""
+        if self._stop.is_set() or time.monotonic() > self._end:
+            raise MediaRefused(f"not decoded within {self._seconds:g} s")

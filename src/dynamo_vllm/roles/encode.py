@@ -1,0 +1,140 @@
+"""The encode role: runs the model's encoder on a request's media and says under which names the output is.
+
+The output goes into a folder (`engine.ec_folder`) that the workers which ask have too. What is there already
+is not encoded again, whoever encoded it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynamo_vllm import wire
+from dynamo_vllm.codec import prompt
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import Job, Output, SamplingSpec
+from dynamo_vllm.roles import media
+from dynamo_vllm.roles.base import RoleCard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_vllm.engine.ec_folder import Folder
+    from dynamo_vllm.job import Adapter, EngineFacts, Media
+    from dynamo_vllm.media.base import MediaRef
+    from dynamo_vllm.wire import Chunk
+
+logger = logging.getLogger(__name__)
+# Not listed: the frontend need not know it. Workers find it by its address.
+CARD = RoleCard(
+    worker_type="Encode",
+    publishes_kv_events=False,
+    may_migrate=False,
+    endpoint_types=(),
+    needs_adapters=False,
+    is_listed=False,
+)
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """One medium that was encoded."""
+
+    kind: str
+    name: str
+    """Of its content and the request's cache salt; also of the file."""
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """What an encoder answers; `disaggregated_params` of its only chunk."""
+
+    encoded: list[Encoded]
+
+
+def request(
+    ids: Sequence[int], refs: Sequence[MediaRef], salt: str | None, model: str | None = None
+) -> dict[str, Any]:
+    """What a worker asks an encoder: its own request without what concerns the answer."""
+    parts: dict[str, list[dict[str, str]]] = {}
+    for ref in refs:
+        parts.setdefault(media.KEYS[ref.kind], []).append({"Url": ref.url})
+    return {
+        "model": model,
+        "token_ids": list(ids),
+        "multi_modal_data": parts,
+        "routing": {"cache_salt": salt},
+        "stop_conditions": {},
+        "sampling_options": {},
+        "output_options": {},
+    }
+
+
+class Encode:
+    card = CARD
+
+    def __init__(self, facts: EngineFacts, reader: media.MediaReader, folder: Folder) -> None:
+        self._facts = facts
+        self._media = reader
+        self._folder = folder
+
+    def parse(self, raw: object) -> wire.GenerateRequest:
+        return wire.parse(raw)
+
+    def adapter(self, request: wire.GenerateRequest) -> str | None:
+        return None
+
+    async def prepare(
+        self, request: wire.GenerateRequest, job_id: str, adapter: Adapter | None = None
+    ) -> Job:
+        ids: Sequence[int] = request.token_ids
+        prompt.check_ids(ids, self._facts.vocab_size)
+        prompt.room_behind(ids, self._facts.context_length)
+        refs = media.of_tokens(request)
+        if not refs:
+            if request.is_health_check:
+                return Job(job_id, ids, _NOTHING)
+            raise InvalidRequest("an encoder takes media; there are none", parameter="messages")
+        salt = request.routing.cache_salt if request.routing else None
+        found = await self._media.load(refs, salt)
+        if all(self._folder.has(medium.name) for medium in found):
+            return Job(job_id, ids, _NOTHING, answer=_answer(found))
+        logger.debug("request %s: %d media to encode", job_id, len(found))
+        seen = await self._media.see(ids, found)
+        prompt.room_behind(seen.tokens, self._facts.context_length)
+        return Job(job_id, seen.tokens, _NOTHING, media=seen)
+
+    def encoder(self, request: wire.GenerateRequest, job: Job) -> EncodeEncoder:
+        return EncodeEncoder([] if job.media is None else job.media.media)
+
+    def health_check(self) -> dict[str, object]:
+        """Text alone: it shows that the engine answers. Which marks a medium would need is the model's."""
+        token = self._facts.bos_token_id
+        return {"token_ids": [token if token is not None else 1], "_HEALTH_CHECK": True}
+
+
+_NOTHING = SamplingSpec(max_tokens=1, temperature=0.0)
+"""An encoder makes no token."""
+
+
+def _answer(found: Sequence[Media]) -> Output:
+    return Output([], finish="stop", finished=True, transfer=_handoff(found))
+
+
+def _handoff(found: Sequence[Media]) -> dict[str, Any]:
+    made: dict[str, Any] = msgspec.to_builtins(Handoff([Encoded(m.kind, m.name) for m in found]))
+    return made
+
+
+class EncodeEncoder:
+    """The last chunk carries the names."""
+
+    def __init__(self, found: Sequence[Media]) -> None:
+        self._handoff = _handoff(found)
+
+    def encode(self, output: Output) -> Chunk:
+        chunk: Chunk = {"token_ids": output.token_ids, "index": output.index}
+        if output.finished:
+            chunk["finish_reason"] = output.finish
+            chunk["disaggregated_params"] = output.transfer or self._handoff
+        return chunk

@@ -1,0 +1,119 @@
+"""Media that an encode worker has encoded, for a worker that answers; its own encoder where that fails.
+
+Two ways. By hand: the worker takes the encoder's output from the folder, checks it, and gives it to its
+engine instead of pixels; nothing is fetched or decoded here. By connector: the worker reads the media as
+always, and the engine finds the output in the folder at the moment it would encode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from dynamo_vllm.engine.ec_folder import Unusable
+from dynamo_vllm.errors import DynamoVllmError
+from dynamo_vllm.job import Media
+from dynamo_vllm.roles import encode
+from dynamo_vllm.roles.media import routed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dynamo_vllm.engine.base import EncodedEngine
+    from dynamo_vllm.job import MediaPrompt
+    from dynamo_vllm.media.base import MediaRef
+    from dynamo_vllm.roles.media import MediaReader
+
+logger = logging.getLogger(__name__)
+BY_HAND = frozenset({"image"})
+"""Kinds whose output is given to the engine by hand; requests with others are encoded here."""
+
+
+class NoEncoder(DynamoVllmError):
+    """No encode worker did it; the text says why."""
+
+
+class Encoders(Protocol):
+    async def encode(self, job_id: str, request: dict[str, object]) -> encode.Handoff:
+        """Asks the next encode worker. Raises NoEncoder; a caller that is cancelled ends the work there."""
+
+
+class EncodedReader:
+    """Asks encode workers first, and reads media itself where none of them did it."""
+
+    def __init__(
+        self,
+        own: MediaReader,
+        engine: EncodedEngine,
+        encoders: Encoders,
+        by_connector: bool,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._own = own
+        self._engine = engine
+        self._encoders = encoders
+        self._by_connector = by_connector
+        self._on_lost = on_lost
+
+    def refuse(self, refs: Sequence[MediaRef]) -> None:
+        self._own.refuse(refs)
+
+    async def read(
+        self,
+        ids: Sequence[int],
+        refs: Sequence[MediaRef],
+        salt: str | None,
+        names: Sequence[str] = (),
+        job_id: str = "",
+    ) -> MediaPrompt:
+        self.refuse(refs)
+        request = encode.request(ids, refs, salt)
+        if self._by_connector:
+            asking = asyncio.ensure_future(self._ask(job_id, request, refs))
+            try:
+                media = await self._own.load(refs, salt, names)
+                await asking
+            finally:
+                asking.cancel()
+            return await self._own.see(ids, media)
+        if {ref.kind for ref in refs} <= BY_HAND:
+            handoff = await self._ask(job_id, request, refs)
+            if handoff is not None:
+                try:
+                    return await self._taken(ids, handoff, names)
+                except Unusable as exc:
+                    self._lost(job_id, str(exc))
+        return await self._own.read(ids, refs, salt, names)
+
+    async def _ask(
+        self, job_id: str, request: dict[str, object], refs: Sequence[MediaRef]
+    ) -> encode.Handoff | None:
+        try:
+            handoff = await self._encoders.encode(job_id, request)
+            if sorted(encoded.kind for encoded in handoff.encoded) != sorted(ref.kind for ref in refs):
+                raise NoEncoder(f"{len(handoff.encoded)} media came back of {len(refs)}")
+        except NoEncoder as exc:
+            self._lost(job_id, str(exc))
+            return None
+        logger.debug("request %s: %d media were encoded elsewhere", job_id, len(refs))
+        return handoff
+
+    async def _taken(self, ids: Sequence[int], handoff: encode.Handoff, names: Sequence[str]) -> MediaPrompt:
+        """The prompt with what the encoder made; raises Unusable."""
+        for_router: Sequence[str | None] = (
+            names if len(names) == len(handoff.encoded) else [None] * len(handoff.encoded)
+        )
+        media = [
+            Media(
+                encoded.kind,
+                await self._engine.read_encoded(encoded.name),
+                routed(encoded.name, name),
+            )
+            for encoded, name in zip(handoff.encoded, for_router, strict=True)
+        ]
+        return await self._own.see(ids, media)
+
+    def _lost(self, job_id: str, reason: str) -> None:
+        logger.warning("request %s: its media are encoded here: %s", job_id, reason)
+        self._on_lost()

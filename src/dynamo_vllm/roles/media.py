@@ -1,0 +1,234 @@
+"""The media a request names: which they are, whether this worker takes them, and the prompt with them in it.
+
+How they come (frontend 1.6.1). In token mode the chat template leaves one mark in the prompt for each medium,
+and `multi_modal_data` has the URLs by kind, in their order. The engine makes of a mark as many tokens as the
+medium takes. `input_audio` does not come at all. In text mode the client's messages come as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dynamo_vllm.engine.kv_event_mend import ROUTED
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import Media
+from dynamo_vllm.media.base import Audio, MediaRef, Video
+from dynamo_vllm.wire_openai import ChatBody
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.engine.base import MediaEngine
+    from dynamo_vllm.job import EngineFacts, MediaPrompt
+    from dynamo_vllm.media.base import Kind, MediaItem, MediaLoader
+    from dynamo_vllm.wire import GenerateRequest
+    from dynamo_vllm.wire_openai import Body
+
+_KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
+KEYS: Mapping[Kind, str] = {kind: key for key, kind in _KINDS.items()}
+_PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
+_ROUTING_NAME = re.compile("[0-9a-f]{16}")
+_SOUND_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
+
+
+class Reader(Protocol):
+    """Puts the media of a request into its prompt."""
+
+    def refuse(self, refs: Sequence[MediaRef]) -> None:
+        """What this worker cannot take, before anything is fetched."""
+
+    async def read(
+        self,
+        ids: Sequence[int],
+        refs: Sequence[MediaRef],
+        salt: str | None,
+        names: Sequence[str] = (),
+        job_id: str = "",
+    ) -> MediaPrompt:
+        """`names` are the frontend's for the pictures, where it has any; `job_id` is for logs."""
+
+
+class MediaReader:
+    """Fetches media and has the engine put them into the prompt; without a loader it only refuses."""
+
+    def __init__(
+        self, facts: EngineFacts, loader: MediaLoader | None = None, engine: MediaEngine | None = None
+    ) -> None:
+        self._limits = facts.media
+        self._loader = loader
+        self._engine = engine
+
+    async def read(
+        self,
+        ids: Sequence[int],
+        refs: Sequence[MediaRef],
+        salt: str | None,
+        names: Sequence[str] = (),
+        job_id: str = "",
+    ) -> MediaPrompt:
+        return await self.see(ids, await self.load(refs, salt, names))
+
+    async def see(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        assert self._engine is not None
+        return await self._engine.see(ids, media)
+
+    async def load(
+        self, refs: Sequence[MediaRef], salt: str | None, names: Sequence[str] = ()
+    ) -> list[Media]:
+        """What was asked for, decoded and named."""
+        self.refuse(refs)
+        assert self._loader is not None
+        items = await self._loader.load_all(refs)
+        pictures = sum(item.kind == "image" for item in items)
+        for_router = iter(names if len(names) == pictures else [None] * pictures)
+        routing_names = [next(for_router) if item.kind == "image" else None for item in items]
+        return [
+            Media(item.kind, content(item), name(item, salt, routing_name))
+            for item, routing_name in zip(items, routing_names, strict=True)
+        ]
+
+    def refuse(self, refs: Sequence[MediaRef]) -> None:
+        if not self._limits:
+            raise InvalidRequest("this model takes text only; ask a vision model", parameter="messages")
+        if self._loader is None or self._engine is None:
+            raise InvalidRequest(
+                "this worker takes text only; it was started without --enable-multimodal",
+                parameter="messages",
+            )
+        for kind, count in Counter(ref.kind for ref in refs).items():
+            limit = self._limits.get(kind, 0)
+            if limit == 0:
+                raise InvalidRequest(f"this model takes no {_PLURALS[kind]}", parameter="messages")
+            if count > limit:
+                raise InvalidRequest(
+                    f"{count} {_PLURALS[kind]} in one request; this worker takes {limit} "
+                    "(--limit-mm-per-prompt)",
+                    parameter="messages",
+                )
+
+
+def of_tokens(request: GenerateRequest) -> list[MediaRef]:
+    """What a tokenised request names, kind by kind."""
+    if not request.multi_modal_data:
+        return []
+    _refuse_settings(request.mm_processor_kwargs, request.media_io_kwargs)
+    found = []
+    for key, parts in request.multi_modal_data.items():
+        kind = _KINDS.get(key)
+        if kind is None:
+            raise InvalidRequest(f"{key} is no kind of media this worker knows", parameter="messages")
+        for part in parts:
+            if part.url is None:
+                raise InvalidRequest(_no_content(key), parameter="messages")
+            found.append(MediaRef(kind, part.url))
+    return found
+
+
+def _no_content(key: str) -> str:
+    # A client's name for content it sent before would be an answer about whatever anybody sent under it.
+    return f"{key} without a URL; send the content each time, names (uuid) are not kept"
+
+
+def _refuse_settings(*settings: Mapping[str, Any] | None) -> None:
+    for parameter, value in zip(("mm_processor_kwargs", "media_io_kwargs"), settings, strict=True):
+        if value:
+            # min_pixels alone can make one small picture take all the memory there is.
+            raise InvalidRequest(
+                f"clients may not set them; start the worker with --{parameter.replace('_', '-')}",
+                parameter=parameter,
+            )
+
+
+def routing_names(request: GenerateRequest) -> list[str]:
+    """The frontend's names for the pictures, in their order; none where one of them has none."""
+    names = (request.extra_args.mm_hashes if request.extra_args else None) or []
+    found = [name for name in names if name and _ROUTING_NAME.fullmatch(name)]
+    return found if len(found) == len(names) else []
+
+
+def name(item: MediaItem, salt: str | None, routing_name: str | None = None) -> str:
+    """What the engine calls the item in all its caches.
+
+    It stands for the content as we saw it and for whose cache it is in. The frontend's name is only put
+    before it, for the router: it is a short hash of a URL, and a client can make two pictures share one.
+    """
+    return routed(
+        hashlib.sha256(f"{len(salt or '')}:{salt or ''}:{item.key}".encode()).hexdigest(), routing_name
+    )
+
+
+def routed(own: str, routing_name: str | None) -> str:
+    """Our name with the frontend's before it, where it has one."""
+    return own if routing_name is None else f"{routing_name}{ROUTED}{own}"
+
+
+def content(item: MediaItem) -> Any:
+    """An item's data as `job.Media` has it."""
+    match item.data:
+        case Video(frames, metadata):
+            return frames, metadata
+        case Audio(samples, rate):
+            return samples, rate
+        case picture:
+            return picture
+
+
+# --- OpenAI messages (text mode) --------------------------------------------------------------------------
+
+
+def of_text(body: Body) -> list[MediaRef]:
+    """What the messages of a chat name, in their order; raises for parts that are neither text nor media."""
+    if not isinstance(body, ChatBody):
+        return []
+    refs = [ref for message in body.messages for part in _parts(message) if (ref := _ref(part)) is not None]
+    if refs:
+        _refuse_settings(body.mm_processor_kwargs, body.media_io_kwargs)
+    return refs
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _ref(part: Any) -> MediaRef | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return None
+    if isinstance(kind, str) and kind in _KINDS:
+        held = part.get(kind)
+        url = held.get("url") if isinstance(held, dict) else held
+        if not isinstance(url, str):
+            raise InvalidRequest(_no_content(kind), parameter="messages")
+        return MediaRef(_KINDS[kind], url)
+    if kind == "input_audio":
+        return MediaRef("audio", _sound_url(part.get("input_audio")))
+    raise InvalidRequest(
+        f"content part {kind!r} is unknown; text, {', '.join(_KINDS)} and input_audio are taken",
+        parameter="messages",
+    )
+
+
+def _sound_url(sound: Any) -> str:
+    match sound:
+        case {"data": str() as data, "format": str() as kind} if _SOUND_FORMAT.fullmatch(kind):
+            return f"data:audio/{kind};base64,{data}"
+    raise InvalidRequest("input_audio needs data (base64) and format", parameter="messages")
+
+
+def without_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for the renderer, with a mark and no URL for each medium: it would fetch a URL itself."""
+    return [
+        {**message, "content": [_mark(part) for part in parts]} if (parts := _parts(message)) else {**message}
+        for message in messages
+    ]
+
+
+def _mark(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": "text", "text": part.get("text")}
+    kind = "audio_url" if part["type"] == "input_audio" else part["type"]
+    return {"type": kind, kind: None, "uuid": "mark"}

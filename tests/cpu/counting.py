@@ -1,0 +1,31 @@
+"""A worker extension for tests: every run of a vision encoder puts a byte into the file VISION_RUNS names."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import Any
+
+from dynamo_vllm.engine.cpu_mend import KeepsSeeds
+
+_ENCODERS = (("clip", "CLIPVisionModel"), ("qwen2_5_vl", "Qwen2_5_VisionTransformer"))
+
+
+class Counts(KeepsSeeds):
+    """vLLM mixes this into its worker; importing it is what counts."""
+
+
+def _counted(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with open(os.environ["VISION_RUNS"], "ab") as file:
+            file.write(b".")
+        return forward(*args, **kwargs)
+
+    return counted
+
+
+for _module, _name in _ENCODERS:
+    _class = getattr(importlib.import_module(f"vllm.model_executor.models.{_module}"), _name)
+    _class.forward = _counted(_class.forward)

@@ -1,0 +1,47 @@
+"""Bare AsyncLLM shown pictures: the ids it is given and the ids it says. Runs in a child of the zygote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def run(model: str, chats_file: str, out_file: str, max_tokens: int) -> None:
+    chats = json.loads(Path(chats_file).read_text())
+    Path(out_file).write_text(json.dumps(asyncio.run(answers(model, chats, max_tokens))))
+
+
+async def answers(model: str, chats: list[Any], max_tokens: int) -> list[dict[str, list[int]]]:
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.renderers import ChatParams
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(
+        model=model,
+        max_model_len=2048,
+        enforce_eager=True,
+        dtype="float32",
+        block_size=32,
+        distributed_executor_backend="uni",
+        limit_mm_per_prompt={"image": 2},
+    )
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    engine = AsyncLLM.from_vllm_config(config)
+    said = []
+    try:
+        for number, messages in enumerate(chats):
+            settings = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tokenize": True})
+            _, (prompt,) = await engine.renderer.render_chat_async([messages], settings)
+            params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+            async for result in engine.generate(prompt, params, f"look-{number}"):
+                last = result
+            said.append({"prompt": list(last.prompt_token_ids), "said": list(last.outputs[0].token_ids)})
+    finally:
+        engine.shutdown()
+    return said

@@ -1,0 +1,255 @@
+"""The encoder out of the engine: the same answers, who ran it, and what happens when it goes or errs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cpu.test_multimodal import ask, body
+from cpu.vision import LONG_TEXT, TEXT, Parts, cases, image, picture
+from dynamo_vllm.models.vision import make_tiny_vision_model
+from harness.stack import Stack, Worker, stack
+from harness.waiting import until
+from harness.warm import Zygote
+
+pytestmark = pytest.mark.timeout(180)
+KEPT_BYTES = 400_000
+ALONE, HAND, CONNECTOR, NIXL, PAIR = "alone", "by-hand", "by-connector", "by-nixl", "pair"
+"""Names of models: one engine, three that ask encode workers, and a prefill and a decode worker that do."""
+OVER_NIXL = ("--encoder-transfer", "nixl")
+SPLIT = {
+    HAND: ("--route-to-encoder",),
+    CONNECTOR: ("--ec-consumer-mode", "--ec-connector-backend", "ECExampleConnector"),
+}
+
+
+@dataclass
+class Split:
+    """One family: engines that see pictures, alone or with an encoder elsewhere."""
+
+    family: str
+    stack: Stack
+    warm: Zygote
+    model: Path
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.stack.folder / "encoded"
+
+    def files(self) -> set[Path]:
+        return {path for path in self.folder.rglob("*") if path.is_file()}
+
+    def start(self, name: str, *flags: str) -> None:
+        runs = self.stack.folder / f"{name}.runs"
+        runs.touch()
+        served = PAIR if name in ("prefill", "decode") else name
+        folder = self.stack.folder / NIXL if name == NIXL else self.folder
+        more = ("--ec-storage-path", str(folder)) if name not in (ALONE, "decode") else ()
+        self.workers[name] = self.warm.start_worker(
+            self.stack,
+            self.model,
+            *("--served-model-name", served, "--enable-multimodal", "--log-level", "debug"),
+            *(
+                "--worker-extension-cls",
+                "cpu.counting.Counts",
+                "--limit-mm-per-prompt",
+                '{"image": 2, "video": 1}',
+            ),
+            *more,
+            *flags,
+            env={"VISION_RUNS": str(runs)},
+        )
+
+    def start_encoder(self) -> None:
+        kept = str(KEPT_BYTES / 1e9)
+        self.start("encoder", "--disaggregation-mode", "encode", "--ec-storage-gb", kept, *OVER_NIXL)
+
+    def runs(self, name: str) -> int:
+        """How often this worker's engine ran its vision encoder."""
+        return (self.stack.folder / f"{name}.runs").stat().st_size
+
+    def asked(self, name: str, parts: Parts) -> tuple[tuple[str, int], int, int]:
+        """The answer, and how often the encoder ran: in the workers that answer, and in the encode worker."""
+        here = ("prefill", "decode") if name == PAIR else (name,)
+        before = sum(map(self.runs, here)), self.runs("encoder")
+        answer = ask(self.stack, name, parts)
+        return answer, sum(map(self.runs, here)) - before[0], self.runs("encoder") - before[1]
+
+    def kill(self, name: str) -> None:
+        worker = self.workers.pop(name)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.process.wait(10)
+        self.stack.workers.remove(worker)
+
+
+@pytest.fixture(scope="module", params=["qwen2.5-vl", "llava"])
+def split(
+    request: pytest.FixtureRequest, warm: Zygote, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Split]:
+    folder = tmp_path_factory.mktemp("split")
+    model = make_tiny_vision_model(folder / request.param, request.param)
+    with stack(folder) as made:
+        made.start_frontend()
+        found = Split(request.param, made, warm, model)
+        found.start(ALONE, "--component", "of-alone")
+        for name, flags in SPLIT.items():
+            found.start(name, "--component", f"of-{name}", *flags)
+        if request.param != "llava":
+            found.start(NIXL, "--component", "of-nixl", "--route-to-encoder", *OVER_NIXL)
+            for role, more in (("decode", ()), ("prefill", SPLIT[HAND])):
+                found.start(role, "--connector", "nixl", "--disaggregation-mode", role, *more)
+        found.start_encoder()
+        made.wait_ready(120)
+        yield found
+
+
+def ways(made: Split) -> list[str]:
+    return [*SPLIT, *([NIXL, PAIR] if NIXL in made.workers else [])]
+
+
+def test_answers_equal_one_engine_and_only_the_encode_worker_encodes(split: Split) -> None:
+    for case, parts in cases(split.family).items():
+        if "video" in case:
+            continue
+        expected = ask(split.stack, ALONE, parts)
+        for way in ways(split):
+            answer, here, _ = split.asked(way, parts)
+            assert (way, case, answer, here) == (way, case, expected, 0)
+    assert split.runs("encoder") > 0
+
+
+def test_video_goes_by_connector_and_is_encoded_here_by_hand(split: Split) -> None:
+    if split.family == "llava":
+        pytest.skip("takes no video")
+    parts = cases(split.family)["video and image"]
+    expected = ask(split.stack, ALONE, parts)
+    assert split.asked(CONNECTOR, parts)[:2] == (expected, 0)
+    answer, here, _ = split.asked(HAND, parts)
+    assert answer == expected and here > 0
+
+
+def test_a_picture_is_encoded_once_for_everybody(split: Split) -> None:
+    parts = [image(picture(50)), TEXT]
+    found = [split.asked(way, parts)[2] for way in (*ways(split), HAND)]
+    assert found == [1, *[0] * (len(found) - 1)]
+    again = [image(picture(50)), LONG_TEXT]  # no prefix in common: the engine needs the picture again
+    assert split.asked(CONNECTOR, again)[1:] == (0, 0)
+    with_a_new_one = [image(picture(51)), image(picture(50)), TEXT]
+    assert split.asked(HAND, with_a_new_one)[1:] == (0, 1)
+
+
+def test_many_at_once_get_answers_about_their_own_pictures(split: Split) -> None:
+    asked = [[image(picture(200 + number)), LONG_TEXT] for number in range(6)]
+    expected = [ask(split.stack, ALONE, parts) for parts in asked]
+    for way in ways(split):
+        before = split.runs(way) if way != PAIR else 0
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(lambda parts, way=way: ask(split.stack, way, parts), asked)) == expected
+        assert way == PAIR or split.runs(way) == before
+
+
+def header(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Changes the header of a safetensors file and its length with it."""
+
+    def changed(data: bytes) -> bytes:
+        (size,) = struct.unpack("<Q", data[:8])
+        made = change(data[8 : 8 + size])
+        return struct.pack("<Q", len(made)) + made + data[8 + size :]
+
+    return changed
+
+
+def wider(data: bytes) -> bytes:
+    """Half the rows of twice the width."""
+    import json
+
+    (size,) = struct.unpack("<Q", data[:8])
+    told = json.loads(data[8 : 8 + size])
+    rows, width = told["ec_cache"]["shape"]
+    assert rows % 2 == 0
+    told["ec_cache"]["shape"] = [rows // 2, width * 2]
+    made = json.dumps(told).encode()
+    return struct.pack("<Q", len(made)) + made + data[8 + size :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "half": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "garbage": lambda data: b"\xff" * len(data),
+    "wrong width": wider,
+    "other dtype": header(lambda told: told.replace(b"F32", b"I32")),
+    "nan": lambda data: data[:-4] + struct.pack("<f", float("nan")),
+    "no tensor": header(lambda told: told.replace(b"ec_cache", b"ec_cbche")),
+}
+
+
+def test_damaged_file_never_reaches_the_engine(split: Split) -> None:
+    for number, (damage, change) in enumerate(DAMAGES.items()):
+        for way, first in ((HAND, CONNECTOR), (CONNECTOR, HAND)):
+            parts = [image(picture(300 + number, 112, 112 if way == HAND else 84)), TEXT]
+            before = split.files()
+            expected = ask(split.stack, first, parts)
+            (path,) = split.files() - before
+            path.write_bytes(change(path.read_bytes()))
+            answer, here, there = split.asked(way, parts)
+            assert (way, damage, answer, here, there) == (way, damage, expected, 1, 0)
+            path.unlink()
+    assert all(worker.process.poll() is None for worker in split.workers.values())
+
+
+def test_folder_keeps_to_its_limit(split: Split) -> None:
+    for number in range(8):
+        ask(split.stack, CONNECTOR, [image(picture(400 + number, 640, 480)), TEXT])
+    assert 0 < sum(path.stat().st_size for path in split.files()) <= KEPT_BYTES
+
+
+def test_client_that_leaves_ends_the_wait_for_the_encoder(split: Split) -> None:
+    encoder, asking = split.workers["encoder"], split.workers[HAND]
+    os.killpg(encoder.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            url = f"{split.stack.url}/v1/chat/completions"
+            httpx.post(url, json=body(HAND, [image(picture(500)), TEXT]), timeout=1)
+        in_flight = "dynamo_component_requests_in_flight"
+        until("the asking worker is idle", lambda: asking.metric(in_flight) == 0, 5)
+    finally:
+        os.killpg(encoder.pid, signal.SIGCONT)
+    until("the encode worker is idle", lambda: encoder.metric(in_flight) == 0 == encoder.busy(), 10)
+
+
+def test_one_request_id_is_in_all_logs(split: Split) -> None:
+    ask(split.stack, HAND, [image(picture(501)), TEXT])
+    line = split.workers["encoder"].log.read_text().rsplit("media to encode", 1)[0].splitlines()[-1]
+    asked_as = line.partition("request ")[2].partition(":")[0]
+    assert asked_as and f"request {asked_as}: 1 media were encoded" in split.workers[HAND].log.read_text()
+
+
+def test_encoder_killed_with_a_request_is_replaced_by_the_own_one(split: Split) -> None:
+    """The last test: the encoder is gone after it."""
+    encoder = split.workers["encoder"]
+    for number, way in enumerate(SPLIT):
+        parts = [image(picture(600 + number)), TEXT]
+        expected = ask(split.stack, ALONE, parts)
+        if "encoder" in split.workers:
+            os.killpg(encoder.pid, signal.SIGSTOP)
+            with ThreadPoolExecutor(1) as pool:
+                before = split.runs(way)
+                found = pool.submit(ask, split.stack, way, parts)
+                asking = split.workers[way]
+                until("the request", lambda w=asking: w.metric("dynamo_component_requests_in_flight") == 1, 5)
+                split.kill("encoder")
+                assert (found.result(), split.runs(way) - before) == (expected, 1)
+        else:  # gone, and discovery may still show it
+            before = split.runs(way)
+            assert (ask(split.stack, way, parts), split.runs(way) - before) == (expected, 1)
+    lost = split.workers[HAND].metric("dynamo_component_encodings_lost_total")
+    assert lost >= len(DAMAGES) + 1

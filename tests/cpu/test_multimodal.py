@@ -1,0 +1,333 @@
+"""Pictures and video in real engines: the answers of bare vLLM, whoever else asks, and refusals by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cpu.pairs import NIXL
+from cpu.vision import LONG_TEXT, MAX_TOKENS, TEXT, USERS, Parts, cases, chat, film, image, of_user, picture
+from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
+from harness.stack import Stack, environment, stack
+from harness.warm import FORKED, Zygote
+
+pytestmark = pytest.mark.timeout(180)
+WIDE = "qwen2.5-vl"
+"""The family with two workers."""
+TEXT_MODE, PLAIN, TEXT_ONLY = "text-mode", "plain", "text-only"
+"""Further models: the last family in text mode, one without --enable-multimodal, one without vision."""
+PAIR = "pair"
+"""Prefill and decode workers; each sees the pictures, and one of them encodes them."""
+Expected = dict[str, dict[str, tuple[str, int]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("multimodal")
+
+
+@pytest.fixture(scope="module")
+def bare(warm: Zygote, folder: Path) -> Iterator[Expected]:
+    """Bare vLLM's answers, made while the workers start."""
+    children = {}
+    for family in FAMILIES:
+        at = folder / f"bare-{family}"
+        at.mkdir()
+        asked = cases(family) | ({f"user {n}": of_user(n) for n in range(USERS)} if family == WIDE else {})
+        (at / "cases.json").write_text(json.dumps(asked))
+        model = make_tiny_vision_model(folder / family, family)
+        args = [str(model), str(at / "cases.json"), str(at / "out.json")]
+        children[family] = warm.fork("cpu.vision:run", args, environment(at, **FORKED), at / "log")
+    found: Expected = {}
+    for family, child in children.items():
+        at = folder / f"bare-{family}"
+        assert child.wait(150) == 0, (at / "log").read_text()[-3000:]
+        found[family] = {
+            name: tuple(made) for name, made in json.loads((at / "out.json").read_text()).items()
+        }
+    yield found
+
+
+@pytest.fixture(scope="module")
+def served(warm: Zygote, model: Path, folder: Path) -> Iterator[Stack]:
+    """One frontend with a model of each family, and those that take no pictures."""
+    with stack(folder) as made:
+        made.start_frontend()
+
+        def start(name: str, of: Path, *flags: str) -> None:
+            component = f"of-{name.replace('.', '-')}"
+            warm.start_worker(made, of, "--served-model-name", name, "--component", component, *flags)
+
+        limits = ("--enable-multimodal", "--limit-mm-per-prompt", '{"image": 2, "video": 1}')
+        for family in FAMILIES:
+            of = make_tiny_vision_model(folder / family, family)
+            for _ in range(2 if family == WIDE else 1):
+                start(family, of, *limits, "--media-networks", "127.0.0.0/8")
+        start(TEXT_MODE, folder / "qwen3-vl", *limits, "--use-vllm-tokenizer")
+        start(PLAIN, folder / "qwen2-vl")
+        start(TEXT_ONLY, model, "--enable-multimodal")
+        for role in ("prefill", "decode"):
+            flags = ("--served-model-name", PAIR, "--enable-multimodal", *NIXL, role)
+            warm.start_worker(made, folder / WIDE, *flags)
+        yield made.wait_ready(120)
+
+
+def body(model: str, parts: Parts, **more: Any) -> dict[str, Any]:
+    asked = {"model": model, "messages": chat(parts), "max_tokens": MAX_TOKENS, "temperature": 0}
+    return {**asked, "ignore_eos": True, **more}
+
+
+def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
+    found = made.post("/v1/chat/completions", body(model, parts, **more))
+    assert found.status_code == 200, found.text
+    answer = found.json()
+    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
+
+
+CASES = [(family, case) for family in FAMILIES for case in cases(family)]
+
+
+@pytest.mark.parametrize(("family", "case"), CASES)
+def test_answer_and_usage_equal_bare_vllm(served: Stack, bare: Expected, family: str, case: str) -> None:
+    assert ask(served, family, cases(family)[case]) == bare[family][case]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pictures_change_the_answer(bare: Expected, family: str) -> None:
+    """Of the reference: equality with it would show little otherwise."""
+    texts = [text for text, _ in bare[family].values()]
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("case", cases("qwen3-vl"))
+def test_text_mode_equals_token_mode(served: Stack, bare: Expected, case: str) -> None:
+    assert ask(served, TEXT_MODE, cases("qwen3-vl")[case]) == bare["qwen3-vl"][case]
+
+
+def test_eight_users_get_answers_about_their_own_pictures(served: Stack, bare: Expected) -> None:
+    """Same words, same size: only the picture tells them apart. Again, they are found in the caches."""
+    for _ in range(2):
+        with ThreadPoolExecutor(USERS) as pool:
+            found = list(pool.map(lambda number: ask(served, WIDE, of_user(number)), range(USERS)))
+        assert found == [bare[WIDE][f"user {number}"] for number in range(USERS)]
+
+
+@pytest.mark.parametrize("case", ["two images", "video and image", "large"])
+def test_prefill_and_decode_equal_one_engine(served: Stack, bare: Expected, case: str) -> None:
+    asked = body(PAIR, cases(WIDE)[case])
+    answer = served.post("/v1/chat/completions", asked).json()
+    usage = answer["usage"]
+    assert (answer["choices"][0]["message"]["content"], usage["prompt_tokens"]) == bare[WIDE][case]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"], "not all was fetched"
+
+
+def test_stream_equals_unary(served: Stack, bare: Expected) -> None:
+    parts = cases("qwen3-vl")["two images"]
+    more = {"ignore_eos": True}
+    chunks = list(
+        served.openai.chat.completions.create(
+            model="qwen3-vl",
+            messages=chat(parts),  # type: ignore[arg-type]
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=more,
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert (text, chunks[-1].usage.prompt_tokens) == bare["qwen3-vl"]["two images"]  # type: ignore[union-attr]
+
+
+def test_two_choices_about_one_picture(served: Stack, bare: Expected) -> None:
+    parts = cases("qwen2-vl")["one image"]
+    answer = served.post("/v1/chat/completions", body("qwen2-vl", parts, n=2, temperature=0.8, seed=4)).json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert len(texts) == 2 and all(texts)
+    assert answer["usage"]["prompt_tokens"] == bare["qwen2-vl"]["one image"][1]
+
+
+def routed(made: Stack, parts: Parts, **more: Any) -> tuple[int, int]:
+    """Which worker answered, and how many tokens it had cached."""
+    asked = body(WIDE, parts, nvext={"extra_fields": ["worker_id"], **more})
+    answer = made.post("/v1/chat/completions", asked).json()
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["nvext"]["worker_id"]["decode_worker_id"], cached
+
+
+def test_repeated_picture_is_asked_where_it_is_cached(served: Stack) -> None:
+    asked = [[image(picture(200 + number, 224, 224)), LONG_TEXT] for number in range(6)]
+    first = [routed(served, parts) for parts in asked]
+    assert [cached for _, cached in first] == [0] * 6, "other pictures were taken for these"
+    assert len({worker for worker, _ in first}) == 2, "load should have spread the first round over both"
+    again = [routed(served, parts) for parts in asked]
+    assert [worker for worker, _ in again] == [worker for worker, _ in first]
+    assert all(cached >= 96 for _, cached in again)
+
+
+def test_words_before_a_picture_count_where_the_router_does_not_know_it(served: Stack) -> None:
+    """With a `uuid` the frontend has no name for the picture; its blocks must still be told of."""
+    words = {"type": "text", "text": "".join(f"{number} bo " for number in range(40))}
+    first = routed(served, [words, {**image(picture(210)), "uuid": "a"}, TEXT])
+    again = routed(served, [words, {**image(picture(211)), "uuid": "a"}, TEXT])
+    assert (again[0], again[1] >= 96) == (first[0], True), (first, again)
+
+
+def test_salt_keeps_the_same_picture_apart(served: Stack) -> None:
+    parts = [image(picture(300, 224, 224)), LONG_TEXT]
+    assert [routed(served, parts, cache_salt=salt)[1] >= 96 for salt in "aabb"] == [False, True, False, True]
+
+
+def test_name_a_client_gives_twice_does_not_mix_pictures(served: Stack, bare: Expected) -> None:
+    for case in ("one image", "image last"):
+        parts = [
+            {**part, "uuid": "mine"} if part["type"] == "image_url" else part for part in cases(WIDE)[case]
+        ]
+        assert ask(served, WIDE, parts) == bare[WIDE][case]
+    other = [{**image(picture(2)), "uuid": "mine"}, TEXT]
+    assert ask(served, WIDE, other) == ask(served, WIDE, [image(picture(2)), TEXT])
+
+
+def test_picture_of_a_refused_request_can_be_asked_about(served: Stack, bare: Expected) -> None:
+    """The prompt is too long only with the picture, which vLLM's core has then never seen."""
+    fresh = image(picture(400))
+    long = {"type": "text", "text": "x" * 2024}
+    refused = served.post("/v1/chat/completions", body("llava", [fresh, long]))
+    assert refused.status_code == 400 and "this model takes 2048" in refused.text, refused.text
+    found = ask(served, "llava", [fresh, TEXT])
+    assert found == ask(served, "llava", [image(picture(400)), TEXT])
+    assert found[1] == bare["llava"]["one image"][1]
+    worker = next(w for w in served.workers if "llava" in w.log.read_text())
+    assert worker.log.read_text().count("its media are sent once more") == 1
+
+
+REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {
+    "no picture": (WIDE, [image("data:image/png;base64,AAAA"), TEXT], {}, 415, ""),
+    "cut picture": (WIDE, [image(picture(1)[:4000]), TEXT], {}, 400, "image 1 of 1"),
+    "one of two": (WIDE, [image(picture(1)), image(picture(2)[:4000]), TEXT], {}, 400, "image 2 of 2"),
+    "three pictures": (
+        WIDE,
+        [image(picture(n)) for n in range(3)],
+        {},
+        400,
+        "3 images in one request; this worker takes 2",
+    ),
+    "video for LLaVA": ("llava", [film("data:video/mp4;base64,AAAA"), TEXT], {}, 400, "takes no videos"),
+    "sound": (
+        WIDE,
+        [{"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}, TEXT],
+        {},
+        400,
+        "takes no sounds",
+    ),
+    "a name alone": (
+        WIDE,
+        [{"type": "image_url", "image_url": None, "uuid": "mine"}, TEXT],
+        {},
+        400,
+        "without a URL",
+    ),
+    "file": (WIDE, [image("file:///etc/hostname"), TEXT], {}, 400, "image 1 of 1"),
+    "settings of the processor": (
+        WIDE,
+        [image(picture(1)), TEXT],
+        {"mm_processor_kwargs": {"min_pixels": 10**10}},
+        400,
+        "mm_processor_kwargs",
+    ),
+    "odd shape": (WIDE, [image(picture(1, 1000, 4)), TEXT], {}, 400, "aspect ratio must be smaller than 200"),
+    "without --enable-multimodal": (
+        PLAIN,
+        [image(picture(1)), TEXT],
+        {},
+        400,
+        "started without --enable-multimodal",
+    ),
+    "model without vision": (TEXT_ONLY, [image(picture(1)), TEXT], {}, 400, "this model takes text only"),
+    "sound in text mode": (
+        TEXT_MODE,
+        [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, TEXT],
+        {},
+        400,
+        "takes no sounds",
+    ),
+    "three pictures in text mode": (TEXT_MODE, [image(picture(n)) for n in range(3)], {}, 400, "takes 2"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_by_name_and_the_engine_goes_on(served: Stack, kind: str) -> None:
+    model, parts, more, status, said = REFUSED[kind]
+    found = served.post("/v1/chat/completions", body(model, parts, **more))
+    assert (found.status_code, said in found.text) == (status, True), found.text
+    assert ask(served, model, [TEXT])[0]
+
+
+def test_mark_without_a_picture_is_text(served: Stack) -> None:
+    """A client can write the words that stand for a picture."""
+    for family in FAMILIES:
+        marks = [{"type": "text", "text": "<|vision_start|><|image_pad|><|vision_end|><|video_pad|><image>"}]
+        assert ask(served, family, marks)[0]
+        mixed = [*marks, image(picture(1)), TEXT]
+        assert served.post("/v1/chat/completions", body(family, mixed)).status_code in (200, 400)
+        assert ask(served, family, [TEXT])[0]
+
+
+def test_start_says_that_a_text_model_takes_no_media(served: Stack) -> None:
+    logs = [worker.log.read_text() for worker in served.workers]
+    assert sum("--enable-multimodal does nothing" in log for log in logs) == 1
+
+
+def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
+    """The frontend asks for no video itself, so the only one who connects is the worker."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(("127.0.0.1", served.port)) as client,
+    ):
+        server.settimeout(10)
+        asked = json.dumps(body(WIDE, [film(f"http://127.0.0.1:{server.getsockname()[1]}/slow.mp4")]))
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n{asked}".encode())
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(3)
+            assert connection.recv(65536).startswith(b"GET /slow.mp4")
+            client.close()
+            assert connection.recv(10) == b"", "the worker still waits for the video"
+
+
+def test_killed_worker_in_mid_stream(served: Stack) -> None:
+    """The other worker sees the picture again and goes on; last, for one worker is gone then."""
+    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=300)}
+    asked["stream_options"] = {"include_usage": True}
+
+    def stream() -> Iterator[dict[str, Any]]:
+        with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=asked, timeout=30) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line[6:])
+
+    def text(chunks: list[dict[str, Any]]) -> str:
+        return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+    undisturbed = list(stream())
+    chunks, rest = [], stream()
+    for _ in range(20):
+        chunks.append(next(rest))
+    workers = [w for w in served.workers if f"models=['{WIDE}']" in w.log.read_text()]
+    (busy,) = [w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0]
+    os.killpg(busy.pid, signal.SIGKILL)
+    chunks += rest
+    assert text(chunks) == text(undisturbed)
+    keys = ("prompt_tokens", "completion_tokens")
+    usages = [[found[-1]["usage"][key] for key in keys] for found in (chunks, undisturbed)]
+    assert usages[0] == usages[1]

@@ -1,0 +1,125 @@
+"""What tests of media in real engines share: pictures, chats about them, and bare vLLM's answers.
+
+`run` is bare AsyncLLM with vLLM's own fetching, decoding and rendering; it runs in a child of the zygote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+Parts = list[dict[str, Any]]
+TEXT = {"type": "text", "text": "ba be bi"}
+LONG_TEXT = {"type": "text", "text": "ba be bi bo " * 12}
+MAX_TOKENS = 12
+USERS = 8
+
+
+@functools.cache
+def picture(seed: int, width: int = 112, height: int = 84) -> str:
+    """A data: URL of noise."""
+    levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(levels).save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+@functools.cache
+def video(seed: int, frames: int = 12) -> str:
+    """A data: URL of some seconds of noise."""
+    import cv2
+
+    chance = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.mp4")
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 4.0, (64, 64))
+        for _ in range(frames):
+            coarse = chance.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+            writer.write(cv2.resize(coarse, (64, 64), interpolation=cv2.INTER_NEAREST))
+        writer.release()
+        return f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def film(url: str) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+def cases(family: str) -> dict[str, Parts]:
+    found = {
+        "text": [TEXT],
+        "one image": [image(picture(1)), TEXT],
+        "image last": [TEXT, image(picture(1))],
+        "two images": [image(picture(1)), image(picture(2, 56, 140)), TEXT],
+        "the same twice": [image(picture(1)), TEXT, image(picture(1))],
+        "large": [image(picture(3, 640, 480)), LONG_TEXT],
+    }
+    if family != "llava":
+        found |= {
+            "video": [film(video(1)), TEXT],
+            "video and image": [film(video(2)), TEXT, image(picture(2))],
+        }
+    return found
+
+
+def of_user(number: int) -> Parts:
+    """Everybody with the same words and a picture of their own."""
+    return [image(picture(100 + number, 168, 168)), LONG_TEXT]
+
+
+def chat(parts: Parts) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": parts}]
+
+
+def run(model: str, cases_file: str, out_file: str) -> None:
+    asked = json.loads(Path(cases_file).read_text())
+    Path(out_file).write_text(json.dumps(asyncio.run(answers(model, asked))))
+
+
+async def answers(model: str, asked: dict[str, Parts]) -> dict[str, Any]:
+    """The text and the prompt's length of each."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(
+        model=model,
+        max_model_len=2048,
+        enforce_eager=True,
+        dtype="float32",
+        block_size=32,
+        distributed_executor_backend="uni",
+        enable_prefix_caching=False,
+    )
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    engine = AsyncLLM.from_vllm_config(config)
+    try:
+        return {name: await answer(engine, name, parts) for name, parts in asked.items()}
+    finally:
+        engine.shutdown()
+
+
+async def answer(engine: Any, name: str, parts: Parts) -> list[Any]:
+    from vllm import SamplingParams
+    from vllm.renderers import ChatParams
+
+    params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
+    _, (prompt,) = await engine.renderer.render_chat_async([chat(parts)], params)
+    sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    async for result in engine.generate(prompt, sampling, name):
+        last = result
+    return [last.outputs[0].text, len(last.prompt_token_ids)]

@@ -1,0 +1,352 @@
+"""Files that are not what they seem, over real HTTP: each is refused with its status, in time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ipaddress
+import os
+import signal
+import struct
+import time
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media.addresses import Reach
+from dynamo_vllm.media.base import MEGABYTE, MEGAPIXEL, Audio, Kind, MediaLimits, MediaRef, Video
+from dynamo_vllm.media.loader import Loader, make_loader
+from dynamo_vllm.media.sampling import UNKNOWN, Sampler
+from harness import media
+from harness.bad_server import BadServer, bad_server
+
+LIMITS = MediaLimits(
+    max_bytes=8 * MEGABYTE,
+    max_pixels=4 * MEGAPIXEL,
+    max_video_pixels=MEGAPIXEL,
+    max_frames=64,
+    max_seconds=30,
+    timeout_seconds=10,
+)
+LOOPBACK = Reach(networks=(ipaddress.ip_network("127.0.0.0/8"),))
+MOST_GROWTH = 64 * MEGABYTE
+PNG, JPEG = media.picture(), media.picture("JPEG", size=(300, 200))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BadServer]:
+    async with bad_server() as made:
+        yield made
+
+
+@pytest.fixture
+async def loader() -> AsyncIterator[Loader]:
+    made = make_loader(LIMITS, reach=LOOPBACK)
+    yield made
+    await made.aclose()
+
+
+def zipped() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a.class", b"x" * 100)
+    return buffer.getvalue()
+
+
+def in_comment(text: bytes) -> bytes:
+    """A JPEG whose first segment is a comment."""
+    return JPEG[:2] + b"\xff\xfe" + struct.pack(">H", len(text) + 2) + text + JPEG[2:]
+
+
+def of_many_scans() -> bytes:
+    return JPEG[:-2] + b"\xff\xda" * 101 + JPEG[-2:]
+
+
+def webp_that_claims(width: int, height: int) -> bytes:
+    size = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + size
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def gif_that_claims(width: int, height: int) -> bytes:
+    data = bytearray(media.picture("GIF", "P"))
+    data[6:10] = struct.pack("<HH", width, height)
+    return bytes(data)
+
+
+SVG = (
+    b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
+)
+PICTURES: dict[str, tuple[bytes, int, str]] = {
+    "bomb of 50000x50000": (media.png_that_claims(50_000, 50_000), 413, "pixels; the limit is 4 million"),
+    "bomb of 2^31": (media.png_that_claims(2**31 - 1, 2**31 - 1), 413, "pixels; the limit"),
+    "one pixel row too many": (media.png_that_claims(2000, 2001), 413, "limit is 4 million"),
+    "webp bomb": (webp_that_claims(1 << 24, 1 << 24), 413, "16777216x16777216"),
+    "gif bomb": (gif_that_claims(65535, 65535), 413, "pixels; the limit"),
+    "jpeg of many scans": (of_many_scans(), 400, "scans"),
+    "svg": (SVG, 415, "SVG"),
+    "svg without a head": (b"  <svg onload='x()'/>", 415, "SVG"),
+    "html": (b"<!DOCTYPE html><html>", 415, "HTML"),
+    "text": (b"hello", 415, "no known type"),
+    "nothing": (b"", 415, "no known type"),
+    "pdf": (b"%PDF-1.7", 415, "PDF"),
+    "postscript, which Pillow would run": (b"%!PS-Adobe-3.0 EPSF-3.0", 415, "no known type"),
+    "tiff": (media.picture("TIFF"), 415, "TIFF"),
+    "ico": (media.picture("ICO", size=(16, 16)), 415, "no known type"),
+    "playlist": (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "playlist"),
+    "pickle": (b"\x80\x04\x95", 415, "no known type"),
+    "numpy": (b"\x93NUMPY\x01\x00", 415, "no known type"),
+    "sound": (media.sound(), 415, r"this is audio \(WAV\)"),
+    "picture and archive": (PNG + zipped(), 415, "at once"),
+    "picture and page": (in_comment(b"<html><script>alert(1)</script>"), 415, "at once"),
+    "picture and php": (in_comment(b"<?php system('id'); ?>"), 415, "at once"),
+    "picture and pdf": (in_comment(b"%PDF-1.4"), 415, "at once"),
+    "page before the picture": (b"<html>" + PNG, 415, "HTML"),
+    "truncated png": (media.picture(size=(200, 200))[:-2000], 400, "broken or cut off"),
+    "truncated jpeg": (JPEG[: len(JPEG) // 2], 400, "broken or cut off"),
+    "truncated webp": (media.picture("WEBP", size=(200, 200))[:100], 400, "broken or cut off"),
+    "truncated gif": (media.picture("GIF", "P", size=(200, 200))[:900], 400, "broken or cut off"),
+    "head of a png": (PNG[:20], 400, "broken or cut off"),
+    "magic of a jpeg": (b"\xff\xd8\xff", 400, "broken or cut off"),
+    "magic of a webp": (b"RIFF\0\0\0\0WEBP", 400, "broken or cut off"),
+    "bmp of nothing": (b"BM" + bytes(60), 400, "broken or cut off"),
+    "png with a wrong sum": (PNG[:40] + b"\0\0\0\0" + PNG[44:], 400, "broken or cut off"),
+    "png of a text bomb": (b"", 400, ""),  # filled in below
+}
+
+
+def png_with_text_bomb() -> bytes:
+    import zlib
+
+    text = b"comment\0\0" + zlib.compress(bytes(64 * MEGABYTE))
+    chunk = struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
+    return PNG[:33] + chunk + PNG[33:]
+
+
+PICTURES["png of a text bomb"] = (png_with_text_bomb(), 400, "broken or cut off")
+
+
+@pytest.mark.parametrize("name", PICTURES)
+async def test_file_that_is_no_good_picture_is_refused(server: BadServer, loader: Loader, name: str) -> None:
+    data, status, match = PICTURES[name]
+    await loader.load(MediaRef("image", server.file("/warm", PNG)))
+    process, began = psutil.Process(), time.monotonic()
+    before = process.memory_info().rss
+    with pytest.raises(MediaRefused, match=match) as caught:
+        await loader.load(MediaRef("image", server.file("/a", data, "Content-Type: image/png")))
+    assert caught.value.status == status
+    assert time.monotonic() - began < 2
+    assert process.memory_info().rss - before < MOST_GROWTH
+
+
+async def test_hundred_pictures_are_refused_before_one_is_fetched(server: BadServer, loader: Loader) -> None:
+    refs = [MediaRef("image", server.file("/a", PNG))] * 100
+    with pytest.raises(MediaRefused, match="100 image parts; this worker takes 16") as caught:
+        await loader.load_all(refs)
+    assert caught.value.status == 413
+    assert server.requests == []
+
+
+async def test_error_names_the_part_among_its_kind(server: BadServer, loader: Loader) -> None:
+    good, bad = MediaRef("image", server.file("/a", PNG)), MediaRef("image", server.file("/b", b"x"))
+    sound = MediaRef("audio", server.file("/c", media.sound()))
+    with pytest.raises(MediaRefused, match="^image 2 of 3: "):
+        await loader.load_all([sound, good, bad, good])
+
+
+async def test_same_picture_at_once_is_decoded_once(
+    server: BadServer, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    really = Image.open
+
+    def count(*args: object, **kwargs: object) -> Image.Image:
+        opened.append(args)
+        return really(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Image, "open", count)
+    data = media.picture("JPEG", size=(1500, 1500))
+    items = await loader.load_all([MediaRef("image", server.file(f"/{n}", data)) for n in range(8)])
+    assert len(opened) == 1
+    assert len({id(item) for item in items}) == 1
+    other = await loader.load(MediaRef("image", server.file("/other", PNG)))
+    assert other.key != items[0].key
+
+
+async def test_url_whose_content_changes_gives_the_new_content(server: BadServer, loader: Loader) -> None:
+    first = await loader.load(MediaRef("image", server.file("/a", PNG)))
+    second = await loader.load(MediaRef("image", server.file("/a", JPEG)))
+    assert first.key != second.key
+
+
+async def test_leaving_one_of_two_who_wait_leaves_the_other(server: BadServer, tmp_path: Path) -> None:
+    """Both wait for the same video; the first is cancelled."""
+    loader = make_loader(LIMITS, reach=LOOPBACK)
+    ref = MediaRef("video", server.file("/a", media.video(tmp_path)))
+    first, second = (asyncio.create_task(loader.load(ref)) for _ in range(2))
+    while len(psutil.Process().children()) < 1:
+        await asyncio.sleep(0.01)
+    first.cancel()
+    assert isinstance((await second).data, Video)
+    assert first.cancelled()
+    await loader.aclose()
+
+
+async def test_video_and_sound_come_over_http(server: BadServer, loader: Loader, tmp_path: Path) -> None:
+    video, sound = await loader.load_all(
+        [
+            MediaRef("video", server.file("/v", media.video(tmp_path, frames=40))),
+            MediaRef("audio", server.file("/s", media.sound(channels=2))),
+        ]
+    )
+    assert isinstance(video.data, Video) and isinstance(sound.data, Audio)
+    assert video.data.frames.shape == (32, 48, 64, 3)
+    assert video.data.metadata["total_num_frames"] == 40
+    assert len(video.data.metadata["frames_indices"]) == 32
+    assert (sound.data.samples.shape, sound.data.rate) == ((4000,), 8000)
+
+
+def claims_to_be_longer(data: bytes) -> bytes:
+    """An AVI whose header counts two thousand million frames."""
+    at = data.index(b"strh") + 8 + 32
+    return data[:at] + struct.pack("<I", 2_000_000_000) + data[at + 4 :]
+
+
+def emptied(data: bytes) -> bytes:
+    """An MP4 of zeros between its boxes."""
+    start, end = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    return data[:start] + bytes(end - start) + data[end:]
+
+
+def without_index(data: bytes) -> bytes:
+    return data[: data.index(b"moov") - 4]
+
+
+VIDEOS: dict[str, tuple[Callable[[Path], bytes], int, str]] = {
+    "too long": (lambda folder: media.video(folder, frames=70, rate=2.0), 413, "longer than 30 s"),
+    "cut off avi": (lambda folder: media.video(folder, "a.avi", "MJPG")[:-6000], 400, "AVI is cut off"),
+    "cut off mp4": (lambda folder: media.video(folder)[:-10], 400, "MP4 is cut off"),
+    "frames of nothing": (lambda folder: emptied(media.video(folder)), 400, "no frames"),
+    "without its index": (lambda folder: without_index(media.video(folder)), 400, "broken"),
+    "magic alone": (lambda _: b"\0\0\0\x18ftypmp42" + bytes(16), 400, "broken"),
+    "noise behind the magic": (lambda _: b"\x1aE\xdf\xa3" + os.urandom(5000), 400, "broken"),
+    "a lie about its length": (
+        lambda folder: claims_to_be_longer(media.video(folder, "a.avi", "MJPG")),
+        413,
+        "longer than 30 s",
+    ),
+    "playlist": (lambda _: b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", 415, "playlist"),
+    "heif": (lambda _: b"\0\0\0\x18ftypheic" + bytes(16), 415, "HEIF"),
+    "picture": (lambda _: PNG, 415, r"this is image \(PNG\)"),
+}
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+async def test_file_that_is_no_good_video_is_refused(
+    server: BadServer, loader: Loader, tmp_path: Path, name: str
+) -> None:
+    make, status, match = VIDEOS[name]
+    with pytest.raises(MediaRefused, match=match) as caught:
+        await loader.load(MediaRef("video", server.file("/a", make(tmp_path))))
+    assert caught.value.status == status
+    assert psutil.Process().children() == []
+
+
+async def test_video_of_too_many_pixels_is_refused(server: BadServer, tmp_path: Path) -> None:
+    small = MediaLimits(max_pixels=3000)
+    loader = make_loader(small, reach=LOOPBACK)
+    with pytest.raises(MediaRefused, match="64x48 pixels a frame") as caught:
+        await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
+    assert caught.value.status == 413
+    await loader.aclose()
+    loader = make_loader(MediaLimits(max_video_pixels=60_000), reach=LOOPBACK)
+    with pytest.raises(MediaRefused, match="the 32 frames taken") as caught:
+        await loader.load(MediaRef("video", server.url("/a")))
+    assert caught.value.status == 413
+    await loader.aclose()
+
+
+async def test_video_for_a_model_of_unknown_ways_is_refused(server: BadServer, tmp_path: Path) -> None:
+    loader = make_loader(LIMITS, reach=LOOPBACK, sampler=UNKNOWN)
+    with pytest.raises(MediaRefused, match="not taken for this model"):
+        await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
+    await loader.aclose()
+
+
+async def test_decoder_that_dies_is_one_refused_request(
+    server: BadServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a fault of a native decoder would: the process ends while the frames are chosen."""
+
+    def kill(total: int, rate: float) -> list[int]:
+        (child,) = psutil.Process().children()
+        os.kill(child.pid, signal.SIGSEGV)
+        return [0]
+
+    loader = make_loader(LIMITS, reach=LOOPBACK, sampler=Sampler("kill", kill))
+    with pytest.raises(MediaRefused, match="its decoder gave up"):
+        await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
+    assert f"ended with code {-signal.SIGSEGV}" in caplog.text
+    await loader.aclose()
+
+
+async def test_decoder_that_hangs_is_ended(server: BadServer, tmp_path: Path) -> None:
+    def stop(total: int, rate: float) -> list[int]:
+        (child,) = psutil.Process().children()
+        os.kill(child.pid, signal.SIGSTOP)
+        return [0]
+
+    loader = make_loader(MediaLimits(timeout_seconds=1.2), reach=LOOPBACK, sampler=Sampler("stop", stop))
+    with pytest.raises(MediaRefused, match="within 1.2 s"):
+        await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
+    async with asyncio.timeout(5):
+        while psutil.Process().children():
+            await asyncio.sleep(0.02)
+    await loader.aclose()
+
+
+SOUNDS: dict[str, tuple[bytes, int, str]] = {
+    "too long": (media.sound(seconds=31, rate=1000), 413, "lasts 31 s; the limit is 30 s"),
+    "cut off": (media.sound()[:-100], 400, "cut off"),
+    "magic alone": (b"RIFF\0\0\0\0WAVE", 400, "cut off"),
+    "no sound": (media.sound(seconds=0), 400, "no sound"),
+    "no channels": (media.sound()[:22] + bytes(2) + media.sound()[24:], 400, "0 channels"),
+    "mu-law": (media.sound()[:20] + b"\x07\0" + media.sound()[22:], 415, "encoding 7"),
+    "picture": (PNG, 415, r"this is image \(PNG\)"),
+}
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+async def test_file_that_is_no_good_sound_is_refused(server: BadServer, loader: Loader, name: str) -> None:
+    data, status, match = SOUNDS[name]
+    with pytest.raises(MediaRefused, match=match) as caught:
+        await loader.load(MediaRef("audio", server.file("/a", data)))
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+async def test_random_bytes_behind_a_good_beginning_are_only_ever_refused(
+    server: BadServer, loader: Loader, tmp_path: Path, kind: Kind
+) -> None:
+    """A little fuzzing: whatever comes, it is loaded or refused, and nothing else."""
+    import random
+
+    noise = random.Random(5)
+    good = {
+        "image": [media.picture(name) for name in ("PNG", "JPEG", "WEBP", "BMP")],
+        "video": [media.video(tmp_path, "a.avi", "MJPG", frames=5)],
+        "audio": [media.sound()],
+    }[kind]
+    for number in range(4 if kind == "video" else 120):
+        data = bytearray(good[number % len(good)])
+        for _ in range(noise.randrange(1, 20)):
+            data[noise.randrange(12, len(data))] = noise.randrange(256)
+        try:
+            await loader.load(MediaRef(kind, media.data_url(bytes(data))))
+        except MediaRefused as exc:
+            assert exc.status in (400, 413, 415)

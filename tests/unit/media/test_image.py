@@ -1,0 +1,51 @@
+"""Pictures: only the decoder of the sniffed type, upright, RGB."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media import image
+from dynamo_vllm.media.base import MediaLimits
+from dynamo_vllm.media.sniff import FORMATS, sniff
+from dynamo_vllm.media.watch import Watch
+from harness import media
+
+BY_NAME = {item.name: item for item in FORMATS}
+PICTURES = [item.name for item in FORMATS if item.kind == "image"]
+
+
+def decode(data: bytes, name: str | None = None) -> Image.Image:
+    format = BY_NAME[name] if name else sniff(data, "image")
+    return image.decode(data, format, MediaLimits(), Watch(5))[0]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_type_is_known_by_its_bytes_and_decoded(name: str) -> None:
+    data = media.picture(name)
+    assert sniff(data, "image").name == name
+    assert (decode(data).mode, decode(data).size) == ("RGB", (12, 8))
+
+
+def test_no_other_decoder_is_tried_than_that_of_the_type() -> None:
+    with pytest.raises(MediaRefused, match="the PNG is broken"):
+        decode(media.picture("GIF"), "PNG")
+
+
+def test_picture_is_turned_as_its_exif_says() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode(media.picture("JPEG", exif=exif)).size == (8, 12)
+
+
+def test_transparency_lies_over_white() -> None:
+    clear = Image.new("RGBA", (2, 2), (9, 9, 9, 0))
+    assert image._to_rgb(clear).getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("kind", ["video", "audio"])
+def test_picture_is_no_other_kind(kind: str) -> None:
+    with pytest.raises(MediaRefused, match=r"this is image \(PNG\)") as caught:
+        sniff(media.picture(), kind)  # type: ignore[arg-type]
+    assert caught.value.status == 415

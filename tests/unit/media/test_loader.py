@@ -1,0 +1,111 @@
+"""The loader without a network: counts, keys, options, who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media.base import MEGABYTE, MediaLimits, MediaRef
+from dynamo_vllm.media.loader import Loader, from_options, make_loader
+from harness import media
+
+PNG = media.picture()
+
+
+@pytest.fixture
+async def loader() -> AsyncIterator[Loader]:
+    made = make_loader(MediaLimits(per_request={"image": 2}), cache_bytes=1300)
+    yield made
+    await made.aclose()
+
+
+async def test_key_is_of_the_content_and_of_nothing_else(loader: Loader, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(PNG)
+    here = make_loader(folder=tmp_path)
+    first = await loader.load(MediaRef("image", media.data_url(PNG)))
+    again = await loader.load(MediaRef("image", media.data_url(PNG, "text/html")))
+    file = await here.load(MediaRef("image", f"file://{tmp_path}/a"))
+    other = await loader.load(MediaRef("image", media.data_url(media.picture("BMP"))))
+    assert first is again
+    assert first.key == file.key != other.key
+    assert (len(first.key), first.size) == (64, 12 * 8 * 4)
+    await here.aclose()
+
+
+async def test_counts_are_checked_per_kind_and_first(loader: Loader) -> None:
+    good = MediaRef("image", media.data_url(PNG))
+    assert len(await loader.load_all([good, good])) == 2
+    with pytest.raises(MediaRefused, match="3 image parts; this worker takes 2") as caught:
+        await loader.load_all([good, MediaRef("image", "nonsense"), good])
+    assert caught.value.status == 413
+    with pytest.raises(MediaRefused, match="1 video parts; this worker takes 0"):
+        await loader.load(MediaRef("video", media.data_url(PNG)))
+
+
+async def test_nothing_to_load_is_nothing(loader: Loader) -> None:
+    assert await loader.load_all([]) == []
+
+
+async def test_cache_stays_within_its_bytes(loader: Loader) -> None:
+    """Of 1300 bytes; a picture takes 384 to 608."""
+    for width in range(12, 20):
+        await loader.load(MediaRef("image", media.data_url(media.picture(size=(width, 8)))))
+    assert loader.cache.bytes <= 1300
+    assert len(loader.cache) == 2
+
+
+async def test_long_url_is_refused(loader: Loader) -> None:
+    with pytest.raises(MediaRefused, match="more than 8192 characters"):
+        await loader.load(MediaRef("image", "http://example.com/" + "a" * 9000))
+
+
+async def test_cancelling_everybody_who_waits_spoils_nothing_for_the_next(loader: Loader) -> None:
+    ref = MediaRef("image", media.data_url(media.picture(size=(100, 100))))
+    for _ in range(10):
+        waiting = [asyncio.create_task(loader.load(ref)) for _ in range(3)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        fresh = asyncio.create_task(loader.load(ref))
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(not isinstance(result, Exception) for result in results)  # done or cancelled
+        assert (await fresh).kind == "image"
+
+
+async def test_options_become_limits(tmp_path: Path) -> None:
+    options = WorkerOptions(
+        media_max_mb=1,
+        media_max_images=1,
+        media_folder=str(tmp_path),
+        media_networks=("10.0.0.0/8",),
+        media_hosts=("a.example",),
+    )
+    made = from_options(options)
+    (tmp_path / "big").write_bytes(bytes(MEGABYTE + 1))
+    with pytest.raises(MediaRefused, match="more than 1 MB"):
+        await made.load(MediaRef("image", f"file://{tmp_path}/big"))
+    with pytest.raises(MediaRefused, match="takes 1 in"):
+        await made.load_all([MediaRef("image", "x")] * 2)
+    with pytest.raises(MediaRefused, match="none of those"):
+        await made.load(MediaRef("image", "http://b.example/"))
+    await made.aclose()
+
+
+def test_defaults_of_flags_and_limits_agree() -> None:
+    options, limits = WorkerOptions(), MediaLimits()
+    assert options.media_max_mb * MEGABYTE == limits.max_bytes
+    assert options.media_max_megapixels * 1e6 == limits.max_pixels
+    assert options.media_max_video_megapixels * 1e6 == limits.max_video_pixels
+    assert options.media_max_frames == limits.max_frames
+    assert options.media_max_seconds == limits.max_seconds
+    assert options.media_timeout_seconds == limits.timeout_seconds
+    assert options.media_redirects == limits.redirects
+    assert (options.media_max_images, options.media_max_videos, options.media_max_audios) == tuple(
+        limits.per_request[kind] for kind in ("image", "video", "audio")
+    )

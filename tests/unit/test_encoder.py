@@ -1,0 +1,252 @@
+"""Encode workers and those who ask them, without an engine: what is asked, what is believed, who encodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.engine.ec_folder import FORGOTTEN_SECONDS, Folder, Unusable, own_name
+from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.errors import InvalidRequest, MediaTypeUnknown
+from dynamo_vllm.job import Job, MediaPrompt, Output
+from dynamo_vllm.media.base import MediaRef
+from dynamo_vllm.media.loader import Loader, make_loader
+from dynamo_vllm.roles import encode
+from dynamo_vllm.roles.encoded import EncodedReader, NoEncoder
+from dynamo_vllm.roles.media import MediaReader
+from unit.test_media_role import picture
+
+RED, DARK = MediaRef("image", picture(200)), MediaRef("image", picture(20))
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[Loader]:
+    made = make_loader(threads=1)
+    yield made
+    asyncio.run(made.aclose())
+
+
+def make_engine() -> FakeEngine:
+    return FakeEngine(FakeSpec(media={"image": 3, "video": 1}), lambda figures: None, lambda phase: None)
+
+
+# --- the folder: names and room --------------------------------------------------------------------------
+
+
+def put(folder: Folder, name: str, size: int, age: float = 0.0) -> Path:
+    path = folder.path / f"{name}.safetensors"
+    path.write_bytes(bytes(size))
+    now = path.stat().st_mtime
+    os.utime(path, (now - age, now - age))
+    return path
+
+
+def held(folder: Folder) -> set[str]:
+    return {path.name[0] for path in folder.path.glob("*.safetensors")}
+
+
+def test_folder_keeps_to_its_bytes_and_forgets_the_longest_unused(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 250)
+    for name, age in ((A, 30), (B, 20), (C, 10)):
+        put(folder, name, 100, age)
+    assert folder.has(A)  # used just now
+    folder.evict()
+    assert held(folder) == {"a", "c"}
+
+
+def test_what_was_just_written_stays_even_above_the_limit(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 50)
+    put(folder, A, 100, age=30)
+    put(folder, B, 100, age=40)
+    folder.evict(keep=f"{B}.safetensors")
+    assert held(folder) == {"b"}
+
+
+def test_leavings_of_a_killed_encoder_are_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 10**6)
+    old, new, other = tmp_path / "x.1-0.part", tmp_path / "y.1-0.part", tmp_path / "notes.txt"
+    for path in (old, new, other):
+        path.write_bytes(b"half")
+    past = old.stat().st_mtime - FORGOTTEN_SECONDS - 1
+    for path in (old, other):
+        os.utime(path, (past, past))
+    folder.evict()
+    assert (old.exists(), new.exists(), other.exists()) == (False, True, True)
+
+
+def test_folder_is_nobody_elses(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "shared" / "of-a-model", 10)
+    assert [path.stat().st_mode & 0o777 for path in (folder.path, folder.path.parent)] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [(A, A), (f"{'0' * 16}-{A}", A), ("../" + A, None), ("canary", None), (A + "\n", None), ("", None)],
+)
+def test_only_our_names_become_files(name: str, own: str | None, tmp_path: Path) -> None:
+    assert own_name(name) == own
+    assert not Folder(tmp_path, 10).has(name)
+
+
+# --- the encoder's side ----------------------------------------------------------------------------------
+
+
+async def make_encode(loader: Loader, folder: Folder) -> encode.Encode:
+    engine = make_engine()
+    facts = await engine.start()
+    return encode.Encode(facts, MediaReader(facts, loader, engine), folder)
+
+
+async def job_for(role: encode.Encode, *refs: MediaRef, salt: str | None = None) -> Job:
+    return await role.prepare(role.parse(encode.request([1, 2], refs, salt)), "j")
+
+
+async def names_of(role: encode.Encode, job: Job, *refs: MediaRef) -> list[str]:
+    request = role.parse(encode.request([1, 2], refs, None))
+    output = job.answer or Output([], finish="stop", finished=True)
+    chunk = role.encoder(request, job).encode(output)
+    return [found["name"] for found in chunk["disaggregated_params"]["encoded"]]
+
+
+async def test_encoder_names_media_by_content_and_salt(loader: Loader, tmp_path: Path) -> None:
+    role = await make_encode(loader, Folder(tmp_path, 10**6))
+    job = await job_for(role, RED, DARK, RED)
+    red, dark, again = await names_of(role, job, RED, DARK, RED)
+    assert red == again != dark
+    (salted,) = await names_of(role, await job_for(role, RED, salt="s"), RED)
+    assert salted != red
+
+
+async def test_what_is_in_the_folder_is_not_encoded_again(loader: Loader, tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 10**6)
+    role = await make_encode(loader, folder)
+    job = await job_for(role, RED)
+    assert job.answer is None and job.media is not None
+    (name,) = await names_of(role, job, RED)
+    put(folder, name, 10)
+    again = await job_for(role, RED)
+    assert again.answer is not None and await names_of(role, again, RED) == [name]
+    assert (await job_for(role, RED, DARK)).answer is None
+
+
+async def test_encoder_refuses_a_request_without_media_but_not_a_health_check(
+    loader: Loader, tmp_path: Path
+) -> None:
+    role = await make_encode(loader, Folder(tmp_path, 10))
+    with pytest.raises(InvalidRequest, match="takes media"):
+        await job_for(role)
+    assert (await role.prepare(role.parse(role.health_check()), "j")).media is None
+
+
+# --- the side that asks ----------------------------------------------------------------------------------
+
+
+class Answering:
+    """Encode workers that give this answer."""
+
+    def __init__(self, answer: encode.Handoff | Exception) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.cancelled = asyncio.Event()
+
+    async def encode(self, job_id: str, request: dict[str, Any]) -> encode.Handoff:
+        self.asked.append((job_id, request))
+        if isinstance(self.answer, asyncio.CancelledError):
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.cancelled.set()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[return-value]
+
+
+class Taking(FakeEngine):
+    """Takes what encoders made, where their files are as they should be."""
+
+    broken: str | None = None
+
+    async def read_encoded(self, name: str) -> Any:
+        if self.broken:
+            raise Unusable(self.broken)
+        return await super().read_encoded(name)
+
+
+class Asking:
+    def __init__(self, answer: Any, by_connector: bool = False) -> None:
+        self.encoders = Answering(answer)
+        self.engine = Taking(FakeSpec(media={"image": 3, "video": 1}), lambda _: None, lambda _: None)
+        self.by_connector = by_connector
+        self.lost = 0
+
+    def count(self) -> None:
+        self.lost += 1
+
+    async def read(self, loader: Loader, *refs: MediaRef, names: tuple[str, ...] = ()) -> MediaPrompt:
+        facts = await self.engine.start()
+        own = MediaReader(facts, loader, self.engine)
+        reader = EncodedReader(own, self.engine, self.encoders, self.by_connector, self.count)
+        return await reader.read([7], refs, None, names, "job-1")
+
+
+def done(*names: str) -> encode.Handoff:
+    return encode.Handoff([encode.Encoded("image", name) for name in names])
+
+
+async def test_encoders_output_stands_for_pixels(loader: Loader) -> None:
+    asking = Asking(done(A, B))
+    seen = await asking.read(loader, RED, DARK, names=("0" * 16, "1" * 16))
+    assert [medium.data for medium in seen.media] == [f"encoded {A}", f"encoded {B}"]
+    assert [medium.name for medium in seen.media] == [f"{'0' * 16}-{A}", f"{'1' * 16}-{B}"]
+    assert asking.encoders.asked[0][0] == "job-1"
+    assert asking.lost == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "broken"),
+    [
+        (NoEncoder("it is gone"), None),
+        (done(A), None),  # of two media
+        (encode.Handoff([encode.Encoded("image", A), encode.Encoded("video", B)]), None),
+        (done(A, B), "its shape is (3, 8)"),
+    ],
+)
+async def test_whatever_fails_is_encoded_here(answer: Any, broken: str | None, loader: Loader) -> None:
+    asking = Asking(answer)
+    asking.engine.broken = broken
+    seen = await asking.read(loader, RED, DARK)
+    assert [medium.data.size for medium in seen.media] == [(2, 2), (2, 2)]
+    assert asking.lost == 1
+
+
+async def test_by_connector_the_media_are_read_here_too_under_the_same_names(
+    loader: Loader, tmp_path: Path
+) -> None:
+    role = await make_encode(loader, Folder(tmp_path, 10))
+    names = await names_of(role, await job_for(role, RED), RED)
+    asking = Asking(done(*names), by_connector=True)
+    (medium,) = (await asking.read(loader, RED)).media
+    assert medium.data.size == (2, 2) and medium.name == names[0]
+    assert asking.lost == 0
+
+
+async def test_media_refused_here_end_the_work_of_the_encoder(loader: Loader) -> None:
+    asking = Asking(asyncio.CancelledError(), by_connector=True)
+    with pytest.raises(MediaTypeUnknown):
+        await asking.read(loader, MediaRef("image", "data:image/png;base64,AAAA"))
+    await asyncio.wait_for(asking.encoders.cancelled.wait(), 5)
+
+
+async def test_client_that_leaves_ends_the_work_of_the_encoder(loader: Loader) -> None:
+    asking = Asking(asyncio.CancelledError())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await asking.read(loader, RED)
+    assert asking.encoders.cancelled.is_set()
+    assert asking.lost == 0

@@ -1,0 +1,42 @@
+"""The tiny vision models: whole files of about a million weights, with the marks the chat template writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from dynamo_vllm.models.tiny import FILES, make_tiny_model
+from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_agree_with_each_other(family: str, tmp_path: Path) -> None:
+    folder = make_tiny_vision_model(tmp_path / "made", family)
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert config["text_config"]["vocab_size"] == tokenizer.get_vocab_size()
+    mark = config.get("image_token_id") or config["image_token_index"]
+    assert tokenizer.encode(FAMILIES[family].image).ids.count(mark) == 1
+    assert FAMILIES[family].image.rstrip("\\n") in (folder / "chat_template.jinja").read_text()
+    with safe_open(folder / "model.safetensors", framework="numpy") as weights:
+        sizes = [weights.get_tensor(name).size for name in weights.keys()]  # noqa: SIM118 (no dict)
+    assert 500_000 < sum(sizes) < 1_500_000
+    assert {path.name for path in folder.iterdir()} == {*FILES, *FAMILIES[family].processors}
+
+
+def test_folder_of_another_family_is_made_anew(tmp_path: Path) -> None:
+    folder = make_tiny_vision_model(tmp_path / "made", "llava")
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert (make_tiny_vision_model(folder, "llava") / "model.safetensors").stat().st_mtime_ns == before
+    make_tiny_vision_model(folder, "qwen2-vl")
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen2_vl"
+
+
+def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "text")
+    with pytest.raises(FileExistsError):
+        make_tiny_vision_model(folder, "llava")
