@@ -147,10 +147,10 @@ class Job:
     adapter: Adapter | None = None
     embeds: Embeds | None = None
     """Instead of `prompt`, which is then as long and means nothing."""
-    media: MediaPrompt | None = None
-    """With media; `prompt` is then its tokens."""
     picture: PictureSpec | None = None
     """Instead of `prompt`, for a pipeline that draws."""
+    media: MediaPrompt | None = None
+    """With media; `prompt` is then its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MediaFile:
     """A finished picture, sound or film, as a file."""
 
     kind: str
@@ -197,7 +197,7 @@ class Output:
     prompt_logprobs: Sequence[Position | None] | None = None
     transfer: Mapping[str, Any] | None = None
     """Where another engine finds this job's KV cache."""
-    media: Sequence[Made] = ()
+    media: Sequence[MediaFile] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

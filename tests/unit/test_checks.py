@@ -295,6 +295,7 @@ WORKER = [
         ["--enable-multimodal", "--frontend-decoding"],
         "--frontend-decoding is not available yet",
     ),
+    (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
     (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-side", "-8"], "--max-picture-side -8 must be"),

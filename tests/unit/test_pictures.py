@@ -11,7 +11,7 @@ import pytest
 from dynamo_vllm.codec.openai_media import ImagesEncoder, MediaChatEncoder
 from dynamo_vllm.codec.pictures import Bounds
 from dynamo_vllm.errors import InvalidRequest, TooLong
-from dynamo_vllm.job import EngineFacts, Job, Made, Output, PictureLimits, PictureSpec
+from dynamo_vllm.job import EngineFacts, Job, MediaFile, Output, PictureLimits, PictureSpec
 from dynamo_vllm.roles.omni import Pictures
 
 FACTS = EngineFacts(
@@ -24,7 +24,7 @@ FACTS = EngineFacts(
     pictures=PictureLimits(step=8, max_prompt_tokens=5),
 )
 BOUNDS = Bounds(max_side=1024, max_steps=50, max_pictures=4)
-PNG = Made("image", "image/png", b"picture")
+PNG = MediaFile("image", "image/png", b"picture")
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_chat_gets_text_and_media_as_parts_of_one_content() -> None:
     encoder = MediaChatEncoder("j", "img", 3)
     first = encoder.encode(Output([1, 2], text="a cat"))["choices"][0]
     assert first == {"index": 0, "delta": {"content": "", "role": "assistant"}, "finish_reason": None}
-    sound = Made("audio", "audio/wav", b"s")
+    sound = MediaFile("audio", "audio/wav", b"s")
     last = encoder.encode(Output((), finish="stop", finished=True, media=[PNG, sound]))
     (choice,) = last["choices"]
     kinds = [part["type"] for part in choice["delta"]["content"]]

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dynamo_vllm.job import Made, Output
+    from dynamo_vllm.job import MediaFile, Output
     from dynamo_vllm.wire import Chunk
 
 
@@ -26,7 +26,7 @@ class ImagesEncoder:
         self._words += output.text or ""
         return {**self._head, "data": [self._picture(media) for media in output.media]}
 
-    def _picture(self, media: Made) -> dict[str, Any]:
+    def _picture(self, media: MediaFile) -> dict[str, Any]:
         made = {"url": data_url(media)} if self._wants_url else {"b64_json": encoded(media)}
         return {**made, "revised_prompt": self._words} if self._words else made
 
@@ -76,15 +76,15 @@ class MediaChatEncoder:
         return [*text, *(part(media) for media in output.media)]
 
 
-def part(media: Made) -> dict[str, Any]:
+def part(media: MediaFile) -> dict[str, Any]:
     """image_url, audio_url or video_url."""
     kind = f"{media.kind}_url"
     return {"type": kind, kind: {"url": data_url(media)}}
 
 
-def data_url(media: Made) -> str:
+def data_url(media: MediaFile) -> str:
     return f"data:{media.type};base64,{encoded(media)}"
 
 
-def encoded(media: Made) -> str:
+def encoded(media: MediaFile) -> str:
     return base64.b64encode(media.content).decode()

@@ -305,6 +305,9 @@ class FakeEngine:
     async def read_embeds(self, text: str) -> Embeds:
         raise InvalidRequest("the fake engine takes tokens only", parameter="prompt_embeds")
 
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
     async def read_encoded(self, name: str) -> Any:
         return f"encoded {name}"  # it reads nothing, and `see` looks at names only
 
@@ -315,9 +318,6 @@ class FakeEngine:
         # Ids of the names, so that other media have other answers.
         places = [10 + byte for medium in media for byte in hashlib.sha256(medium.name.encode()).digest()[:3]]
         return MediaPrompt([*places, *prompt], prompt, media, None)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text)
 
     async def render_text(self, prompt: str) -> list[int]:
         return [ord(char) % self.spec.vocab_size for char in prompt]

@@ -301,9 +301,6 @@ class OmniEngine:
                 raise InvalidRequest(str(found), parameter=parameter) from exc
             raise found from exc
 
-    async def read_embeds(self, text: str) -> Embeds:
-        raise InvalidRequest("a pipeline of vLLM-Omni takes no vectors", parameter="prompt_embeds")
-
     def frame_chooser(self) -> FrameChooser | None:
         return None
 
@@ -312,6 +309,9 @@ class OmniEngine:
 
     async def read_encoded(self, name: str) -> Any:
         raise InvalidRequest("a pipeline of vLLM-Omni takes text only", parameter="messages")
+
+    async def read_embeds(self, text: str) -> Embeds:
+        raise InvalidRequest("a pipeline of vLLM-Omni takes no vectors", parameter="prompt_embeds")
 
 
 _NO_SLEEP = "a pipeline of vLLM-Omni does not sleep; stop it instead"

@@ -7,7 +7,7 @@ import wave
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import EngineRequestFailed
-from dynamo_vllm.job import Made, Output, PictureSpec
+from dynamo_vllm.job import MediaFile, Output, PictureSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ def _set_picture(params: Any, spec: PictureSpec) -> None:
         params.guidance_scale_provided = True
 
 
-def media_of(result: Any, format: str) -> list[Made]:
+def media_of(result: Any, format: str) -> list[MediaFile]:
     """What a stage made besides text; encoding takes a while, so not on the event loop."""
     made = [picture(image, format) for image in result.images or ()]
     more = result.multimodal_output or {}
@@ -61,13 +61,13 @@ def media_of(result: Any, format: str) -> list[Made]:
     return made
 
 
-def picture(image: Any, format: str) -> Made:
+def picture(image: Any, format: str) -> MediaFile:
     file = io.BytesIO()
     image.save(file, format=format.upper())
-    return Made("image", f"image/{format}", file.getvalue())
+    return MediaFile("image", f"image/{format}", file.getvalue())
 
 
-def sound(samples: Any, rate: Any) -> Made:
+def sound(samples: Any, rate: Any) -> MediaFile:
     """A WAV file of 16 bits from samples between -1 and 1."""
     import torch
 
@@ -81,7 +81,7 @@ def sound(samples: Any, rate: Any) -> Made:
         out.setsampwidth(2)
         out.setframerate(hertz)
         out.writeframes(numbers.tobytes())
-    return Made("audio", "audio/wav", file.getvalue())
+    return MediaFile("audio", "audio/wav", file.getvalue())
 
 
 def text_of(result: Any) -> Output | None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
-_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _OMNI_PLUGIN = "vllm_omni_register_models"
 _PLUGIN_GROUPS = (
     "vllm.general_plugins",
@@ -37,6 +36,7 @@ _PLUGIN_GROUPS = (
     "vllm_omni.general_plugins",
     "vllm_omni.platform_plugins",
 )
+_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

@@ -99,7 +99,7 @@ def _parts(text: Path) -> dict[str, Any]:
         norm_num_groups=2,
     )
     # Unclipped: random weights predict far outside of what a trained model does.
-    scheduler = DDIMScheduler(clip_sample=False)
+    scheduler = DDIMScheduler(clip_sample=False, steps_offset=1)
     return {
         "scheduler": scheduler,
         "text_encoder": encoder,

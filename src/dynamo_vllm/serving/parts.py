@@ -203,9 +203,8 @@ def make_role(
         return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
     if options.role == "decode":
         return decode.Decode(facts, connector, on_lost_transfer, engine, media_reader)
-    return aggregated.Aggregated(
-        facts, engine, media_reader, omni.TEXT_CARD if options.omni else aggregated.CARD
-    )
+    card = omni.TEXT_CARD if options.omni else aggregated.CARD
+    return aggregated.Aggregated(facts, engine, media_reader, card)
 
 
 @asynccontextmanager
