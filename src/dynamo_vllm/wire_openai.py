@@ -59,6 +59,8 @@ class ChatBody(_Sampling, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = msgspec.field(default=None)
+    chat_template_args: dict[str, Any] | None = None
+    """As the frontend (1.6.1) passes chat_template_kwargs on."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None

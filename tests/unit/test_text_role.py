@@ -51,6 +51,8 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": [99999]}, "prompt"),
         ({"prompt": "a", "nvext": {"cache_salt": 7}}, "cache_salt"),
+        ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "own template"),
+        ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "own template"),
     ],
 )
 async def test_refused_by_name(body: dict[str, Any], named: str) -> None:
@@ -72,3 +74,20 @@ async def test_health_check_is_a_request_it_takes() -> None:
     made, _ = await role()
     job = await made.prepare(made.parse(made.health_check()), "canary")
     assert job.sampling.max_tokens == 1
+
+
+@pytest.mark.parametrize("name", ["chat_template_kwargs", "chat_template_args"])
+async def test_wishes_for_the_template_reach_it_under_either_name(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made, engine = await role()
+    seen: list[Any] = []
+
+    async def render(messages: object, options: Any) -> list[int]:
+        seen.append(options["kwargs"]["enable_thinking"])
+        return [20]
+
+    monkeypatch.setattr(engine, "render_chat", render)
+    body = {"messages": [{"role": "user", "content": "hi"}], name: {"enable_thinking": False}}
+    await made.prepare(made.parse(body), "j")
+    assert seen == [False]

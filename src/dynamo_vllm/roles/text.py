@@ -87,12 +87,13 @@ class AggregatedText:
     async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
         if not body.messages:
             raise InvalidRequest("there is no message", parameter="messages")
-        if {"chat_template", "tokenize"} & set(body.chat_template_kwargs or {}):
+        wished = {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}
+        if {"chat_template", "tokenize"} & set(wished):
             raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
         kwargs: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
             "continue_final_message": bool(body.continue_final_message),
-            **(body.chat_template_kwargs or {}),
+            **wished,
         }
         if body.tools and body.tool_choice != "none":
             kwargs["tools"] = body.tools
