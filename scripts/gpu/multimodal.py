@@ -182,7 +182,7 @@ def chat(stack: Stack, pictures: list[dict[str, Any]], words: str = LONG) -> tup
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "stream": True,
-        "nvext": {"ignore_eos": True},
+        "ignore_eos": True,
     }
     request = urllib.request.Request(
         stack.url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}

@@ -408,6 +408,11 @@ WORKER = [
         ["-dp", "2", "-dpl", "1", "-dpa", "fd00::1"],
         "give an IPv4 address of the leader, or add --no-kv-events",
     ),
+    (
+        media.the_frontend_decodes_for_one_engine,
+        ["--enable-multimodal", "--frontend-decoding", "--use-vllm-tokenizer"],
+        "--use-vllm-tokenizer cannot stand beside --frontend-decoding",
+    ),
     (worker_rules.model_is_named, ["--model="], "--model is missing"),
     (worker_rules.is_available, ["--omni"], "--omni is not available yet"),
 ]
@@ -490,7 +495,6 @@ LOAD = [
 ]
 NOT_YET = {
     "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
-    "--frontend-decoding": [["--enable-multimodal", "--frontend-decoding"]],
     "--omni": [["--omni"]],
 }
 

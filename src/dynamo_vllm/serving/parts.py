@@ -23,6 +23,7 @@ from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import lending
 from dynamo_vllm.serving.encoders import Encoders
+from dynamo_vllm.serving.pixels import FrontendPixels
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -207,7 +208,8 @@ async def media_loader(
     from dynamo_vllm.media.sampling import UNKNOWN, Sampler
 
     chooser = engine.frame_chooser()
-    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN)
+    source = FrontendPixels(lending.Nixl()) if options.frontend_decoding else None
+    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN, source)
     try:
         yield loader
     finally:

@@ -207,7 +207,10 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_VLLM_EC_CONSUMER_MODE",
     )
     frontend_decoding: bool = opt(
-        False, "multimodal", "Decode media in the Rust frontend.", env="DYN_VLLM_FRONTEND_DECODING"
+        False,
+        "multimodal",
+        "Have the frontend fetch and decode pictures; the worker reads the pixels over NIXL.",
+        env="DYN_VLLM_FRONTEND_DECODING",
     )
     mm_prompt_template: str | None = opt(
         None, "multimodal", "Prompt template around media.", env="DYN_VLLM_MM_PROMPT_TEMPLATE", metavar="TEXT"

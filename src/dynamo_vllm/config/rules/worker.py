@@ -112,7 +112,6 @@ def _is_given(name: str) -> Callable[[WorkerOptions, EngineFlags], bool]:
 
 
 NOT_YET: tuple[NotYet, ...] = (
-    NotYet("--frontend-decoding", _is_given("frontend_decoding")),
     NotYet("--mm-prompt-template", _is_given("mm_prompt_template")),
     NotYet("--omni", lambda o, _: o.omni),
 )
