@@ -413,6 +413,16 @@ WORKER = [
         ["--enable-multimodal", "--frontend-decoding", "--use-vllm-tokenizer"],
         "--use-vllm-tokenizer cannot stand beside --frontend-decoding",
     ),
+    (
+        media.media_template_has_a_place_for_words,
+        ["--enable-multimodal", "--mm-prompt-template", "<image> what"],
+        "'<image> what' must have <prompt> once",
+    ),
+    (
+        media.media_template_has_a_place_for_words,
+        ["--enable-multimodal", "--mm-prompt-template", "<prompt>", "--custom-jinja-template", __file__],
+        "--custom-jinja-template cannot stand beside --mm-prompt-template",
+    ),
     (worker_rules.model_is_named, ["--model="], "--model is missing"),
     (worker_rules.is_available, ["--omni"], "--omni is not available yet"),
 ]
@@ -494,7 +504,6 @@ LOAD = [
     (bench_rules.written_values_can_be_read, ["--body", "[]"], "--body must be a JSON object"),
 ]
 NOT_YET = {
-    "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
     "--omni": [["--omni"]],
 }
 

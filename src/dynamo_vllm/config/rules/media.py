@@ -139,6 +139,18 @@ def the_frontend_decodes_for_one_engine(o: WorkerOptions, _: EngineFlags) -> Non
         raise ConfigError("--frontend-decoding: NIXL is not installed; run: pip install 'dynamo-vllm[nixl]'")
 
 
+def media_template_has_a_place_for_words(o: WorkerOptions, _: EngineFlags) -> None:
+    template = o.mm_prompt_template
+    if template is None:
+        return
+    if template.count("<prompt>") != 1:
+        raise ConfigError(f"--mm-prompt-template {template!r} must have <prompt> once, where the words go")
+    if o.custom_jinja_template:
+        raise ConfigError(
+            "--custom-jinja-template cannot stand beside --mm-prompt-template; leave one of them out"
+        )
+
+
 def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
     if o.ec_extra_config is not None:
         flags.json_object("--ec-extra-config", o.ec_extra_config)
@@ -168,6 +180,7 @@ RULES = (
     an_encoder_only_encodes,
     encoder_limits_are_limits,
     the_frontend_decodes_for_one_engine,
+    media_template_has_a_place_for_words,
     stages_need_omni,
     omni_has_no_connector,
 )

@@ -107,14 +107,7 @@ class NotYet:
     asked: Callable[[WorkerOptions, EngineFlags], bool]
 
 
-def _is_given(name: str) -> Callable[[WorkerOptions, EngineFlags], bool]:
-    return lambda o, _: bool(getattr(o, name))
-
-
-NOT_YET: tuple[NotYet, ...] = (
-    NotYet("--mm-prompt-template", _is_given("mm_prompt_template")),
-    NotYet("--omni", lambda o, _: o.omni),
-)
+NOT_YET: tuple[NotYet, ...] = (NotYet("--omni", lambda o, _: o.omni),)
 
 
 def is_available(o: WorkerOptions, engine: EngineFlags) -> None:
