@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 from cpu.vision import chat, image
 from dynamo_vllm.models.vision import make_tiny_vision_model
-from harness.stack import Stack
+from harness.stack import Stack, kill_tree
 from runtime.conftest import StartFake
 
 pytestmark = pytest.mark.timeout(90)
@@ -70,3 +71,22 @@ def test_the_same_limits_hold(deployment: Stack, start_fake: StartFake) -> None:
     broken = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"x" * 50).decode()
     assert post(deployment, broken).status_code in (400, 415)
     assert ask(deployment, url(1))
+
+
+def test_an_answer_goes_on_when_its_worker_goes_away(deployment: Stack, start_fake: StartFake) -> None:
+    workers = [start_fake(*FLAGS, token_ms=30, **TAKES) for _ in range(2)]
+    deployment.wait_ready()
+    asked = {"model": "tiny", "messages": chat([image(url(1))]), "max_tokens": 60, "ignore_eos": True}
+    whole = deployment.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
+    said: list[str] = []
+    with httpx.stream(
+        "POST", deployment.url + "/v1/chat/completions", json={**asked, "stream": True}, timeout=60
+    ) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            said += [c["delta"].get("content") or "" for c in json.loads(line[6:])["choices"]]
+            if len(said) == 5:
+                (busy,) = [w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0]
+                kill_tree(busy.pid)
+    assert "".join(said) == whole

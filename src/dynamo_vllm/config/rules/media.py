@@ -131,6 +131,8 @@ def the_frontend_decodes_for_one_engine(o: WorkerOptions, _: EngineFlags) -> Non
         "--use-vllm-tokenizer": o.use_vllm_tokenizer,
         "--media-folder": bool(o.media_folder),
         "--media-networks": bool(o.media_networks),
+        # Untried whether frontend 1.6.1 takes patterns.
+        "--media-hosts with *": any("*" in host for host in o.media_hosts),
     }
     for name, is_given in named.items():
         if is_given:
