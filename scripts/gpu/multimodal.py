@@ -298,7 +298,7 @@ def time_stages(layout: Layout, side: int) -> dict[str, float]:
         before = {p.name: Counter({k: len(v) for k, v in layout.times(p).items()}) for p in both(layout)}
         prefill = layout.answering.metric(PREFILL)
         _, first = chat(layout.stack, [picture(300 + number, side)])
-        took: Counter[str] = Counter()
+        took: dict[str, float] = defaultdict(float)
         for process in both(layout):
             for stage, times in layout.times(process).items():
                 is_elsewhere = layout.encoding is not layout.answering and process is layout.answering
