@@ -273,9 +273,8 @@ def ask_everything(layout: Layout, side: int, check: Checks, name: str) -> Seen:
     for user in range(USERS):
         answers[f"user {user}"] = chat(stack, [picture(100 + user, side)])[0]
     seen = layout.runs(layout.encoding)
-    chat(
-        stack, [picture(100 + USERS - 1, side)], "bo bi be ba " * 12
-    )  # an engine keeps few; the last is there
+    last = picture(100 + USERS - 1, side)  # an engine keeps few
+    chat(stack, [last], "bo bi be ba " * 12)
     again = layout.runs(layout.encoding) - seen
     check(again == 0, f"{name}: a picture that comes again with other words: encoded {again} times more")
     stages = time_stages(layout, side)
