@@ -146,6 +146,7 @@ class Stack:
     flags: list[str]
     processes: list[Process] = field(default_factory=list)
     url: str = ""
+    command: list[str] = field(default_factory=lambda: CLI)
 
     def start_frontend(self) -> None:
         port = free_port()
@@ -181,7 +182,7 @@ class Stack:
         }
         with log.open("wb") as out:
             popen = subprocess.Popen(
-                [*CLI, *words],
+                [*self.command, *words],
                 env=kept | ours | more,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -80,6 +80,23 @@ class PrefillResult(msgspec.Struct, frozen=True):
     disaggregated_params: Any = None
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """A piece of the frontend's memory, as NIXL calls it."""
+
+    addr: int
+    size: int
+    mem_type: str
+
+
+class DecodedMedia(msgspec.Struct, frozen=True):
+    """What the frontend decoded, with `media_decoder` in the model card."""
+
+    nixl_metadata: str
+    nixl_descriptor: Memory
+    shape: list[int]
+    dtype: str
+
+
 class MediaPart(msgspec.Struct, frozen=True):
     """One picture, video or sound, in one of the forms the frontend (1.6.1) sends.
 
@@ -87,7 +104,7 @@ class MediaPart(msgspec.Struct, frozen=True):
     """
 
     url: str | None = msgspec.field(default=None, name="Url")
-    decoded: dict[str, Any] | None = msgspec.field(default=None, name="Decoded")
+    decoded: DecodedMedia | None = msgspec.field(default=None, name="Decoded")
     uuid_only: str | None = msgspec.field(default=None, name="UuidOnly")
     """The part had no content but a name the client gave it before."""
 

@@ -25,6 +25,9 @@ WIDE = "qwen2.5-vl"
 """The family with two workers."""
 TEXT_MODE, PLAIN, TEXT_ONLY = "text-mode", "plain", "text-only"
 """Further models: the last family in text mode, one without --enable-multimodal, one without vision."""
+DECODED = "decoded"
+"""LLaVA with pictures decoded by the frontend, and its own chat template written as a line."""
+LINE = "<|im_start|>user\\n<image>\\n<prompt><|im_end|>\\n<|im_start|>assistant\\n"
 PAIR = "pair"
 """Prefill and decode workers; each sees the pictures, and one of them encodes them."""
 Expected = dict[str, dict[str, tuple[str, int]]]
@@ -73,6 +76,7 @@ def served(warm: Zygote, model: Path, folder: Path) -> Iterator[Stack]:
             for _ in range(2 if family == WIDE else 1):
                 start(family, of, *limits, "--media-networks", "127.0.0.0/8")
         start(TEXT_MODE, folder / "qwen3-vl", *limits, "--use-vllm-tokenizer")
+        start(DECODED, folder / "llava", *limits, "--frontend-decoding", "--mm-prompt-template", LINE)
         start(PLAIN, folder / "qwen2-vl")
         start(TEXT_ONLY, model, "--enable-multimodal")
         for role in ("prefill", "decode"):
@@ -91,6 +95,22 @@ def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
     assert found.status_code == 200, found.text
     answer = found.json()
     return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("case", ["one image", "image last", "large"])
+def test_answers_are_the_same_with_pictures_decoded_by_the_frontend(
+    served: Stack, bare: Expected, case: str
+) -> None:
+    parts = cases("llava")[case]
+    first = [*parts[1:], parts[0]] if case == "image last" else parts  # the line puts pictures first
+    same = ask(served, "llava", first)
+    assert ask(served, DECODED, parts) == same
+    assert case == "image last" or same == bare["llava"][case]
+
+
+def test_line_has_one_place_for_pictures(served: Stack) -> None:
+    found = served.post("/v1/chat/completions", body(DECODED, cases("llava")["two images"]))
+    assert found.status_code == 400 and "has no place for every image" in found.text, found.text
 
 
 CASES = [(family, case) for family in FAMILIES for case in cases(family)]

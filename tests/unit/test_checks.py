@@ -290,11 +290,6 @@ WORKER = [
     (omni_rules.omni_takes_text_only, ["--omni", "--lora-enabled"], "--lora-enabled cannot stand beside"),
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-lora"], "--enable-lora cannot stand beside"),
     (omni_rules.omni_takes_text_only, ["--omni", "--headless"], "--headless cannot stand beside --omni"),
-    (
-        worker_rules.is_available,
-        ["--enable-multimodal", "--frontend-decoding"],
-        "--frontend-decoding is not available yet",
-    ),
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
     (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
@@ -433,6 +428,21 @@ WORKER = [
         ["-dp", "2", "-dpl", "1", "-dpa", "fd00::1"],
         "give an IPv4 address of the leader, or add --no-kv-events",
     ),
+    (
+        media.the_frontend_decodes_for_one_engine,
+        ["--enable-multimodal", "--frontend-decoding", "--use-vllm-tokenizer"],
+        "--use-vllm-tokenizer cannot stand beside --frontend-decoding",
+    ),
+    (
+        media.media_template_has_a_place_for_words,
+        ["--enable-multimodal", "--mm-prompt-template", "<image> what"],
+        "'<image> what' must have <prompt> once",
+    ),
+    (
+        media.media_template_has_a_place_for_words,
+        ["--enable-multimodal", "--mm-prompt-template", "<prompt>", "--custom-jinja-template", __file__],
+        "--custom-jinja-template cannot stand beside --mm-prompt-template",
+    ),
     (worker_rules.model_is_named, ["--model="], "--model is missing"),
 ]
 FRONTEND = [
@@ -512,12 +522,6 @@ LOAD = [
     (bench_rules.written_values_can_be_read, ["--body", "{"], "--body is not JSON"),
     (bench_rules.written_values_can_be_read, ["--body", "[]"], "--body must be a JSON object"),
 ]
-NOT_YET = {
-    "--mm-prompt-template": [["--enable-multimodal", "--mm-prompt-template", "x"]],
-    "--frontend-decoding": [["--enable-multimodal", "--frontend-decoding"]],
-}
-
-
 PLANE = [
     (bench_local.plane_counts_are_counts, ["--rounds", "0"], "--rounds 0 must be 1 or more"),
     (bench_local.plane_counts_are_counts, ["--tokens-per-frame", "-1"], "--tokens-per-frame -1"),
@@ -690,24 +694,6 @@ def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in LOAD} == set(checks.LOAD_RULES)
     assert {rule for rule, _, _ in WORKER} == set(checks.WORKER_RULES)
     assert {rule for rule, _, _ in FRONTEND} == set(checks.FRONTEND_RULES)
-
-
-@pytest.mark.parametrize(
-    ("name", "argv"), [(name, argv) for name, cases in NOT_YET.items() for argv in cases]
-)
-def test_capability_of_a_later_version_is_refused_by_name(
-    name: str, argv: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options, rest = worker(argv)
-    assert (
-        refusal(lambda: checks.check_worker(options, rest)) == f"{name} is not available yet in this version"
-    )
-    monkeypatch.setattr(worker_rules, "NOT_YET", tuple(c for c in worker_rules.NOT_YET if c.name != name))
-    assert refusal(lambda: checks.check_worker(options, rest)) is None
-
-
-def test_every_capability_of_a_later_version_has_a_case() -> None:
-    assert set(NOT_YET) == {capability.name for capability in worker_rules.NOT_YET}
 
 
 @pytest.mark.parametrize(

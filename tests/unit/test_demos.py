@@ -10,7 +10,6 @@ import pytest
 
 from dynamo_vllm.cli import serve
 from dynamo_vllm.config.options.serve import DEMOS
-from dynamo_vllm.config.rules import worker as worker_rules
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
@@ -125,28 +124,14 @@ def test_several_models_are_a_worker_each_and_share_a_gpu(root: Path) -> None:
 # --- what can be started --------------------------------------------------------------------------------
 
 
-def test_all_leaves_out_what_this_version_lacks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacks_media = (
-        worker_rules.NotYet("--enable-multimodal", lambda o, _: o.enable_multimodal),
-        worker_rules.NotYet("--omni", lambda o, _: o.omni),
-    )
-    monkeypatch.setattr(worker_rules, "NOT_YET", lacks_media)
-    found, told = demos.choose("all")
-    assert [demo.model for demo in found] == ["chat"]
-    assert told == [
-        "demo-vision cannot be served: --enable-multimodal is not available yet in this version",
-        "demo-image cannot be served: --omni is not available yet in this version",
-    ]
-    with pytest.raises(StartError, match="demo-image cannot be served: --omni is not available yet"):
-        demos.choose("image")
-
-
 def test_all_has_everything_once_the_version_can(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_rules, "NOT_YET", ())
     monkeypatch.setattr(demos, "is_installed", lambda _: True)
     found, told = demos.choose("all")
     assert ([demo.model for demo in found], told) == (["chat", "vision", "image"], [])
     monkeypatch.setattr(demos, "is_installed", lambda _: False)
+    found, told = demos.choose("all")
+    assert [demo.model for demo in found] == ["chat", "vision"]
+    assert len(told) == 1 and told[0].startswith("demo-image cannot be served: the package vllm_omni is")
     with pytest.raises(StartError, match=r"vllm_omni is missing; pip install 'dynamo-vllm\[omni\]'"):
         demos.choose("image")
 

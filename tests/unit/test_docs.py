@@ -10,7 +10,6 @@ from dynamo_vllm import errors
 from dynamo_vllm.cli import docs
 from dynamo_vllm.cli.main import COMMANDS
 from dynamo_vllm.config import build, engine_rules
-from dynamo_vllm.config.rules.worker import NOT_YET
 
 
 def test_page_in_the_repository_is_fresh() -> None:
@@ -46,11 +45,10 @@ def test_every_option_but_the_hidden_ones_is_on_the_page() -> None:
             assert (f"`{item.option.env}`" in page) is not item.option.hidden
 
 
-def test_every_rule_and_every_missing_capability_is_on_the_page() -> None:
+def test_every_rule_is_on_the_page() -> None:
     page = docs.page()
-    section = page[page.index("## Engine defaults") : page.index("## Not available yet")]
+    section = page[page.index("## Engine defaults") : page.index("## Exit codes")]
     assert section.count("\n| `") == len(engine_rules.RULES)
-    assert all(f"- `{capability.name}`" in page for capability in NOT_YET)
 
 
 @pytest.mark.parametrize(

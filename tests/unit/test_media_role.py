@@ -146,7 +146,16 @@ def wav() -> bytes:
 
 
 NAMELESS = {"multi_modal_data": {"image_url": [{"UuidOnly": "mine"}]}}
-DECODED = {"multi_modal_data": {"image_url": [{"Decoded": {"shape": [1]}}]}}
+
+
+def decoded(shape: list[int], size: int, key: str = "image_url", **more: Any) -> dict[str, Any]:
+    """As the frontend describes what it decoded."""
+    memory = {"addr": 1, "size": size, "mem_type": more.pop("mem_type", "Dram"), "device_id": 0}
+    told = {"nixl_metadata": "b64:", "nixl_descriptor": memory, "shape": shape, "dtype": "UINT8", **more}
+    return {"multi_modal_data": {key: [{"Decoded": told}]}}
+
+
+NO_PICTURE = "is no picture this worker can read"
 UNKNOWN = {"multi_modal_data": {"smell_url": [{"Url": "data:,"}]}}
 SETTINGS = {"mm_processor_kwargs": {"min_pixels": 10**12}}
 READING = {"media_io_kwargs": {"video": {"num_frames": 10**6}}}
@@ -157,7 +166,15 @@ READING = {"media_io_kwargs": {"video": {"num_frames": 10**6}}}
     [
         (asked(*[picture(1)] * 3), "messages: 3 images in one request; this worker takes 2"),
         (asked(picture(1)) | NAMELESS, "image_url without a URL"),
-        (asked(picture(1)) | DECODED, "image_url without a URL"),
+        (asked(picture(1)) | decoded([4, 4, 3], 47), NO_PICTURE),
+        (asked(picture(1)) | decoded([4, 4, 3], 49), NO_PICTURE),
+        (asked(picture(1)) | decoded([4, 12], 48), NO_PICTURE),
+        (asked(picture(1)) | decoded([2, 3, 8], 48), NO_PICTURE),
+        (asked(picture(1)) | decoded([-4, -4, 3], 48), NO_PICTURE),
+        (asked(picture(1)) | decoded([0, 4, 3], 0), NO_PICTURE),
+        (asked(picture(1)) | decoded([4, 4, 3], 48, dtype="FLOAT32"), NO_PICTURE),
+        (asked(picture(1)) | decoded([4, 4, 3], 48, mem_type="Vram"), NO_PICTURE),
+        (asked(picture(1)) | decoded([4, 4, 3], 48, key="video_url"), "video of shape"),
         (asked(picture(1)) | UNKNOWN, "smell_url is no kind of media"),
         (asked(picture(1)) | SETTINGS, "mm_processor_kwargs: clients may not set them"),
         (asked(picture(1)) | READING, "media_io_kwargs: clients may not set them"),
@@ -170,6 +187,11 @@ async def test_refused_before_anything_is_fetched(loader: Loader, raw: dict[str,
     with pytest.raises(InvalidRequest, match=said):
         await job_for(await make_role(loader, image=2), raw)
     assert len(loader.cache) == 0
+
+
+async def test_pixels_are_refused_by_a_worker_that_did_not_ask_for_them(loader: Loader) -> None:
+    with pytest.raises(MediaRefused, match="started without --frontend-decoding"):
+        await job_for(await make_role(loader, image=2), asked(picture(1)) | decoded([4, 4, 3], 48))
 
 
 async def test_media_that_make_a_prompt_too_long_are_refused(loader: Loader) -> None:

@@ -25,10 +25,9 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
-from dynamo_vllm.config.rules.worker import NOT_YET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 ENGINE_FLAGS = (
@@ -104,7 +103,7 @@ def page() -> str:
     parts = [HEAD]
     parts += [section(command, cls, note) for command, cls, note in SECTIONS]
     codes = commands.EXIT_CODES.removeprefix("Exit codes: ")
-    parts += [engine_defaults(), not_yet(), f"## Exit codes\n\n{codes}\n"]
+    parts += [engine_defaults(), f"## Exit codes\n\n{codes}\n"]
     return "\n".join(parts)
 
 
@@ -201,12 +200,6 @@ def _rule(rule: engine_rules.Rule) -> list[str]:
 
 def _value(fired: engine_rules.Fired | None) -> str:
     return "–" if fired is None else f"`{json.dumps(fired.value)}`"
-
-
-def not_yet() -> str:
-    lines: Iterator[str] = (f"- `{capability.name}`" for capability in NOT_YET)
-    head = "These flags are known and refused with exit code 2: what they switch on is not in this version."
-    return "\n".join(("## Not available yet", "", head, "", *lines, ""))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

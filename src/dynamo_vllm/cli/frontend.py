@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import importlib.util
 import os
 import signal
 import socket
@@ -66,6 +68,7 @@ async def run(options: FrontendOptions) -> int:
     from dynamo_vllm.serving.progress import Progress
 
     set_up(options.log_level)
+    load_nixl()
     progress = Progress(options.status_fd)
     drt = runtime.create(options)
     engine = await make_engine(
@@ -103,6 +106,23 @@ async def run(options: FrontendOptions) -> int:
     with contextlib.suppress(asyncio.CancelledError):
         await server
     return 0
+
+
+def load_nixl() -> None:
+    """Let the Rust server find NIXL, where it is installed: it decodes pictures for workers that ask for it.
+
+    It looks for the library by its bare name, which is not on the loader's path. Without it a model whose
+    card asks for decoding is never served. 16 MB and 40 ms.
+    """
+    for package in ("nixl_cu13", "nixl_cu12"):
+        found = importlib.util.find_spec(package)
+        for folder in (found.submodule_search_locations or ()) if found else ():
+            with contextlib.suppress(OSError):  # made for another CUDA
+                ctypes.CDLL(
+                    str(Path(folder).with_name(f".{package}.mesonpy.libs") / "libnixl_capi.so"),
+                    mode=ctypes.RTLD_GLOBAL,
+                )
+                return
 
 
 def variables(options: FrontendOptions) -> dict[str, str]:

@@ -18,14 +18,39 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
 MEGABYTE = 1 << 20
 MEGAPIXEL = 1_000_000
+MAX_CHANNELS = 4
+"""Of a picture: grey, grey with alpha, RGB, RGBA."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """A picture that the frontend decoded: rows of pixels of one byte a channel, in its memory."""
+
+    height: int
+    width: int
+    channels: int
+    address: int
+    agent: str
+    """How NIXL reaches that memory."""
+
+    @property
+    def size(self) -> int:
+        return self.height * self.width * self.channels
+
+
+class PixelSource(Protocol):
+    async def read(self, pixels: Pixels) -> bytes:
+        """As many as `pixels.size`; raises MediaRefused."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """One part of a request that names media: http:, https:, data: or file:."""
+    """One part of a request that names media: http:, https:, data: or file:, or pixels decoded elsewhere."""
 
     kind: Kind
     url: str
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True, slots=True)

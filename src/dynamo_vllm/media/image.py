@@ -14,7 +14,7 @@ from dynamo_vllm.media.base import MEGAPIXEL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dynamo_vllm.media.base import MediaLimits
+    from dynamo_vllm.media.base import MediaLimits, Pixels
     from dynamo_vllm.media.sniff import Format
     from dynamo_vllm.media.watch import Watch
 
@@ -22,23 +22,34 @@ MAX_SCANS = 100
 """Of a JPEG. A usual progressive one has about ten; each is a pass over all pixels, whatever its length."""
 PIXEL_BYTES = 4
 """Pillow keeps RGB in four."""
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""Pillow's, by the number of channels."""
 _WHITE = (255, 255, 255)
 
 
 def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tuple[Image.Image, int]:
     """The first frame, and the bytes it takes."""
     if format.name == "WEBP":
-        _check_size(*_webp_size(data), limits)  # Pillow asks for the memory while it opens the file
+        check_size(*_webp_size(data), limits)  # Pillow asks for the memory while it opens the file
     if format.name == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
         raise MediaRefused(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
     watch.check()
     with _faults_are_the_files(format.name, limits):
         opened = Image.open(BytesIO(data), formats=[format.name])
-        _check_size(*opened.size, limits)
+        check_size(*opened.size, limits)
         upright = _upright(opened)
         upright.load()
         picture = _to_rgb(upright)
     picture.info = {}  # EXIF, profiles and texts are not counted below, so they are not kept
+    return picture, picture.width * picture.height * PIXEL_BYTES
+
+
+def of_pixels(data: bytes, pixels: Pixels, limits: MediaLimits) -> tuple[Image.Image, int]:
+    """The same of what was decoded elsewhere."""
+    check_size(pixels.width, pixels.height, limits)
+    if len(data) != pixels.size:
+        raise MediaRefused(f"{len(data)} bytes came for a picture of {pixels.size}")
+    picture = _to_rgb(Image.frombytes(MODES[pixels.channels], (pixels.width, pixels.height), data))
     return picture, picture.width * picture.height * PIXEL_BYTES
 
 
@@ -55,7 +66,7 @@ def _faults_are_the_files(name: str, limits: MediaLimits) -> Iterator[None]:
         raise MediaRefused(f"the {name} is broken or cut off") from exc
 
 
-def _check_size(width: int, height: int, limits: MediaLimits) -> None:
+def check_size(width: int, height: int, limits: MediaLimits) -> None:
     if width * height > limits.max_pixels:
         raise _too_many_pixels(f"{width}x{height}", limits)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from dynamo_vllm.config.options import WorkerOptions
-    from dynamo_vllm.media.base import Audio, Kind, MediaRef, Video
+    from dynamo_vllm.media.base import Audio, Kind, MediaRef, Pixels, PixelSource, Video
     from dynamo_vllm.media.sampling import Sampler
 
 HASH_INLINE_BYTES = 1 << 18
@@ -40,8 +40,12 @@ def make_loader(
     sampler: Sampler = SAMPLERS["opencv"],
     at_once: int = 32,
     threads: int = 4,
+    pixels: PixelSource | None = None,
 ) -> Loader:
-    """`sampler` chooses the frames of videos; `at_once` items are in work at a time."""
+    """`sampler` chooses the frames of videos; `at_once` items are in work at a time.
+
+    `pixels` reads pictures that the frontend decoded; without one they are refused.
+    """
     return Loader(
         limits or MediaLimits(),
         folder,
@@ -50,10 +54,13 @@ def make_loader(
         sampler,
         at_once,
         threads,
+        pixels,
     )
 
 
-def from_options(options: WorkerOptions, sampler: Sampler = SAMPLERS["opencv"]) -> Loader:
+def from_options(
+    options: WorkerOptions, sampler: Sampler = SAMPLERS["opencv"], pixels: PixelSource | None = None
+) -> Loader:
     """As the operator's flags say."""
     limits = MediaLimits(
         max_bytes=int(options.media_max_mb * MEGABYTE),
@@ -77,6 +84,7 @@ def from_options(options: WorkerOptions, sampler: Sampler = SAMPLERS["opencv"]) 
         sampler=sampler,
         at_once=options.media_at_once,
         threads=options.media_threads,
+        pixels=pixels,
     )
 
 
@@ -101,10 +109,12 @@ class Loader:
         sampler: Sampler,
         at_once: int,
         threads: int,
+        pixels: PixelSource | None = None,
     ) -> None:
         self._limits = limits
         self._folder = folder
         self._sampler = sampler
+        self._pixels = pixels
         self.cache = MediaCache(cache_bytes)
         self._decoding: dict[str, _Decoding] = {}
         self._slots = asyncio.Semaphore(at_once)
@@ -146,12 +156,27 @@ class Loader:
         try:
             # A slot is kept while decoding, so that no more than `at_once` encoded bodies are in memory.
             async with asyncio.timeout(seconds), mine, self._slots:
+                if ref.pixels is not None:
+                    return await self._of_pixels(ref.pixels)
                 data = await self._fetch(ref.url)
                 return await self._decoded(ref.kind, data)
         except TimeoutError:
             raise MediaRefused(f"{part}: not loaded within {seconds:g} s") from None
         except MediaRefused as exc:
             raise type(exc)(f"{part}: {exc}") from exc
+
+    async def _of_pixels(self, pixels: Pixels) -> MediaItem:
+        if self._pixels is None:
+            raise MediaRefused("this worker was started without --frontend-decoding")
+        image.check_size(pixels.width, pixels.height, self._limits)  # before memory is taken for it
+        data = await self._pixels.read(pixels)
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._wrap, data, pixels)
+
+    def _wrap(self, data: bytes, pixels: Pixels) -> MediaItem:
+        """In a thread. Not kept: the pixels come each time, and reading them is all it costs."""
+        made, size = image.of_pixels(data, pixels, self._limits)
+        settings = f"pixels {pixels.height} {pixels.width} {pixels.channels}\0".encode()
+        return MediaItem("image", made, _digest(settings, data), size)
 
     async def _fetch(self, url: str) -> bytes:
         loop = asyncio.get_running_loop()

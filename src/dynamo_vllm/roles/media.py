@@ -2,7 +2,9 @@
 
 How they come (frontend 1.6.1). In token mode the chat template leaves one mark in the prompt for each medium,
 and `multi_modal_data` has the URLs by kind, in their order. The engine makes of a mark as many tokens as the
-medium takes. `input_audio` does not come at all. In text mode the client's messages come as they are.
+medium takes. With `--frontend-decoding` there is a description of the pixels in the URL's place, which are
+read from the frontend's memory. `input_audio` does not come at all. In text mode the client's messages come
+as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dynamo_vllm.engine.kv_event_mend import ROUTED
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
-from dynamo_vllm.media.base import Audio, MediaRef, Video
+from dynamo_vllm.media.base import MAX_CHANNELS, Audio, MediaRef, Pixels, Video
 from dynamo_vllm.wire_openai import ChatBody
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.base import MediaEngine
     from dynamo_vllm.job import EngineFacts, MediaPrompt
     from dynamo_vllm.media.base import Kind, MediaItem, MediaLoader
-    from dynamo_vllm.wire import GenerateRequest
+    from dynamo_vllm.wire import DecodedMedia, GenerateRequest
     from dynamo_vllm.wire_openai import Body
 
 _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
@@ -121,10 +123,32 @@ def of_tokens(request: GenerateRequest) -> list[MediaRef]:
         if kind is None:
             raise InvalidRequest(f"{key} is no kind of media this worker knows", parameter="messages")
         for part in parts:
+            if part.decoded is not None:
+                found.append(MediaRef(kind, "", _pixels(kind, part.decoded)))
+                continue
             if part.url is None:
                 raise InvalidRequest(_no_content(key), parameter="messages")
             found.append(MediaRef(kind, part.url))
     return found
+
+
+def _pixels(kind: Kind, decoded: DecodedMedia) -> Pixels:
+    """What was described, where it is a picture that fits its memory."""
+    match decoded.shape:
+        case [int(height), int(width), int(channels)] if (
+            kind == "image"
+            and (decoded.dtype, decoded.nixl_descriptor.mem_type) == ("UINT8", "Dram")
+            and min(height, width) > 0
+            and 1 <= channels <= MAX_CHANNELS
+        ):
+            pixels = Pixels(height, width, channels, decoded.nixl_descriptor.addr, decoded.nixl_metadata)
+            if pixels.size == decoded.nixl_descriptor.size:
+                return pixels
+    raise InvalidRequest(
+        f"{kind} of shape {decoded.shape} and type {decoded.dtype} in {decoded.nixl_descriptor.size} bytes "
+        "is no picture this worker can read",
+        parameter="messages",
+    )
 
 
 def _no_content(key: str) -> str:

@@ -19,6 +19,8 @@ from dynamo.llm import (
     unregister_model,
 )
 
+from dynamo_vllm.serving import pixels
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
@@ -88,6 +90,7 @@ class Registration:
             custom_template_path=self._options.custom_jinja_template,
             router_config=RouterConfig(_ROUTERS[card.router]) if card.router else None,
             needs=[[getattr(WorkerType, name) for name in group] for group in card.needs] or None,
+            **pixels.card(self._options),
             # No max_gpu_lora_count: with one the router sends an adapter's requests to workers without it.
             **more,
         )

@@ -44,7 +44,7 @@ class Nixl:
         return self._connector
 
 
-def _described(buffer: Any) -> Any:
+def described(buffer: Any) -> Any:
     from dynamo.nixl_connect import Descriptor, Device
 
     return Descriptor((ctypes.addressof(buffer), len(buffer), Device("cpu"), buffer))
@@ -72,7 +72,7 @@ class Lender:
             return
         buffer = ctypes.create_string_buffer(data, len(data))
         connector = await self._nixl.connector()
-        with await connector.create_readable(_described(buffer)) as lent:
+        with await connector.create_readable(described(buffer)) as lent:
             yield {"nixl": lent.metadata().model_dump(), "size": len(data)}
             try:
                 async with asyncio.timeout(LEND_SECONDS):
@@ -109,6 +109,6 @@ class Borrower:
             raise Unusable(f"a file of {size} bytes was offered")
         buffer = ctypes.create_string_buffer(size)
         connector = await self._nixl.connector()
-        with await connector.begin_read(lent, _described(buffer)) as reading:
+        with await connector.begin_read(lent, described(buffer)) as reading:
             await reading.wait_for_completion()
         return buffer.raw

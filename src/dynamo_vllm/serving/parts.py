@@ -19,11 +19,13 @@ from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
+from dynamo_vllm.models import media_template
 from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import lending
 from dynamo_vllm.serving.encoders import Encoders
+from dynamo_vllm.serving.pixels import FrontendPixels
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -59,6 +61,15 @@ async def with_local_model(options: WorkerOptions, progress: Progress) -> Worker
             "Check the name and the network, or give a local folder"
         ) from exc
     return dataclasses.replace(options, model=folder, served_model_name=options.served_model_name or (model,))
+
+
+def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
+    """The options with `--mm-prompt-template` as a template's file."""
+    if options.mm_prompt_template is None:
+        return options
+    path = Path(scratch, "media-template.jinja")
+    path.write_text(media_template.jinja(options.mm_prompt_template))
+    return dataclasses.replace(options, custom_jinja_template=str(path))
 
 
 def role_card(options: WorkerOptions) -> RoleCard:
@@ -223,7 +234,8 @@ async def media_loader(
     from dynamo_vllm.media.sampling import UNKNOWN, Sampler
 
     chooser = engine.frame_chooser()
-    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN)
+    source = FrontendPixels(lending.Nixl()) if options.frontend_decoding else None
+    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN, source)
     try:
         yield loader
     finally:

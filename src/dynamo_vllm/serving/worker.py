@@ -76,6 +76,7 @@ async def run(
         drt = runtime.create(options) if not node.is_headless else runtime.alone()
         named = options.model
         options = await parts.with_local_model(options, progress)
+        options = parts.with_media_template(options, scratch_folder)
         settings = parts.engine_settings(options, engine_argv, environment, scratch_folder)
         settings = dataclasses.replace(settings, is_local=options.model == named)
         if settings.prometheus_folder:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags, is_installed
-from dynamo_vllm.config.rules.worker import is_available
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
 
@@ -62,10 +61,9 @@ def choose(name: str) -> tuple[list[Demo], list[str]]:
 def obstacle(demo: Demo) -> str | None:
     """Why this installation cannot serve it."""
     try:
-        is_available(build.from_values(WorkerOptions, demo.options, {}), {})
         for name in (demo.model, *demo.adapters):
             models.folder(name)
-    except (ConfigError, StartError) as exc:
+    except StartError as exc:
         return str(exc)
     if demo.package is not None and not is_installed(demo.package):
         extra = demo.package.removeprefix("vllm_")

@@ -207,10 +207,18 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_VLLM_EC_CONSUMER_MODE",
     )
     frontend_decoding: bool = opt(
-        False, "multimodal", "Decode media in the Rust frontend.", env="DYN_VLLM_FRONTEND_DECODING"
+        False,
+        "multimodal",
+        "Have the frontend fetch and decode pictures; the worker reads the pixels over NIXL.",
+        env="DYN_VLLM_FRONTEND_DECODING",
     )
     mm_prompt_template: str | None = opt(
-        None, "multimodal", "Prompt template around media.", env="DYN_VLLM_MM_PROMPT_TEMPLATE", metavar="TEXT"
+        None,
+        "multimodal",
+        "The prompt of a chat with media, for a model whose chat template has no place for them, such as "
+        "'USER: <image>\\n<prompt> ASSISTANT:'.",
+        env="DYN_VLLM_MM_PROMPT_TEMPLATE",
+        metavar="TEXT",
     )
     media_max_images: int = opt(
         16, "multimodal", "Pictures in one request.", env="DYN_VLLM_MEDIA_MAX_IMAGES", metavar="N"

@@ -122,6 +122,37 @@ def encoder_limits_are_limits(o: WorkerOptions, _: EngineFlags) -> None:
             raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
 
 
+def the_frontend_decodes_for_one_engine(o: WorkerOptions, _: EngineFlags) -> None:
+    if not o.frontend_decoding:
+        return
+    named = {
+        f"--disaggregation-mode {o.role}": o.role != "agg",
+        "--route-to-encoder": o.asks_encoders,
+        "--use-vllm-tokenizer": o.use_vllm_tokenizer,
+        "--media-folder": bool(o.media_folder),
+        "--media-networks": bool(o.media_networks),
+        # Untried whether frontend 1.6.1 takes patterns.
+        "--media-hosts with *": any("*" in host for host in o.media_hosts),
+    }
+    for name, is_given in named.items():
+        if is_given:
+            raise ConfigError(f"{name} cannot stand beside --frontend-decoding; leave one of them out")
+    if not flags.is_installed("nixl"):
+        raise ConfigError("--frontend-decoding: NIXL is not installed; run: pip install 'dynamo-vllm[nixl]'")
+
+
+def media_template_has_a_place_for_words(o: WorkerOptions, _: EngineFlags) -> None:
+    template = o.mm_prompt_template
+    if template is None:
+        return
+    if template.count("<prompt>") != 1:
+        raise ConfigError(f"--mm-prompt-template {template!r} must have <prompt> once, where the words go")
+    if o.custom_jinja_template:
+        raise ConfigError(
+            "--custom-jinja-template cannot stand beside --mm-prompt-template; leave one of them out"
+        )
+
+
 def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
     if o.ec_extra_config is not None:
         flags.json_object("--ec-extra-config", o.ec_extra_config)
@@ -138,4 +169,6 @@ RULES = (
     nixl_for_encoders_is_installed,
     an_encoder_only_encodes,
     encoder_limits_are_limits,
+    the_frontend_decodes_for_one_engine,
+    media_template_has_a_place_for_words,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,6 @@ from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.rules.flags import EngineFlags
 
@@ -99,30 +96,6 @@ def model_is_named(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError("--model is missing; give a folder or a hub id")
 
 
-@dataclass(frozen=True, slots=True)
-class NotYet:
-    """A capability whose flags are known but which this version does not have."""
-
-    name: str
-    asked: Callable[[WorkerOptions, EngineFlags], bool]
-
-
-def _is_given(name: str) -> Callable[[WorkerOptions, EngineFlags], bool]:
-    return lambda o, _: bool(getattr(o, name))
-
-
-NOT_YET: tuple[NotYet, ...] = (
-    NotYet("--frontend-decoding", _is_given("frontend_decoding")),
-    NotYet("--mm-prompt-template", _is_given("mm_prompt_template")),
-)
-
-
-def is_available(o: WorkerOptions, engine: EngineFlags) -> None:
-    for capability in NOT_YET:
-        if capability.asked(o, engine):
-            raise ConfigError(f"{capability.name} is not available yet in this version")
-
-
 RULES = (
     known_endpoint_types,
     template_exists,
@@ -136,5 +109,4 @@ RULES = (
     gpu_memory_service_is_installed,
     dump_has_a_folder,
     model_is_named,
-    is_available,
 )

@@ -1,0 +1,92 @@
+"""Pictures that the frontend decodes, over the real runtime and NIXL, with the fake engine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from cpu.vision import chat, image
+from dynamo_vllm.models.vision import make_tiny_vision_model
+from harness.stack import Stack, kill_tree
+from runtime.conftest import StartFake
+
+pytestmark = pytest.mark.timeout(90)
+FLAGS = ("--enable-multimodal", "--frontend-decoding")
+TAKES = {"media": {"image": 2}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_vision_model(tmp_path_factory.mktemp("model") / "tiny", "qwen2-vl")
+
+
+def url(seed: int, format: str = "PNG", mode: str = "RGB", width: int = 60) -> str:
+    levels = np.random.default_rng(seed).integers(0, 256, (40, width, len(mode)), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(levels if len(mode) > 1 else levels[..., 0], mode).save(buffer, format)
+    return f"data:image/{format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def post(made: Stack, *urls: str) -> httpx.Response:
+    asked = {"model": "tiny", "messages": chat([image(each) for each in urls]), "max_tokens": 4}
+    return made.post("/v1/chat/completions", asked)
+
+
+def ask(made: Stack, *urls: str) -> str:
+    found = post(made, *urls)
+    assert found.status_code == 200, found.text
+    return str(found.json()["choices"][0]["message"]["content"])
+
+
+def test_the_worker_sees_the_pixels_whatever_they_were_packed_in(
+    deployment: Stack, start_fake: StartFake
+) -> None:
+    start_fake(*FLAGS, **TAKES)
+    deployment.wait_ready()
+    first = ask(deployment, url(1))
+    assert ask(deployment, url(1, "BMP")) == first  # other bytes, the same pixels
+    others = [url(2), url(1, width=80), url(1, mode="L"), url(1, mode="RGBA")]
+    assert len({first, *(ask(deployment, other) for other in others)}) == 5
+    both = ask(deployment, url(1), url(2))
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: ask(deployment, url(1), url(2)), range(16))) == {both}
+
+
+def test_the_same_limits_hold(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake(*FLAGS, "--media-max-megapixels", "0.003", **TAKES)
+    deployment.wait_ready()
+    assert ask(deployment, url(1))
+    refused = post(deployment, url(1, width=100))
+    assert refused.status_code in (400, 413), refused.text
+    refused = post(deployment, url(1), url(1), url(1))
+    assert refused.status_code == 400 and "this worker takes 2" in refused.text
+    broken = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"x" * 50).decode()
+    assert post(deployment, broken).status_code in (400, 415)
+    assert ask(deployment, url(1))
+
+
+def test_an_answer_goes_on_when_its_worker_goes_away(deployment: Stack, start_fake: StartFake) -> None:
+    workers = [start_fake(*FLAGS, token_ms=30, **TAKES) for _ in range(2)]
+    deployment.wait_ready()
+    asked = {"model": "tiny", "messages": chat([image(url(1))]), "max_tokens": 60, "ignore_eos": True}
+    whole = deployment.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
+    said: list[str] = []
+    with httpx.stream(
+        "POST", deployment.url + "/v1/chat/completions", json={**asked, "stream": True}, timeout=60
+    ) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            said += [c["delta"].get("content") or "" for c in json.loads(line[6:])["choices"]]
+            if len(said) == 5:
+                (busy,) = [w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0]
+                kill_tree(busy.pid)
+    assert "".join(said) == whole
