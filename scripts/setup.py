@@ -138,7 +138,11 @@ def has_nvidia_gpu() -> bool:
 
 def extras_for(device: str) -> list[str]:
     """NIXL is always there: `serve --prefill 1 --decode 1` should run at once."""
-    return [device, "nixl", "dev", *filter(None, os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(","))]
+    return [device, "nixl", "dev", *wanted_extras()]
+
+
+def wanted_extras() -> list[str]:
+    return [name.strip() for name in os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(",") if name.strip()]
 
 
 def stamp_for(extras: list[str]) -> str:
@@ -236,7 +240,7 @@ def install(device: str, extras: list[str]) -> None:
 
 
 def wants_omni() -> bool:
-    return "omni" in os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(",")
+    return "omni" in wanted_extras()
 
 
 def omni_commands(device: str) -> list[list[str]]:

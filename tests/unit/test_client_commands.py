@@ -619,3 +619,11 @@ def test_every_spelling_names_the_same_frontend(url: str) -> None:
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is no URL of a frontend"):
         client.base(url)
+
+
+def test_pictures_in_an_answer_are_named_and_its_words_kept() -> None:
+    page = chat.Page(io.StringIO(), shows_reasoning=True)
+    page.add(
+        {"content": [{"type": "text", "text": "red "}, {"type": "image_url", "image_url": {"url": "x"}}]}
+    )
+    assert page.answer == "red [image_url]\n"

@@ -91,6 +91,11 @@ def test_demo_takes_what_the_user_set(root: Path) -> None:
     assert (found.args, found.env) == (group.args, {})
 
 
+def test_cache_size_by_flag_is_not_overruled_by_a_variable(root: Path) -> None:
+    found = group_of(WorkerGroup(args=("--kv-cache-memory-bytes", "4G")))
+    assert found.env == {}
+
+
 def test_demo_behind_the_fake_engine_has_no_flags_of_vllm(root: Path) -> None:
     found = group_of(WorkerGroup(options={"engine": "fake"}))
     assert (found.args, found.env) == ((), {})
@@ -132,7 +137,7 @@ def test_all_has_everything_once_the_version_can(root: Path, monkeypatch: pytest
     found, told = demos.choose("all")
     assert [demo.model for demo in found] == ["chat", "vision"]
     assert len(told) == 1 and told[0].startswith("demo-image cannot be served: the package vllm_omni is")
-    with pytest.raises(StartError, match=r"vllm_omni is missing; pip install 'dynamo-vllm\[omni\]'"):
+    with pytest.raises(StartError, match=r"vllm_omni is missing; docs/omni.md"):
         demos.choose("image")
 
 

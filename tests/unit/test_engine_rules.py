@@ -183,4 +183,23 @@ def test_free_memory_is_what_linux_says(tmp_path: Path, text: str | None, found:
     meminfo = tmp_path / "meminfo"
     if text is not None:
         meminfo.write_text(text)
-    assert vllm_start.free_bytes(str(meminfo)) == found
+    assert vllm_start.free_bytes(str(meminfo), str(tmp_path)) == found
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "4096\n", "memory.current": "1096\n"}, 3000),
+        ({"memory.max": "max\n", "memory.current": "1096\n"}, 10240),
+        ({"memory.max": "100\n", "memory.current": "1096\n"}, 0),
+        ({"memory/memory.limit_in_bytes": "5000\n", "memory/memory.usage_in_bytes": "1\n"}, 4999),
+    ],
+)
+def test_free_memory_in_a_container_is_within_its_limit(
+    tmp_path: Path, files: dict[str, str], free: int
+) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 10 kB\n")
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert vllm_start.free_bytes(str(tmp_path / "meminfo"), str(tmp_path)) == free

@@ -74,7 +74,7 @@ def test_omni_on_cpu_is_installed_without_what_it_asks_for(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert setup.omni_commands("cpu") == []
-    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3,omni")
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3, omni")
     assert setup.omni_commands("cuda") == []  # pip follows the extra there
     packages, platform = setup.omni_commands("cpu")
     assert "--no-deps" in packages

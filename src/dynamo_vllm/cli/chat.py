@@ -156,7 +156,7 @@ class Page:
             self.reasoning += thought
             if self._shows_reasoning:
                 self._print(thought, dim=True)
-        if text := delta.get("content"):
+        if text := said(delta.get("content")):
             # Thoughts have a line of their own.
             first = "\n" if self._is_dim and not self.answer else ""
             self.answer += text
@@ -173,6 +173,17 @@ class Page:
             self._is_dim = dim
         self._out.write(text)
         self._out.flush()
+
+
+def said(content: Any) -> str:
+    """The text of a delta; a model that draws sends parts, and a terminal shows no pictures."""
+    if not isinstance(content, list):
+        return str(content or "")
+    parts = (part for part in content if isinstance(part, dict))
+    return "".join(
+        str(part.get("text", "")) if part.get("type") == "text" else f"[{part.get('type')}]\n"
+        for part in parts
+    )
 
 
 def models(client: Client) -> list[str]:

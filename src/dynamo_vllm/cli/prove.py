@@ -103,6 +103,11 @@ def answer(client: Client, model: str) -> tuple[str | None, Step]:
             continue
         tokens = (body.get("usage") or {}).get("completion_tokens", 0)
         figure = f"{tokens} tokens from {path} in {1000 * (time.monotonic() - began):.0f} ms"
+        drawn = isinstance(((body.get("choices") or [{}])[0].get("message") or {}).get("content"), list)
+        if drawn:
+            return None, Step(
+                "answer", OK, f"a picture from {path} in {1000 * (time.monotonic() - began):.0f} ms"
+            )
         if tokens:
             return path, Step("answer", OK, figure)
         complaints.append(f"{path}: an empty answer")

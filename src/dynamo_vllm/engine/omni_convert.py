@@ -63,6 +63,8 @@ def media_of(result: Any, format: str) -> list[MediaFile]:
 
 def picture(image: Any, format: str) -> MediaFile:
     file = io.BytesIO()
+    if format == "jpeg" and image.mode not in ("RGB", "L"):
+        image = image.convert("RGB")  # JPEG knows no transparency
     image.save(file, format=format.upper())
     return MediaFile("image", f"image/{format}", file.getvalue())
 

@@ -58,6 +58,9 @@ def read(path: str) -> Stages:
         raise ConfigError(f"{flag} is not YAML: {exc}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{flag} must be a mapping with 'stages'")
+    if isinstance(base := found.get("base_config"), str):
+        # vLLM-Omni looks beside the file it reads, which is a copy of ours elsewhere.
+        found["base_config"] = str(Path(path).absolute().parent / base)
     if OLDER_KEY in found:
         return translated(found, flag)
     stages = found.get("stages")
@@ -76,7 +79,7 @@ def translated(older: dict[str, Any], flag: str) -> Stages:
     listed = older[OLDER_KEY]
     if not isinstance(listed, list) or not listed or not all(isinstance(stage, dict) for stage in listed):
         raise ConfigError(f"{flag}: '{OLDER_KEY}' must be a list of stages")
-    dropped = [key for key in older if key not in (OLDER_KEY, "async_chunk", "connectors")]
+    dropped = [key for key in older if key not in (OLDER_KEY, "async_chunk")]
     deploy: dict[str, Any] = {"async_chunk": bool(older.get("async_chunk", False))}
     stages, kinds = [], []
     for at, stage in enumerate(listed):

@@ -38,6 +38,11 @@ _PLUGIN_GROUPS = (
 )
 _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_CONTAINER_MEMORY = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Limit and use, in versions 2 and 1 of cgroups."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,13 +128,20 @@ def has_bfloat16(cpuinfo: str = "/proc/cpuinfo", machine: str = platform.machine
         return True
 
 
-def free_bytes(meminfo: str = "/proc/meminfo") -> int | None:
-    """Memory that programs could still take, as Linux counts it."""
+def free_bytes(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -> int | None:
+    """Memory that programs could still take, as Linux counts it; in a container within its limit."""
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB", Path(meminfo).read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    if found is None:
+        return None
+    free = int(found[1]) * 1024
+    for limit, used in _CONTAINER_MEMORY:
+        with contextlib.suppress(OSError, ValueError):  # not this version of cgroups, or no limit ("max")
+            left = int(Path(cgroup, limit).read_text()) - int(Path(cgroup, used).read_text())
+            return min(free, max(left, 0))
+    return free
 
 
 def resolve(settings: EngineSettings) -> Resolved:

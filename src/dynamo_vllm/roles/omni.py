@@ -41,6 +41,9 @@ class Pictures:
         self._checker = Checker(self._limits, bounds, count_tokens)
         self._count_tokens = count_tokens
         self._names = names
+        self._side = min(
+            self._limits.step * CANARY_STEPS, bounds.max_side // self._limits.step * self._limits.step
+        )
 
     def parse(self, raw: object) -> PictureBody:
         return wire_openai.parse_image(raw)
@@ -67,10 +70,9 @@ class Pictures:
         return openai_media.ImagesEncoder(request.response_format == "url", size, spec.format)
 
     def health_check(self) -> dict[str, object]:
-        side = self._limits.step * CANARY_STEPS
         return {
             "prompt": "a",
-            "size": f"{side}x{side}",
+            "size": f"{self._side}x{self._side}",
             "nvext": {"num_inference_steps": 1, "seed": 0},
             "_HEALTH_CHECK": True,
         }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT, ALL = "chat", "all"
 _CACHE_BYTES = 1 << 30
 _KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+_CACHE_FLAGS = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -66,8 +67,7 @@ def obstacle(demo: Demo) -> str | None:
     except StartError as exc:
         return str(exc)
     if demo.package is not None and not is_installed(demo.package):
-        extra = demo.package.removeprefix("vllm_")
-        return f"the package {demo.package} is missing; pip install 'dynamo-vllm[{extra}]'"
+        return f"the package {demo.package} is missing; docs/omni.md tells how to install it"
     return None
 
 
@@ -126,7 +126,8 @@ def _group(
     if _engine(group, environment) == "fake":
         return dataclasses.replace(group, options=options)
     more = {}
-    if device == "cpu" and _KV_SPACE not in env:
+    # vLLM 0.30: the variable wins over the flag.
+    if device == "cpu" and _KV_SPACE not in env and not _CACHE_FLAGS & engine_flags(group.args).keys():
         more[_KV_SPACE] = "1"
     if shared_gpu and _GPUS not in group.env:
         more[_GPUS] = shared_gpu[0]

@@ -69,7 +69,7 @@ class Probe:
             reply = await self._client.post(url, json=body, timeout=max(deadline - time.monotonic(), 1.0))
         except httpx.HTTPError as exc:
             return 503, f"POST {url}: {exc or type(exc).__name__}"
-        if reply.status_code == 200 and reply.json().get("choices"):
+        if reply.status_code == 200 and (reply.json().get("choices") or reply.json().get("data")):
             if split and not went_over_two(reply.json()):
                 return 503, f"POST {url} was answered without a prefill worker"
             return None
@@ -82,6 +82,9 @@ def _smallest_requests(model: str, split: bool) -> Iterator[tuple[str, dict[str,
     if split:
         body["nvext"] = {"extra_fields": ["worker_id"]}
     yield "/v1/completions", {**body, "prompt": "Hello"}
+    # Before the chat, where a model that draws would take all its steps: minutes for some.
+    draw = {"model": model, "prompt": "Hello", "nvext": {"num_inference_steps": 1}}
+    yield "/v1/images/generations", draw
     yield "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": "Hello"}]}
 
 
