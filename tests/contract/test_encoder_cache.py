@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
+import struct
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +40,12 @@ def test_what_is_written_is_read_under_every_name_of_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [f"{A}.safetensors"]
 
 
+_HEADER = json.dumps(
+    {"__metadata__": None, "ec_cache": {"dtype": "BF16", "shape": [ROWS, WIDTH], "data_offsets": [0, 96]}}
+).encode()
+NO_METADATA = struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(96)
+
+
 def bad(**tensors: Any) -> Any:
     return lambda path: save_file(tensors, path)
 
@@ -54,6 +62,9 @@ def bad(**tensors: Any) -> Any:
         (bad(ec_cache=MADE[:5].contiguous()), r"shape is \(5, 8\), not \(6, 8\)"),
         (bad(ec_cache=MADE.flatten()), "its shape is"),
         (bad(ec_cache=MADE[None]), "its shape is"),
+        (bad(ec_cache=MADE[0, 0].clone()), "its shape is"),
+        (lambda path: path.write_bytes(NO_METADATA), "AttributeError|SafetensorError"),
+        (lambda path: save_file({"ec_cache": MADE}, path, {"about": "[" * 20_000}), "RecursionError"),
         (bad(ec_cache=MADE.float()), "torch.float32, not torch.bfloat16"),
         (bad(ec_cache=MADE / 0), "NaN or an infinity"),
         (bad(ec_cache=torch.zeros(10**4, WIDTH, dtype=torch.bfloat16)), "more than"),
@@ -253,7 +264,8 @@ def test_models_with_a_grid_get_it_and_others_rows_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "grid", [None, [1, 4, 4], [-1, -4, 6], [1, 4], "1,4,6", [1, 2.0, 12], [[1, 4, 6]] * 2]
+    "grid",
+    [None, [1, 4, 4], [-1, -4, 6], [1, 4], "1,4,6", [1, 2.0, 12], [[1, 4, 6]] * 2, [4, 2, 3], [1, 1, 24]],
 )
 def test_a_grid_that_does_not_fit_the_rows_is_refused(grid: Any) -> None:
     with pytest.raises(Unusable, match="does not fit 6 rows"):

@@ -350,3 +350,23 @@ async def test_random_bytes_behind_a_good_beginning_are_only_ever_refused(
             await loader.load(MediaRef(kind, media.data_url(bytes(data))))
         except MediaRefused as exc:
             assert exc.status in (400, 413, 415)
+
+
+async def test_description_of_a_broadcast_opens_no_socket(loader: Loader) -> None:
+    """It begins as a WebM does; FFmpeg would listen at the address it names."""
+    description = (
+        b"\x1aE\xdf\xa3\nv=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
+        b"m=video 45678 RTP/AVP 96\na=rtpmap:96 H264/90000\n"
+    )
+    task = asyncio.create_task(loader.load(MediaRef("video", media.data_url(description, "video/webm"))))
+    heard = set()
+    while not task.done():
+        heard |= set(udp_addresses())
+        await asyncio.sleep(0.01)
+    with pytest.raises(MediaRefused):
+        await task
+    assert not [address for address in heard if address.endswith((f":{45678:04X}", f":{45679:04X}"))]
+
+
+def udp_addresses() -> list[str]:
+    return [line.split()[1] for line in Path("/proc/net/udp").read_text().splitlines()[1:]]

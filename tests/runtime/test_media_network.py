@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import ipaddress
+import os
 import ssl
 import time
 import tracemalloc
@@ -334,4 +335,26 @@ async def test_request_that_is_cancelled_hangs_up(server: BadServer, loader: Loa
         await task
     async with asyncio.timeout(5):
         while not server.peers_gone:
+            await asyncio.sleep(0.01)
+
+
+async def test_clients_that_leave_take_no_connection_with_them(server: BadServer) -> None:
+    """httpcore 1.0 loses a connection whose request is cancelled between connecting and sending."""
+    loader = make_loader(LIMITS, reach=LOOPBACK, at_once=8)
+    refs = [MediaRef("image", server.file(f"/{number}", PNG)) for number in range(8)]
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(200):
+        task = asyncio.create_task(loader.load_all(refs))
+        for _ in range(number % 40):
+            await asyncio.sleep(0)  # as many turns of the loop as it takes to be anywhere in between
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    assert (await loader.load(refs[0])).kind == "image"
+    await loader.aclose()
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not reached():
             await asyncio.sleep(0.01)

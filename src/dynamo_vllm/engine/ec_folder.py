@@ -9,12 +9,12 @@ none, or one that does not fit, encodes the medium itself.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
 import stat
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ _SUFFIX, _UNFINISHED = ".safetensors", ".part"
 _NAME = re.compile("(?:[0-9a-f]{16}-)?([0-9a-f]{64})")
 _MAX_HEADER_BYTES = 1 << 16
 _ABOUT = "about"
-_number = itertools.count()
 
 
 def engine_config(role: str, folder: str, max_bytes: int) -> dict[str, Any]:
@@ -66,11 +65,9 @@ class Folder:
         path = self._path(name)
         if path is None:
             return False
-        try:
+        with contextlib.suppress(OSError):  # a folder that may only be read
             os.utime(path)
-        except OSError:
-            return False
-        return True
+        return path.exists()
 
     def write(self, name: str, tensor: Any, about: Mapping[str, Any]) -> None:
         """Raises OSError; a name that is never kept is passed over."""
@@ -84,7 +81,7 @@ class Folder:
         path = self._path(name)
         if path is None:
             return
-        unfinished = path.with_suffix(f".{os.getpid()}-{next(_number)}{_UNFINISHED}")
+        unfinished = path.with_suffix(f".{uuid.uuid4().hex}{_UNFINISHED}")
         try:
             unfinished.write_bytes(data)
             os.replace(unfinished, path)
@@ -106,12 +103,12 @@ class Folder:
         data = self.contents(name, most)
         try:
             tensors, about = load(data), _about(data)
-        except (SafetensorError, ValueError, KeyError) as exc:
+        except (SafetensorError, ValueError, LookupError, AttributeError, RecursionError) as exc:
             raise Unusable(f"{type(exc).__name__}: {exc}") from None
         tensor = tensors.get(TENSOR)
         if tensor is None or len(tensors) != 1:
             raise Unusable(f"it holds {sorted(tensors)}, not one {TENSOR}")
-        wanted = (len(tensor) if rows is None else rows, width)
+        wanted = (tensor.shape[0] if rows is None and tensor.ndim else rows, width)
         if tuple(tensor.shape) != wanted or not len(tensor):
             raise Unusable(f"its shape is {tuple(tensor.shape)}, not {wanted}")
         if tensor.dtype != dtype:
@@ -131,9 +128,10 @@ class Folder:
                 if size > max_bytes:
                     raise Unusable(f"it has {size} bytes, more than {max_bytes}")
                 data = file.read(max_bytes)
-            os.utime(path)
         except OSError as exc:
             raise Unusable(f"{type(exc).__name__}: {exc}") from None
+        with contextlib.suppress(OSError):  # gone by now, or a folder that may only be read
+            os.utime(path)
         return data
 
     def evict(self, keep: str = "") -> None:

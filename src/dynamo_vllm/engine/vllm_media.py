@@ -81,16 +81,17 @@ def _packed(info: Any, kind: str, items: Sequence[Any]) -> Any:
         return tensors
     if set(fields) != {f"{kind}_embeds", f"{kind}_grid_thw"}:
         raise Unusable(f"this model wants {sorted(fields)} of each {kind}")
-    merged = info.get_hf_config().vision_config.spatial_merge_size ** 2
-    grids = [_grid(item, f"{kind}_grid_thw", merged) for item in items]
+    merge = info.get_hf_config().vision_config.spatial_merge_size
+    grids = [_grid(item, f"{kind}_grid_thw", merge) for item in items]
     return {f"{kind}_embeds": torch.cat(tensors), f"{kind}_grid_thw": torch.tensor(grids)}
 
 
-def _grid(item: Encoded, field: str, merged: int) -> list[int]:
+def _grid(item: Encoded, field: str, merge: int) -> list[int]:
+    """Of a picture: one frame, and sides that the model can merge; the engine ends over any other."""
     match item.about.get(field):
-        case [int(t), int(h), int(w)] | [[int(t), int(h), int(w)]] if min(t, h, w) > 0:
-            if t * h * w == len(item.tensor) * merged:
-                return [t, h, w]
+        case [1, int(h), int(w)] | [[1, int(h), int(w)]] if h > 0 and w > 0:
+            if h % merge == 0 == w % merge and h * w == len(item.tensor) * merge**2:
+                return [1, h, w]
     raise Unusable(f"{field} {item.about.get(field)!r} does not fit {len(item.tensor)} rows")
 
 

@@ -95,34 +95,32 @@ class Hop:
 class Client:
     """Connections to servers of media; only to addresses that were checked."""
 
-    def __init__(self, limits: MediaLimits, reach: Reach, system: Resolve, connections: int) -> None:
+    def __init__(self, limits: MediaLimits, reach: Reach, system: Resolve) -> None:
         self._limits = limits
         self._reach = reach
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=reach.tls or _ssl_context(),
-            max_connections=connections,
-            max_keepalive_connections=connections,
-            keepalive_expiry=5.0,
-            network_backend=CheckedNetwork(reach, system),
-        )
+        self._network = CheckedNetwork(reach, system)
+        self._tls = reach.tls or _ssl_context()
 
     async def get(self, url: str) -> bytes:
         """The caller limits the time."""
         hop = Hop.parse(url)
-        for _ in range(self._limits.redirects + 1):
-            self._reach.check_name(hop.host)
-            answer = await self._ask(hop)
-            if isinstance(answer, bytes):
-                return answer
-            hop = answer
+        # A pool for each: httpcore 1.0 never gives back a connection whose request was cancelled between
+        # connecting and sending, and one that all share would be full of them one day.
+        async with httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=self._network) as pool:
+            for _ in range(self._limits.redirects + 1):
+                self._reach.check_name(hop.host)
+                answer = await self._ask(pool, hop)
+                if isinstance(answer, bytes):
+                    return answer
+                hop = answer
         raise MediaRefused(f"redirected more than {self._limits.redirects} times")
 
-    async def _ask(self, hop: Hop) -> bytes | Hop:
+    async def _ask(self, pool: httpcore.AsyncConnectionPool, hop: Hop) -> bytes | Hop:
         """The body, or where it is."""
         host = hop.url.netloc
         timeout = self._limits.timeout_seconds
         try:
-            async with self._pool.stream(
+            async with pool.stream(
                 "GET",
                 httpcore.URL(
                     scheme=hop.url.raw_scheme,
@@ -159,9 +157,6 @@ class Client:
             if len(body) > self._limits.max_bytes:
                 raise too_many_bytes(self._limits.max_bytes)
         return bytes(body)
-
-    async def aclose(self) -> None:
-        await self._pool.aclose()
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):

@@ -18,9 +18,8 @@ def read_file(url: str, folder: Path | None, max_bytes: int) -> bytes:
     if folder is None:
         raise MediaRefused("file: is not allowed here; an operator allows a folder with --media-folder")
     root = folder.resolve()
-    path = _path(url)
     try:
-        found = path.resolve()
+        found = _path(url).resolve()
         if not found.is_relative_to(root):
             raise MediaRefused(_OUTSIDE)
         # Not blocking: opening a pipe would wait for a writer.

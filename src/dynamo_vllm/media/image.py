@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_SCANS = 100
 """Of a JPEG. A usual progressive one has about ten; each is a pass over all pixels, whatever its length."""
+MAX_READS = 100_000
+"""Of Pillow. It reads each segment on its own, in Python: 8 MB of empty chunks of a PNG take 14 s."""
 PIXEL_BYTES = 4
 """Pillow keeps RGB in four."""
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
@@ -35,7 +37,7 @@ def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tu
         raise MediaRefused(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
     watch.check()
     with _faults_are_the_files(format.name, limits):
-        opened = Image.open(BytesIO(data), formats=[format.name])
+        opened = Image.open(_Watched(data, watch), formats=[format.name])
         check_size(*opened.size, limits)
         upright = _upright(opened)
         upright.load()
@@ -51,6 +53,22 @@ def of_pixels(data: bytes, pixels: Pixels, limits: MediaLimits) -> tuple[Image.I
         raise MediaRefused(f"{len(data)} bytes came for a picture of {pixels.size}")
     picture = _to_rgb(Image.frombytes(MODES[pixels.channels], (pixels.width, pixels.height), data))
     return picture, picture.width * picture.height * PIXEL_BYTES
+
+
+class _Watched(BytesIO):
+    """Ends a decoder that goes on after its time, or that reads a file bit by bit."""
+
+    def __init__(self, data: bytes, watch: Watch) -> None:
+        super().__init__(data)
+        self._watch = watch
+        self._reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._watch.check()
+        self._reads += 1
+        if self._reads > MAX_READS:
+            raise MediaRefused("the picture has too many segments")
+        return super().read(size)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import ipaddress
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from dynamo_vllm.media.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from PIL.Image import Image
 
@@ -118,10 +120,12 @@ class Loader:
         self.cache = MediaCache(cache_bytes)
         self._decoding: dict[str, _Decoding] = {}
         self._slots = asyncio.Semaphore(at_once)
+        self._servers = asyncio.Semaphore(max(1, at_once // 2))  # the other half is for what needs none
         self._slots_of_one = max(1, at_once // 4)
         self._decoders = ThreadPoolExecutor(threads, "media-decode")
         self._readers = ThreadPoolExecutor(at_once, "media-read")
-        self._client = fetch.Client(limits, reach, addresses.system_resolver(self._readers), at_once)
+        self._resolvers = ThreadPoolExecutor(at_once, "media-dns")  # a name server may hold them up for long
+        self._client = fetch.Client(limits, reach, addresses.system_resolver(self._resolvers))
 
     async def load(self, ref: MediaRef) -> MediaItem:
         return (await self.load_all([ref]))[0]
@@ -155,7 +159,7 @@ class Loader:
         seconds = self._limits.timeout_seconds
         try:
             # A slot is kept while decoding, so that no more than `at_once` encoded bodies are in memory.
-            async with asyncio.timeout(seconds), mine, self._slots:
+            async with asyncio.timeout(seconds), mine, self._turn(ref), self._slots:
                 if ref.pixels is not None:
                     return await self._of_pixels(ref.pixels)
                 data = await self._fetch(ref.url)
@@ -178,9 +182,14 @@ class Loader:
         settings = f"pixels {pixels.height} {pixels.width} {pixels.channels}\0".encode()
         return MediaItem("image", made, _digest(settings, data), size)
 
+    def _turn(self, ref: MediaRef) -> AbstractAsyncContextManager[None]:
+        """Slow servers may have half of the slots: what needs no server goes on."""
+        asks_server = ref.pixels is None and _scheme(ref.url) not in ("data", "file")
+        return self._servers if asks_server else nullcontext()
+
     async def _fetch(self, url: str) -> bytes:
         loop = asyncio.get_running_loop()
-        scheme = url[:8].partition(":")[0].lower()
+        scheme = _scheme(url)
         max_bytes = self._limits.max_bytes
         if scheme == "data":
             return await loop.run_in_executor(self._readers, fetch.read_data_url, url, max_bytes)
@@ -248,7 +257,11 @@ class Loader:
             self._drop(key, work)
         self._decoders.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
-        await self._client.aclose()
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
+
+
+def _scheme(url: str) -> str:
+    return url[:8].partition(":")[0].lower()
 
 
 def _digest(settings: bytes, data: bytes) -> str:

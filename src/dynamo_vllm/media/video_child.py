@@ -50,7 +50,12 @@ def _confine(order: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (frames,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Before these libraries are imported: one thread of arithmetic, no talk.
-    os.environ.update(OPENBLAS_NUM_THREADS="1", OPENCV_LOG_LEVEL="SILENT", OPENCV_FFMPEG_LOGLEVEL="-8")
+    os.environ.update(
+        OPENBLAS_NUM_THREADS="1",
+        OPENCV_LOG_LEVEL="SILENT",
+        OPENCV_FFMPEG_LOGLEVEL="-8",
+        OPENCV_FFMPEG_CAPTURE_OPTIONS="format_whitelist;mov,matroska,avi|protocol_whitelist;none",
+    )
 
 
 def _decode(order: dict[str, Any], out: TextIO) -> dict[str, Any]:

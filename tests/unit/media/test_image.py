@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import pytest
 from PIL import Image
 
@@ -49,3 +52,21 @@ def test_picture_is_no_other_kind(kind: str) -> None:
     with pytest.raises(MediaRefused, match=r"this is image \(PNG\)") as caught:
         sniff(media.picture(), kind)  # type: ignore[arg-type]
     assert caught.value.status == 415
+
+
+def test_picture_of_countless_segments_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "MAX_READS", 500)
+    png = media.picture("PNG")
+    empty = struct.pack(">I", 0) + b"abCd" + struct.pack(">I", zlib.crc32(b"abCd"))
+    assert decode(png[:33] + empty * 100 + png[33:]).size == (12, 8)
+    with pytest.raises(MediaRefused, match="too many segments"):
+        decode(png[:33] + empty * 500 + png[33:])
+
+
+def test_decoder_is_stopped_when_its_time_is_over() -> None:
+    watch = Watch(5)
+    source = image._Watched(media.picture(), watch)
+    source.read(8)
+    watch.stop()
+    with pytest.raises(MediaRefused, match="not decoded within 5 s"):
+        source.read(8)

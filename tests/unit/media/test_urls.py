@@ -87,6 +87,11 @@ def test_file_url_without_a_path_of_this_machine_is_refused(folder: Path, url: s
     assert "names no file" in refusal(url, folder)[1]
 
 
+@pytest.mark.parametrize("url", ["file:///%ff", "file://["])
+def test_file_url_that_cannot_be_read_is_refused(folder: Path, url: str) -> None:
+    assert refusal(url, folder)[0] == 400
+
+
 def test_no_folder_means_no_files(folder: Path) -> None:
     assert "--media-folder" in refusal(f"file://{folder}/in", None)[1]
 
