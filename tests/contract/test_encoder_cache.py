@@ -120,7 +120,10 @@ def config(role: str, folder: Path, **model: Any) -> Any:
         "revision": None,
         "dtype": torch.bfloat16,
         "quantization": None,
-        "multimodal_config": SimpleNamespace(mm_processor_kwargs={"max_pixels": 9}),
+        "multimodal_config": SimpleNamespace(
+            mm_processor_kwargs={"max_pixels": 9}, mm_encoder_attn_dtype=None
+        ),
+        "hf_overrides": {},
         "get_inputs_embeds_size": lambda: WIDTH,
         "hf_config": SimpleNamespace(vision_config=SimpleNamespace()),
     }
@@ -182,7 +185,8 @@ def test_consumer_takes_no_file_of_another_size(tmp_path: Path, own: Folder) -> 
         {"model": "n"},
         {"revision": "2"},
         {"quantization": "fp8"},
-        {"multimodal_config": SimpleNamespace(mm_processor_kwargs=None)},
+        {"multimodal_config": SimpleNamespace(mm_processor_kwargs=None, mm_encoder_attn_dtype=None)},
+        {"hf_overrides": {"vision_config": {"depth": 2}}},
     ],
 )
 def test_consumer_takes_nothing_of_another_models_encoder(tmp_path: Path, own: Folder, other: Any) -> None:

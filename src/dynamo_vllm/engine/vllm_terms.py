@@ -33,6 +33,8 @@ def encoder(config: VllmConfig) -> str:
         model.revision,
         model.dtype,
         model.quantization,
+        repr(model.hf_overrides),
+        multimodal.mm_encoder_attn_dtype if multimodal is not None else None,
         sorted((multimodal.mm_processor_kwargs or {}).items()) if multimodal is not None else None,
     )
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]

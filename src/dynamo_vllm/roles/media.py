@@ -157,13 +157,11 @@ def _no_content(key: str) -> str:
 
 
 def _refuse_settings(*settings: Mapping[str, Any] | None) -> None:
-    for parameter, value in zip(("mm_processor_kwargs", "media_io_kwargs"), settings, strict=True):
+    fixes = {"mm_processor_kwargs": "; start the worker with --mm-processor-kwargs", "media_io_kwargs": ""}
+    for (parameter, fix), value in zip(fixes.items(), settings, strict=True):
         if value:
             # min_pixels alone can make one small picture take all the memory there is.
-            raise InvalidRequest(
-                f"clients may not set them; start the worker with --{parameter.replace('_', '-')}",
-                parameter=parameter,
-            )
+            raise InvalidRequest(f"clients may not set them{fix}", parameter=parameter)
 
 
 def routing_names(request: GenerateRequest) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.media.base import Pixels
     from dynamo_vllm.serving.lending import Nixl
+
+logger = logging.getLogger(__name__)
 
 
 def card(options: WorkerOptions) -> dict[str, Any]:
@@ -47,7 +50,6 @@ class FrontendPixels:
 
         from dynamo_vllm.serving.lending import described
 
-        buffer = ctypes.create_string_buffer(pixels.size)
         connector = await self._nixl.connector()
         try:
             there = RdmaMetadata(
@@ -57,8 +59,10 @@ class FrontendPixels:
                 operation_kind=int(OperationKind.READ),
             )
             async with self._turn:
+                buffer = ctypes.create_string_buffer(pixels.size)  # one at a time, however many wait
                 with await connector.begin_read(there, described(buffer)) as reading:
                     await reading.wait_for_completion()
         except Exception as exc:  # NIXL raises nothing narrower
-            raise MediaRefused(f"the frontend's pixels cannot be read: {exc}") from exc
+            logger.warning("the frontend's pixels cannot be read: %s", exc)
+            raise MediaRefused("the frontend's pixels cannot be read") from exc
         return buffer.raw
