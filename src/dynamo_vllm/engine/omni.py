@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,10 +53,14 @@ class OmniEngine:
         self._on_phase = on_phase
         self._omni: AsyncOmni | None = None
         self._tokenizer: Any = None
-        self._running: dict[str, float] = {}
+        self._running: set[str] = set()
+        self._drawing: set[str] = set()
+        """Drawings of clients: silence is no hang while they run."""
         self._aborted: set[str] = set()
         self._outputs = 0
         self._tokens = 0
+        self._moved_at = 0.0
+        """When a drawing last gave something, or the first of those that wait came."""
 
     async def start(self) -> EngineFacts:
         self._on_phase("importing")
@@ -77,7 +83,18 @@ class OmniEngine:
     async def _told(self, what: str, work: Callable[[], Any]) -> Any:
         """A blocking step in a thread of its own, with a word now and then."""
         began = time.monotonic()
-        task = asyncio.create_task(asyncio.to_thread(work))
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()  # whoever stops waiting cannot cancel it
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as exc:
+                done.set_exception(exc)
+
+        # Not asyncio.to_thread: a signal during the start would wait for its end.
+        threading.Thread(target=run, name="omni-start", daemon=True).start()
+        task = asyncio.wrap_future(done)
         while not task.done():
             await asyncio.wait({task}, timeout=TELL_SECONDS)
             if not task.done():
@@ -142,21 +159,29 @@ class OmniEngine:
 
     async def stream(self, job: Job, sink: Sink) -> None:
         outputs = self._written(job) if job.picture is None else self._drawn(job)
-        self._running[job.id] = time.monotonic()
+        self._running.add(job.id)
+        if job.picture is not None and not job.id.startswith(_WITNESSES):
+            if not self._drawing:
+                self._moved_at = time.monotonic()
+            self._drawing.add(job.id)
         self._report()
         try:
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     self._outputs += 1
                     self._tokens += len(output.token_ids)
+                    self._moved_at = time.monotonic()
                     sink(output)
         finally:
-            self._running.pop(job.id, None)
+            self._running.discard(job.id)
+            self._drawing.discard(job.id)
             self._aborted.discard(job.id)
             self._report()
 
     async def _written(self, job: Job) -> AsyncGenerator[Output, None]:
         """The text of a pipeline; what its later stages would say or draw is not asked for."""
+        if job.sampling.n > 1:
+            raise InvalidRequest("a pipeline of vLLM-Omni gives one choice", parameter="n")
         from dynamo_vllm.engine import omni_convert
         from dynamo_vllm.engine import vllm_convert as convert
 
@@ -252,14 +277,11 @@ class OmniEngine:
             raise EngineDead(str(exc)) from exc
 
     def outputs_seen(self) -> Mapping[int, int]:
-        """Time itself counts while a client's drawing is on its way, for as long as we are patient."""
-        now = time.monotonic()
-        is_drawing = any(
-            now - since < PATIENCE_SECONDS
-            for job_id, since in self._running.items()
-            if not job_id.startswith(_WITNESSES)
-        )
-        if is_drawing:
+        """Time itself counts while clients' drawings are on their way, for as long as we are patient.
+
+        Since the last output, not since each came: with new clients all the time a hang would never show.
+        """
+        if self._drawing and time.monotonic() - self._moved_at < PATIENCE_SECONDS:
             self._outputs += 1
         return {0: self._outputs}
 
@@ -327,12 +349,12 @@ def _tokenizer_beside(model: str) -> Any:
     """The drawing stage's own; None where the folder has none we can read."""
     from transformers import AutoTokenizer
 
-    folder = Path(model, "tokenizer")
+    folder = Path(model, omni_start.tokenizer_folder(model))
     if not folder.is_dir():
         return None
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as exc:
+    except Exception as exc:  # a missing library, a file of another version: transformers has many ways
         logger.warning("prompts are not counted, the tokenizer cannot be read: %s", exc)
         return None
 

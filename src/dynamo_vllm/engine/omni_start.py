@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import omni_pipelines, omni_stages, vllm_start
 from dynamo_vllm.engine.omni_text import ARCHITECTURE_VARIABLE
 from dynamo_vllm.engine.plugin import OMNI_VARIABLE
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 REWRITTEN_TOKENS = 48
 """Of a prompt that a text stage writes for a drawing one, where no file says another number."""
+_CACHE = "kv_cache_memory_bytes"
 START_SECONDS = 1800
 """For one stage; large models are read from slow disks."""
 
@@ -40,7 +43,14 @@ def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
         # vLLM 0.30 takes no other sign that "uni" is meant on CPU; a stage is still its own process.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         # By itself each text stage would take nearly all of the machine's memory for its KV cache.
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        # The variable wins over the flag and the file.
+        if not _names_cache(settings):
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+
+
+def _names_cache(settings: EngineSettings) -> bool:
+    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
+    return _CACHE in engine_flags(settings.argv) or _says(stages, _CACHE)
 
 
 def refuse_missing() -> None:
@@ -145,13 +155,23 @@ def picture_limits(model: str, makes: Sequence[str | None]) -> PictureLimits | N
     halvings = _length(vae, "temperal_downsample") or max(_length(vae, "block_out_channels") - 1, 0) or 3
     # Transformers take the picture in patches of two by two.
     step = 2**halvings * (2 if "transformer" in index else 1)
-    tokenizer = _json(model, "tokenizer", "tokenizer_config.json") or {}
+    tokenizer = _json(model, tokenizer_folder(model), "tokenizer_config.json") or {}
     trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
     return PictureLimits(
         step=step,
         max_prompt_tokens=_count(tokenizer, "model_max_length"),
         max_steps=trained - 1 if trained else None,  # with all of them some schedulers look one too far
     )
+
+
+def tokenizer_folder(model: str) -> str:
+    """Of several the one that reads most: FLUX and SD 3 cut a prompt for CLIP and read all of it with T5."""
+
+    def reads(name: str) -> float:
+        config = _json(model, name, "tokenizer_config.json")
+        return 0 if config is None else _count(config, "model_max_length") or math.inf
+
+    return max(("tokenizer", "tokenizer_2", "tokenizer_3"), key=reads)
 
 
 def _count(config: dict[str, Any], name: str) -> int | None:
