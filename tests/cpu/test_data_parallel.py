@@ -76,6 +76,7 @@ def test_client_gone_frees_either_rank(two_ranks: Stack) -> None:
         until("two empty ranks", lambda: two_ranks.workers[0].busy() == 0, 1.0)
 
 
+@pytest.mark.long
 def test_drain_lets_both_ranks_finish(fresh: Stack) -> None:
     worker = fresh.workers[0]
     with stream_on_each(fresh, 500) as streams:

@@ -100,6 +100,7 @@ def test_changed_parameters(
 # --- time -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_expired_lease(warm: Zygote, model: Path, tmp_path: Path, alone: Plane) -> None:
     """By then the prefill engine has put other prompts into these blocks."""
     flags = ("--kv-lease-seconds", "2", "--num-gpu-blocks-override", "70", "--max-num-seqs", "8")

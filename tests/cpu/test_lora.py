@@ -147,6 +147,7 @@ def test_unknown_names(workers: Stack) -> None:
         ask(workers, "nobody", 0)
 
 
+@pytest.mark.long
 def test_adapters_sleep_and_wake_with_their_worker(both: Stack, expected: Expected) -> None:
     """While one worker sleeps the other has them; while both do, nobody lists them."""
     first, second = both.workers

@@ -163,6 +163,7 @@ def test_killed_worker_in_mid_stream(
     assert [(entry["name"], entry["state"]) for entry in listed] == [("a", "loaded"), ("b", "loaded")]
 
 
+@pytest.mark.long
 def test_text_mode(
     warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path, expected: Expected
 ) -> None:
@@ -189,6 +190,7 @@ def test_text_mode(
         assert [cached(), cached(), cached(cache_salt="s"), cached(cache_salt="s")] == [0, 288, 0, 288]
 
 
+@pytest.mark.long
 def test_data_parallel_ranks(
     warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path, expected: Expected
 ) -> None:

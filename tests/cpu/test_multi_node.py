@@ -154,6 +154,7 @@ def test_shards_in_one_worker_answer_like_one_and_end_with_it_when_it_is_killed(
         assert survivors(below, 5) == []
 
 
+@pytest.mark.long
 def test_workers_that_share_ranks_out_each_serve_their_own(
     warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
 ) -> None:

@@ -89,6 +89,7 @@ def test_load_spreads_over_decode_workers(two_and_two: Stack) -> None:
     assert len({role(answer) for answer in answers for role in (prefill_of, decode_of)}) == 4
 
 
+@pytest.mark.long
 def test_continued_conversation_stays_with_its_decode_worker(
     warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
 ) -> None:

@@ -211,6 +211,7 @@ def test_router_hears_of_other_prompts_and_mistakes_none(made: Stack, embed: Any
     assert "Failed to find" not in log
 
 
+@pytest.mark.long
 def test_killed_worker_in_mid_stream(warm: Zygote, model: Path, tmp_path: Path, embed: Any) -> None:
     """The answer goes on elsewhere: the same text and the same usage."""
     with stack(tmp_path) as two:

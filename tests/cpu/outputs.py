@@ -1,0 +1,17 @@
+"""Outputs of two ways out of an engine, made comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def one_by_one(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """An output for each token: on a busy machine vLLM hands over several at once."""
+    found: list[dict[str, Any]] = []
+    for output in outputs:
+        tokens = output["token_ids"]
+        early = {**output, "finish": None, "stop_reason": None, "finished": False}
+        found += [{**early, "token_ids": [token]} for token in tokens[:-1]]
+        found.append({**output, "token_ids": tokens[-1:]})
+    return found
