@@ -8,6 +8,10 @@ from typing import Any
 
 MIB = 2**20
 LEAST_CPU_CACHE, MOST_CPU_CACHE = 256 * MIB, 8192 * MIB
+CACHE_SIZE_ARGUMENTS = frozenset(
+    {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
+)
+"""A user who gives one of these has decided how much memory the cache takes."""
 UserArgs = Mapping[str, Any]
 """The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
 
@@ -84,7 +88,7 @@ def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
 
 
 def _leaves_cache_size(user: UserArgs) -> bool:
-    return not {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"} & user.keys()
+    return not CACHE_SIZE_ARGUMENTS & user.keys()
 
 
 def runner(user: UserArgs, _: Situation) -> Fired | None:

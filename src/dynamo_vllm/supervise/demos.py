@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build
+from dynamo_vllm.config.engine_rules import CACHE_SIZE_ARGUMENTS
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags, is_installed
 from dynamo_vllm.errors import ConfigError, StartError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 DEFAULT, ALL = "chat", "all"
 _CACHE_BYTES = 1 << 30
 _KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-_CACHE_FLAGS = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -127,7 +127,11 @@ def _group(
         return dataclasses.replace(group, options=options)
     more = {}
     # vLLM 0.30: the variable wins over the flag.
-    if device == "cpu" and _KV_SPACE not in env and not _CACHE_FLAGS & engine_flags(group.args).keys():
+    if (
+        device == "cpu"
+        and _KV_SPACE not in env
+        and not CACHE_SIZE_ARGUMENTS & engine_flags(group.args).keys()
+    ):
         more[_KV_SPACE] = "1"
     if shared_gpu and _GPUS not in group.env:
         more[_GPUS] = shared_gpu[0]
