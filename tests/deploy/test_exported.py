@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import TYPE_CHECKING
 
 import jsonschema
@@ -26,10 +28,15 @@ COMPOSE = [name for name in EXAMPLES if name.startswith("compose/")]
 ASKED_FOR = {"aggregated", "kv-router", "disaggregated", "data-parallel", "lora", "multimodal", "omni"}
 
 
-def found(example: str) -> list[Document]:
+@functools.cache
+def read_once(example: str) -> list[Document]:
     folder = read.ROOT / "deploy" / example
     texts = {path.name: path.read_text() for path in folder.glob("*.yaml") if path.name != "serve.yaml"}
     return read.documents(texts)
+
+
+def found(example: str) -> list[Document]:
+    return copy.deepcopy(read_once(example))
 
 
 def parse(argv: Sequence[str], env: dict[str, str]) -> None:
@@ -157,7 +164,12 @@ def test_objects_find_each_other(example: str) -> None:
     names = [(document["kind"], document.get("metadata", {}).get("name")) for document in every]
     assert len(names) == len(set(names))
     kinds = {kind: [document for document in every if document["kind"] == kind] for kind, _ in names}
-    pods = [template["metadata"]["labels"] for d in every for template in read.templates(d) if "metadata" in template]
+    pods = [
+        template["metadata"]["labels"]
+        for d in every
+        for template in read.templates(d)
+        if "metadata" in template
+    ]
     for service in kinds.get("Service", ()):
         assert any(service["spec"]["selector"].items() <= labels.items() for labels in pods)
     for budget in kinds.get("PodDisruptionBudget", ()):
