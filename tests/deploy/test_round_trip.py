@@ -128,7 +128,7 @@ def spans_nodes(wanted: Topology) -> bool:
     return any("-dpl" in group.args for group in wanted.workers)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(some.lists(groups(), min_size=1, max_size=3), some.integers(1024, 60000), some.booleans())
 def test_any_topology_comes_back(made: list[WorkerGroup], port: int, disaggregated: bool) -> None:
     roles = ["prefill", "decode"] if disaggregated else []
