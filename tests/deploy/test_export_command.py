@@ -151,6 +151,11 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
             "worker spans 2 nodes: the operator would add flags",
         ),
         ("model: org/model\nfrontend: {port: 8080}", ("--operator",), "leads to 8000"),
+        (
+            "model: org/model\nworkers: [{event_plane: nats}]",
+            (),
+            "--event-plane nats needs a server; add --nats nats://HOST:4222",
+        ),
         ("model: org/model", ("--max-model-len", "8"), "--max-model-len is no option of export"),
         ("model: org/model\nworker: []", (), "did you mean 'workers'?"),
     ],
