@@ -15,6 +15,7 @@ from dynamo_vllm.config.options.bench_routing import RoutingOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, ReachOptions, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
+from dynamo_vllm.config.options.size import SizeOptions
 from dynamo_vllm.config.options.worker import ROLES, WorkerOptions
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "RoutingOptions",
     "RuntimeOptions",
     "ServeOptions",
+    "SizeOptions",
     "SleepOptions",
     "WorkerOptions",
 ]
