@@ -11,8 +11,9 @@ SRC = Path(__file__).parents[2] / "src" / "dynamo_vllm"
 PACKAGE = "dynamo_vllm"
 # A part imports lower levels and itself. The command line stands above what it starts.
 LEVELS = {
-    "__main__": 7,
-    "cli": 6,
+    "__main__": 8,
+    "cli": 7,
+    "export": 6,
     "supervise": 5,
     "bench": 5,
     "serving": 4,

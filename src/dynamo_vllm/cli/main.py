@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": ("dynamo_vllm.cli.serve", "serve a model on this machine: frontend, router and workers"),
     "worker": ("dynamo_vllm.cli.worker", "run one worker of a deployment"),
     "frontend": ("dynamo_vllm.cli.frontend", "run the OpenAI server and router of a deployment"),
+    "export": ("dynamo_vllm.cli.export", "turn a serve file into Kubernetes manifests or a compose file"),
     "check": (
         "dynamo_vllm.cli.check",
         "show versions and the resolved configuration, or prove a running system",
