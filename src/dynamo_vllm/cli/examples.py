@@ -1,4 +1,4 @@
-"""`python -m dynamo_vllm.cli.examples [--check]`: fills in what `dynamo-vllm size` answers in pages that show it."""
+"""`python -m dynamo_vllm.cli.examples [--check]`: fills in the answers of `dynamo-vllm size` that pages show."""
 
 from __future__ import annotations
 

@@ -203,11 +203,9 @@ def about_layout(asked: Asked, need: Need) -> Iterator[str]:
     layout, there = need.layout, asked.gpus
     assert there is not None
     copies, rest = divmod(there.count, layout.gpus)
-    yield (
-        f"layout    {in_words(layout)} = {layout.gpus} GPU{'s' * (layout.gpus > 1)}"
-        + (f" on {layout.nodes} nodes" if layout.nodes > 1 else "")
-        + (f"; {copies} workers like this on {there}" if copies > 1 else "")
-    )
+    where = f" on {layout.nodes} nodes" if layout.nodes > 1 else ""
+    more = f"; {copies} workers like this on {there}" if copies > 1 else ""
+    yield f"layout    {in_words(layout)}{where}{more}"
     yield f"per GPU   {there.gpu.name} {there.gpu.gib:g} GiB × {asked.load.utilisation:g} = {gib(need.total)}"
     yield f"  weights   {gib(need.weights):>12}"
     estimate = (
@@ -229,7 +227,8 @@ def about_layout(asked: Asked, need: Need) -> Iterator[str]:
 def about_requests(asked: Asked, need: Need) -> str:
     length, average = asked.load.length(asked.model), asked.load.average(asked.model)
     longest, usual = int(need.requests_of_max_len), int(need.requests_of_average_len)
-    found = f"{need.tokens:,} tokens of KV cache: {longest:,} requests of {length:,} at once"
+    word = "request" if longest == 1 else "requests"
+    found = f"{need.tokens:,} tokens of KV cache: {longest:,} {word} of {length:,} at once"
     return found if average == length else f"{found}, {usual:,} of {average:,}"
 
 
@@ -257,7 +256,7 @@ def shown(found: Found) -> Sequence[Need]:
         best.setdefault(need.layout.gpus, need)
     fewest = min(best)
     more = [need for need in found.fits if need.layout.gpus == fewest and need is not best[fewest]]
-    chosen = [best[fewest], *more[:2], *(need for count, need in best.items() if count != fewest)]
+    chosen = [best[fewest], *more[:3], *(need for count, need in best.items() if count != fewest)]
     return chosen[:SHOWN_LAYOUTS]
 
 
@@ -287,7 +286,7 @@ def in_words(layout: Layout) -> str:
     sizes = ((layout.tp, "tensor"), (layout.pp, "pipeline"), (layout.dp, "data"))
     words = [f"{name} parallel {size}" for size, name in sizes if size > 1]
     words += ["expert parallel"] if layout.ep else []
-    return ", ".join(words) or "one GPU"
+    return f"{', '.join(words)} = {layout.gpus} GPUs" if layout.gpus > 1 else "one GPU"
 
 
 def flags(asked: Asked, layout: Layout) -> list[str]:
