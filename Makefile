@@ -48,6 +48,7 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/unit/test_imports.py
 	$(BIN)/python -m dynamo_vllm.cli.docs --check
+	$(BIN)/python -m dynamo_vllm.cli.manifests --check
 	$(BIN)/python -m dynamo_vllm.cli.examples --check
 
 fmt: venv
@@ -56,6 +57,7 @@ fmt: venv
 
 docs: venv
 	$(BIN)/python -m dynamo_vllm.cli.docs
+	$(BIN)/python -m dynamo_vllm.cli.manifests
 	$(BIN)/python -m dynamo_vllm.cli.examples
 
 bench-peers: venv

@@ -14,6 +14,7 @@ from dynamo_vllm.cli.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import (
     AdminOptions,
+    ExportOptions,
     FrontendOptions,
     LoadOptions,
     PauseOptions,
@@ -44,6 +45,11 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ),
     ("worker", WorkerOptions, ENGINE_FLAGS),
     ("frontend", FrontendOptions, ""),
+    (
+        "export",
+        ExportOptions,
+        "`export k8s` ([kubernetes.md](kubernetes.md)) or `export compose` ([containers.md](containers.md)).",
+    ),
     (
         "check",
         CheckOptions,

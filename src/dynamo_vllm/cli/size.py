@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"no model is named; write {PROG} MODEL, a config.json or its folder")
     path = files.find(options.model, environment)
     found = answer(asked(options, str(path), files.load(path)))
-    print(json.dumps(as_json(found), indent=2) if options.json else "\n".join(text(found)))
+    print(json.dumps(as_json(found), indent=2) if options.json else "\n".join(text(found, options.brief)))
     return 0 if found.fits else 1
 
 
@@ -159,9 +159,10 @@ def answer(asked: Asked) -> Answer:
 # --- text -----------------------------------------------------------------------------------------------
 
 
-def text(answer: Answer) -> Iterator[str]:
-    yield from about_model(answer.asked)
-    yield ""
+def text(answer: Answer, brief: bool = False) -> Iterator[str]:
+    if not brief:
+        yield from about_model(answer.asked)
+        yield ""
     if answer.need is not None:
         yield from about_layout(answer.asked, answer.need)
     elif answer.found is not None:

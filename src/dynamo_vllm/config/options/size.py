@@ -29,6 +29,7 @@ class SizeOptions:
         env="DYN_VLLM_SIZE_GPUS",
         metavar="GPUS",
     )
+    brief: bool = opt(False, "size", "Leave the model's parts out.", env="DYN_VLLM_SIZE_BRIEF")
     json: bool = opt(False, "size", "Print JSON for other programs.", env="DYN_VLLM_SIZE_JSON")
     tensor_parallel_size: int | None = opt(
         None,
