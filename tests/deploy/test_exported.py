@@ -157,7 +157,12 @@ def test_objects_find_each_other(example: str) -> None:
     names = [(document["kind"], document.get("metadata", {}).get("name")) for document in every]
     assert len(names) == len(set(names))
     kinds = {kind: [document for document in every if document["kind"] == kind] for kind, _ in names}
-    pods = [template["metadata"]["labels"] for d in every for template in read.templates(d) if "metadata" in template]
+    pods = [
+        template["metadata"]["labels"]
+        for d in every
+        for template in read.templates(d)
+        if "metadata" in template
+    ]
     for service in kinds.get("Service", ()):
         assert any(service["spec"]["selector"].items() <= labels.items() for labels in pods)
     for budget in kinds.get("PodDisruptionBudget", ()):

@@ -20,13 +20,22 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 RECIPES = "deploy/recipes"
-_BIG = ("--start-seconds", "7200", "--shm-gb", "64", "--worker-memory-gb", "1024")
+_R1 = (
+    "--name",
+    "deepseek-r1",
+    "--kube-namespace",
+    "deepseek-r1",
+    "--start-seconds",
+    "7200",
+    "--shm-gb",
+    "64",
+)
 EXPORTS: dict[str, tuple[str, ...]] = {
     "qwen3-single-gpu": ("--name", "qwen3", "--kube-namespace", "qwen3"),
     "gpt-oss/20b": ("--name", "gpt-oss-20b", "--kube-namespace", "gpt-oss"),
     "gpt-oss/120b": ("--name", "gpt-oss-120b", "--kube-namespace", "gpt-oss"),
-    "deepseek-r1/two-nodes": ("--name", "deepseek-r1", "--kube-namespace", "deepseek-r1", *_BIG),
-    "deepseek-r1/four-nodes": ("--name", "deepseek-r1", "--kube-namespace", "deepseek-r1", *_BIG),
+    "deepseek-r1/two-nodes": (*_R1, "--worker-memory-gb", "1024"),
+    "deepseek-r1/four-nodes": (*_R1, "--worker-memory-gb", "512"),
     "prompt-embeds": ("--name", "prompt-embeds", "--kube-namespace", "prompt-embeds"),
     "lmcache": ("--name", "kv-tiers", "--kube-namespace", "kv-tiers", "--worker-memory-gb", "128"),
     "omni": ("--name", "omni", "--kube-namespace", "omni", "--image", "dynamo-vllm:0.1.0-cuda-omni"),
