@@ -12,7 +12,7 @@ from dynamo_vllm.sizing import families, formats, gpus, layouts, memory
 from dynamo_vllm.sizing.formats import Format
 from dynamo_vllm.sizing.gpus import GIB, Gpu
 from dynamo_vllm.sizing.memory import Layout, Load
-from dynamo_vllm.sizing.parts import Model
+from dynamo_vllm.sizing.parts import Model, Part
 from unit.test_sizing_parameters import config
 
 H200 = Gpu("H200", 139.8)
@@ -90,6 +90,13 @@ def test_data_parallel_ranks_share_experts_and_have_the_rest_each() -> None:
         if weight.part.value == "experts"
     )
     assert one - eight == pytest.approx(experts * 7 / 8, abs=16)
+
+
+def test_experts_that_do_not_divide_leave_one_more_on_some_gpu() -> None:
+    model, form = read("qwen1.5-moe-a2.7b")
+    (whole,), (sliced,) = (memory.rank_bytes(model, form, Layout(dp=8, ep=ep)) for ep in (True, False))
+    experts = model.by_part()[Part.EXPERTS] * 2
+    assert whole - sliced == pytest.approx(experts * (8 / 60 - 1 / 8), abs=16)
 
 
 def test_the_copies_vllm_makes_of_mla_are_counted() -> None:

@@ -133,16 +133,19 @@ def rank_bytes(model: Model, form: Format, layout: Layout) -> list[int]:
         held += model.ending if is_last else []
         if is_last and not is_first and model.is_tied:
             held += model.embeddings
-        found.append(_held_bytes(held, form, layout, model.kv_heads))
+        found.append(_held_bytes(held, form, layout, model))
     return found
 
 
-def _held_bytes(weights: Iterable[Weight], form: Format, layout: Layout, kv_heads: int) -> int:
+def _held_bytes(weights: Iterable[Weight], form: Format, layout: Layout, model: Model) -> int:
+    ranks = layout.tp * layout.dp
+    # Whole experts, so that some GPU may have one more than others; else slices of all.
+    whole = layout.ep and model.is_moe
     shares = {
-        Split.WHOLE: 1,
+        Split.WHOLE: 1.0,
         Split.SHARDS: layout.tp,
-        Split.KV_HEADS: min(layout.tp, kv_heads),
-        Split.EXPERTS: layout.tp * layout.dp,  # with --enable-expert-parallel whole ones, else slices
+        Split.KV_HEADS: min(layout.tp, model.kv_heads),
+        Split.EXPERTS: model.experts / math.ceil(model.experts / ranks) if whole else ranks,
     }
     return math.ceil(sum((form.bytes_of(w) + form.copy_bytes_of(w)) / shares[w.split] for w in weights))
 
