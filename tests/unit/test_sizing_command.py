@@ -22,7 +22,7 @@ def test_a_model_alone_gets_its_parts_and_the_fewest_gpus(capsys: pytest.Capture
     found = said(capsys, str(RECIPES / "gpt-oss" / "120b"))
     assert "116.83 B parameters, 5.71 B active per token" in found
     assert "36.0 KiB per token in bfloat16 in 18 layers; the other 18 keep" in found
-    assert "L40S      2  --tensor-parallel-size 2" in found
+    assert "L40S      2  --pipeline-parallel-size 2" in found
 
 
 def test_a_layout_gets_its_room_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,28 @@ def test_experts_that_do_not_divide_leave_one_more_on_some_gpu() -> None:
     assert whole - sliced == pytest.approx(experts * (8 / 60 - 1 / 8), abs=16)
 
 
+def test_experts_in_mxfp4_are_filled_up_as_kernels_do() -> None:
+    model, form = read("gpt-oss-120b")
+    # "Model loading took 65.9651 GiB" with Marlin on an H100, in vllm-project/vllm issue 23278.
+    assert memory.rank_bytes(model, form, Layout())[0] / GIB == pytest.approx(65.9651, rel=0.002)
+    (two,) = memory.rank_bytes(model, form, Layout(tp=2))
+    experts = 36 * 128 * 3 * 3072 * 1536 * (0.5 + 1 / 32)
+    assert two == pytest.approx(experts + (memory.weight_bytes(model, form) - 56.757 * GIB) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "logged"),
+    [
+        # What vLLM's line "Model loading took" says in logs of others.
+        ("qwen3-8b", Layout(), 15.27),
+        ("deepseek-r1", Layout(tp=8), 79.41),
+    ],
+)
+def test_weights_of_a_rank_are_those_of_published_logs(name: str, layout: Layout, logged: float) -> None:
+    model, form = read(name)
+    assert memory.rank_bytes(model, form, layout)[0] / GIB == pytest.approx(logged, rel=0.002)
+
+
 def test_the_copies_vllm_makes_of_mla_are_counted() -> None:
     model, form = read("deepseek-r1")
     copies = 61 * 512 * 128 * (128 + 128) * 2

@@ -26,6 +26,9 @@ class Format:
     experts_only: bool = False
     block: int = 1
     """What a rank has of a quantised layer must be a multiple of it."""
+    padded_rows: int = 1
+    padded_columns: int = 1
+    """Experts are filled up to multiples of these on a GPU."""
 
     @property
     def value_bytes(self) -> int:
@@ -86,7 +89,9 @@ def _made(name: str, dtype: str, *, group: int = _BLOCK, experts_only: bool = Fa
         "bnb8": 1.0,
     }
     block = {"fp8-block": _BLOCK, "int4": group}.get(name, 1)
-    return Format(dtype, name, sizes[name], experts_only, block)
+    # vLLM 0.30's Marlin, which takes the most of the kernels for MXFP4.
+    rows, columns = (256, 128) if name == "mxfp4" else (1, 1)
+    return Format(dtype, name, sizes[name], experts_only, block, rows, columns)
 
 
 def _written(facts: Facts, dtype: str) -> Format:

@@ -147,7 +147,23 @@ def _held_bytes(weights: Iterable[Weight], form: Format, layout: Layout, model: 
         Split.KV_HEADS: min(layout.tp, model.kv_heads),
         Split.EXPERTS: model.experts / math.ceil(model.experts / ranks) if whole else ranks,
     }
-    return math.ceil(sum((form.bytes_of(w) + form.copy_bytes_of(w)) / shares[w.split] for w in weights))
+    padded = {Split.EXPERTS: _padding(model, form, 1 if whole else ranks)}
+    return math.ceil(
+        sum(
+            (form.bytes_of(w) * padded.get(w.split, 1.0) + form.copy_bytes_of(w)) / shares[w.split]
+            for w in weights
+        )
+    )
+
+
+def _padding(model: Model, form: Format, slices: int) -> float:
+    """What kernels for experts make of them: rows and columns filled up, of each slice."""
+    if not model.is_moe or form.padded_rows == form.padded_columns == 1:
+        return 1.0
+    width = math.ceil(model.expert_width / slices)
+    rows = math.ceil(model.hidden / form.padded_rows) * form.padded_rows
+    columns = math.ceil(width / form.padded_columns) * form.padded_columns
+    return rows * columns * slices / (model.hidden * model.expert_width)
 
 
 # --- caches ---------------------------------------------------------------------------------------------
@@ -195,9 +211,8 @@ def reserve_bytes(model: Model, form: Format, layout: Layout, load: Load, gpu: G
         mine = model.chosen_experts * tokens * layout.dp / (layout.tp * layout.dp if layout.ep else 1)
         gathered = 2 * tokens * layout.dp * model.hidden if layout.dp > 1 else 0
         activations += int((mine * per_row + gathered) * form.value_bytes)
-    logits = (
-        min(seqs, tokens) * model.vocabulary * (form.value_bytes + 2 * 4)
-    )  # as they are, and float32 twice
+    # As they are, and in float32: scaled, with penalties, as probabilities, and the noise to draw by.
+    logits = min(seqs, tokens) * model.vocabulary * (form.value_bytes + 4 * 4)
     graphs = 0 if load.eager else _GRAPH_BYTES
     collectives = _COLLECTIVE_BYTES if layout.gpus > 1 else 0
     return _CONTEXT_BYTES + graphs + collectives + activations + logits
