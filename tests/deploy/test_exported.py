@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import TYPE_CHECKING
 
 import jsonschema
@@ -26,10 +28,15 @@ COMPOSE = [name for name in EXAMPLES if name.startswith("compose/")]
 ASKED_FOR = {"aggregated", "kv-router", "disaggregated", "data-parallel", "lora", "multimodal", "omni"}
 
 
-def found(example: str) -> list[Document]:
+@functools.cache
+def read_once(example: str) -> list[Document]:
     folder = read.ROOT / "deploy" / example
     texts = {path.name: path.read_text() for path in folder.glob("*.yaml") if path.name != "serve.yaml"}
     return read.documents(texts)
+
+
+def found(example: str) -> list[Document]:
+    return copy.deepcopy(read_once(example))
 
 
 def parse(argv: Sequence[str], env: dict[str, str]) -> None:
