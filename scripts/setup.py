@@ -3,6 +3,7 @@
 Runs with nothing but a Python 3.11 to 3.14. Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
   DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml
+  DYNAMO_VLLM_TESTS=0                without what only the tests need, for an image
 """
 
 import hashlib
@@ -138,7 +139,8 @@ def has_nvidia_gpu() -> bool:
 
 def extras_for(device: str) -> list[str]:
     """NIXL is always there: `serve --prefill 1 --decode 1` should run at once."""
-    return [device, "nixl", "dev", *wanted_extras()]
+    tests = [] if os.environ.get("DYNAMO_VLLM_TESTS") == "0" else ["dev"]
+    return [device, "nixl", *tests, *wanted_extras()]
 
 
 def wanted_extras() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
@@ -151,7 +151,7 @@ def test_no_request_is_cut_off_by_the_grace_period(example: str) -> None:
             env = read.environment(container, NODE_RANK="0")
             argv = read.arguments(container, env)
             cls = FrontendOptions if argv[0] == "frontend" else WorkerOptions
-            options, _ = build.parse(cls, argv[1:], env, "prog", "")
+            options: Any = build.parse(cls, argv[1:], env, "prog", "")[0]
             pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
             # What serve gives a process to leave, beside the time its requests have.
             assert template["spec"]["terminationGracePeriodSeconds"] >= pause + options.drain_seconds + 10
