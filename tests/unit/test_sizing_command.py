@@ -63,6 +63,14 @@ def test_the_exit_code_says_whether_it_fits(
     assert (": too big by" in capsys.readouterr().out) == (code == 1)
 
 
+def test_a_worker_spans_as_many_nodes_as_it_must(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, str(R1), "--gpus", "16xH200", "--nodes", "4", "--dp", "8", "--ep", "--brief")
+    assert found.startswith(
+        "layout    data parallel 8, expert parallel = 8 GPUs on 2 nodes; 2 workers like this"
+    )
+    assert "--data-parallel-size 8 --data-parallel-size-local 4 --enable-expert-parallel" in found
+
+
 def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(said(capsys, str(R1), "--gpus", "16xH200", "--max-model-len", "16384", "--json"))
     assert found["parameters"] == 671_026_419_200
@@ -97,9 +105,10 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
             [str(QWEN), "--gpus", "4xH100", "--tp", "8"],
             "--tp 8 --pp 1 --dp 1 take 8 GPUs; --gpus 4xH100 has 4",
         ),
+        ([str(QWEN), "--gpus", "8xH100", "--nodes", "3"], "8xH100 cannot be shared out alike to --nodes 3"),
         (
-            [str(QWEN), "--gpus", "8xH100", "--tp", "8", "--nodes", "3"],
-            "cannot be shared out alike to --nodes 3",
+            [str(QWEN), "--gpus", "8xH100", "--nodes", "2", "--pp", "5"],
+            "5 GPUs cannot be shared out alike to 2",
         ),
         ([str(QWEN), "--gpus", "H100", "--max-model-len", "0"], "--max-model-len 0 must be 1 or more"),
         ([str(QWEN), "--gpu-memory-utilization", "92"], "--gpu-memory-utilization 92.0 is no part of a GPU"),

@@ -200,6 +200,19 @@ def test_tables_heads_and_norms_are_not_quantised() -> None:
     assert memory.weight_bytes(model, form) == pytest.approx(plain + linear * (0.5 + 2.5 / 128))
 
 
+def test_vision_towers_are_not_quantised() -> None:
+    model, form = read("qwen2.5-vl-7b", quantisation="int4")
+    assert sum(form.bytes_of(weight) for weight in model.vision) == 2 * model.by_part()[Part.VISION]
+
+
+def test_kv_heads_that_neither_divide_nor_repeat_are_refused() -> None:
+    odd = {**config("qwen3-8b"), "num_attention_heads": 24, "num_key_value_heads": 6}
+    assert memory.refusal(families.read(odd, "odd"), Format(), Layout(tp=2)) is None
+    assert memory.refusal(families.read(odd, "odd"), Format(), Layout(tp=4)) == (
+        "6 KV heads and 4 ranks do not divide"
+    )
+
+
 def test_every_choice_of_the_command_has_bytes() -> None:
     assert set(DTYPES) == set(formats.DTYPES)
     assert set(CACHE_DTYPES) == set(formats.CACHE_DTYPES)
@@ -290,6 +303,15 @@ def test_layouts_come_with_the_fewest_gpus_first_and_all_fit() -> None:
     assert all(need.fits and need.requests_of_max_len >= 1 for need in found)
     assert any(need.layout.nodes == 2 for need in found)
     assert all(need.layout.tp <= need.layout.gpus_per_node for need in found)
+
+
+def test_layouts_keep_to_the_nodes_there_are() -> None:
+    model, form = read("deepseek-r1")
+    found = layouts.search(model, form, H200, 16, Load(max_len=16384), per_node=4).fits
+    assert {(need.layout.gpus, need.layout.nodes) for need in found} == {(8, 2), (16, 4)}
+    assert max(need.layout.tp for need in found) == 4
+    uneven = layouts.search(model, form, H200, 18, Load(max_len=16384), per_node=6).fits
+    assert {(need.layout.gpus, need.layout.nodes) for need in uneven} == {(8, 2)}
 
 
 def test_a_dense_model_gets_no_data_parallel_ranks() -> None:

@@ -48,6 +48,7 @@ def config(name: str) -> dict[str, object]:
         ("gemma-3-1b", 999_885_952),
         ("phi-3-mini", 3_821_079_552),
         ("deepseek-v2-lite", 15_706_484_224),
+        ("qwen1.5-moe-a2.7b", 14_315_784_192),
     ],
 )
 def test_totals_are_the_published_ones(name: str, total: int) -> None:

@@ -47,6 +47,7 @@ class Asked:
     load: Load
     gpus: Gpus | None
     layout: Layout | None
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,9 @@ def asked(options: SizeOptions, source: str, config: dict[str, object]) -> Asked
         eager=options.enforce_eager,
     )
     there = gpus.read(options.gpus) if options.gpus is not None else None
-    return Asked(source, model, form, load, there, layout_of(options, there))
+    if there is not None and there.count % options.nodes:
+        raise ConfigError(f"--gpus {there} cannot be shared out alike to --nodes {options.nodes}")
+    return Asked(source, model, form, load, there, layout_of(options, there), options.nodes)
 
 
 _COUNTS = (
@@ -135,14 +138,15 @@ def layout_of(options: SizeOptions, there: Gpus | None) -> Layout | None:
     tp, pp, dp = (size or 1 for size in sizes)
     if there is None:
         raise ConfigError("a layout says nothing without GPUs; add --gpus, such as --gpus 8xH200")
-    layout = Layout(tp=tp, pp=pp, dp=dp, ep=options.enable_expert_parallel, nodes=options.nodes)
+    layout = Layout(tp=tp, pp=pp, dp=dp, ep=options.enable_expert_parallel)
     if layout.gpus > there.count:
         raise ConfigError(
             f"--tp {tp} --pp {pp} --dp {dp} take {layout.gpus} GPUs; --gpus {there} has {there.count}"
         )
-    if layout.gpus % layout.nodes:
-        raise ConfigError(f"{layout.gpus} GPUs cannot be shared out alike to --nodes {layout.nodes}")
-    return layout
+    nodes = -(-layout.gpus // (there.count // options.nodes))
+    if layout.gpus % nodes:
+        raise ConfigError(f"{layout.gpus} GPUs cannot be shared out alike to {nodes} nodes")
+    return dataclasses.replace(layout, nodes=nodes)
 
 
 def answer(asked: Asked) -> Answer:
@@ -150,10 +154,9 @@ def answer(asked: Asked) -> Answer:
         return Answer(asked)
     if asked.layout is not None:
         return Answer(asked, memory.need(asked.model, asked.form, asked.layout, asked.gpus.gpu, asked.load))
-    return Answer(
-        asked,
-        found=layouts.search(asked.model, asked.form, asked.gpus.gpu, asked.gpus.count, asked.load),
-    )
+    there, per_node = asked.gpus, asked.gpus.count // asked.nodes if asked.nodes > 1 else None
+    found = layouts.search(asked.model, asked.form, there.gpu, there.count, asked.load, per_node)
+    return Answer(asked, found=found)
 
 
 # --- text -----------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def _all(model: Model, form: Format, count: int, per_node: int) -> Iterator[Layo
                 nodes = -(-tp * pp * dp // per_node)
                 plain = Layout(tp=tp, pp=pp, dp=dp, nodes=nodes)
                 spread = dataclasses.replace(plain, ep=True)
-                if plain.gpus_per_node % tp:
+                if plain.gpus % nodes or plain.gpus_per_node % tp:
                     continue
                 yield spread if dp > 1 or (model.is_moe and memory.refusal(model, form, plain)) else plain
 
