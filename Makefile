@@ -49,6 +49,7 @@ check: venv
 	$(BIN)/pytest -q tests/unit/test_imports.py
 	$(BIN)/python -m dynamo_vllm.cli.docs --check
 	$(BIN)/python -m dynamo_vllm.cli.manifests --check
+	$(BIN)/python -m dynamo_vllm.cli.examples --check
 
 fmt: venv
 	$(BIN)/ruff check --fix .
@@ -57,6 +58,7 @@ fmt: venv
 docs: venv
 	$(BIN)/python -m dynamo_vllm.cli.docs
 	$(BIN)/python -m dynamo_vllm.cli.manifests
+	$(BIN)/python -m dynamo_vllm.cli.examples
 
 bench-peers: venv
 	@$(BIN)/python scripts/peers $(ARGS)

@@ -623,6 +623,8 @@ def test_what_runs_elsewhere_needs_nothing_here() -> None:
     options, rest = worker(["--custom-jinja-template", "/models/chat.jinja"])
     assert "no such file" in (refusal(lambda: checks.check_worker(options, rest)) or "")
     checks.check_worker(options, rest, elsewhere=True)
+    options, rest = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
+    checks.check_worker(options, rest, elsewhere=True)
     assert set(checks.LOOK_AT_THIS_MACHINE) <= set(checks.WORKER_RULES)
 
 

@@ -25,6 +25,7 @@ LEVELS = {
     "media": 2,
     "models": 2,
     "codec": 1,
+    "sizing": 1,
     "wire": 0,
     "wire_openai": 0,
     "job": 0,

@@ -23,6 +23,7 @@ from dynamo_vllm.config.options import (
     ResetOptions,
     RoutingOptions,
     ServeOptions,
+    SizeOptions,
     SleepOptions,
     WorkerOptions,
 )
@@ -55,6 +56,7 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
         "Every option of a worker and every engine flag is accepted too; nothing is started.",
     ),
     ("check --live URL", LiveOptions, ""),
+    ("size", SizeOptions, "The model may also be the first argument. [sizing.md](sizing.md) explains it."),
     (
         "status",
         StatusOptions,

@@ -56,6 +56,7 @@ WORKER_RULES = (
 )
 LOOK_AT_THIS_MACHINE = (
     connectors.connector_is_installed,
+    connectors.offload_fits_memory,
     media_limits.media_folder_is_a_folder,
     omni.stage_file_exists,
     worker.dump_has_a_folder,
