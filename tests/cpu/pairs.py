@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -50,7 +51,7 @@ class Pairs:
         alive = {self.instance(other) for other in self.stack.workers}
         for instance, found in before.items():
             if found == component and instance not in alive:
-                forget(instance, {"DYN_FILE_KV": str(self.stack.folder / "discovery")})
+                asyncio.run(forget(instance, self.stack.environment()))
 
     def instance(self, worker: Worker) -> int:
         line = next(line for line in worker.log.read_text().splitlines() if " instance=" in line)

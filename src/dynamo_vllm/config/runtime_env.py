@@ -65,6 +65,19 @@ def reach(options: ReachOptions) -> dict[str, str]:
     return found
 
 
+PLANES = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "event_plane")
+"""The options that all processes of a deployment must have alike."""
+
+
+def planes(options: RuntimeOptions) -> dict[str, str]:
+    """The variables of the way to the others, without what is one process' own."""
+    found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
+    return {name: value for name, value in found.items() if name != "DYN_NAMESPACE"} | {
+        "ETCD_ENDPOINTS": options.etcd_endpoints,
+        "NATS_SERVER": options.nats_server,
+    }
+
+
 def hosts(options: ReachOptions) -> dict[str, str]:
     return dict.fromkeys(_HOSTS, options.bind_host) if options.bind_host else {}
 

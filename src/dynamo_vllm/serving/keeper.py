@@ -76,6 +76,12 @@ class Keeper:
 
 async def keep(access: EtcdAccess | None, lease: int) -> None:
     """As a task beside everything else; without etcd there is nothing to do."""
-    if access is not None:
-        async with Etcd(access) as etcd:
-            await Keeper(etcd, lease).run()
+    if access is None:
+        return
+    try:
+        client = Etcd(access)
+    except OSError as exc:  # a certificate that only the runtime can read
+        logger.warning("if etcd loses this process it will not come back by itself: %s", exc)
+        return
+    async with client as etcd:
+        await Keeper(etcd, lease).run()
