@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options import ReachOptions
 
-REACH_SECONDS = 5.0
+REACH_SECONDS = 3.0
 _CONNECT_SECONDS = 2.0
 _PORTS = {"http": 2379, "https": 2379, "nats": 4222, "tls": 4222}
 

@@ -71,6 +71,9 @@ class Etcd:
         if told:
             await self._ask("kv/txn", {"success": told})
 
+    async def delete(self, key: bytes) -> None:
+        await self._ask("kv/deleterange", {"key": _text(key)})
+
     async def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         reasons: list[str] = []
         for endpoint in self._in_turn():
