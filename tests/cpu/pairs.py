@@ -68,9 +68,10 @@ class Pairs:
 
 @contextlib.contextmanager
 def pairs(
-    warm: Zygote, model: Path, folder: Path, prefills: int = 1, decodes: int = 1, *flags: str
+    warm: Zygote, model: Path, folder: Path, prefills: int = 1, decodes: int = 1, *flags: str, **env: str
 ) -> Iterator[Pairs]:
-    with stack(folder) as made:
+    """`env` are settings of every process."""
+    with stack(folder, **env) as made:
         made.start_frontend()
         found = Pairs(made, warm, model, flags)
         for role in ["decode"] * decodes + ["prefill"] * prefills:
