@@ -1,4 +1,4 @@
-"""Stands in for the Kubernetes API: takes what processes write, lists nothing, and notes what it was asked."""
+"""Stands in for the Kubernetes API: takes what processes write, lists nothing, notes what it was asked."""
 
 from __future__ import annotations
 
