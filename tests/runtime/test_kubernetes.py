@@ -17,7 +17,7 @@ from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import k8s, workload
 from dynamo_vllm.export.settings import Settings
 from harness.kube_api import RECORDS, Cluster, Document, Pod, cluster
-from harness.stack import COMMAND, environment, free_port, free_system_port, kill_tree
+from harness.stack import COMMAND, Stack, environment, free_port, free_system_port, kill_tree
 from harness.waiting import until
 
 if TYPE_CHECKING:
@@ -146,3 +146,13 @@ def test_pods_find_each_other_with_the_exported_role(
     assert "503 Service Unavailable" not in kubelet.log("chat-worker-a")  # probes while it started
     used = {verb for resource, verb in api.asked if resource == "dynamoworkermetadatas"}
     assert used == {"list", "watch", "patch"}
+
+
+def test_process_outside_a_pod_is_told_what_is_missing(model: Path, tmp_path: Path) -> None:
+    words = ["worker", "--model", str(model), "--engine", "fake", "--discovery-backend", "kubernetes"]
+    done = subprocess.run(
+        [*COMMAND, *words], env=Stack(tmp_path).environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "with POD_NAME, POD_NAMESPACE and POD_UID" in done.stderr
+    assert "Traceback" not in done.stderr
