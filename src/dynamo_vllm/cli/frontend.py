@@ -8,8 +8,6 @@ import ctypes
 import importlib.util
 import os
 import signal
-import socket
-import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +20,8 @@ from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dynamo.runtime import DistributedRuntime
 
 
 PROG = "dynamo-vllm frontend"
@@ -101,6 +101,7 @@ async def run(options: FrontendOptions) -> int:
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
     server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
+    await open_for_answers(drt, options)
     await listening(options, server)
     progress.phase("ready", url=f"http://{options.host}:{options.port}")
     with contextlib.suppress(asyncio.CancelledError):
@@ -186,33 +187,22 @@ def health_status(context: FrontendState) -> int:
     return 200 if can_answer else 503
 
 
-async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> None:
-    """Wait for the server's socket and switch Nagle's algorithm off on it.
+async def open_for_answers(drt: DistributedRuntime, options: FrontendOptions) -> None:
+    """Workers bring their answers to a socket of ours, which the runtime makes with the first client."""
+    from dynamo_vllm.serving.admin import ENDPOINT
 
-    The Rust server never sets TCP_NODELAY, which costs some 30 ms on the first token of every reused
-    connection; on Linux accepted sockets inherit it from the listener.
-    """
+    await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
+
+
+async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> None:
+    """Wait for the server's socket, and mend what the Rust server leaves out."""
+    from dynamo_vllm.serving import listeners
+
     deadline = time.monotonic() + LISTEN_SECONDS
-    while not _set_no_delay(options.port):
+    while not listeners.set_no_delay(options.port):
         if server.done():
             server.result()
         if server.done() or time.monotonic() > deadline:
             raise StartError(f"the HTTP server did not start on {options.host}:{options.port}")
         await asyncio.sleep(0.01)
-
-
-def _set_no_delay(port: int) -> bool:
-    """Whether a socket of this process listens on the port; it then has TCP_NODELAY."""
-    for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and _is_listener(int(name), port):
-                return True
-    return False
-
-
-def _is_listener(fd: int, port: int) -> bool:
-    with socket.socket(fileno=os.dup(fd)) as found:
-        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or found.getsockname()[1] != port:
-            return False
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return True
+    listeners.notice_lost_machines()
