@@ -739,6 +739,8 @@ def test_settings_that_work_pass(argv: list[str]) -> None:
         (["--namespace", "a.b"], "--namespace 'a.b' must be one word"),
         (["--namespace", "a/b"], "--namespace 'a/b' must be one word"),
         (["--namespace="], "--namespace '' must be one word"),
+        (["--bind-host", "0.0.0.0"], "--bind-host 0.0.0.0 is no address others can connect to"),
+        (["--bind-host", "::"], "--bind-host :: is no address"),
     ],
 )
 def test_what_every_process_shares_is_checked_in_both(argv: list[str], message: str) -> None:

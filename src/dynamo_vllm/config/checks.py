@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
+ANYWHERE = ("0.0.0.0", "::", "[::]")
 WORKER_RULES = (
     *admin.WORKER_RULES,
     *connectors.RULES,
@@ -80,6 +81,11 @@ def check_runtime(o: RuntimeOptions) -> None:
 def check_reach(o: ReachOptions) -> None:
     if not o.namespace or "." in o.namespace or "/" in o.namespace:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
+    if o.bind_host in ANYWHERE:
+        raise ConfigError(
+            f"--bind-host {o.bind_host} is no address others can connect to; give this machine's own, or leave "
+            "it out and the one of its default route is taken"
+        )
 
 
 def check_frontend(options: FrontendOptions) -> None:
