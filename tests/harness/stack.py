@@ -48,6 +48,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         kept["CUDA_VISIBLE_DEVICES"] = ""
     return kept | {
         "DYN_FILE_KV": str(folder / "discovery"),
+        "DYN_NAMESPACE": "dynamo",
         "DYN_VLLM_BIND_HOST": "127.0.0.1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
@@ -141,6 +142,8 @@ class Stack:
     """Frontend and workers of one test."""
 
     folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Settings of every process."""
     port: int = field(default_factory=free_port)
     address: str = "127.0.0.1"
     processes: list[Process] = field(default_factory=list)
@@ -153,6 +156,9 @@ class Stack:
     @functools.cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def environment(self, host: Host | None = None, **more: str) -> dict[str, str]:
+        return environment(self.folder, **{**self.env, **(host.environment if host else {}), **more})
 
     def start_frontend(
         self, *args: str, env: Mapping[str, str] | None = None, host: Host | None = None
@@ -184,7 +190,7 @@ class Stack:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [*(host.prefix if host else ()), *COMMAND, *args],
-                env=environment(self.folder, **({} if host is None else host.environment), **(env or {})),
+                env=self.environment(host, **(env or {})),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -220,7 +226,9 @@ class Stack:
         found = self.get("/instances")
         if found.status_code != 200:
             return []
-        return [i for i in found.json()["instances"] if i["endpoint"] == "generate"]
+        mine = self.environment()["DYN_NAMESPACE"]  # it lists those of other tests in the same etcd too
+        every: list[dict[str, Any]] = found.json()["instances"]
+        return [i for i in every if i["endpoint"] == "generate" and i["namespace"] == mine]
 
     def models(self) -> list[str]:
         return [model["id"] for model in self.get("/v1/models").json()["data"]]
@@ -234,8 +242,9 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(folder: Path) -> Iterator[Stack]:
-    made = Stack(folder)
+def stack(folder: Path, **env: str) -> Iterator[Stack]:
+    """`env` are settings of every process in it."""
+    made = Stack(folder, env)
     try:
         yield made
     finally:
