@@ -131,7 +131,7 @@ def hosts(*names: str) -> Iterator[Hosts]:
 
 
 def enter(namespace: str) -> None:
-    """This process, which has one thread, moves to a host, as `ip netns exec` moves: /sys is the host's too."""
+    """Moves this process, which has one thread, to a host, and /sys with it, as `ip netns exec` does."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name: str, *args: object) -> None:

@@ -457,6 +457,7 @@ FRONTEND = [
         "cannot tell which worker has a LoRA adapter",
     ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
+    (frontend_rules.unreachable_is_a_time, ["--unreachable-seconds", "-1"], "must be 0 or more"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),

@@ -131,6 +131,7 @@ def variables(options: FrontendOptions) -> dict[str, str]:
     return {
         "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": str(options.error_wait_ms),
         "DYN_HTTP_BODY_LIMIT_MB": str(options.max_body_mb),
+        "DYN_RUNTIME_INHIBITED_DURATION_SECS": str(options.unreachable_seconds),
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),
         # Its own /health says "healthy" without a model; ours takes the path, and this is where it went.
         "DYN_HTTP_SVC_HEALTH_PATH": "/instances",

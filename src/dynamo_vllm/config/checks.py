@@ -83,8 +83,8 @@ def check_reach(o: ReachOptions) -> None:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
     if o.bind_host in ANYWHERE:
         raise ConfigError(
-            f"--bind-host {o.bind_host} is no address others can connect to; give this machine's own, or leave "
-            "it out and the one of its default route is taken"
+            f"--bind-host {o.bind_host} is no address others can connect to; give one of this machine, or "
+            "leave it out and that of its default route is taken"
         )
 
 
