@@ -19,6 +19,7 @@ from pathlib import Path
 
 from harness.waiting import until
 
+IP = shutil.which("ip", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])) or ""
 FOLDER = Path("/var/run/netns")
 PREFIX = "dynamo-test"
 _NEW_NETWORK, _NEW_MOUNTS = 0x40000000, 0x00020000
@@ -29,7 +30,7 @@ def refusal() -> str | None:
     """Why there can be no hosts here; None when there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None:
+    if not IP:
         return "needs the command ip (apt install iproute2)"
     name = f"{PREFIX}-{os.getpid()}-try"
     try:
@@ -39,7 +40,7 @@ def refusal() -> str | None:
     except subprocess.CalledProcessError as exc:
         return f"this kernel makes no network namespaces: {exc.stderr.strip()}"
     finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run([IP, "netns", "del", name], capture_output=True)
     return None
 
 
@@ -56,7 +57,7 @@ class Host:
     @property
     def prefix(self) -> tuple[str, ...]:
         """Put before a command it runs on this host."""
-        return ("ip", "netns", "exec", self.namespace)
+        return (IP, "netns", "exec", self.namespace)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -125,9 +126,9 @@ def hosts(*names: str) -> Iterator[Hosts]:
     finally:
         for host in made.every.values():
             host.kill_all()
-        subprocess.run(["ip", "link", "del", uplink], capture_output=True)
+        subprocess.run([IP, "link", "del", uplink], capture_output=True)
         for name in (*(host.namespace for host in made.every.values()), switch):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+            subprocess.run([IP, "netns", "del", name], capture_output=True)
 
 
 def enter(namespace: str) -> None:
@@ -171,8 +172,8 @@ def _sweep() -> None:
         for pid in _ip("netns", "pids", name).split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run([IP, "netns", "del", name], capture_output=True)
 
 
 def _ip(*args: str) -> str:
-    return subprocess.run(["ip", *args], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([IP, *args], check=True, capture_output=True, text=True).stdout

@@ -42,8 +42,11 @@ def free_system_port() -> int:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Loopback only, no outside services, nothing of the caller's own settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "VLLM_", "PROMETHEUS_"))}
+    """Loopback only, no outside services but those of `harness.planes`, nothing of the caller's settings."""
+    from harness.planes import chosen_env  # which starts servers with what stands here
+
+    others = ("DYN_", "VLLM_", "PROMETHEUS_", "ETCD_", "NATS_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     if device() == "cpu":
         kept["CUDA_VISIBLE_DEVICES"] = ""
     return kept | {
@@ -53,6 +56,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        **chosen_env(folder),
         **more,
     }
 

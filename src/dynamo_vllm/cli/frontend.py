@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, runtime_env
+from dynamo_vllm.config import build, checks, planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
 from dynamo_vllm.errors import ConfigError, StartError
@@ -21,12 +21,13 @@ from dynamo_vllm.errors import ConfigError, StartError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo.runtime import DistributedRuntime
-
+    from dynamo_vllm.config.planes import EtcdAccess
 
 PROG = "dynamo-vllm frontend"
 DESCRIPTION = "Serve the OpenAI API and route requests to the workers of a deployment."
 LISTEN_SECONDS = 30.0
+LEASE_SECONDS = 60
+"""Nobody is sent to a frontend, so nobody waits for its lease to end; without etcd it lives twice as long."""
 _ROUTER_MODES = {
     "kv": "KV",
     "round-robin": "RoundRobin",
@@ -55,15 +56,17 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{rest[0]} is no option of the frontend; see '{PROG} --help'")
     checks.check_frontend(options)
     refuse_taken_port("--port", options.host, options.port)
+    planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
     runtime_env.export(options, environment, threads, **variables(options))
-    return run_to_exit(run(options))
+    return run_to_exit(run(options, planes.etcd_access(options, environment)))
 
 
-async def run(options: FrontendOptions) -> int:
+async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     from dynamo.llm import EngineType, EntrypointArgs, FrontendRoute, make_engine, run_input
 
-    from dynamo_vllm.serving import runtime
+    from dynamo_vllm.serving import keeper, runtime
+    from dynamo_vllm.serving.admin import ENDPOINT
     from dynamo_vllm.serving.logging import set_up
     from dynamo_vllm.serving.progress import Progress
 
@@ -71,6 +74,10 @@ async def run(options: FrontendOptions) -> int:
     load_nixl()
     progress = Progress(options.status_fd)
     drt = runtime.create(options)
+    # Workers bring their answers to a socket of ours, which the runtime makes with the first client.
+    await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
+    lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd else 0
+    keeping = asyncio.ensure_future(keeper.keep(etcd, lease))
     engine = await make_engine(
         drt,
         EntrypointArgs(
@@ -95,13 +102,13 @@ async def run(options: FrontendOptions) -> int:
         if asked:
             raise SystemExit(128 + number)
         asked.append(number)
+        keeping.cancel()  # before the lease is given back
         drt.shutdown()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
     server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
-    await open_for_answers(drt, options)
     await listening(options, server)
     progress.phase("ready", url=f"http://{options.host}:{options.port}")
     with contextlib.suppress(asyncio.CancelledError):
@@ -128,7 +135,8 @@ def load_nixl() -> None:
 
 def variables(options: FrontendOptions) -> dict[str, str]:
     """Settings the Rust server takes from the environment only."""
-    return {
+    found = {"ETCD_LEASE_TTL": str(options.etcd_lease_seconds or LEASE_SECONDS)}
+    return found | {
         "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": str(options.error_wait_ms),
         "DYN_HTTP_BODY_LIMIT_MB": str(options.max_body_mb),
         "DYN_RUNTIME_INHIBITED_DURATION_SECS": str(options.unreachable_seconds),
@@ -186,13 +194,6 @@ def health(context: FrontendState) -> object:
 def health_status(context: FrontendState) -> int:
     can_answer = context.is_ready() and not context.is_cancelled() and context.serving_ready_display_names()
     return 200 if can_answer else 503
-
-
-async def open_for_answers(drt: DistributedRuntime, options: FrontendOptions) -> None:
-    """Workers bring their answers to a socket of ours, which the runtime makes with the first client."""
-    from dynamo_vllm.serving.admin import ENDPOINT
-
-    await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
 
 
 async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from dynamo_vllm.errors import DynamoVllmError
+from dynamo_vllm.config import planes
+from dynamo_vllm.errors import DynamoVllmError, StartError
 from dynamo_vllm.serving.admin import ENDPOINT
 
 if TYPE_CHECKING:
@@ -57,9 +58,12 @@ class Workers:
         from dynamo_vllm.serving import runtime
 
         try:
+            planes.refuse_unreachable(planes.servers(self._options), 0)
             where = f"{self._options.namespace}.{ENDPOINT}"
             self._drt = runtime.caller(self._options, where)
             self._client = await self._drt.endpoint(where).client()
+        except StartError as exc:
+            raise NoWorkers(str(exc)) from None
         except Exception as exc:  # the runtime raises nothing narrower
             raise NoWorkers(f"{place(self._options)} cannot be reached: {exc}") from None
         if not self._may_be_none and not await self.seen():

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from dynamo.runtime import DistributedRuntime
 
+from dynamo_vllm.errors import StartError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -38,12 +40,25 @@ class Runtime:
 
 
 def create(options: RuntimeOptions) -> DistributedRuntime:
-    return DistributedRuntime(
-        asyncio.get_running_loop(),
-        options.discovery_backend,
-        options.request_plane,
-        event_plane=options.event_plane,
-    )
+    try:
+        return DistributedRuntime(
+            asyncio.get_running_loop(),
+            options.discovery_backend,
+            options.request_plane,
+            event_plane=options.event_plane,
+        )
+    except Exception as exc:  # the runtime raises nothing narrower
+        planes = f"{options.discovery_backend}, {options.request_plane}, {options.event_plane}"
+        raise StartError(f"no connection to the deployment ({planes}): {exc}{_advice(str(exc))}") from None
+
+
+def _advice(reason: str) -> str:
+    known = {
+        "POD_NAME": ". Kubernetes discovery works inside a pod, with POD_NAME, POD_NAMESPACE and POD_UID",
+        "NATS": ". Set NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, or what the server asks for",
+        "lease": ". Set ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD, or what etcd asks for",
+    }
+    return next((advice for word, advice in known.items() if word in reason), "")
 
 
 def caller(options: ReachOptions, address: str) -> Runtime:

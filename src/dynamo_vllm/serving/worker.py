@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls, State
-from dynamo_vllm.config import build, nodes
+from dynamo_vllm.config import build, nodes, planes
 from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import EngineDead
@@ -26,6 +26,7 @@ from dynamo_vllm.serving import (
     adapters,
     admin,
     headless,
+    keeper,
     lending,
     lifeline,
     metrics,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.planes import EtcdAccess
     from dynamo_vllm.engine.base import Engine, TextEngine
     from dynamo_vllm.job import EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
@@ -102,6 +104,7 @@ async def run(
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
+                        etcd=planes.etcd_access(options, environment),
                     )
                     async with parts.media_loader(options, facts, engine) as loader:
                         return await serve(started, loader)
@@ -134,6 +137,7 @@ class Started:
     followers: lifeline.Followers
     front: SystemPort | None
     adapter_cache: Path
+    etcd: EtcdAccess | None
 
 
 async def serve(started: Started, loader: MediaLoader | None = None) -> int:
@@ -191,6 +195,7 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)
         watching = asyncio.create_task(monitor(options, engine, role, facts, lifecycle).run())
+        keeping = asyncio.create_task(keeper.keep(started.etcd, endpoint.connection_id()))
         on_signals(ending, lambda: lifecycle.state is State.STOPPED)
         instance = endpoint.connection_id()
         status = Status(options, facts, instance, registration.names, meter, in_flight, last_error)
@@ -204,6 +209,7 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
             instance=instance,
         )
         code = await first_ending(ending, serving, watching)
+        keeping.cancel()  # before the lease is given back
         await leave(options, lifecycle, drt, serving, watching, code)
     return code
 
