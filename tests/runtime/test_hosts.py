@@ -145,12 +145,13 @@ def test_worker_that_is_told_nothing_is_reached_at_its_own_address(
 ) -> None:
     site = start("b", "c")
     site.start_worker("b", *NIXL, "prefill", token_ms=0)
-    site.start_worker("c", *NIXL, "decode", token_ms=0)
+    site.start_worker("c", *NIXL, "decode", "--card-port", "9091", token_ms=0)
     site.stack.wait_ready(60)
     assert site.instances() == site.addresses("b", "c")
     entries = [entry for entry in (tmp_path / "discovery").rglob("*") if entry.is_file()]
     found = "\n".join(entry.read_text() for entry in entries)
     assert '"endpoint":"tcp://' in found, "an event channel is advertised too"
+    assert f"http://{site.places['c'].address}:9091/v1/metadata" in found
     assert "127.0.0.1" not in found and "0.0.0.0" not in found
     body = {"model": "tiny", "prompt": [7, 8, 9], "max_tokens": 4, "nvext": {"extra_fields": ["worker_id"]}}
     until("a prompt of the prefill host", lambda: "prefill_worker_id" in ask(site.stack, body), 30)

@@ -33,6 +33,17 @@ NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
+    (worker_rules.card_port_needs_a_system_port, ["--card-port", "9091"], "needs --system-port"),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "40000", "--system-port", "9090"],
+        "from 1 to 32767",
+    ),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "9090", "--system-port", "9090"],
+        "a port of its own",
+    ),
     (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
     (admin.token_can_be_sent, ["--admin-token", "two words"], "without spaces"),
     (admin.token_can_be_sent, ["--admin-token", "grün"], "without spaces"),
