@@ -64,9 +64,13 @@ class Host:
         """Over the harness' own, which keeps all traffic on loopback: a process finds its address itself."""
         return {"DYN_VLLM_BIND_HOST": ""}
 
+    def ip(self, *args: str) -> None:
+        """`ip` on this host."""
+        _ip("-n", self.namespace, *args)
+
     def pull_cable(self) -> None:
         """The interface goes down: sending fails at once."""
-        _ip("-n", self.namespace, "link", "set", "eth0", "down")
+        self.ip("link", "set", "eth0", "down")
 
     def go_silent(self) -> None:
         """The link stays up and carries nothing any more: nobody is told."""
@@ -74,7 +78,7 @@ class Host:
 
     def restore(self) -> None:
         """After either."""
-        _ip("-n", self.namespace, "link", "set", "eth0", "up")
+        self.ip("link", "set", "eth0", "up")
         _ip("-n", self.switch, "link", "set", self.port, "master", "br0")
 
     def lose(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -157,6 +159,27 @@ def test_worker_that_is_told_nothing_is_reached_at_its_own_address(
     until("a prompt of the prefill host", lambda: "prefill_worker_id" in ask(site.stack, body), 30)
 
 
+def test_own_address_is_that_of_the_default_route() -> None:
+    with hosts("a", "b") as places:
+        host = places["a"]
+        assert own_address_on(host) == host.address, "the first network, where no route leads out"
+        host.ip("link", "add", "eth1", "type", "veth", "peer", "name", "eth2")
+        for device in ("eth1", "eth2"):
+            host.ip("link", "set", device, "up")
+        host.ip("address", "add", "10.78.0.1/24", "dev", "eth1")
+        host.ip("route", "add", "default", "via", "10.78.0.2")
+        assert own_address_on(host) == "10.78.0.1"
+        for device in ("eth0", "eth1"):
+            host.ip("link", "set", device, "down")
+        assert own_address_on(host) == "127.0.0.1", "without any network"
+
+
+def own_address_on(host: Host) -> str:
+    code = "from dynamo_vllm.serving.address import own_address; print(own_address())"
+    command = [*host.prefix, sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def ask(made: Stack, body: dict[str, Any]) -> dict[str, Any]:
     reply = made.post("/v1/completions", body)
     found: dict[str, Any] = reply.json()["nvext"]["worker_id"] if reply.status_code == 200 else {}
@@ -175,20 +198,20 @@ def test_cut_link_and_lost_host_lose_no_answer(start: Callable[..., Site], pool:
     site.places["d"].lose()
     load.send_for(CUT_SECONDS)
     site.places["b"].restore()
-    assert_back_in_service(site, load, "b")
+    assert_back_in_service(site, load, "b", 30)  # on whatever machine; the long ones hold it to its word
     load.send_until(lambda: site.instances() == site.addresses("b", "c"), 30)
     statuses = load.statuses()
     assert statuses.count(200) > 0.9 * len(statuses), "the others take over"
     assert set(pool.map(load.ask, range(len(PROMPTS)))) == {200}
 
 
-def assert_back_in_service(site: Site, load: Load, place: str) -> None:
+def assert_back_in_service(site: Site, load: Load, place: str, seconds: float = BACK_SECONDS) -> None:
     """Whoever was cut off answers again, without anything done by hand."""
     began = time.monotonic()
-    until("its figures", lambda: site.at[place].health() == 200, BACK_SECONDS)
+    until("its figures", lambda: site.at[place].health() == 200, 30)
     before = site.at[place].metric(REQUESTS)
-    load.send_until(lambda: site.at[place].metric(REQUESTS) > before, 30)
-    assert time.monotonic() - began < BACK_SECONDS
+    load.send_until(lambda: site.at[place].metric(REQUESTS) > before, 60)
+    assert time.monotonic() - began < seconds
 
 
 @pytest.mark.long
