@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.hosts import Host
 from harness.stack import TESTS, Stack, Worker, environment, free_system_port
 from harness.waiting import until
 
@@ -67,11 +68,15 @@ class Forked:
 class Zygote:
     path: Path
 
-    def fork(self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path) -> Forked:
+    def fork(
+        self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path, host: Host | None = None
+    ) -> Forked:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(30)
         connection.connect(str(self.path))
         task = {"call": call, "args": args, "env": dict(env), "log": str(log)}
+        if host is not None:
+            task["namespace"] = host.namespace
         connection.sendall(json.dumps(task).encode() + b"\n")
         line = b""
         while not line.endswith(b"\n"):
@@ -79,15 +84,25 @@ class Zygote:
         return Forked(json.loads(line)["pid"], connection)
 
     def start_worker(
-        self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None
+        self,
+        stack: Stack,
+        model: Path,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        host: Host | None = None,
     ) -> Worker:
         """A real worker with a real engine, in seconds."""
-        worker = self.start_node(stack, model, *args, env=env)
+        worker = self.start_node(stack, model, *args, env=env, host=host)
         stack.workers.append(worker)
         return worker
 
     def start_node(
-        self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None
+        self,
+        stack: Stack,
+        model: Path,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        host: Host | None = None,
     ) -> Worker:
         """The same for a process that is to be no worker of its own in discovery."""
         port = free_system_port()
@@ -96,11 +111,12 @@ class Zygote:
         process = self.fork(
             "dynamo_vllm.cli.main:run_command",
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
-            stack.environment(**FORKED, **(env or {})),
+            stack.environment(host, **FORKED, **(env or {})),
             log,
+            host,
         )
         stack.processes.append(process)
-        return Worker(process, port, log)
+        return Worker(process, port, log, *([host.address] if host else []))
 
 
 @contextmanager

@@ -35,6 +35,17 @@ NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
+    (worker_rules.card_port_needs_a_system_port, ["--card-port", "9091"], "needs --system-port"),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "40000", "--system-port", "9090"],
+        "from 1 to 32767",
+    ),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "9090", "--system-port", "9090"],
+        "a port of its own",
+    ),
     (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
     (admin.token_can_be_sent, ["--admin-token", "two words"], "without spaces"),
     (admin.token_can_be_sent, ["--admin-token", "grün"], "without spaces"),
@@ -459,6 +470,7 @@ FRONTEND = [
         "cannot tell which worker has a LoRA adapter",
     ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
+    (frontend_rules.unreachable_is_a_time, ["--unreachable-seconds", "-1"], "must be 0 or more"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
@@ -780,6 +792,8 @@ def test_settings_that_work_pass(argv: list[str]) -> None:
         (["--namespace", "a.b"], "--namespace 'a.b' must be one word"),
         (["--namespace", "a/b"], "--namespace 'a/b' must be one word"),
         (["--namespace="], "--namespace '' must be one word"),
+        (["--bind-host", "0.0.0.0"], "--bind-host 0.0.0.0 is no address others can connect to"),
+        (["--bind-host", "::"], "--bind-host :: is no address"),
         (["--discovery-backend", "mem"], "--discovery-backend mem shows a process itself only"),
         (["--etcd-endpoints", "http://a:2379,b:2379"], "'b:2379' is no address of a server; write http://"),
         (["--etcd-endpoints="], "--etcd-endpoints '' is no address"),

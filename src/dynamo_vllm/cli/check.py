@@ -225,6 +225,7 @@ def _named_ports(
 ) -> Iterator[tuple[str, str, int]]:
     anywhere, node = worker.bind_host or "0.0.0.0", node_of(worker, flags)
     yield "health and metrics", worker.system_host or anywhere, worker.system_port or 0
+    yield "files of the model card", worker.system_host or anywhere, worker.card_port or 0
     if worker.kv_event_port is not None and worker.kv_events is not False:
         for rank in range(node.first_rank, node.ports_in_a_row):
             yield f"KV events of rank {rank}", "0.0.0.0", worker.kv_event_port + rank

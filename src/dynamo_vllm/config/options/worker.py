@@ -42,6 +42,14 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_ENDPOINT_TYPES",
         metavar="TYPE",
     )
+    card_port: int | None = opt(
+        None,
+        "runtime",
+        "With --system-port: port where frontends fetch the model's config and tokenizer; unset takes a free "
+        "one.",
+        env="DYN_VLLM_CARD_PORT",
+        metavar="PORT",
+    )
     tool_call_parser: str | None = opt(
         None,
         "model",
