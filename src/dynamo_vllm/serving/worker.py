@@ -42,6 +42,7 @@ from dynamo_vllm.serving.monitor import Monitor
 from dynamo_vllm.serving.peers import Peers
 from dynamo_vllm.serving.progress import Progress
 from dynamo_vllm.serving.request import Service
+from dynamo_vllm.serving.series import Exposition
 from dynamo_vllm.serving.status import Status
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ async def run(
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
+                        scratch_folder=scratch_folder,
                     )
                     async with parts.media_loader(options, facts, engine) as loader:
                         return await serve(started, loader)
@@ -123,6 +125,17 @@ class Started:
     followers: lifeline.Followers
     front: SystemPort | None
     adapter_cache: Path
+    scratch_folder: str
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """What this worker writes to, by what it is for."""
+        found = {"scratch": self.scratch_folder}
+        if self.encoder_folder is not None:
+            found["encodings"] = self.encoder_folder.path
+        if self.facts.adapters is not None:
+            found["adapters"] = str(self.adapter_cache)
+        return found
 
 
 async def serve(started: Started, loader: MediaLoader | None = None) -> int:
@@ -165,9 +178,16 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
     meter.connect(publisher, facts.total_kv_blocks, ranks(facts))
-    endpoint.metrics.register_prometheus_expfmt_callback(
-        lambda: engine.metrics_text() + metrics.exposition(meter, len(in_flight), registration.names[0])
+    exposition = Exposition(
+        model=registration.names[0],
+        role=options.role,
+        meter=meter,
+        in_flight=lambda: len(in_flight),
+        life=lifecycle,
+        adapters=registry,
+        folders=started.folders,
     )
+    endpoint.metrics.register_prometheus_expfmt_callback(lambda: engine.metrics_text() + exposition.text())
     dump(options, facts)
     progress.phase("warming")
     await answers()
@@ -177,6 +197,7 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
         peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
         await peers.join()
     with events.publishers(endpoint, facts, options.enable_local_indexer, str(options.model)) as publishers:
+        exposition.kv_event_publishers = publishers
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)
