@@ -1,4 +1,4 @@
-"""The worker's figures: load for the router and for an operator; `serving.series` shows them to Prometheus."""
+"""The worker's figures: load for the router, and for operators; `serving.series` shows them to Prometheus."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dynamo_vllm.supervise.plan import Process
 
 JOBS = {True: "dynamo-vllm-worker", False: "dynamo-vllm-frontend"}
