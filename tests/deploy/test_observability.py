@@ -69,7 +69,8 @@ def test_alert_has_a_case_a_severity_and_a_line_in_the_docs(alert: str) -> None:
 def metrics_of(alert: str) -> list[str]:
     """The series an alert reads, through recording rules too."""
     by_name = {rule.get("alert", rule.get("record")): rule["expr"] for rule in rules()}
-    found, left = [], [alert]
+    found: list[str] = []
+    left = [alert]
     while left:
         for part in selected(by_name[left.pop()]):
             (left if part.name in by_name else found).append(part.name)

@@ -183,7 +183,8 @@ def test_every_series_and_label_that_is_asked_for_is_there(watched: Watched, kil
     assert watched.ask(max_tokens=2).status_code == 200
     assert watched.ask(prompt=[FAILS]).status_code == 500
     until("the newest figure", lambda: watched.server.query("dynamo_vllm:errors:ratio1h"), 30)
-    known, missing = watched.server.series(), []
+    known = watched.server.series()
+    missing: list[tuple[str, object]] = []
     for where, expression in expressions().items():
         parts = selected(expression)
         asked = [part for part in parts if not part.name.startswith("vllm:")]
