@@ -33,6 +33,7 @@ NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
+    (worker_rules.worker_traces_have_an_address, ["--otlp-endpoint", "host:4317"], "is no URL"),
     (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
     (admin.token_can_be_sent, ["--admin-token", "two words"], "without spaces"),
     (admin.token_can_be_sent, ["--admin-token", "grün"], "without spaces"),
@@ -461,6 +462,7 @@ FRONTEND = [
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
+    (frontend_rules.frontend_traces_have_an_address, ["--otlp-endpoint", ""], "is no URL"),
     (frontend_rules.frontend_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (frontend_rules.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     checks.check_frontend(options)
     refuse_taken_port("--port", options.host, options.port)
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
-    runtime_env.export(options, environment, threads, **variables(options))
+    runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **variables(options))
     return run_to_exit(run(options))
 
 

@@ -32,6 +32,7 @@ from dynamo_vllm.serving import (
     runtime,
     scratch,
     system_port,
+    tracing,
 )
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.system_port import SystemPort
+    from dynamo_vllm.serving.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 25.0
@@ -104,8 +106,9 @@ async def run(
                         adapter_cache=cache_folder(options.lora_path, environment),
                         scratch_folder=scratch_folder,
                     )
-                    async with parts.media_loader(options, facts, engine) as loader:
-                        return await serve(started, loader)
+                    with tracing.opened(options, started.model) as traces:
+                        async with parts.media_loader(options, facts, engine) as loader:
+                            return await serve(started, loader, traces)
             finally:
                 await close(engine, drt)
 
@@ -128,6 +131,11 @@ class Started:
     scratch_folder: str
 
     @property
+    def model(self) -> str:
+        """The name clients know it by."""
+        return (self.options.served_model_name or (str(self.options.model),))[0]
+
+    @property
     def folders(self) -> dict[str, str]:
         """What this worker writes to, by what it is for."""
         found = {"scratch": self.scratch_folder}
@@ -138,7 +146,7 @@ class Started:
         return found
 
 
-async def serve(started: Started, loader: MediaLoader | None = None) -> int:
+async def serve(started: Started, loader: MediaLoader | None = None, traces: Tracing | None = None) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, progress = started.meter, started.progress
@@ -174,7 +182,16 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
 
     started.followers.lost.add_done_callback(lambda lost: engine_died(lost.result()))
     last_error = metrics.LastError()
-    service = Service(role, engine, in_flight, engine_died, registry, last_error.note)
+    service = Service(
+        role,
+        engine,
+        in_flight,
+        engine_died,
+        registry,
+        last_error.note,
+        traces.headers if traces is not None else None,
+    )
+    generate = traces.around(service.generate) if traces is not None else service.generate
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
     meter.connect(publisher, facts.total_kv_blocks, ranks(facts))
@@ -199,7 +216,7 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     with events.publishers(endpoint, facts, options.enable_local_indexer, str(options.model)) as publishers:
         exposition.kv_event_publishers = publishers
         await registration.publish()
-        serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
+        serving = asyncio.create_task(registration.serve(generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)
         watching = asyncio.create_task(monitor(options, engine, role, facts, lifecycle).run())
         on_signals(ending, lambda: lifecycle.state is State.STOPPED)

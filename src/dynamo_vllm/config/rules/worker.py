@@ -44,6 +44,10 @@ def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--drain-seconds {o.drain_seconds} must not be negative")
 
 
+def worker_traces_have_an_address(o: WorkerOptions, _: EngineFlags) -> None:
+    flags.traces_have_an_address(o.otlp_endpoint)
+
+
 def worker_threads_are_a_count(o: WorkerOptions, _: EngineFlags) -> None:
     flags.threads_are_a_count(o.runtime_threads)
 
@@ -102,6 +106,7 @@ RULES = (
     address_has_three_parts,
     budgets_are_positive,
     worker_threads_are_a_count,
+    worker_traces_have_an_address,
     worker_migration_is_a_count,
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,
