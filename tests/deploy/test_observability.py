@@ -97,7 +97,7 @@ def test_pods_become_frontends_and_workers(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     ports = {"http": "10.0.0.1:8000", "system": "10.0.0.2:9090", "other": "10.0.0.3:1"}
     pods = [pod(address, port) for port, address in ports.items()]
-    pods += [pod("10.0.0.4:9090", "system", phase="Failed"), pod("10.0.0.5:9090", "system", part_of="x")]
+    pods += [pod("10.0.0.4:9090", "system", phase="Failed"), pod("10.0.0.5:9090", "system", app="x")]
     (tmp_path / "pods.json").write_text(json.dumps(pods))
     words = ("check", "service-discovery", "--timeout=3s", str(tmp_path / "config.yaml"), "dynamo-vllm")
     found = json.loads(promtool(*words))
@@ -107,9 +107,9 @@ def test_pods_become_frontends_and_workers(tmp_path: Path) -> None:
     assert kept[ports["system"]] | {"process": "pod-system", "namespace": "ns"} == kept[ports["system"]]
 
 
-def pod(address: str, port: str, phase: str = "Running", part_of: str = "dynamo-vllm") -> dict[str, Any]:
+def pod(address: str, port: str, phase: str = "Running", app: str = "dynamo-vllm") -> dict[str, Any]:
     said = {
-        "pod_label_app_kubernetes_io_part_of": part_of,
+        "pod_label_app_kubernetes_io_name": app,
         "pod_container_port_name": port,
         "pod_phase": phase,
         "pod_name": f"pod-{port}",
