@@ -144,6 +144,7 @@ def test_trace_that_its_caller_does_not_record_is_not_sent(traced: Traced) -> No
     assert not [span for span in traced.at.of_trace(trace) if span.name.startswith("worker.")]
 
 
+@pytest.mark.long
 def test_receiver_that_is_gone_holds_nothing_up(tmp_path: Path, model: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     with stack(tmp_path) as deployment:
