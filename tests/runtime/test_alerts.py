@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import httpx
 import pytest
 import yaml
 
-from harness.prometheus import Prometheus, Selected, labels_named, prometheus, selected
+from harness.prometheus import Prometheus, Selected, labels_named, prometheus, selected, tool
 from harness.stack import Stack, stack
 from harness.waiting import until
 
@@ -105,25 +105,25 @@ class Watched:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """So many requests that get no token for as long as this is open."""
-        with ExitStack() as open_streams:
-            begun = threading.Barrier(WAITING + 1)
+        body = {"model": "tiny", "prompt": [STALLS], "max_tokens": 4, "stream": True}
+        limits = httpx.Limits(max_connections=WAITING)
+        with httpx.Client(timeout=60, limits=limits) as client:
 
-            def one(client: httpx.Client) -> None:
-                body = {"model": "tiny", "prompt": [STALLS], "max_tokens": 4, "stream": True}
-                begun.wait(10)
-                with suppress(httpx.HTTPError):
-                    client.post(f"{self.deployment.url}/v1/completions", json=body, timeout=60)
+            def one() -> None:
+                with suppress(httpx.HTTPError, RuntimeError):  # closed under it
+                    client.post(f"{self.deployment.url}/v1/completions", json=body)
 
-            for _ in range(WAITING):
-                client = open_streams.enter_context(httpx.Client())
-                thread = threading.Thread(target=one, args=(client,), daemon=True)
+            threads = [threading.Thread(target=one) for _ in range(WAITING)]
+            for thread in threads:
                 thread.start()
-            begun.wait(10)
             yield
+        for thread in threads:
+            thread.join(30)
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Watched]:
+    tool("prometheus")
     folder = tmp_path_factory.mktemp("watched")
     spec = {"vocab_size": 1000, "token_ms": 10, "max_num_seqs": WAITING // 2, "adapters": 2}
     spec |= {"stall_on_token": STALLS, "fail_on_token": FAILS}
