@@ -151,6 +151,8 @@ class Job:
     """Instead of `prompt`, for a pipeline that draws."""
     media: MediaPrompt | None = None
     """With media; `prompt` is then its tokens."""
+    trace_headers: Mapping[str, str] | None = None
+    """Of W3C: which span the engine's own belongs to; None where requests are not traced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ def test_threads_the_user_names_stand(
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(environment))
     options, _ = build.parse(FrontendOptions, argv, environment, "p", "d")
-    runtime_env.export(options, environment, 3)
+    runtime_env.export(options, environment, 3, "name")
     assert os.environ["DYN_RUNTIME_NUM_WORKER_THREADS"] == expected
 
 

@@ -186,6 +186,7 @@ _CASES: dict[str, dict[str, Any]] = {
     " (only with LoRA)": {"lora": True},
     " (only for encode workers)": {"encodes_only": True},
     " (only behind encode workers)": {"takes_encoded": True},
+    " (only with --otlp-endpoint)": {"traces_url": "<endpoint>"},
     " (with 16 GiB free, say)": {"free_bytes": 16 * 2**30},
     _SLEEP: {},
 }

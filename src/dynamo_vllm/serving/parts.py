@@ -135,6 +135,7 @@ def engine_settings(
         omni=options.omni,
         stage_configs_path=options.stage_configs_path,
         direct_egress=options.direct_egress,
+        traces_url=options.traces_url,
         lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
         publishes_kv_events=role_card(options).publishes_kv_events
         if options.kv_events is None
