@@ -1,13 +1,15 @@
-"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md from what the code declares."""
+"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md and docs/cli.md from the code."""
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import main as commands
+from dynamo_vllm.cli import reference
 from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
@@ -29,7 +31,7 @@ from dynamo_vllm.config.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+FOLDER = Path(__file__).parents[3] / "docs"
 ENGINE_FLAGS = (
     "Every engine flag of vLLM is accepted too and passed on untouched; `vllm serve --help` lists them."
 )
@@ -81,22 +83,30 @@ def main(argv: Sequence[str]) -> int:
     if list(argv) not in ([], ["--check"]):
         print("usage: python -m dynamo_vllm.cli.docs [--check]", file=sys.stderr)
         return 2
-    if not PAGE.parents[1].joinpath("pyproject.toml").is_file():
+    if not FOLDER.with_name("pyproject.toml").is_file():
         print("error: the docs are written inside a checkout of the repository", file=sys.stderr)
         return 1
-    wanted = page()
     if argv:
-        return compare(wanted)
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(wanted)
+        return compare()
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text)
     return 0
 
 
-def compare(wanted: str) -> int:
-    if PAGE.is_file() and PAGE.read_text() == wanted:
-        return 0
-    print(f"error: {PAGE.name} is not what the code says; run 'make docs'", file=sys.stderr)
-    return 1
+@functools.cache
+def pages() -> dict[str, str]:
+    return {"configuration.md": page(), "cli.md": reference.page()}
+
+
+def compare() -> int:
+    code = 0
+    for name, text in pages().items():
+        file = FOLDER / name
+        if not file.is_file() or file.read_text() != text:
+            print(f"error: {name} is not what the code says; run 'make docs'", file=sys.stderr)
+            code = 1
+    return code
 
 
 def page() -> str:
