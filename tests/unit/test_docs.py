@@ -22,7 +22,7 @@ def test_stale_or_missing_page_fails_the_check_and_writing_mends_it(
 ) -> None:
     (tmp_path / "pyproject.toml").touch()
     page = tmp_path / "docs" / name
-    monkeypatch.setattr(docs, "FOLDER", page.parent)
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
     assert docs.main(["--check"]) == 1
     assert docs.main([]) == 0
     assert docs.main(["--check"]) == 0
@@ -74,4 +74,4 @@ def test_every_rule_is_on_the_page() -> None:
     [name for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, Exception)],
 )
 def test_error_page_tells_of_every_class(name: str) -> None:
-    assert f"`{name}`" in (docs.FOLDER / "errors.md").read_text()
+    assert f"`{name}`" in (docs.ROOT / "docs" / "errors.md").read_text()

@@ -29,9 +29,9 @@ from dynamo_vllm.config.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-FOLDER = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
 ENGINE_FLAGS = (
     "Every engine flag of vLLM is accepted too and passed on untouched; `vllm serve --help` lists them."
 )
@@ -83,30 +83,28 @@ def main(argv: Sequence[str]) -> int:
     if list(argv) not in ([], ["--check"]):
         print("usage: python -m dynamo_vllm.cli.docs [--check]", file=sys.stderr)
         return 2
-    if not FOLDER.with_name("pyproject.toml").is_file():
+    if not ROOT.joinpath("pyproject.toml").is_file():
         print("error: the docs are written inside a checkout of the repository", file=sys.stderr)
         return 1
+    wanted = {ROOT / name: text for name, text in pages().items()}
     if argv:
-        return compare()
-    FOLDER.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (FOLDER / name).write_text(text)
+        return compare(wanted)
+    for path, text in wanted.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     return 0
 
 
 @functools.cache
 def pages() -> dict[str, str]:
-    return {"configuration.md": page(), "cli.md": reference.page()}
+    return {"docs/configuration.md": page(), "docs/cli.md": reference.page()}
 
 
-def compare() -> int:
-    code = 0
-    for name, text in pages().items():
-        file = FOLDER / name
-        if not file.is_file() or file.read_text() != text:
-            print(f"error: {name} is not what the code says; run 'make docs'", file=sys.stderr)
-            code = 1
-    return code
+def compare(wanted: Mapping[Path, str]) -> int:
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    for path in stale:
+        print(f"error: {path.relative_to(ROOT)} is not what the code says; run 'make docs'", file=sys.stderr)
+    return 1 if stale else 0
 
 
 def page() -> str:
