@@ -36,6 +36,7 @@ SHELL = {"", "bash", "sh", "console"}
 A_FILE = "deploy/serve/two-workers.yaml"
 NAMES = {*COMMANDS, *admin.COMMANDS, *(f"bench {kind}" for kind in bench.KINDS)}
 """In the text these are spoken of, not typed."""
+_FILE = re.compile(r"(?:[a-z_][\w.-]*/)+[a-z][\w-]*\.(?:py|md|svg|sh)")
 _PROMPT = re.compile(r"^\S*\$ ")
 _COMMAND = re.compile(r"^(?:[A-Z_0-9]+=\S* )*(?:\.venv/bin/)?dynamo-vllm (?P<words>.+)$")
 _MAKE = re.compile(r"^make serve(?: MODEL=(?P<model>\S+))?(?: ARGS='(?P<args>.*)')?$")
@@ -186,7 +187,7 @@ def read_admin(argv: list[str]) -> None:
 
 
 def read_other(name: str, module: Any, argv: list[str]) -> None:
-    """A command of which this file knows no more than its options; words without a dash may stand before them."""
+    """A command of which this file knows no more than its options; other words may stand beside them."""
     if hasattr(module, "understand"):
         module.understand(argv, {})
         return
@@ -252,22 +253,50 @@ def test_commands_are_found_as_a_shell_would_see_them(text: str, found: list[lis
     assert [argv_of(line.words) for line in lines_of("page.md", text)] == found
 
 
-# --- files ------------------------------------------------------------------------------------------------
+# --- files and code ---------------------------------------------------------------------------------------
 
 
-def data_blocks() -> list[Any]:
-    """YAML and JSON on all pages; an ellipsis stands for what is left out."""
-    found = []
-    for page in PAGES:
-        for block in markdown.blocks((pages.ROOT / page).read_text()):
-            if block.language in ("yaml", "json"):
-                found.append(pytest.param(block, id=f"{page}:{block.line}"))
-    return found
+def blocks_of(*languages: str) -> list[Any]:
+    return [
+        pytest.param(block, id=f"{page}:{block.line}")
+        for page in PAGES
+        for block in markdown.blocks((pages.ROOT / page).read_text())
+        if block.language in languages
+    ]
 
 
-@pytest.mark.parametrize("block", data_blocks())
+@pytest.mark.parametrize("block", blocks_of("yaml", "json"))
 def test_data_is_well_formed(block: Block) -> None:
-    if block.language == "yaml":
-        assert list(yaml.safe_load_all(block.text))
-    else:
-        json.loads(block.text.replace("…", "0") if ": …" in block.text else block.text)
+    """An ellipsis in the place of a value stands for one."""
+    text = re.sub(r"(?<=: )…", "0", block.text)
+    assert list(yaml.safe_load_all(text)) if block.language == "yaml" else json.loads(text)
+
+
+@pytest.mark.parametrize("block", blocks_of("python"))
+def test_python_is_well_formed(block: Block) -> None:
+    compile(block.text, "page.md", "exec")
+
+
+def bodies() -> list[Any]:
+    """What curl is told to send."""
+    return [
+        pytest.param(body, id=f"{page}:{block.line}")
+        for page in PAGES
+        for block in markdown.blocks((pages.ROOT / page).read_text())
+        if block.language in SHELL
+        for body in re.findall(r" -d '(.*?)'", block.text, re.DOTALL)
+        if "…" not in body
+    ]
+
+
+@pytest.mark.parametrize("body", bodies())
+def test_body_of_a_request_is_json(body: str) -> None:
+    json.loads(body)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_the_page_names_exist(page: str) -> None:
+    here = (pages.ROOT / page).parent
+    roots = (pages.ROOT, pages.ROOT / "src" / "dynamo_vllm", pages.ROOT / "src", here)
+    named = [piece for _, piece in markdown.code((pages.ROOT / page).read_text()) if _FILE.fullmatch(piece)]
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []

@@ -1,4 +1,4 @@
-"""What docs/operations.md quotes: which pieces of which messages, and who says them."""
+"""Messages that pages quote in tables: which pieces of them are fixed, and who says them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from docs_site import markdown, pages
 
 PAGE = "docs/operations.md"
-HEAD = "you see"
+PAGES = (PAGE, "docs/errors.md", "docs/multimodal.md")
+HEADS = ("you see", "message")
 OURS, VLLM, RUNTIME = "", "†", "‡"
 NOT_MESSAGES = re.compile(
     r"[45]\d\d|GET /.*|--[a-z-]+|[A-Z]+(?: [A-Z]+)?|ok|length|status|check --live( URL)?|serve|kv event"
@@ -21,12 +22,12 @@ _SPAN = re.compile(r"`([^`]+)`\s*([†‡]?)")
 _FORMAT = re.compile(r"%[-+ 0-9.]*[sdrfxi]")
 
 
-def text() -> str:
-    return (pages.ROOT / PAGE).read_text()
+def text(page: str = PAGE) -> str:
+    return (pages.ROOT / page).read_text()
 
 
 def quoted(page: str) -> list[tuple[str, str]]:
-    """Messages in the first column of tables headed `you see`, with the mark of who says them."""
+    """Messages in the first column of tables with one of these heads, with the mark of who says them."""
     found = []
     is_inside = False
     for line in markdown.prose(page).splitlines():
@@ -34,7 +35,7 @@ def quoted(page: str) -> list[tuple[str, str]]:
             is_inside = False
             continue
         first = re.split(r"(?<!\\)\|", line)[1]
-        if first.strip() == HEAD:
+        if first.strip() in HEADS:
             is_inside = True
         elif is_inside:
             found += [(text, mark) for text, mark in _SPAN.findall(first) if not NOT_MESSAGES.fullmatch(text)]
