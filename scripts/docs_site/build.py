@@ -66,16 +66,7 @@ def build() -> int:
     began = time.monotonic()
     pages.stage(STAGE)
     shutil.rmtree(SITE, ignore_errors=True)
-    command = [
-        str(PYTHON),
-        "-m",
-        "sphinx",
-        "--fail-on-warning",
-        "--keep-going",
-        "--quiet",
-        "--builder",
-        "html",
-    ]
+    command = [str(PYTHON), "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]
     command += ["--conf-dir", str(HERE), "--doctree-dir", f"{STAGE}.cache", str(STAGE), str(SITE)]
     if code := subprocess.run(command, cwd=pages.ROOT, check=False).returncode:
         print("error: the site has faults, see above", file=sys.stderr)

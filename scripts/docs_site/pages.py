@@ -38,7 +38,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "deploy/**/*.md": "",
     },
     "Operate": {
-        "docs/operate.md": "Commands for running workers",
+        "docs/operate.md": "Operator commands",
         "docs/operations.md": "When something goes wrong",
         "docs/observability.md": "Metrics, alerts, traces",
         "docs/errors.md": "Errors and exit codes",
