@@ -9,6 +9,7 @@ from dataclasses import dataclass
 _FENCE = re.compile(r"^(?P<indent> *)(?P<mark>`{3,}|~{3,})(?P<language>[^`]*)$")
 _HEADING = re.compile(r"^(#{1,6}) +(.+?)(?: +#+)?$")
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _LINK = re.compile(r"(?P<head>!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\()(?P<target>[^()\s]*)(?P<tail>[^()]*\))")
 
 
@@ -27,11 +28,11 @@ def blocks(page: str) -> list[Block]:
 
 
 def prose(page: str) -> str:
-    """The page without its fenced blocks, line for line."""
+    """The page without its fenced blocks and comments, line for line."""
     lines: list[str] = []
     for part in parts(page):
         lines += [""] * (part.text.count("\n") + 3) if isinstance(part, Block) else [part]
-    return "\n".join(lines)
+    return _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), "\n".join(lines))
 
 
 def parts(page: str) -> Iterator[Block | str]:

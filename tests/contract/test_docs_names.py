@@ -20,12 +20,10 @@ PAGES = pages.pages()
 OF_PROGRAMS = {
     "HF_HOME": "huggingface_hub",
     "HF_TOKEN": "huggingface_hub",
-    "AWS_ENDPOINT_URL_S3": "boto3",
     "SSL_CERT_FILE": "OpenSSL",
     "SSL_CERT_DIR": "OpenSSL",
     "LD_LIBRARY_PATH": "the loader",
-    "NCCL_DEBUG": "NCCL",
-    "NCCL_SOCKET_IFNAME": "NCCL",
+    "IPC_LOCK": "Linux, a capability",
 }
 """Variables that no code of ours and none of vLLM or the runtime names."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w…-])")
@@ -103,6 +101,7 @@ def _vllm_sources() -> tuple[str, ...]:
 def variable_exists(name: str) -> bool:
     return (
         name in OF_PROGRAMS
+        or name.startswith(("NCCL_", "UCX_", "AWS_"))
         or any(item.option.env == name for item in own_options())
         or name in vllm.envs.environment_variables
         or re.search(rf"\b{name}\b", own_text()) is not None

@@ -3,7 +3,7 @@
 Commands are lines of shell blocks, and code in the text, that begin with `dynamo-vllm`. What they may leave
 open: a line with "…", and one that shows a choice (`load|unload`, `[MODEL]`), is no command; a capital letter
 alone stands for a number; a file that is not in the repository is taken as read. A command that the text
-only names (`dynamo-vllm lora load`) is not typed.
+names without a flag (`dynamo-vllm lora load`) is spoken of, not typed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from dynamo_vllm.supervise import demos, plan
 PAGES = pages.pages()
 SHELL = {"", "bash", "sh", "console"}
 A_FILE = "deploy/serve/two-workers.yaml"
-NAMES = {*COMMANDS, *admin.COMMANDS, *(f"bench {kind}" for kind in bench.KINDS)}
-"""In the text these are spoken of, not typed."""
+REFUSED = ("--connector lmcache",)
+"""Shown in order to say that it is refused."""
+OF_THE_MACHINE = ("is not installed", "of this machine's memory")
+"""Refusals that depend on where the test runs."""
 _FILE = re.compile(r"(?:[a-z_][\w.-]*/)+[a-z][\w-]*\.(?:py|md|svg|sh)")
 _PROMPT = re.compile(r"^\S*\$ ")
 _COMMAND = re.compile(r"^(?:[A-Z_0-9]+=\S* )*(?:\.venv/bin/)?dynamo-vllm (?P<words>.+)$")
@@ -59,7 +61,7 @@ def lines_of(page: str, text: str) -> Iterator[Line]:
             yield from _lines_of_block(page, block)
     for number, piece in markdown.code(text):
         words = words_of(piece)
-        if words and words not in NAMES:
+        if words and " -" in words:
             yield Line(page, number, words)
 
 
@@ -98,7 +100,14 @@ ALL = [line for page in PAGES for line in lines_of(page, (pages.ROOT / page).rea
 
 @pytest.mark.parametrize("line", ALL, ids=str)
 def test_command_is_understood(line: Line, tmp_path: Path) -> None:
-    understand(argv_of(line.words), tmp_path)
+    try:
+        understand(argv_of(line.words), tmp_path)
+    except ConfigError as error:
+        if any(words in line.words for words in REFUSED):
+            return
+        if not any(words in str(error) for words in OF_THE_MACHINE):
+            raise
+    assert not any(words in line.words for words in REFUSED)
 
 
 def test_there_are_commands() -> None:
@@ -243,7 +252,7 @@ def test_wrong_command_is_found(words: str, tmp_path: Path) -> None:
         ("```bash\nA=1 dynamo-vllm serve \\\n  MODEL   # why\n```", [["serve", "MODEL"]]),
         ('```\nR="--model M"\n10.0.0.1$ dynamo-vllm worker $R\n```', [["worker", "--model", "1"]]),
         ("`make serve ARGS='--demo lora'`", [["serve", "--demo", "lora"]]),
-        ("`dynamo-vllm serve MODEL | tee log`", [["serve", "MODEL"]]),
+        ("`dynamo-vllm serve --demo chat | tee log`", [["serve", "--demo", "chat"]]),
         ("```text\ndynamo-vllm serve\n```", []),
         ("`dynamo-vllm serve [MODEL]`, `dynamo-vllm lora load|unload`, `dynamo-vllm serve …`", []),
         ("`dynamo-vllm lora load` loads one", []),

@@ -67,7 +67,8 @@ def small(tmp_path: Path) -> Path:
     files = {
         "README.md": "# Home\n\n[one](docs/start.md) and [files](deploy/serve)\n",
         "docs/start.md": "# One\n\n## It's `a b` here\n\n[home](../README.md), [below](#its-a-b-here)\n",
-        "docs/omni.md": "# Two\n\n[code](../x.py), [one](start.md#its-a-b-here)\n\n```\n[no](link.md)\n```\n",
+        "docs/omni.md": "# Two\n\n[code](../x.py), [one](start.md#its-a-b-here)\n\n```\n[no](link.md)\n```\n"
+        "<!-- [not\n](yet.md) -->\n",
         "deploy/serve/two.yaml": "workers: []\n",
         "x.py": "",
     }

@@ -59,4 +59,5 @@ def own_strings() -> tuple[str, ...]:
 
 
 def is_ours(piece: str) -> bool:
-    return any(piece in text for text in own_strings())
+    name = piece.removeprefix("dynamo_component_")  # which is put before the names of all series
+    return any(name in text for text in own_strings())
