@@ -18,6 +18,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
     },
     "Capabilities": {
         "docs/requests.md": "Requests",
+        "docs/routing.md": "Routing and migration",
         "docs/disaggregation.md": "Prefill and decode apart",
         "docs/data-parallel.md": "Ranks and nodes",
         "docs/lora.md": "LoRA adapters",
