@@ -13,7 +13,7 @@ import pytest
 
 from cpu.lora import LORA, PROMPTS, Expected, ask, load, loaded, prompt, text
 from cpu.pairs import Pairs, pairs
-from harness.waiting import until
+from harness.waiting import joined, until
 from harness.warm import Zygote
 
 pytestmark = pytest.mark.timeout(120)
@@ -96,7 +96,7 @@ def test_paused_prefill_worker_is_done_without(
     alone = [ask(pair.stack, *case) for case in cases]
     assert {prefilled_by(answer) for answer in alone} == {pair.instance(decode)}
     assert prefill.admin("resume").status_code == 200
-    until("both", lambda: prefilled_by(ask(pair.stack, "a", 3)) == pair.instance(prefill), 10)
+    joined("both", lambda: prefilled_by(ask(pair.stack, "a", 3)) == pair.instance(prefill))
     for answers in (alone, [ask(pair.stack, *case) for case in cases]):
         assert [answer.choices[0].text for answer in answers] == [expected[case] for case in cases]
 

@@ -58,7 +58,7 @@ WRITES_ENVIRONMENT = {
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
     "cli/reference.py": "the width of the help it asks for, for that moment",
-    "media/video_child.py": "those of the decoder's libraries, in a process that does nothing else",
+    "media/apart_child.py": "those of the decoder's libraries, in a process that does nothing else",
 }
 _WRITING = {"update", "setdefault", "pop", "clear"}
 

@@ -18,6 +18,8 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
 MEGABYTE = 1 << 20
 MEGAPIXEL = 1_000_000
+MAX_SOUND_BYTES = 256 << 20
+"""All channels, as floats; vLLM has the same limit."""
 MAX_CHANNELS = 4
 """Of a picture: grey, grey with alpha, RGB, RGBA."""
 
