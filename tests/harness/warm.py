@@ -96,7 +96,7 @@ class Zygote:
         process = self.fork(
             "dynamo_vllm.cli.main:run_command",
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
-            environment(stack.folder, **FORKED, **(env or {})),
+            stack.environment(**FORKED, **(env or {})),
             log,
         )
         stack.processes.append(process)
