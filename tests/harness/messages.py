@@ -14,10 +14,14 @@ PAGES = (PAGE, "docs/errors.md", "docs/multimodal.md")
 HEADS = ("you see", "message")
 OURS, VLLM, RUNTIME = "", "†", "‡"
 NOT_MESSAGES = re.compile(
-    r"[45]\d\d|GET /.*|--[a-z-]+|[A-Z]+(?: [A-Z]+)?|ok|length|status|check --live( URL)?|serve|kv event"
+    r"[45]\d\d|GET /.*|--[a-z-]+(?: [a-z]+)?|[A-Z]+(?: [A-Z]+)?|ok|length|status|check --live( URL)?|serve|kv event"
 )
 """Statuses, flags, columns and commands, which other tests look after or a reader knows."""
-FROM_ELSEWHERE = {"No space left on device": "the kernel", "finish_reason": "OpenAI"}
+FROM_ELSEWHERE = {
+    "No space left on device": "the kernel",
+    "finish_reason": "OpenAI",
+    "operator torchvision::nms does not exist": "torch",
+}
 _SPAN = re.compile(r"`([^`]+)`\s*([†‡]?)")
 _FORMAT = re.compile(r"%[-+ 0-9.]*[sdrfxi]")
 
