@@ -14,7 +14,8 @@ PAGES = (PAGE, "docs/errors.md", "docs/multimodal.md")
 HEADS = ("you see", "message")
 OURS, VLLM, RUNTIME = "", "†", "‡"
 NOT_MESSAGES = re.compile(
-    r"[45]\d\d|GET /.*|--[a-z-]+(?: [a-z]+)?|[A-Z]+(?: [A-Z]+)?|ok|length|status|check --live( URL)?|serve|kv event"
+    r"[45]\d\d|GET /.*|--[a-z-]+(?: [a-z]+)?|[A-Z]+(?: [A-Z]+)?|ok|length|status|serve|kv event"
+    r"|check --live( URL)?"
 )
 """Statuses, flags, columns and commands, which other tests look after or a reader knows."""
 FROM_ELSEWHERE = {
