@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<mark>`{3,}|~{3,})(?P<language>[^`]*)$")
@@ -90,15 +90,17 @@ def code(page: str) -> list[tuple[int, str]]:
     return found
 
 
-def with_links(page: str, change: dict[str, str]) -> str:
-    """The page with some targets of links replaced."""
+def with_links(page: str, change: Mapping[str, str | None]) -> str:
+    """The page with some targets of links replaced; of a link to None its words are left."""
+
+    def changed(match: re.Match[str]) -> str:
+        target = change.get(match["target"], match["target"])
+        return match["head"][1:-2] if target is None else match["head"] + target + match["tail"]
+
     lines = page.splitlines()
     for number, line in enumerate(prose(page).splitlines()):
-        if any(target in change for target in (match["target"] for match in _LINK.finditer(line))):
-            lines[number] = _LINK.sub(
-                lambda match: match["head"] + change.get(match["target"], match["target"]) + match["tail"],
-                lines[number],
-            )
+        if any(match["target"] in change for match in _LINK.finditer(line)):
+            lines[number] = _LINK.sub(changed, lines[number])
     return "\n".join(lines) + "\n"
 
 

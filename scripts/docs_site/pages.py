@@ -35,6 +35,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/containers.md": "Containers",
         "docs/sizing.md": "What fits where",
         "deploy/README.md": "Deployment files",
+        "deploy/recipes/README.md": "Recipes",
         "deploy/*/README.md": "",
         "deploy/**/*.md": "",
     },
@@ -62,7 +63,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
     },
 }
 """Pages and patterns by section, with the title in the navigation; without one it is the page's own heading.
-A page that is not there is left out."""
+A page that is not there is left out, and so are links to it."""
 
 
 def navigation(root: Path = ROOT) -> dict[str, dict[str, str]]:
@@ -107,9 +108,14 @@ def contents(root: Path = ROOT) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _changes(page: str, text: str, folder: Path, root: Path) -> dict[str, str]:
-    """New targets for links to the home page and to folders; files that are linked are copied."""
-    change = {}
+def is_left_out(page: str, root: Path = ROOT) -> bool:
+    """A page that the navigation names and that is not there."""
+    return not (root / page).exists() and any(page in wanted for wanted in NAVIGATION.values())
+
+
+def _changes(page: str, text: str, folder: Path, root: Path) -> dict[str, str | None]:
+    """New targets for links to the home page, to folders and to pages left out; linked files are copied."""
+    change: dict[str, str | None] = {}
     for _, target in markdown.links(text):
         path, mark, anchor = target.partition("#")
         if not path or "://" in path or path.startswith("mailto:"):
@@ -119,6 +125,8 @@ def _changes(page: str, text: str, folder: Path, root: Path) -> dict[str, str]:
             change[target] = posixpath.join(posixpath.dirname(path), "index.md") + mark + anchor
         elif (root / place).is_dir():
             change[target] = posixpath.join(path, _show_folder(place, folder, root)) + mark + anchor
+        elif is_left_out(place, root):
+            change[target] = None
         elif not place.endswith(".md"):
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(root / place, folder / place)

@@ -30,7 +30,8 @@ def broken(page: str, root: Path = pages.ROOT) -> list[str]:
         if posixpath.isabs(path) or not place.resolve().is_relative_to(root):
             found.append(f"{page}:{line}: {target} leads out of the repository")
         elif not place.exists():
-            found.append(f"{page}:{line}: {target}: there is no such file")
+            if not pages.is_left_out(place_of(page, path), root):
+                found.append(f"{page}:{line}: {target}: there is no such file")
         elif anchor and (place.suffix != ".md" or anchor not in markdown.anchors(place.read_text())):
             found.append(f"{page}:{line}: {target}: there is no such heading")
     return found
@@ -67,7 +68,8 @@ def small(tmp_path: Path) -> Path:
     """A repository of three pages and a folder."""
     files = {
         "README.md": "# Home\n\n[one](docs/start.md) and [files](deploy/serve)\n",
-        "docs/start.md": "# One\n\n## It's `a b` here\n\n[home](../README.md), [below](#its-a-b-here)\n",
+        "docs/start.md": "# One\n\n## It's `a b` here\n\n"
+        "[home](../README.md), [below](#its-a-b-here), [no](media.md)\n",
         "docs/omni.md": "# Two\n\n[code](../x.py), [one](start.md#its-a-b-here)\n\n```\n[no](link.md)\n```\n"
         "<!-- [not\n](yet.md) -->\n",
         "deploy/serve/two.yaml": "workers: []\n",
@@ -110,7 +112,7 @@ def test_pages_that_are_not_there_are_left_out_of_the_navigation(small: Path) ->
 def test_staged_pages_link_to_what_is_staged(small: Path, tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     pages.stage(staged, small)
-    assert "[home](../index.md)" in (staged / "docs" / "start.md").read_text()
+    assert "[home](../index.md), [below](#its-a-b-here), no\n" in (staged / "docs" / "start.md").read_text()
     assert "[files](deploy/serve/files.md)" in (staged / "index.md").read_text()
     assert "Five minutes <docs/start>" in (staged / "index.md").read_text()
     assert "```\n[no](link.md)\n```" in (staged / "docs" / "omni.md").read_text()
