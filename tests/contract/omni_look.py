@@ -92,6 +92,21 @@ async def outcome(results: list[Any]) -> tuple[Any, Pipeline]:
     ], pipeline
 
 
+async def written(results: list[Any], salt: str | None = None) -> tuple[Any, Any]:
+    """What becomes of a text job, and the prompt that the pipeline got."""
+    engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+    pipeline = Pipeline(results)
+    pipeline.default_sampling_params_list = pipeline.default_sampling_params_list[:1]
+    engine._omni = pipeline
+    made: list[Output] = []
+    job = Job("j", (1, 2), SamplingSpec(max_tokens=4), cache_salt=salt)
+    try:
+        await engine.stream(job, made.append)
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}", pipeline.asked["prompt"]
+    return [[o.text, o.finish, o.finished] for o in made], pipeline.asked["prompt"]
+
+
 async def aborted_while_drawing() -> Any:
     """As vLLM-Omni 0.30 ends it: finished, no picture, no error."""
     engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
@@ -169,6 +184,8 @@ async def main() -> None:
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
+    ended = text("b")
+    ended.finished = True
     _, pipeline = await outcome(CASES["picture"])
     text_params, picture_params = pipeline.asked["sampling_params_list"]
     with wave.open(io.BytesIO(sound_file())) as file:
@@ -176,6 +193,12 @@ async def main() -> None:
     found = {
         "outcomes": {name: (await outcome(results))[0] for name, results in CASES.items()},
         "aborted": await aborted_while_drawing(),
+        "written": {
+            "whole": (await written([text("a", None), ended]))[0],
+            "empty": (await written([]))[0],
+            "cut": (await written([text("a", None)]))[0],
+            "salted": (await written([ended], "me"))[1],
+        },
         "silence": await silence(),
         "prompt": pipeline.asked["prompt"],
         "picture": {

@@ -47,6 +47,16 @@ def test_outcome_of_a_drawing(seen: dict[str, Any], case: str, outcome: Any) -> 
     assert seen["outcomes"][case] == outcome
 
 
+def test_a_text_that_does_not_end_is_an_error(seen: dict[str, Any]) -> None:
+    failed = "EngineRequestFailed: the pipeline ended without finishing its text"
+    assert seen["written"]["whole"] == [["a", None, False], ["b", "stop", True]]
+    assert (seen["written"]["empty"], seen["written"]["cut"]) == (failed, failed)
+
+
+def test_a_cache_salt_reaches_the_text_stage(seen: dict[str, Any]) -> None:
+    assert seen["written"]["salted"] == {"prompt_token_ids": [1, 2], "cache_salt": "me"}
+
+
 def test_a_dead_stage_is_a_dead_engine(seen: dict[str, Any]) -> None:
     assert seen["outcomes"]["dead"].startswith("EngineDead: ")
 

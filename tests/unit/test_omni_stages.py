@@ -98,6 +98,11 @@ def test_the_message_about_a_translation_can_be_pasted(
         ("stages: [{max_num_seqs: 1}]", "stages[0] has no stage_id"),
         ("stage_args: 3", "'stage_args' must be a list"),
         ("stage_args: []", "'stage_args' must be a list"),
+        ("stage_args: [3]", "'stage_args' must be a list"),
+        ("stage_args: [{runtime: 3}]", "runtime of stage_args[0] must be a mapping, not 3"),
+        ("stage_args: [{engine_args: [a]}]", "engine_args of stage_args[0] must be a mapping"),
+        ("stage_args: [{default_sampling_params: x}]", "default_sampling_params of stage_args[0] must be"),
+        ("stage_args: [{stage_id: one}]", "stage_args[0] has stage_id 'one'; number them from 0"),
     ],
 )
 def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, said: str) -> None:
@@ -144,9 +149,24 @@ def test_a_diffusers_folder_with_a_rewriter_has_two_stages(tmp_path: Path) -> No
     assert [stage["stage_id"] for stage in deploy["stages"]] == [0, 1]
 
 
-def test_a_model_without_architecture_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, "config.json", {})
+@pytest.mark.parametrize("known", [True, False])
+def test_a_model_without_architecture_is_served_where_vllm_omni_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(omni_pipelines, "known_to_omni", lambda config: known)
+    put(tmp_path, "config.json", {"model_type": "some_omni"})
+    assert omni_pipelines.choose(str(tmp_path)).architecture is None
+    if known:
+        assert omni_pipelines.resolve(str(tmp_path)) == omni_pipelines.Pipeline(None)
+        return
     with pytest.raises(ConfigError, match="names no architecture"):
+        omni_pipelines.resolve(str(tmp_path))
+
+
+def test_a_rewriter_without_architecture_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "model_index.json", {"_class_name": "StableDiffusionPipeline"})
+    put(tmp_path, "rewriter/config.json", {})
+    with pytest.raises(ConfigError, match="rewriter: its config.json names no architecture"):
         omni_pipelines.choose(str(tmp_path))
 
 

@@ -185,8 +185,11 @@ class OmniEngine:
         from dynamo_vllm.engine import omni_convert
         from dynamo_vllm.engine import vllm_convert as convert
 
-        prompt = {"prompt_token_ids": list(job.prompt)}
+        prompt: dict[str, Any] = {"prompt_token_ids": list(job.prompt)}
+        if job.cache_salt:
+            prompt["cache_salt"] = job.cache_salt
         later = list(self._engine.default_sampling_params_list)[1:]
+        has_ended = False
         async for result in self._results(
             job, prompt, lambda: [convert.sampling_params(job.sampling), *later], ["text"] if later else None
         ):
@@ -194,7 +197,13 @@ class OmniEngine:
             for output in convert.outputs(result):
                 if output.finish == "error":
                     raise convert.gave_up(job)
+                has_ended = has_ended or output.finished
                 yield output
+        if job.id in self._aborted and not has_ended:
+            yield Output((), finish="abort", finished=True)
+        elif not has_ended:
+            # The frontend shows a stream without an end as a whole answer.
+            raise EngineRequestFailed("the pipeline ended without finishing its text")
 
     async def _drawn(self, job: Job) -> AsyncGenerator[Output, None]:
         """Texts of the stages before, then everything that was drawn in one output."""
