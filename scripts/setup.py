@@ -34,6 +34,7 @@ OMNI_ON_CPU = (
     "accelerate==1.12.0",
     "aenum==3.1.16",
     "antlr4-python3-runtime==4.9.3",
+    "av>=14",  # videos
     "cache-dit==1.5.0",
     "diffusers==0.40.0",
     "einops>=0.8.1",
@@ -45,7 +46,7 @@ OMNI_ON_CPU = (
     "trampoline>=0.1.2",
     "wcwidth>=0.2",
 )
-"""vLLM-Omni and what its text and picture stages import; its own list has CUDA builds, wrong for CPU."""
+"""vLLM-Omni and what its text, picture and video stages import; its own list has CUDA builds, wrong for CPU."""
 PIPED = {"stdout": -1, "stderr": -2, "text": True, "errors": "replace"}
 """For subprocess (-1 PIPE, -2 STDOUT), which is not imported where nothing is left to do."""
 FREE_GIB_NEEDED = {"cpu": 5, "cuda": 20}

@@ -24,8 +24,10 @@ from vllm_omni.outputs import OmniRequestOutput
 
 from dynamo_vllm.engine import omni_pipelines, plugin
 from dynamo_vllm.engine.omni import OmniEngine
+from dynamo_vllm.engine.omni_convert import media_of
 from dynamo_vllm.engine.omni_text import stage_class
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.errors import EngineRequestFailed
 from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
 
 RED = Image.new("RGB", (8, 8), "red")
@@ -214,6 +216,9 @@ async def main() -> None:
         },
         "text": [text_params.output_kind.name, text_params.seed],
         "sound": shape,
+        "stereo": stereo(),
+        "filmed": await filmed(),
+        "no picture": no_picture(),
         "stage": stage(),
         "pipelines": {
             name: [stage.execution_type.value for stage in OMNI_PIPELINES[name].stages]
@@ -230,7 +235,67 @@ async def main() -> None:
 def sound_file() -> bytes:
     from dynamo_vllm.engine.omni_convert import sound
 
-    return sound([torch.zeros(240), torch.ones(240)], torch.tensor(16000)).content
+    return sound([torch.zeros(240), torch.ones(240)], 16000).content
+
+
+def stereo() -> list[int]:
+    """Left is silent, right is loud."""
+    from dynamo_vllm.engine.omni_convert import sound
+
+    samples = torch.stack([torch.zeros(100), torch.ones(100)]).unsqueeze(0)
+    with wave.open(io.BytesIO(sound(samples, 8000).content)) as file:
+        first = file.readframes(1)
+        return [
+            file.getnchannels(),
+            file.getnframes(),
+            *(int.from_bytes(first[at : at + 2], "little") for at in (0, 2)),
+        ]
+
+
+def no_picture() -> str:
+    """A pipeline that makes videos, taken for one that draws."""
+    try:
+        media_of(OmniRequestOutput.from_diffusion("j", images=[[RED, RED]]), SPEC)
+    except EngineRequestFailed as exc:
+        return str(exc)
+    return ""
+
+
+async def filmed() -> dict[str, Any]:
+    """Frames, rate and sound of the files made of what pipelines give for a video."""
+    import av
+    import numpy as np
+
+    film = [Image.new("RGB", (16, 18), (shade, 0, 0)) for shade in (0, 100, 200)]
+    arrays = np.stack([np.asarray(frame) for frame in film])
+    floats = torch.from_numpy(arrays).permute(3, 0, 1, 2).float() / 255
+    given = {
+        "pictures": [film],
+        "bare pictures": film,
+        "array": [arrays[None]],
+        "tensor": [floats[None]],
+        "below zero": [floats[None] * 2 - 1],
+        "odd": [[frame.resize((17, 19)) for frame in film]],
+    }
+    found: dict[str, Any] = {}
+    spec = PictureSpec(prompt="a", seed=1, kind="video", frames=3, fps=8, format="mp4")
+    for name, made in given.items():
+        more: dict[str, Any] = (
+            {"audio": torch.zeros(1, 8000), "audio_sample_rate": 8000} if name == "array" else {}
+        )
+        result = OmniRequestOutput.from_diffusion("j", images=made, multimodal_output=more)
+        (file,) = media_of(result, spec)
+        with av.open(io.BytesIO(file.content)) as opened:
+            (stream,) = opened.streams.video
+            reds = [int(frame.to_ndarray(format="rgb24")[..., 0].mean()) for frame in opened.decode(stream)]
+            size, rate, sounds = (
+                (stream.width, stream.height),
+                float(stream.average_rate),
+                len(opened.streams.audio),
+            )
+        near = all(abs(red - shade) < 12 for red, shade in zip(reds, (0, 100, 200), strict=True))
+        found[name] = [file.type, *size, rate, sounds, len(reds), near]
+    return found
 
 
 asyncio.run(main())

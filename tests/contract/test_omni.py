@@ -36,8 +36,8 @@ PNG = ["image", "image/png", "89504e47"]
     [
         ("picture", [[None, "stop", True, [PNG, PNG]]]),
         ("text, then picture", [["a cat in the sun", None, False, []], [None, "stop", True, [PNG]]]),
-        ("nothing", "EngineRequestFailed: the pipeline ended without drawing anything"),
-        ("no output at all", "EngineRequestFailed: the pipeline ended without drawing anything"),
+        ("nothing", "EngineRequestFailed: the pipeline ended without making anything"),
+        ("no output at all", "EngineRequestFailed: the pipeline ended without making anything"),
         ("error", "EngineRequestFailed: no memory"),
         ("abort", [[None, "abort", True, []]]),
         ("sound", [[None, "stop", True, [["audio", "audio/wav", "52494646"]]]]),
@@ -84,6 +84,27 @@ def test_a_spec_reaches_the_stages(seen: dict[str, Any]) -> None:
 
 def test_sound_becomes_a_wav_file(seen: dict[str, Any]) -> None:
     assert seen["sound"] == [1, 2, 16000, 480]
+
+
+def test_two_channels_stay_two(seen: dict[str, Any]) -> None:
+    assert seen["stereo"] == [2, 100, 0, 32767]
+
+
+def test_frames_become_a_film_however_a_pipeline_gives_them(seen: dict[str, Any]) -> None:
+    film = ["video/mp4", 16, 18, 8.0, 0, 3, True]
+    with_sound = ["video/mp4", 16, 18, 8.0, 1, 3, True]
+    assert seen["filmed"] == {
+        "pictures": film,
+        "bare pictures": film,
+        "array": with_sound,
+        "tensor": film,
+        "below zero": film,
+        "odd": film,
+    }
+
+
+def test_what_is_no_picture_is_said_to_be_none(seen: dict[str, Any]) -> None:
+    assert seen["no picture"] == "the pipeline made list where a picture was expected"
 
 
 def test_a_plain_model_becomes_a_stage_that_drops_what_it_does_not_know(seen: dict[str, Any]) -> None:

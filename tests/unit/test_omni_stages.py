@@ -184,20 +184,41 @@ def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
-    assert omni_start.picture_limits(str(tmp_path), ["text"]) is None
-    assert omni_start.picture_limits(str(tmp_path), ["text", "image"]) == PictureLimits(step=16)
+    assert omni_start.picture_limits(str(tmp_path), ["text"], {}) is None
+    assert omni_start.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})
     put(tmp_path, "scheduler/scheduler_config.json", {"num_train_timesteps": 1000})
-    limits = omni_start.picture_limits(str(tmp_path), ["image"])
+    limits = omni_start.picture_limits(str(tmp_path), ["image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 999)
     put(tmp_path, "model_index.json", {"_class_name": "X", "transformer": ["diffusers", "T"]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 10**30})
-    limits = omni_start.picture_limits(str(tmp_path), ["text", "image"])
+    limits = omni_start.picture_limits(str(tmp_path), ["text", "image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens) == (16, None)
+
+
+@pytest.mark.parametrize(
+    ("makes", "call", "kind", "frames"),
+    [
+        (["image"], {"prompt": None}, "image", 81),
+        (["image"], {"num_frames": 16}, "video", 16),
+        (["image"], {"frames": None}, "video", 81),
+        (["video"], {}, "video", 81),
+        (["image"], {"audio_length_in_s": None}, "audio", 81),
+        (["audio"], {}, "audio", 81),
+    ],
+)
+def test_what_a_pipeline_makes_is_seen_in_what_it_takes(
+    tmp_path: Path, makes: list[str | None], call: dict[str, object], kind: str, frames: int
+) -> None:
+    put(tmp_path, "model_index.json", {"_class_name": "X"})
+    put(tmp_path, "vocoder/config.json", {"sampling_rate": 16000})
+    limits = omni_start.picture_limits(str(tmp_path), makes, call)
+    assert limits is not None
+    assert (limits.kind, limits.frames, limits.sample_rate) == (kind, frames, 16000)
 
 
 class Said:

@@ -53,6 +53,7 @@ class OmniEngine:
         self._on_phase = on_phase
         self._omni: AsyncOmni | None = None
         self._tokenizer: Any = None
+        self._sample_rate: int | None = None
         self._running: set[str] = set()
         self._drawing: set[str] = set()
         """Drawings of clients: silence is no hang while they run."""
@@ -103,8 +104,10 @@ class OmniEngine:
 
     async def _facts(self) -> EngineFacts:
         omni = self._engine
-        limits = omni_start.picture_limits(self._settings.model, omni.output_modalities)
+        call = await asyncio.to_thread(omni_start.call_arguments, self._settings.model)
+        limits = omni_start.picture_limits(self._settings.model, omni.output_modalities, call)
         if limits is not None:
+            self._sample_rate = limits.sample_rate
             self._tokenizer = await asyncio.to_thread(_tokenizer_beside, self._settings.model)
         bos = await self._bos()
         config = omni.vllm_config
@@ -220,7 +223,7 @@ class OmniEngine:
             if job.id in self._aborted or convert.is_aborted(result):
                 yield Output((), finish="abort", finished=True)
                 return
-            made += await asyncio.to_thread(convert.media_of, result, spec.format)
+            made += await asyncio.to_thread(convert.media_of, result, spec, self._sample_rate)
             if result.final_output_type == "text" and (text := convert.text_of(result)) is not None:
                 yield text
         if job.id in self._aborted:
@@ -228,7 +231,7 @@ class OmniEngine:
             yield Output((), finish="abort", finished=True)
             return
         if not made:
-            raise EngineRequestFailed("the pipeline ended without drawing anything")
+            raise EngineRequestFailed("the pipeline ended without making anything")
         yield Output((), finish="stop", finished=True, media=made)
 
     async def _results(
