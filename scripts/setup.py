@@ -46,7 +46,7 @@ OMNI_ON_CPU = (
     "trampoline>=0.1.2",
     "wcwidth>=0.2",
 )
-"""vLLM-Omni and what its text, picture and video stages import; its own list has CUDA builds, wrong for CPU."""
+"""vLLM-Omni and what its stages for text, pictures and videos import; its own list has CUDA builds."""
 PIPED = {"stdout": -1, "stderr": -2, "text": True, "errors": "replace"}
 """For subprocess (-1 PIPE, -2 STDOUT), which is not imported where nothing is left to do."""
 FREE_GIB_NEEDED = {"cpu": 5, "cuda": 20}

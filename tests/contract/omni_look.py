@@ -56,7 +56,9 @@ class Pipeline:
 
 def text(said: str, finish: str | None = "stop") -> OmniRequestOutput:
     choice = CompletionOutput(0, said, [1, 2], None, None, finish_reason=finish)
-    return OmniRequestOutput(request_id="j", outputs=[choice], final_output_type="text")
+    return OmniRequestOutput(
+        request_id="j", outputs=[choice], final_output_type="text", finished=finish is not None
+    )
 
 
 def image(count: int = 1, **more: Any) -> OmniRequestOutput:
@@ -186,8 +188,6 @@ async def main() -> None:
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-    ended = text("b")
-    ended.finished = True
     _, pipeline = await outcome(CASES["picture"])
     text_params, picture_params = pipeline.asked["sampling_params_list"]
     with wave.open(io.BytesIO(sound_file())) as file:
@@ -196,10 +196,10 @@ async def main() -> None:
         "outcomes": {name: (await outcome(results))[0] for name, results in CASES.items()},
         "aborted": await aborted_while_drawing(),
         "written": {
-            "whole": (await written([text("a", None), ended]))[0],
+            "whole": (await written([text("a", None), text("b")]))[0],
             "empty": (await written([]))[0],
             "cut": (await written([text("a", None)]))[0],
-            "salted": (await written([ended], "me"))[1],
+            "salted": (await written([text("b")], "me"))[1],
         },
         "silence": await silence(),
         "prompt": pipeline.asked["prompt"],

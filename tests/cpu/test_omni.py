@@ -27,9 +27,10 @@ try:
 except metadata.PackageNotFoundError:
     pytest.skip("DYNAMO_VLLM_EXTRAS=omni make venv", allow_module_level=True)
 
+import av
 from PIL import Image
 
-from dynamo_vllm.models.tiny_image import make_tiny_image_model
+from dynamo_vllm.models.tiny_image import make_tiny_image_model, make_tiny_video_model
 
 pytestmark = pytest.mark.timeout(240)
 START_SECONDS = 200
@@ -85,6 +86,11 @@ def painter(omni: Stack) -> Worker:
 @pytest.fixture(scope="module")
 def studio(omni: Stack) -> Worker:
     return started(omni, "studio", make_tiny_image_model(omni.folder / "sd-rewriter", rewriter=True))
+
+
+@pytest.fixture(scope="module")
+def filmer(omni: Stack) -> Worker:
+    return started(omni, "filmer", make_tiny_video_model(omni.folder / "video"))
 
 
 def draw(omni: Stack, **body: Any) -> httpx.Response:
@@ -253,6 +259,57 @@ def test_a_text_stage_rewrites_the_prompt_of_the_drawing_stage(omni: Stack, stud
     assert answer.json()["data"][0]["revised_prompt"]
     assert pictures(draw(omni, model="studio", seed=1)) == [content]
     assert pictures(draw(omni, model="studio", seed=1, prompt="a dog")) != [content]
+
+
+def film(omni: Stack, **body: Any) -> httpx.Response:
+    asked = {"model": "filmer", "prompt": "a cat", "size": "64x64", **body}
+    return omni.post("/v1/videos", asked)
+
+
+def frames_of(content: bytes) -> tuple[int, int, float, int]:
+    with av.open(io.BytesIO(content)) as file:
+        (stream,) = file.streams.video
+        return stream.width, stream.height, float(stream.average_rate or 0), len(list(file.decode(stream)))
+
+
+def test_a_video_has_the_asked_size_length_and_rate(omni: Stack, filmer: Worker) -> None:
+    settings = {"num_frames": 4, "fps": 8, "num_inference_steps": 1, "seed": 1}
+    answer = film(omni, nvext=settings)
+    assert answer.status_code == 200, answer.text[:500]
+    (made,) = answer.json()["data"]
+    content = base64.b64decode(made["b64_json"])
+    assert (made["output_format"], frames_of(content)) == ("mp4", (64, 64, 8.0, 4))
+    linked = film(omni, nvext={**settings, "seed": 2}, response_format="url").json()["data"][0]["url"]
+    head, _, code = linked.partition(",")
+    assert head == "data:video/mp4;base64"
+    assert base64.b64decode(code) != content
+
+    body = {
+        "model": "filmer",
+        "messages": [{"role": "user", "content": "a cat"}],
+        "mm_processor_kwargs": {"size": "64x64", **settings},
+    }
+    chat = omni.post("/v1/chat/completions", body)
+    assert chat.status_code == 200, chat.text[:500]
+    (part,) = chat.json()["choices"][0]["message"]["content"]
+    assert base64.b64decode(part["video_url"]["url"].partition(",")[2]) == content
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"size": "60x60"}, "size"),
+        ({"nvext": {"num_frames": 100_000}}, "num_frames"),
+        ({"seconds": 100_000}, "seconds"),
+        ({"output_format": "avi"}, "output_format"),
+    ],
+)
+def test_videos_that_cannot_be_made_are_refused_by_name(
+    omni: Stack, filmer: Worker, change: dict[str, Any], named: str
+) -> None:
+    answer = film(omni, **change)
+    assert answer.status_code == 400, answer.text[:300]
+    assert named in answer.json()["message"]
 
 
 # --- the last tests: they end the workers ---------------------------------------------------------------
