@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import os
+import tempfile
 import wave
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 os.environ["DYN_VLLM_OMNI_ARCHITECTURE"] = "Qwen3ForCausalLM"
@@ -217,6 +219,7 @@ async def main() -> None:
         "text": [text_params.output_kind.name, text_params.seed],
         "sound": shape,
         "stereo": stereo(),
+        "checked": checked(),
         "filmed": await filmed(),
         "no picture": no_picture(),
         "stage": stage(),
@@ -250,6 +253,20 @@ def stereo() -> list[int]:
             file.getnframes(),
             *(int.from_bytes(first[at : at + 2], "little") for at in (0, 2)),
         ]
+
+
+def checked() -> dict[str, Any]:
+    """What `check --omni` tells of a drawing model, with a flag that the user gave."""
+    from dynamo_vllm.cli import check
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
+        found = check.look(check.CheckOptions(), ["--omni", "--model", folder, "--dtype", "bfloat16"], {})
+    return {
+        "problems": list(found.problems),
+        "defaults": [default.argument for default in found.engine_defaults or ()],
+        "events": found.facts["kv events"],
+    }
 
 
 def no_picture() -> str:

@@ -86,6 +86,15 @@ def test_sound_becomes_a_wav_file(seen: dict[str, Any]) -> None:
     assert seen["sound"] == [1, 2, 16000, 480]
 
 
+def test_check_tells_what_a_pipeline_gets_and_not_what_vllm_would(seen: dict[str, Any]) -> None:
+    found = seen["checked"]
+    assert found["problems"] == []
+    assert found["defaults"][:1] == ["pipeline"]
+    assert "diffusion_load_format" in found["defaults"]
+    assert not {"enable_prefix_caching", "kv_events_config", "dtype"} & set(found["defaults"])
+    assert found["events"] == "none from a pipeline of vLLM-Omni"
+
+
 def test_two_channels_stay_two(seen: dict[str, Any]) -> None:
     assert seen["stereo"] == [2, 100, 0, 32767]
 

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.config.engine_rules import Fired
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import omni_pipelines, omni_stages, vllm_start
 from dynamo_vllm.engine.omni_text import ARCHITECTURE_VARIABLE
@@ -120,6 +121,34 @@ def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
         # A single drawing stage would run inside the worker, and take it along when it dies.
         made["distributed_executor_backend"] = "mp"
     return made
+
+
+_REASONS = {
+    "block_size": "vLLM's CPU attention needs a multiple of 32",
+    "async_scheduling": "vLLM-Omni's runner for text stages does not do it on CPU",
+    "enforce_eager": "compiling takes longer than the small models that run on CPU",
+    "distributed_executor_backend": "a stage is one process of its own, and may die without the worker",
+    "dtype": "drawing stages on CPU, and CPUs without bfloat16, compute in float32",
+    "diffusion_load_format": "vLLM-Omni has no pipeline of its own for this class",
+}
+
+
+def told(settings: EngineSettings) -> list[Fired]:
+    """What a start would set, and why; imports vLLM-Omni and starts nothing."""
+    refuse_missing()
+    set_environment(settings, omni_pipelines.choose(settings.model))
+    pipeline = omni_pipelines.resolve(settings.model)
+    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
+    given = vllm_start.given_flags(settings)
+    chosen = Fired("pipeline", pipeline.name or "vLLM-Omni's own", "by the files of the model's folder")
+    return [
+        chosen,
+        *(
+            Fired(name, value, _REASONS[name.removeprefix("stage_0_")])
+            for name, value in defaults(pipeline, stages).items()
+            if name not in given
+        ),
+    ]
 
 
 def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] | None:
