@@ -270,7 +270,7 @@ def mend_companions() -> None:
 
 
 def verify() -> None:
-    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm"
+    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm" + (", vllm_omni" if wants_omni() else "")
     run([PYTHON, "-c", f"import {modules}"], f"one of {modules} does not import")
 
 

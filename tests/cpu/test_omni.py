@@ -1,4 +1,7 @@
-"""Pipelines of vLLM-Omni on CPU through the whole stack: text, pictures, and both in two stages."""
+"""Pipelines of vLLM-Omni on CPU through the whole stack: text, pictures, both in two stages, videos.
+
+Of the four workers one is enough to see that it works; what needs the others is marked long.
+"""
 
 from __future__ import annotations
 
@@ -109,6 +112,7 @@ def opened(content: bytes) -> Image.Image:
     return image
 
 
+@pytest.mark.long
 def test_text_equals_plain_vllm_on_20_prompts(omni: Stack, writer: Worker, one_worker: Stack) -> None:
     def said(where: Stack, name: str, prompt: str) -> tuple[str, str, dict[str, Any]]:
         body = {"model": name, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
@@ -123,6 +127,7 @@ def test_text_equals_plain_vllm_on_20_prompts(omni: Stack, writer: Worker, one_w
     assert len({text for text, _, _ in ours}) > 10
 
 
+@pytest.mark.long
 def test_a_seeded_prompt_in_several_steps_does_not_end_the_stage(omni: Stack, writer: Worker) -> None:
     body = {
         "model": "writer",
@@ -135,12 +140,14 @@ def test_a_seeded_prompt_in_several_steps_does_not_end_the_stage(omni: Stack, wr
     assert first == again
 
 
+@pytest.mark.long
 def test_an_older_stage_file_is_translated_with_a_word(writer: Worker) -> None:
     said = writer.log.read_text()
     assert "is a stage file from before vLLM-Omni 0.30; it was translated" in said
     assert "  max_num_batched_tokens: 128" in said
 
 
+@pytest.mark.long
 def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:
     stream = omni.openai.chat.completions.create(
         model="writer",
@@ -230,6 +237,7 @@ def test_a_client_that_leaves_frees_the_stage(omni: Stack, painter: Worker) -> N
         ({"num_inference_steps": 10**6}, "num_inference_steps"),
         ({"n": 0}, "n:"),
         ({"n": 100}, "n:"),
+        ({"n": 10, "size": "2048x2048"}, "n: 10 pictures"),
         ({"response_format": "gif"}, "gif"),
         ({"output_format": "tiff"}, "tiff"),
         ({"prompt": "word " * 200}, "prompt"),
@@ -252,6 +260,7 @@ def test_metrics_tell_of_the_stages(painter: Worker) -> None:
     assert "vllm_omni:requests_success_total" in text
 
 
+@pytest.mark.long
 def test_a_text_stage_rewrites_the_prompt_of_the_drawing_stage(omni: Stack, studio: Worker) -> None:
     answer = draw(omni, model="studio", seed=1)
     (content,) = pictures(answer)
@@ -272,6 +281,7 @@ def frames_of(content: bytes) -> tuple[int, int, float, int]:
         return stream.width, stream.height, float(stream.average_rate or 0), len(list(file.decode(stream)))
 
 
+@pytest.mark.long
 def test_a_video_has_the_asked_size_length_and_rate(omni: Stack, filmer: Worker) -> None:
     settings = {"num_frames": 4, "fps": 8, "num_inference_steps": 1, "seed": 1}
     answer = film(omni, nvext=settings)
@@ -295,6 +305,7 @@ def test_a_video_has_the_asked_size_length_and_rate(omni: Stack, filmer: Worker)
     assert base64.b64decode(part["video_url"]["url"].partition(",")[2]) == content
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -315,6 +326,7 @@ def test_videos_that_cannot_be_made_are_refused_by_name(
 # --- the last tests: they end the workers ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_killed_text_stage_ends_its_worker(writer: Worker) -> None:
     kill_a_stage(writer)
 
@@ -328,6 +340,6 @@ def kill_a_stage(worker: Worker) -> None:
     stage = next(p for p in below if "resource_tracker" not in " ".join(p.cmdline()))
     began = time.monotonic()
     os.kill(stage.pid, signal.SIGKILL)
-    assert worker.process.wait(20) == 3
-    assert time.monotonic() - began < 10
+    assert worker.process.wait(30) == 3
+    assert time.monotonic() - began < 15  # five on a machine that does nothing else
     assert survivors(below, 10) == []
