@@ -10,6 +10,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from harness.stack import Stack, Worker, stack, survivors
+from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack, survivors
 from harness.waiting import until
 
 try:
@@ -343,3 +344,40 @@ def kill_a_stage(worker: Worker) -> None:
     assert worker.process.wait(30) == 3
     assert time.monotonic() - began < 15  # five on a machine that does nothing else
     assert survivors(below, 10) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_serve_replaces_a_worker_whose_stage_died(tmp_path: Path) -> None:
+    model = make_tiny_image_model(tmp_path / "studio", rewriter=True)
+    made = Stack(tmp_path)
+    env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    del env["DYN_FILE_KV"]
+    output = tmp_path / "serve.out"
+    command = [*COMMAND, "serve", "--omni", str(model), "--port", str(made.port), "--served-model-name", "s"]
+    with output.open("wb") as out:
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        until("ready", lambda: "\nready: " in output.read_text() or process.poll() is not None, START_SECONDS)
+        assert process.poll() is None, output.read_text()[-3000:]
+        first = pictures(draw(made, model="s", seed=1))
+        worker = worker_of(process.pid)
+        below = worker.children(recursive=True)
+        stage = next(p for p in below if "resource_tracker" not in " ".join(p.cmdline()))
+        stage.kill()
+        began = time.monotonic()
+        assert survivors([worker, *below], 15) == []
+        gone = time.monotonic() - began
+        until("another worker draws", lambda: draw(made, model="s").status_code == 200, START_SECONDS)
+        again = time.monotonic() - began
+        assert worker_of(process.pid).pid != worker.pid
+        assert pictures(draw(made, model="s", seed=1)) == first
+        print(f"gone after {gone:.1f} s, drawing again after {again:.1f} s")
+    finally:
+        made.stop()
+        kill_tree(process.pid)
+        process.wait(10)
+
+
+def worker_of(serve: int) -> psutil.Process:
+    return next(p for p in psutil.Process(serve).children() if "worker" in p.cmdline())
