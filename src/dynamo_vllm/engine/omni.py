@@ -220,7 +220,7 @@ class OmniEngine:
             job, convert.prompt(spec), lambda: convert.stage_params(spec, defaults)
         ):
             convert.refuse_failed(result)
-            if job.id in self._aborted or convert.is_aborted(result):
+            if convert.is_aborted(result):
                 yield Output((), finish="abort", finished=True)
                 return
             made += await asyncio.to_thread(convert.media_of, result, spec, self._sample_rate)
