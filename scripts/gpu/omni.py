@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import importlib.util
 import io
 import json
 import logging
@@ -121,7 +122,7 @@ class Bench:
             if name not in self._started:
                 model, *flags = WORKERS[name](self)
                 named = ["--model", str(model), "--served-model-name", name, "--component", name]
-                env = plugin_environment(self.folder)
+                env = own_environment(self.folder)
                 self._started[name] = self.made.start_worker(*named, *map(str, flags), env=env)
 
     def worker(self, name: str) -> Worker:
@@ -197,11 +198,15 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def plugin_environment(folder: Path) -> dict[str, str]:
-    """vLLM finds our plugin by an installed package's metadata; made here where src is only on the path."""
+def own_environment(folder: Path) -> dict[str, str]:
+    """On top of the harness's: variables of vLLM that were given, and our plugin where nothing is installed."""
+    made = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    if importlib.util.find_spec("flashinfer") is None:
+        made.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     with contextlib.suppress(metadata.PackageNotFoundError):
         metadata.version("dynamo-vllm")
-        return {}
+        return made
+    # vLLM finds plugins by the metadata of packages; with `src` on the path alone there is none of ours.
     info = folder / "installed" / "dynamo_vllm-0.dist-info"
     if not info.is_dir():
         info.mkdir(parents=True)
@@ -209,7 +214,7 @@ def plugin_environment(folder: Path) -> dict[str, str]:
         (info / "entry_points.txt").write_text(
             "[vllm.general_plugins]\ndynamo_vllm = dynamo_vllm.engine.plugin:register\n"
         )
-    return {"PYTHONPATH": os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")])}
+    return {**made, "PYTHONPATH": os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")])}
 
 
 # --- pictures -------------------------------------------------------------------------------------------
@@ -371,7 +376,7 @@ class Alone:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, "--bare", f"--model={model}", *words],
-                env={**environment(folder), **plugin_environment(folder)},
+                env={**environment(folder), **own_environment(folder)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
