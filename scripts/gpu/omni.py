@@ -199,7 +199,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def own_environment(folder: Path) -> dict[str, str]:
-    """On top of the harness's: variables of vLLM that were given, and our plugin where nothing is installed."""
+    """On top of the harness's: vLLM variables that were given, and our plugin where nothing is installed."""
     made = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
     if importlib.util.find_spec("flashinfer") is None:
         made.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
