@@ -218,6 +218,7 @@ async def main() -> None:
         },
         "text": [text_params.output_kind.name, text_params.seed],
         "sound": shape,
+        "length": length(),
         "stereo": stereo(),
         "checked": checked(),
         "filmed": await filmed(),
@@ -239,6 +240,15 @@ def sound_file() -> bytes:
     from dynamo_vllm.engine.omni_convert import sound
 
     return sound([torch.zeros(240), torch.ones(240)], 16000).content
+
+
+def length() -> list[Any]:
+    """Frames and rate that a drawing stage is told."""
+    from dynamo_vllm.engine.omni_convert import stage_params
+
+    spec = PictureSpec(prompt="a", seed=1, kind="video", frames=5, fps=8, format="mp4")
+    (params,) = stage_params(spec, [OmniDiffusionSamplingParams()])
+    return [params.num_frames, params.fps]
 
 
 def stereo() -> list[int]:

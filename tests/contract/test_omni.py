@@ -95,6 +95,10 @@ def test_check_tells_what_a_pipeline_gets_and_not_what_vllm_would(seen: dict[str
     assert found["events"] == "none from a pipeline of vLLM-Omni"
 
 
+def test_the_length_of_a_video_reaches_the_stage(seen: dict[str, Any]) -> None:
+    assert seen["length"] == [5, 8]
+
+
 def test_two_channels_stay_two(seen: dict[str, Any]) -> None:
     assert seen["stereo"] == [2, 100, 0, 32767]
 
