@@ -40,6 +40,8 @@ PATIENCE_SECONDS = 600.0
 """How long one drawing may take before silence counts as a hang: a pipeline says nothing between steps."""
 ABORT_SECONDS = 5.0
 SHUTDOWN_SECONDS = 20.0
+DEAD_SECONDS = 1.0
+"""For the stages that live on when one died; they end with this process anyway."""
 _WITNESSES = ("canary-", "warm-up")
 """Jobs of our own that must answer soon; they are no excuse for silence."""
 
@@ -54,6 +56,7 @@ class OmniEngine:
         self._omni: AsyncOmni | None = None
         self._tokenizer: Any = None
         self._sample_rate: int | None = None
+        self._is_dead = False
         self._running: set[str] = set()
         self._drawing: set[str] = set()
         """Drawings of clients: silence is no hang while they run."""
@@ -84,18 +87,7 @@ class OmniEngine:
     async def _told(self, what: str, work: Callable[[], Any]) -> Any:
         """A blocking step in a thread of its own, with a word now and then."""
         began = time.monotonic()
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()  # whoever stops waiting cannot cancel it
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as exc:
-                done.set_exception(exc)
-
-        # Not asyncio.to_thread: a signal during the start would wait for its end.
-        threading.Thread(target=run, name="omni-start", daemon=True).start()
-        task = asyncio.wrap_future(done)
+        task = _in_thread(work)
         while not task.done():
             await asyncio.wait({task}, timeout=TELL_SECONDS)
             if not task.done():
@@ -263,7 +255,9 @@ class OmniEngine:
         except DynamoVllmError:
             raise
         except Exception as exc:
-            raise convert.error(exc, job, has_begun) from exc
+            found = convert.error(exc, job, has_begun)
+            self._is_dead = self._is_dead or isinstance(found, EngineDead)
+            raise found from exc
 
     def _report(self) -> None:
         self._on_load(LoadFigures(0, len(self._running), 0, 0.0, self._tokens))
@@ -286,6 +280,7 @@ class OmniEngine:
         try:
             await self._engine.check_health()
         except EngineDeadError as exc:
+            self._is_dead = True
             raise EngineDead(str(exc)) from exc
 
     def outputs_seen(self) -> Mapping[int, int]:
@@ -303,9 +298,9 @@ class OmniEngine:
     async def close(self) -> None:
         omni, self._omni = self._omni, None
         if omni is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SHUTDOWN_SECONDS):
-                    await asyncio.to_thread(omni.shutdown)
+            # vLLM-Omni 0.30 gives the stages that are left half a minute when one has died.
+            limit = DEAD_SECONDS if self._is_dead else SHUTDOWN_SECONDS
+            await asyncio.wait({_in_thread(omni.shutdown)}, timeout=limit)
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -349,6 +344,21 @@ class OmniEngine:
 
 
 _NO_SLEEP = "a pipeline of vLLM-Omni does not sleep; stop it instead"
+
+
+def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Not asyncio.to_thread: the end of the event loop, and a signal, would wait for the work's end."""
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # whoever stops waiting cannot cancel it
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as exc:
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="omni-work", daemon=True).start()
+    return asyncio.wrap_future(done)
 
 
 def _imported() -> Any:
