@@ -49,7 +49,12 @@ stage_args:
   - stage_id: 0
     stage_type: llm
     runtime: {process: true, devices: "0", max_batch_size: 16}
-    engine_args: {model_stage: thinker, worker_type: ar, max_model_len: 1024, max_num_batched_tokens: 128}
+    engine_args:
+      model_stage: thinker
+      worker_type: ar
+      max_model_len: 1024
+      max_num_batched_tokens: 128
+      num_gpu_blocks_override: 1024
     final_output: true
     final_output_type: text
 """
