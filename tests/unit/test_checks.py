@@ -307,6 +307,16 @@ WORKER = [
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
     (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
+    (
+        omni_rules.picture_bounds_are_counts,
+        ["--max-picture-megapixels", "0"],
+        "--max-picture-megapixels 0.0 must be above 0",
+    ),
+    (
+        omni_rules.picture_bounds_are_counts,
+        ["--max-video-megapixels", "-1"],
+        "--max-video-megapixels -1.0 must be above 0",
+    ),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-side", "-8"], "--max-picture-side -8 must be"),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-steps", "0"], "--max-picture-steps 0 must be"),
     (

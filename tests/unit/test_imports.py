@@ -45,7 +45,7 @@ HEAVY = {
     "vllm": ("engine/",),
     "vllm_omni": ("engine/",),
     "torch": ("engine/", "models/tiny_image.py"),
-    "diffusers": ("models/tiny_image.py",),
+    "diffusers": ("models/tiny_image.py", "engine/omni_start.py"),
     "dynamo": ("serving/", "kv/events.py", "cli/frontend.py", "bench/caller.py"),
 }
 READS_ENVIRONMENT = {

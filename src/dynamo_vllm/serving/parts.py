@@ -204,6 +204,8 @@ def make_role(
             max_side=options.max_picture_side,
             max_steps=options.max_picture_steps,
             max_pictures=options.max_pictures,
+            max_megapixels=options.max_picture_megapixels,
+            max_video_megapixels=options.max_video_megapixels,
         )
         return omni.Pictures(facts, names, bounds, engine.count_tokens)
     if options.use_vllm_tokenizer:
