@@ -26,6 +26,8 @@ PAGES = {
     "status": "operate.md#what-status-shows",
     "chat": "start.md",
     "bench": "bench.md",
+    "export": "kubernetes.md",
+    "size": "sizing.md",
     "lora": "lora.md",
 }
 """Where a command is explained; the others are in operate.md."""
