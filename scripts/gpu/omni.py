@@ -151,6 +151,7 @@ def main() -> int:
     if options.bare:
         asyncio.run(bare(options))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a time limit: nothing may be left running
     report = Report(Path(options.json) if options.json else None)
     chosen = options.only.split(",") if options.only else list(STEPS)
     with contextlib.ExitStack() as after:
