@@ -183,6 +183,15 @@ def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
     assert made["pipeline"] == "mine"
 
 
+def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_path: Path) -> None:
+    put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
+    chosen = omni_pipelines.choose(str(tmp_path))
+    for text, whole in ((TODAY, False), (TODAY.replace("dynamo_text", "mine"), None)):
+        made = omni_start.deploy_config(omni_stages.read(written(tmp_path, text)), chosen)
+        assert made is not None
+        assert made.get("async_chunk") is whole
+
+
 def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
     assert omni_start.picture_limits(str(tmp_path), ["text"], {}) is None
     assert omni_start.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)

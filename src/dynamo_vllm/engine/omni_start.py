@@ -161,8 +161,11 @@ def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] |
             listed[0]["default_sampling_params"] = {"max_tokens": REWRITTEN_TOKENS}
             listed.append({"stage_id": 1})
         return {"pipeline": pipeline.name, "async_chunk": False, "stages": listed}
-    named = {} if pipeline.name is None or "pipeline" in stages.deploy else {"pipeline": pipeline.name}
-    return {**named, **stages.deploy}
+    if pipeline.name is None:
+        return stages.deploy
+    # Our stages hand over whole outputs; vLLM-Omni takes silence for pieces, and refuses to start.
+    whole = {} if stages.deploy.get("pipeline", pipeline.name) != pipeline.name else {"async_chunk": False}
+    return {"pipeline": pipeline.name, **whole, **stages.deploy}
 
 
 def tell_translation(stages: Stages, path: str) -> None:
