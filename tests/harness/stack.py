@@ -41,16 +41,21 @@ def free_system_port() -> int:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Loopback only, no outside services, nothing of the caller's own settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "VLLM_", "PROMETHEUS_"))}
+    """Loopback only, no outside services but those of `harness.planes`, nothing of the caller's settings."""
+    from harness.planes import chosen_env  # which starts servers with what stands here
+
+    others = ("DYN_", "VLLM_", "PROMETHEUS_", "ETCD_", "NATS_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     if device() == "cpu":
         kept["CUDA_VISIBLE_DEVICES"] = ""
     return kept | {
         "DYN_FILE_KV": str(folder / "discovery"),
+        "DYN_NAMESPACE": "dynamo",
         "DYN_VLLM_BIND_HOST": "127.0.0.1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        **chosen_env(folder),
         **more,
     }
 
@@ -105,7 +110,7 @@ class Worker:
 
     def metric(self, name: str, label: str = "") -> float:
         """The sum over a metric's series, or over those with a label such as `engine="1"`."""
-        text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=10).text
+        text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=30).text
         lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
         lines = [line for line in lines if label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -135,6 +140,8 @@ class Stack:
     """Frontend and workers of one test."""
 
     folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Settings of every process."""
     port: int = field(default_factory=free_port)
     processes: list[Process] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
@@ -146,6 +153,9 @@ class Stack:
     @functools.cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return environment(self.folder, **{**self.env, **more})
 
     def start_frontend(self, *args: str) -> Process:
         return self._start("frontend", ["frontend", "--port", str(self.port), *args])
@@ -168,7 +178,7 @@ class Stack:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [*COMMAND, *args],
-                env=environment(self.folder, **(env or {})),
+                env=self.environment(**(env or {})),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -191,7 +201,7 @@ class Stack:
 
     def get(self, path: str) -> httpx.Response:
         try:
-            return httpx.get(self.url + path, timeout=10)
+            return httpx.get(self.url + path, timeout=30)
         except httpx.TransportError:
             return httpx.Response(599)
 
@@ -204,7 +214,9 @@ class Stack:
         found = self.get("/instances")
         if found.status_code != 200:
             return []
-        return [i for i in found.json()["instances"] if i["endpoint"] == "generate"]
+        mine = self.environment()["DYN_NAMESPACE"]  # it lists those of other tests in the same etcd too
+        every: list[dict[str, Any]] = found.json()["instances"]
+        return [i for i in every if i["endpoint"] == "generate" and i["namespace"] == mine]
 
     def models(self) -> list[str]:
         return [model["id"] for model in self.get("/v1/models").json()["data"]]
@@ -214,12 +226,13 @@ class Stack:
         for process in self.processes:
             kill_tree(process.pid)
         for process in self.processes:
-            process.wait(10)
+            process.wait(30)
 
 
 @contextlib.contextmanager
-def stack(folder: Path) -> Iterator[Stack]:
-    made = Stack(folder)
+def stack(folder: Path, **env: str) -> Iterator[Stack]:
+    """`env` are settings of every process in it."""
+    made = Stack(folder, env)
     try:
         yield made
     finally:

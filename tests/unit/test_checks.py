@@ -778,6 +778,12 @@ def test_settings_that_work_pass(argv: list[str]) -> None:
         (["--namespace", "a.b"], "--namespace 'a.b' must be one word"),
         (["--namespace", "a/b"], "--namespace 'a/b' must be one word"),
         (["--namespace="], "--namespace '' must be one word"),
+        (["--discovery-backend", "mem"], "--discovery-backend mem shows a process itself only"),
+        (["--etcd-endpoints", "http://a:2379,b:2379"], "'b:2379' is no address of a server; write http://"),
+        (["--etcd-endpoints="], "--etcd-endpoints '' is no address"),
+        (["--nats-server", "10.0.0.1:4222"], "'10.0.0.1:4222' is no address of a server; write nats://"),
+        (["--nats-server", "nats://a:x"], "'nats://a:x' is no address of a server"),
+        (["--etcd-lease-seconds", "4"], "--etcd-lease-seconds 4 is too short; use 5 or more"),
     ],
 )
 def test_what_every_process_shares_is_checked_in_both(argv: list[str], message: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, runtime_env
+from dynamo_vllm.config import build, checks, planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
 from dynamo_vllm.errors import ConfigError, StartError
@@ -23,10 +23,13 @@ from dynamo_vllm.errors import ConfigError, StartError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dynamo_vllm.config.planes import EtcdAccess
 
 PROG = "dynamo-vllm frontend"
 DESCRIPTION = "Serve the OpenAI API and route requests to the workers of a deployment."
 LISTEN_SECONDS = 30.0
+LEASE_SECONDS = 60
+"""Nobody is sent to a frontend, so nobody waits for its lease to end; without etcd it lives twice as long."""
 _ROUTER_MODES = {
     "kv": "KV",
     "round-robin": "RoundRobin",
@@ -55,15 +58,16 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{rest[0]} is no option of the frontend; see '{PROG} --help'")
     checks.check_frontend(options)
     refuse_taken_port("--port", options.host, options.port)
+    planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
     runtime_env.export(options, environment, threads, **variables(options))
-    return run_to_exit(run(options))
+    return run_to_exit(run(options, planes.etcd_access(options, environment)))
 
 
-async def run(options: FrontendOptions) -> int:
+async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     from dynamo.llm import EngineType, EntrypointArgs, FrontendRoute, make_engine, run_input
 
-    from dynamo_vllm.serving import runtime
+    from dynamo_vllm.serving import keeper, runtime
     from dynamo_vllm.serving.logging import set_up
     from dynamo_vllm.serving.progress import Progress
 
@@ -71,6 +75,8 @@ async def run(options: FrontendOptions) -> int:
     load_nixl()
     progress = Progress(options.status_fd)
     drt = runtime.create(options)
+    lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd else 0
+    keeping = asyncio.ensure_future(keeper.keep(etcd, lease))
     engine = await make_engine(
         drt,
         EntrypointArgs(
@@ -95,6 +101,7 @@ async def run(options: FrontendOptions) -> int:
         if asked:
             raise SystemExit(128 + number)
         asked.append(number)
+        keeping.cancel()  # before the lease is given back
         drt.shutdown()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -127,7 +134,8 @@ def load_nixl() -> None:
 
 def variables(options: FrontendOptions) -> dict[str, str]:
     """Settings the Rust server takes from the environment only."""
-    return {
+    found = {"ETCD_LEASE_TTL": str(options.etcd_lease_seconds or LEASE_SECONDS)}
+    return found | {
         "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": str(options.error_wait_ms),
         "DYN_HTTP_BODY_LIMIT_MB": str(options.max_body_mb),
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),

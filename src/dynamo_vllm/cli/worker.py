@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, nodes, runtime_env
+from dynamo_vllm.config import build, checks, nodes, planes, runtime_env
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.supervise import ports
@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
             "--system-port", options.system_host or options.bind_host or "0.0.0.0", options.system_port
         )
     runtime_port, more = None, {}
-    if (
-        options.system_port is not None
-        and not nodes.of(options.headless, engine_flags(engine_argv)).is_headless
-    ):
+    is_headless = nodes.of(options.headless, engine_flags(engine_argv)).is_headless
+    if not is_headless:
+        planes.refuse_unreachable(planes.servers(options, options.event_plane))
+    if options.system_port is not None and not is_headless:
         # Ours listens on the system port, the runtime's own server behind it.
         runtime_port = ports.free()
         more = {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _SYSTEM_PORT = "DYN_SYSTEM_PORT"
 _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _THREADS = "DYN_RUNTIME_NUM_WORKER_THREADS"
 # The runtime writes two INFO lines per request, and an ERROR for every probe of a worker that is not ready;
 # an operator wants them when debugging only.
@@ -39,6 +40,10 @@ def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None
 def variables(options: RuntimeOptions) -> dict[str, str]:
     """What our options say; they already include what the user's environment said."""
     found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
+    if options.etcd_lease_seconds is not None:
+        found["ETCD_LEASE_TTL"] = str(options.etcd_lease_seconds)
+    if options.event_plane == "nats":
+        found["NATS_SERVER"] = options.nats_server
     if options.system_host:
         found["DYN_SYSTEM_HOST"] = options.system_host
     if options.system_port is not None:
@@ -56,11 +61,34 @@ def reach(options: ReachOptions) -> dict[str, str]:
     }
     if options.file_kv:
         found["DYN_FILE_KV"] = options.file_kv
+    if options.discovery_backend == "etcd":
+        found["ETCD_ENDPOINTS"] = options.etcd_endpoints
+    if options.request_plane == "nats":
+        found["NATS_SERVER"] = options.nats_server
     return found
 
 
+PLANES = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "event_plane")
+"""The options that all processes of a deployment must have alike."""
+
+
+def planes(options: RuntimeOptions) -> dict[str, str]:
+    """The variables of the way to the others, without what is one process' own."""
+    found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
+    return {name: value for name, value in found.items() if name != "DYN_NAMESPACE"} | {
+        "ETCD_ENDPOINTS": options.etcd_endpoints,
+        "NATS_SERVER": options.nats_server,
+    }
+
+
 def hosts(options: ReachOptions) -> dict[str, str]:
-    return dict.fromkeys(_HOSTS, options.bind_host) if options.bind_host else {}
+    if not options.bind_host:
+        return {}
+    found = dict.fromkeys(_HOSTS, options.bind_host)
+    if options.bind_host in LOOPBACK:
+        # NIXL's network transport takes any device, also one that goes away; shared memory is none.
+        found["UCX_NET_DEVICES"] = "lo"
+    return found
 
 
 def defaults(options: RuntimeOptions) -> dict[str, str]:

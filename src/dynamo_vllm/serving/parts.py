@@ -30,8 +30,6 @@ from dynamo_vllm.serving.pixels import FrontendPixels
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from dynamo.runtime import DistributedRuntime
-
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.roles.base import Role, RoleCard
     from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.serving.progress import Progress
+    from dynamo_vllm.serving.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -158,24 +157,30 @@ def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> ec_folder.Folde
     return ec_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
 
 
+def encoders_of(options: WorkerOptions) -> tuple[str, str]:
+    """Where encode workers answer, and where they lend what they made."""
+    where = f"{options.namespace}.{options.encoder_component}.generate"
+    return where, lending.endpoint_of(where)
+
+
 async def media_reader(
     options: WorkerOptions,
     folder: EncoderFolder | None,
     facts: EngineFacts,
     engine: TextEngine,
     loader: MediaLoader | None,
-    drt: DistributedRuntime,
+    drt: Runtime,
     on_lost: Callable[[], None],
 ) -> Reader:
     """Asks encode workers first where there may be some."""
     own = MediaReader(facts, loader, engine)
     if loader is None or folder is None or options.role == "encode":
         return own
-    where = f"{options.namespace}.{options.encoder_component}"
-    client = await drt.endpoint(f"{where}.generate").client()
+    where, lent = encoders_of(options)
+    client = await drt.endpoint(where).client()
     borrower = None
     if options.encoder_transfer == "nixl":
-        lenders = await drt.endpoint(f"{where}.{lending.ENDPOINT}").client()
+        lenders = await drt.endpoint(lent).client()
         borrower = lending.Borrower(lenders, encoded_folder(folder, facts), lending.Nixl())
     encoders = Encoders(client, options.encoder_seconds, borrower)
     return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls, State
-from dynamo_vllm.config import build, nodes
+from dynamo_vllm.config import build, nodes, planes
 from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import EngineDead
@@ -24,11 +24,14 @@ from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
 from dynamo_vllm.serving import (
     adapters,
+    admin,
     headless,
+    keeper,
     lending,
     lifeline,
     metrics,
     parts,
+    peers,
     runtime,
     scratch,
     system_port,
@@ -47,16 +50,16 @@ from dynamo_vllm.serving.status import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dynamo.runtime import DistributedRuntime
-
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.planes import EtcdAccess
     from dynamo_vllm.engine.base import Engine, TextEngine
     from dynamo_vllm.job import EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.lora.registry import Registry
     from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role
+    from dynamo_vllm.serving.runtime import Runtime
     from dynamo_vllm.serving.system_port import SystemPort
 
 logger = logging.getLogger(__name__)
@@ -73,7 +76,7 @@ async def run(
     progress = Progress(options.status_fd)
     node = nodes.of(options.headless, engine_flags(engine_argv))
     with scratch.folder() as scratch_folder:
-        drt = runtime.create(options) if not node.is_headless else runtime.alone()
+        drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
         named = options.model
         options = await parts.with_local_model(options, progress)
         options = parts.with_media_template(options, scratch_folder)
@@ -101,6 +104,7 @@ async def run(
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
+                        etcd=planes.etcd_access(options, environment),
                     )
                     async with parts.media_loader(options, facts, engine) as loader:
                         return await serve(started, loader)
@@ -108,12 +112,22 @@ async def run(
                 await close(engine, drt)
 
 
+def joined(options: WorkerOptions, engine_argv: Sequence[str]) -> Runtime:
+    """The runtime with every endpoint this worker may serve or ask."""
+    addresses = [options.address, *admin.handled(options.address)]
+    if options.role in ("prefill", "decode"):
+        addresses.append(peers.endpoint_of(options.address))
+    if folder_of(options, engine_flags(engine_argv)) is not None:
+        addresses += [*parts.encoders_of(options), lending.endpoint_of(options.address)]
+    return runtime.Runtime(runtime.create(options), addresses)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """A worker whose engine runs."""
 
     options: WorkerOptions
-    drt: DistributedRuntime
+    drt: Runtime
     engine: TextEngine
     facts: EngineFacts
     meter: metrics.LoadMeter
@@ -123,6 +137,7 @@ class Started:
     followers: lifeline.Followers
     front: SystemPort | None
     adapter_cache: Path
+    etcd: EtcdAccess | None
 
 
 async def serve(started: Started, loader: MediaLoader | None = None) -> int:
@@ -174,13 +189,13 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     settle()
     progress.phase("registering")
     if started.connector is not None and options.role in ("prefill", "decode"):
-        peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
-        await peers.join()
+        await Peers(drt, options.address, registration.names[0], options.role, facts.terms).join()
     with events.publishers(endpoint, facts, options.enable_local_indexer, str(options.model)) as publishers:
         await registration.publish()
         serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)
         watching = asyncio.create_task(monitor(options, engine, role, facts, lifecycle).run())
+        keeping = asyncio.create_task(keeper.keep(started.etcd, endpoint.connection_id()))
         on_signals(ending, lambda: lifecycle.state is State.STOPPED)
         instance = endpoint.connection_id()
         status = Status(options, facts, instance, registration.names, meter, in_flight, last_error)
@@ -194,6 +209,7 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
             instance=instance,
         )
         code = await first_ending(ending, serving, watching)
+        keeping.cancel()  # before the lease is given back
         await leave(options, lifecycle, drt, serving, watching, code)
     return code
 
@@ -215,10 +231,10 @@ def open_to_operators(
         drain_seconds=options.drain_seconds,
         status=lambda: status.reply(lifecycle.state, registry),
     )
-    admin = Admin(controls, options.admin_token, on_dead)
-    admin.serve(started.drt, options.address)
+    performer = Admin(controls, options.admin_token, on_dead)
+    performer.serve(started.drt, options.address)
     if started.front is not None:
-        started.front.admin = admin
+        started.front.admin = performer
 
 
 def settle() -> None:
@@ -280,7 +296,7 @@ async def first_ending(
 async def leave(
     options: WorkerOptions,
     lifecycle: Lifecycle,
-    drt: DistributedRuntime,
+    drt: Runtime,
     serving: asyncio.Task[None],
     watching: asyncio.Task[None],
     code: int,
@@ -292,7 +308,7 @@ async def leave(
     await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)
 
 
-async def close(engine: Engine, drt: DistributedRuntime) -> None:
+async def close(engine: Engine, drt: Runtime) -> None:
     """Also after a failed start."""
     await engine.close()
     drt.shutdown()

@@ -10,7 +10,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import StartError
 
@@ -94,18 +94,30 @@ class RunFolder:
             return False
         return False
 
-    def note(self, url: str) -> None:
-        """Tell the other commands of this machine where the frontend will be."""
+    def note(self, url: str, reach: Mapping[str, str | None] | None = None) -> None:
+        """Tell the other commands of this machine where the frontend will be, and how to find the workers."""
         with contextlib.suppress(OSError):
-            (self.path / _NOTE).write_text(json.dumps({"url": url, "pid": os.getpid()}))
+            told = {"url": url, "pid": os.getpid(), "reach": dict(reach or {})}
+            (self.path / _NOTE).write_text(json.dumps(told))
 
     @property
     def url(self) -> str | None:
         """What `note` wrote."""
+        url = self._noted().get("url")
+        return None if url is None else str(url)
+
+    @property
+    def reach(self) -> dict[str, Any]:
+        """What `note` wrote; nothing of a serve that has not come so far."""
+        found = self._noted().get("reach")
+        return found if isinstance(found, dict) else {}
+
+    def _noted(self) -> dict[str, Any]:
         try:
-            return str(json.loads((self.path / _NOTE).read_text())["url"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            found = json.loads((self.path / _NOTE).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def forget(self) -> None:
         """Remove the discovery files, and what encode workers left beside them."""

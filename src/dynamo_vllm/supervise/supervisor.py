@@ -140,7 +140,7 @@ class Supervisor:
         self._children[process.name] = child
         reason = await self._life(child)
         if child.instance is not None:
-            discovery.forget(child.instance, process.env)
+            await discovery.forget(child.instance, process.env)
         ready_seconds = child.ready_seconds
         await self._destroy(child)
         del self._children[process.name]
