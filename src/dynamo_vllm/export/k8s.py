@@ -112,12 +112,12 @@ def rules() -> list[Document]:
         {
             "apiGroups": ["discovery.k8s.io"],
             "resources": ["endpointslices"],
-            "verbs": ["get", "list", "watch"],
+            "verbs": ["list", "watch"],
         },
         {
             "apiGroups": [GROUP],
             "resources": [RECORDS],
-            "verbs": ["get", "list", "watch", "create", "patch"],
+            "verbs": ["list", "watch", "create", "patch"],
         },
     ]
 
