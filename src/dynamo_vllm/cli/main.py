@@ -23,6 +23,7 @@ COMMANDS = {
         "dynamo_vllm.cli.check",
         "show versions and the resolved configuration, or prove a running system",
     ),
+    "size": ("dynamo_vllm.cli.size", "compute what a model needs in GPU memory, and what fits"),
     "status": ("dynamo_vllm.cli.status", "show what a running system serves and how its workers are"),
     "lora": (ADMIN, "load, unload and list LoRA adapters of running workers"),
     "sleep": (ADMIN, "take workers out of service and give back their memory"),

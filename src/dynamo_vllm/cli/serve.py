@@ -213,7 +213,7 @@ def supervise(plan: Plan, limits: Limits, folder: RunFolder) -> int:
     screen.say(f"serving {', '.join(dict.fromkeys(plan.models))}; logs in {folder.logs}")
 
     async def run() -> int:
-        return await Supervisor(plan, limits, folder.logs, screen).run()
+        return await Supervisor(plan, limits, folder, screen).run()
 
     watch_without_threads()
     return asyncio.run(run())

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
+ANYWHERE = ("0.0.0.0", "::", "[::]")
 MIN_LEASE_SECONDS = 5
 """etcd's own clocks are no finer than a second or two."""
 WORKER_RULES = (
@@ -59,6 +60,7 @@ WORKER_RULES = (
 )
 LOOK_AT_THIS_MACHINE = (
     connectors.connector_is_installed,
+    connectors.offload_fits_memory,
     media_limits.media_folder_is_a_folder,
     omni.stage_file_exists,
     worker.dump_has_a_folder,
@@ -107,6 +109,11 @@ def check_runtime(o: RuntimeOptions) -> None:
 def check_reach(o: ReachOptions) -> None:
     if not o.namespace or "." in o.namespace or "/" in o.namespace:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
+    if o.bind_host in ANYWHERE:
+        raise ConfigError(
+            f"--bind-host {o.bind_host} is no address others can connect to; give one of this machine, or "
+            "leave it out and that of its default route is taken"
+        )
     planes.check_addresses("--etcd-endpoints", o.etcd_endpoints, ("http", "https"))
     planes.check_addresses("--nats-server", o.nats_server, ("nats", "tls"))
 

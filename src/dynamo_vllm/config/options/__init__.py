@@ -16,6 +16,7 @@ from dynamo_vllm.config.options.export import ExportOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, ReachOptions, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
+from dynamo_vllm.config.options.size import SizeOptions
 from dynamo_vllm.config.options.worker import ROLES, WorkerOptions
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "RoutingOptions",
     "RuntimeOptions",
     "ServeOptions",
+    "SizeOptions",
     "SleepOptions",
     "WorkerOptions",
 ]
