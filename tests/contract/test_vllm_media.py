@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -17,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from dynamo_vllm.engine import vllm_media
+from dynamo_vllm.engine.ec_folder import Unusable
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.models.vision import make_tiny_vision_model
@@ -99,6 +101,13 @@ async def test_what_the_model_cannot_take_is_the_clients_fault(
     with pytest.raises(InvalidRequest, match=said) as caught:
         await vllm_media.see(renderer, await marked(renderer, marks), media)
     assert len(str(caught.value)) < 300, "vLLM's own text is a dump of the data"
+
+
+async def test_encodings_of_different_widths_are_done_without(renderer: Any) -> None:
+    grid = {"image_grid_thw": [1, 4, 4]}
+    media = [Media("image", vllm_media.Encoded(torch.zeros(4, n), grid), str(n)) for n in (8, 16)]
+    with pytest.raises(Unusable):
+        await vllm_media.see(renderer, await marked(renderer, 2), media)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from typing import Any
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import VllmEngine
 from dynamo_vllm.job import Job, Output, SamplingSpec
+from harness.warm import CACHE_BLOCKS
 
 Found = dict[str, Any]
 FLAGS = (
     *("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32", "--block-size", "32"),
     *("--distributed-executor-backend", "uni", "--max-num-seqs", "4"),
+    *("--num-gpu-blocks-override", str(CACHE_BLOCKS)),
 )
 
 

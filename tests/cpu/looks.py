@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from harness.warm import CACHE_BLOCKS
+
 
 def run(model: str, chats_file: str, out_file: str, max_tokens: int) -> None:
     chats = json.loads(Path(chats_file).read_text())
@@ -28,6 +30,7 @@ async def answers(model: str, chats: list[Any], max_tokens: int) -> list[dict[st
         dtype="float32",
         block_size=32,
         distributed_executor_backend="uni",
+        num_gpu_blocks_override=CACHE_BLOCKS,
         limit_mm_per_prompt={"image": 2},
     )
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from harness.warm import CACHE_BLOCKS
+
 
 def run(model: str, cases_file: str, out_file: str) -> None:
     cases = json.loads(Path(cases_file).read_text())
@@ -29,6 +31,7 @@ async def answers(model: str, cases: list[dict[str, Any]]) -> list[list[dict[str
         dtype="float32",
         block_size=32,
         distributed_executor_backend="uni",
+        num_gpu_blocks_override=CACHE_BLOCKS,
     )
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"

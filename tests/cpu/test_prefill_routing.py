@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from harness.stack import Stack, stack
-from harness.waiting import until
+from harness.waiting import joined, until
 from harness.warm import Zygote
 
 ROLE = ("--connector", "nixl", "--disaggregation-mode")
-pytestmark = pytest.mark.timeout(180)
 
 
 def start(warm: Zygote, made: Stack, model: Path, prefill: int, decode: int, *decode_flags: str) -> Stack:
@@ -25,7 +24,9 @@ def start(warm: Zygote, made: Stack, model: Path, prefill: int, decode: int, *de
     for _ in range(prefill):
         warm.start_worker(made, model, *ROLE, "prefill")
     made.wait_ready(90)
-    until("prefill workers in use", lambda: prefill_of(ask(made, [10, 11])) != decode_of(ask(made, [10, 11])))
+    joined(
+        "prefill workers in use", lambda: prefill_of(ask(made, [10, 11])) != decode_of(ask(made, [10, 11]))
+    )
     return made
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from harness.warm import CACHE_BLOCKS
+
 Parts = list[dict[str, Any]]
 TEXT = {"type": "text", "text": "ba be bi"}
 LONG_TEXT = {"type": "text", "text": "ba be bi bo " * 12}
@@ -102,6 +104,7 @@ async def answers(model: str, asked: dict[str, Parts]) -> dict[str, Any]:
         dtype="float32",
         block_size=32,
         distributed_executor_backend="uni",
+        num_gpu_blocks_override=CACHE_BLOCKS,
         enable_prefix_caching=False,
     )
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)

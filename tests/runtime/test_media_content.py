@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media import apart
 from dynamo_vllm.media.addresses import Reach
 from dynamo_vllm.media.base import MEGABYTE, MEGAPIXEL, Audio, Kind, MediaLimits, MediaRef, Video
 from dynamo_vllm.media.loader import Loader, make_loader
@@ -140,7 +141,7 @@ async def test_file_that_is_no_good_picture_is_refused(server: BadServer, loader
     with pytest.raises(MediaRefused, match=match) as caught:
         await loader.load(MediaRef("image", server.file("/a", data, "Content-Type: image/png")))
     assert caught.value.status == status
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert process.memory_info().rss - before < MOST_GROWTH
 
 
@@ -304,10 +305,20 @@ async def test_decoder_that_hangs_is_ended(server: BadServer, tmp_path: Path) ->
     loader = make_loader(MediaLimits(timeout_seconds=1.2), reach=LOOPBACK, sampler=Sampler("stop", stop))
     with pytest.raises(MediaRefused, match="within 1.2 s"):
         await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while psutil.Process().children():
             await asyncio.sleep(0.02)
     await loader.aclose()
+
+
+@pytest.mark.parametrize("magic", [b"fLaC", b"OggS", b"ID3\x03"])
+async def test_compressed_sound_is_decoded_apart(
+    server: BadServer, loader: Loader, magic: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fault of its decoder would."""
+    monkeypatch.setattr(apart, "_START", "import os; os.abort()")
+    with pytest.raises(MediaRefused, match="its decoder gave up"):
+        await loader.load(MediaRef("audio", server.file("/a", magic + bytes(2000))))
 
 
 SOUNDS: dict[str, tuple[bytes, int, str]] = {

@@ -57,7 +57,7 @@ WRITES_ENVIRONMENT = {
     "engine/omni_start.py": "vLLM's, and what the processes of a pipeline's stages must know",
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
-    "media/video_child.py": "those of the decoder's libraries, in a process that does nothing else",
+    "media/apart_child.py": "those of the decoder's libraries, in a process that does nothing else",
 }
 _WRITING = {"update", "setdefault", "pop", "clear"}
 

@@ -45,14 +45,17 @@ async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> M
         data.setdefault(medium.kind, []).append(medium.data)
         names.setdefault(medium.kind, []).append(medium.name)
     encoded = [medium.data for medium in media if isinstance(medium.data, Encoded)]
-    if encoded:
-        if len(encoded) != len(media):
-            raise Unusable("some media are encoded and some are not")
-        data = {kind: _packed(renderer.mm_processor.info, kind, items) for kind, items in data.items()}
+    if encoded and len(encoded) != len(media):
+        raise Unusable("some media are encoded and some are not")
     plain = list(prompt)
-    given = {"prompt_token_ids": plain, "multi_modal_data": data, "multi_modal_uuids": names}
     try:
+        if encoded:
+            info = renderer.mm_processor.info
+            data = {kind: _packed(info, kind, items) for kind, items in data.items()}
+        given = {"prompt_token_ids": plain, "multi_modal_data": data, "multi_modal_uuids": names}
         (made,) = await renderer.render_cmpl_async([given])
+    except Unusable:
+        raise
     except Exception as exc:
         if encoded:  # pixels may do better
             raise Unusable(str(refusal(exc, media))) from exc

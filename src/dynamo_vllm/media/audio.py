@@ -1,4 +1,4 @@
-"""Sounds as one channel of floats at their own rate: WAV by ourselves, the rest through soundfile.
+"""Sounds as one channel of floats at their own rate: WAV by ourselves, the rest apart, through soundfile.
 
 Both give what vLLM's loader gives, which takes soundfile for all of them; a model's rate is vLLM's affair.
 """
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dynamo_vllm.errors import MediaRefused, MediaTooLarge, MediaTypeUnknown
-from dynamo_vllm.media.base import Audio
+from dynamo_vllm.media import apart
+from dynamo_vllm.media.base import MAX_SOUND_BYTES, Audio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,23 +24,33 @@ if TYPE_CHECKING:
 
 MAX_RATE = 192_000
 MAX_CHANNELS = 8
-MAX_DECODED_BYTES = 256 << 20
-"""All channels, as floats; vLLM has the same limit."""
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = 0xFFFFFFFF  # of a WAV that was written into a pipe
 
 
 def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tuple[Audio, int]:
-    """The sound, and the bytes it takes."""
+    """The sound, and the bytes it takes. Blocks, in a thread."""
     watch.check()
-    channels, rate = _wav(data, limits) if format.name == "WAV" else _soundfile(data, format, limits)
-    if not channels.size:
+    sound = _one_channel(*_wav(data, limits)) if format.name == "WAV" else _apart(data, format, limits, watch)
+    if not sound.samples.size:
         raise MediaRefused("there is no sound in it")
-    mono = channels[:, 0] if channels.shape[1] == 1 else np.mean(channels.T, axis=0)
-    samples = np.ascontiguousarray(mono, dtype=np.float32)
-    if not np.isfinite(samples).all():
+    if not np.isfinite(sound.samples).all():
         raise MediaRefused("the sound has samples that are no numbers")
-    return Audio(samples, rate), samples.nbytes
+    return sound, sound.samples.nbytes
+
+
+def _one_channel(channels: NDArray[np.float32], rate: int) -> Audio:
+    mono = channels[:, 0] if channels.shape[1] == 1 else np.mean(channels.T, axis=0)
+    return Audio(np.ascontiguousarray(mono, dtype=np.float32), rate)
+
+
+def _apart(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> Audio:
+    with apart.decoder(data, format, limits, watch) as decoder:
+        read = decoder.hear()
+        if not read["samples"]:
+            return Audio(np.zeros(0, dtype=np.float32), read["rate"])
+        memory = decoder.decoded(read["samples"] * 4)
+    return Audio(np.frombuffer(memory, dtype=np.float32), read["rate"])
 
 
 def _check(frames: int, rate: int, channels: int, limits: MediaLimits) -> None:
@@ -50,8 +61,8 @@ def _check(frames: int, rate: int, channels: int, limits: MediaLimits) -> None:
         )
     if frames > rate * limits.max_seconds:
         raise MediaTooLarge(f"the sound lasts {frames / rate:.0f} s; the limit is {limits.max_seconds:g} s")
-    if frames * channels * 4 > MAX_DECODED_BYTES:
-        raise MediaTooLarge(f"the sound has more than {MAX_DECODED_BYTES // 4} samples")
+    if frames * channels * 4 > MAX_SOUND_BYTES:
+        raise MediaTooLarge(f"the sound has more than {MAX_SOUND_BYTES // 4} samples")
 
 
 def _wav(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
@@ -106,14 +117,13 @@ def _floats(body: memoryview, tag: int, bits: int) -> NDArray[np.float32]:
     return np.frombuffer(body, dtype=f"<i{bits // 8}").astype(np.float32) / scale
 
 
-def _soundfile(data: bytes, format: Format, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
-    """Samples (frames, channels), and the rate."""
+def of_library(data: bytes, name: str, limits: MediaLimits) -> Audio:
+    """Through soundfile, in the process of `apart`: its decoders were not made for hostile input."""
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its library
         raise MediaTypeUnknown(
-            f"this worker has no decoder for {format.name}; send WAV, or its operator may run: "
-            "pip install soundfile"
+            f"this worker has no decoder for {name}; send WAV, or its operator may run: pip install soundfile"
         ) from None
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:
@@ -123,6 +133,6 @@ def _soundfile(data: bytes, format: Format, limits: MediaLimits) -> tuple[NDArra
             most = int(file.samplerate * limits.max_seconds) + 1
             samples: NDArray[np.float32] = file.read(most, dtype="float32", always_2d=True)
             _check(len(samples), file.samplerate, file.channels, limits)
-            return samples, int(file.samplerate)
+            return _one_channel(samples, int(file.samplerate))
     except soundfile.LibsndfileError as exc:
-        raise MediaRefused(f"the {format.name} is broken or cut off") from exc
+        raise MediaRefused(f"the {name} is broken or cut off") from exc

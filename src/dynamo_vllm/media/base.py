@@ -18,6 +18,8 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
 MEGABYTE = 1 << 20
 MEGAPIXEL = 1_000_000
+MAX_SOUND_BYTES = 256 << 20
+"""All channels, as floats; vLLM has the same limit."""
 MAX_CHANNELS = 4
 """Of a picture: grey, grey with alpha, RGB, RGBA."""
 
@@ -40,7 +42,7 @@ class Pixels:
 
 class PixelSource(Protocol):
     async def read(self, pixels: Pixels) -> bytes:
-        """As many as `pixels.size`; raises MediaRefused."""
+        """As many as `pixels.size`."""
         ...
 
 

@@ -141,13 +141,11 @@ class Loader:
                     group.create_task(self._load(ref, _part(refs, index), mine))
                     for index, ref in enumerate(refs)
                 ]
-        except* MediaRefused as failed:
-            refusal: BaseException = failed
-            while isinstance(refusal, BaseExceptionGroup):
-                refusal = refusal.exceptions[0]
+        except BaseExceptionGroup as failed:
+            first = failed.exceptions[0]  # as one item alone would have failed
         else:
             return [task.result() for task in tasks]
-        raise refusal
+        raise first
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:
         for kind in KINDS:

@@ -62,6 +62,7 @@ class Lender:
         """`address` is the worker's own, namespace.component.endpoint."""
         where = ".".join([*address.split(".")[:2], ENDPOINT])
         self._serving = asyncio.ensure_future(drt.endpoint(where).serve_endpoint(self._lend))
+        self._serving.add_done_callback(_report)
 
     async def _lend(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         name = request.get("name") if isinstance(request, dict) else None
@@ -79,6 +80,11 @@ class Lender:
                     await lent.wait_for_completion()
             except TimeoutError:
                 logger.info("request %s: nobody read what was lent", context.id())
+
+
+def _report(serving: asyncio.Future[None]) -> None:
+    if not serving.cancelled() and (failed := serving.exception()) is not None:
+        logger.error("nothing can be lent any more: %s", failed)
 
 
 class Borrower:

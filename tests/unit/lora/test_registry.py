@@ -742,7 +742,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(OPERATIONS, max_size=40))
 def test_no_order_of_acts_breaks_the_books(operations: list[tuple[str, ...]]) -> None:
     asyncio.run(play(operations))

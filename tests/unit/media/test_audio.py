@@ -17,7 +17,7 @@ from dynamo_vllm.media.sniff import FORMATS
 from dynamo_vllm.media.watch import Watch
 from harness import media
 
-WAV, FLAC = (next(item for item in FORMATS if item.name == name) for name in ("WAV", "FLAC"))
+WAV = next(item for item in FORMATS if item.name == "WAV")
 
 
 def wav(tag: int, bits: int, channels: int, body: bytes, extra: bytes = b"") -> bytes:
@@ -69,7 +69,7 @@ def test_samples_that_are_no_numbers_are_refused() -> None:
 def test_other_types_need_soundfile_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MediaRefused, match="pip install soundfile") as caught:
-        audio.decode(b"fLaC", FLAC, MediaLimits(), Watch(5))
+        audio.of_library(b"fLaC", "FLAC", MediaLimits())
     assert caught.value.status == 415
 
 
@@ -91,12 +91,12 @@ def test_length_that_the_header_does_not_tell_counts(monkeypatch: pytest.MonkeyP
     library = types.SimpleNamespace(SoundFile=Endless, LibsndfileError=OSError)
     monkeypatch.setitem(sys.modules, "soundfile", library)
     with pytest.raises(MediaRefused, match="the limit is 30 s") as caught:
-        audio.decode(b"fLaC", FLAC, MediaLimits(max_seconds=30), Watch(5))
+        audio.of_library(b"fLaC", "FLAC", MediaLimits(max_seconds=30))
     assert caught.value.status == 413
 
 
 def test_sound_of_too_many_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio, "MAX_DECODED_BYTES", 1000)
+    monkeypatch.setattr(audio, "MAX_SOUND_BYTES", 1000)
     with pytest.raises(MediaRefused, match="more than 250 samples") as caught:
         read(media.sound())
     assert caught.value.status == 413

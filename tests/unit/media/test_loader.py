@@ -47,6 +47,15 @@ async def test_counts_are_checked_per_kind_and_first(loader: Loader) -> None:
         await loader.load(MediaRef("video", media.data_url(PNG)))
 
 
+async def test_fault_of_ours_comes_as_itself(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("dynamo_vllm.media.image.decode", fail)
+    with pytest.raises(MemoryError):
+        await loader.load_all([MediaRef("image", media.data_url(PNG))] * 2)
+
+
 async def test_nothing_to_load_is_nothing(loader: Loader) -> None:
     assert await loader.load_all([]) == []
 
