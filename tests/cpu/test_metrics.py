@@ -60,6 +60,19 @@ def test_operator_sees_what_vllm_counts(one_worker: Stack) -> None:
     assert rank["tokens_per_second"] > 1
 
 
+def test_our_counts_are_vllms(one_worker: Stack) -> None:
+    """The dashboard shows ours, which every engine has."""
+    worker = one_worker.workers[0]
+    one_worker.openai.completions.create(model="tiny", prompt=list(range(20, 148)), max_tokens=5)
+    for ours, theirs in (
+        ("generated_tokens", "generation_tokens"),
+        ("prefix_queries", "prefix_cache_queries"),
+        ("prefix_hits", "prefix_cache_hits"),
+    ):
+        found = worker.metric(f"dynamo_component_{ours}_total")
+        assert 0 < found == worker.metric(f"vllm:{theirs}_total")
+
+
 def test_router_counts_the_kv_events_that_reach_it(one_worker: Stack) -> None:
     """What the alert on a silent event plane looks at."""
     assert one_worker.workers[0].metric("dynamo_component_kv_event_publishers") == 1
