@@ -135,6 +135,18 @@ def test_failure_is_in_the_trace_and_its_id_in_the_log(traced: Traced) -> None:
     assert re.search(rf"ERROR .* request {request}: .* trace_id={trace}\n", log)
 
 
+def test_client_that_leaves_shows(traced: Traced) -> None:
+    trace = "c" * 32
+    headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
+    body = {"model": "tiny", "prompt": [20], "max_tokens": 2000, "stream": True}
+    url = f"{traced.deployment.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=30) as reply:
+        next(reply.iter_lines())
+    spans = traced.at.wait(trace, (DECODE, WORKER))
+    (left,) = [span for span in spans if (span.service, span.name) == (DECODE, WORKER)]
+    assert left.attributes["dynamo_vllm.outcome"] == "client left" and not left.failed
+
+
 def test_trace_that_its_caller_does_not_record_is_not_sent(traced: Traced) -> None:
     trace = "e" * 32
     assert traced.ask({"traceparent": f"00-{trace}-{CALLER}-00"}).status_code == 200

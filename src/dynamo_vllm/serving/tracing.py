@@ -76,6 +76,7 @@ class Tracing:
                 recorder.sender = response_sender
                 async for chunk in generate(request, context, recorder):
                     yield chunk
+                recorder.client_left = context.is_stopped() and not recorder.is_finished
 
         return traced
 
@@ -117,7 +118,7 @@ class Tracing:
         span.set_attributes(recorder.found | transfer(self._role, request, recorder))
         first = recorder.first_ns
         phases = [(FIRST, recorder.began_ns, first or ended)]
-        if first is not None and recorder.tokens > 1:
+        if first is not None and recorder.chunks > 1:
             phases.append((REST, first, ended))
         for name, start, end in phases:
             self._tracer.start_span(name, context=inside, start_time=start).end(end)
@@ -127,18 +128,20 @@ class Tracing:
 class Recorder:
     """Stands where the runtime's sender does, and sees what goes through."""
 
-    __slots__ = ("_chunk", "_send", "began_ns", "first_ns", "sender", "tokens")
+    __slots__ = ("_chunk", "began_ns", "chunks", "client_left", "first_ns", "sender", "tokens")
 
     def __init__(self, began_ns: int) -> None:
         self.began_ns = began_ns
         self.first_ns: int | None = None
-        self.tokens = 0
+        self.chunks = self.tokens = 0
+        self.client_left = False
         self.sender: Sender | None = None
         self._chunk: dict[str, Any] = {}
 
     def send(self, chunk: dict[str, Any]) -> None:
         if self.first_ns is None:
             self.first_ns = time.time_ns()
+        self.chunks += 1
         self.tokens += len(chunk.get("token_ids") or ())
         self._chunk = chunk
         assert self.sender is not None
@@ -147,6 +150,10 @@ class Recorder:
     def close(self) -> None:
         assert self.sender is not None
         self.sender.close()
+
+    @property
+    def is_finished(self) -> bool:
+        return self._chunk.get("finish_reason") is not None
 
     @property
     def handed_over(self) -> bool:
@@ -160,6 +167,7 @@ class Recorder:
             "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
             "dynamo_vllm.cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             "dynamo_vllm.finish_reason": self._chunk.get("finish_reason"),
+            "dynamo_vllm.outcome": "client left" if self.client_left else None,
             "dynamo_vllm.first_token_seconds": (self.first_ns - self.began_ns) / 1e9
             if self.first_ns
             else None,
