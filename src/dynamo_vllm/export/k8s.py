@@ -309,6 +309,13 @@ def monitoring(found: Workloads, settings: Settings) -> list[Document]:
 
 def _monitor(kind: str, key: str, settings: Settings, workloads: Sequence[Workload]) -> Document:
     part = "app.kubernetes.io/component"
+    job = "dynamo-vllm-frontend" if kind == "ServiceMonitor" else "dynamo-vllm-worker"
+    # As the rules and the dashboard in deploy/observability know them.
+    labels = [
+        {"targetLabel": "job", "replacement": job},
+        {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "process"},
+    ]
+    scraped = {"port": pod.port_name(workloads[0]), "path": "/metrics", "interval": "15s"}
     values = [workload.name for workload in workloads]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -321,6 +328,6 @@ def _monitor(kind: str, key: str, settings: Settings, workloads: Sequence[Worklo
                 "matchLabels": settings.labels(),
                 "matchExpressions": [{"key": part, "operator": "In", "values": values}],
             },
-            key: [{"port": pod.port_name(workloads[0]), "path": "/metrics", "interval": "15s"}],
+            key: [{**scraped, "relabelings": labels}],
         },
     }
