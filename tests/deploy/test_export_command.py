@@ -151,6 +151,13 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
             "worker spans 2 nodes: the operator would add flags",
         ),
         ("model: org/model\nfrontend: {port: 8080}", ("--operator",), "leads to 8000"),
+        (
+            "model: org/model\nworkers: [{event_plane: nats}]",
+            (),
+            "--event-plane nats needs a server; add --nats nats://HOST:4222",
+        ),
+        ("model: org/model\nfrontend: {port: 80}", (), "frontend: port 80: name one from 1024 on"),
+        ("model: org/model\nfrontend: {port: 0}", (), "--port 0 takes no free port here; name one"),
         ("model: org/model", ("--max-model-len", "8"), "--max-model-len is no option of export"),
         ("model: org/model\nworker: []", (), "did you mean 'workers'?"),
     ],
@@ -169,6 +176,22 @@ def test_compose_is_for_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a worker over 2 nodes is for a cluster" in said
     said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out", "--operator")
     assert "are for 'export k8s'" in said
+
+
+def test_gpus_that_a_group_names_are_its_containers(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text(
+        "model: org/model\nworkers:\n"
+        "- env: {CUDA_VISIBLE_DEVICES: '2,3'}\n  args: [--tensor-parallel-size, 2]\n- count: 2\n"
+    )
+    assert run("compose", "--config", "serve.yaml", "-o", "out") == 0
+    assert capsys.readouterr().err == ""
+    services = yaml.safe_load(Path("out/compose.yaml").read_text())["services"]
+    ids = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name, service in services.items()
+        if name.startswith("worker-")
+    ]
+    assert ids == [["2", "3"], ["0"], ["1"]]
 
 
 def test_unknown_kind_and_missing_file_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

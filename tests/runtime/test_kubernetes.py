@@ -32,6 +32,7 @@ class Kubelet:
 
     def __init__(self, folder: Path, model: Path, api: Cluster, kubeconfig: Path) -> None:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._env: dict[str, dict[str, str]] = {}
         self._folder, self._model, self._api, self._kubeconfig = folder, model, api, kubeconfig
 
     def start(self, documents: list[Document], name: str, port: int) -> subprocess.Popen[bytes]:
@@ -51,12 +52,23 @@ class Kubelet:
         argv = [word.replace(MODEL, str(self._model)) for word in container["args"]]
         whole = environment(self._folder, **env)
         del whole["DYN_FILE_KV"]
+        self._env[name] = whole
         with (self._folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen([*COMMAND, *argv], env=whole, stdout=log, stderr=log)
         self.running[name] = process
         path = container["readinessProbe"]["httpGet"]["path"]
         self._api.pods.append(Pod(name, f"uid-{name}", f"http://127.0.0.1:{port}{path}", service))
         return process
+
+    def inside(self, pod: str, *argv: str) -> str:
+        """What a command says in a pod's environment, as `kubectl exec` runs it."""
+        command = [*COMMAND, *argv]
+        done = subprocess.run(command, env=self._env[pod], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def log(self, pod: str) -> str:
+        return (self._folder / f"{pod}.log").read_text()
 
 
 @pytest.fixture
@@ -115,6 +127,9 @@ def test_pods_find_each_other_with_the_exported_role(
     assert answer.json()["usage"]["completion_tokens"] == 4
     until("the frontend's readiness", lambda: next(p for p in api.pods if "frontend" in p.name).is_ready, 30)
 
+    shown = kubelet.inside("chat-frontend-a", "status", url, "--json")
+    assert [worker["state"] for worker in json.loads(shown)["workers"]] == ["ready"]
+
     second = kubelet.start(exported["worker.yaml"], "chat-worker-b", free_system_port())
     until("the second worker's readiness", lambda: api.pods[-1].is_ready, 60)
     first.send_signal(signal.SIGTERM)  # what the kubelet sends behind preStop
@@ -128,5 +143,6 @@ def test_pods_find_each_other_with_the_exported_role(
     until("an empty list", lambda: not models(url), 30)
     assert endpoints(api, "chat-worker-b")
     assert api.refused == []
+    assert "503 Service Unavailable" not in kubelet.log("chat-worker-a")  # probes while it started
     used = {verb for resource, verb in api.asked if resource == "dynamoworkermetadatas"}
     assert used == {"list", "watch", "patch"}

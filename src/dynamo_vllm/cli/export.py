@@ -12,12 +12,15 @@ from dynamo_vllm.cli.serve import from_file
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.options.export import KINDS
+from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.export import compose, k8s, operator, text, workload
 from dynamo_vllm.export.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.config.topology import Topology
 
 PROG = "dynamo-vllm export"
 DESCRIPTION = """\
@@ -79,10 +82,18 @@ def export(kind: str, options: ExportOptions, command: str, root: Path) -> tuple
     if kind == "compose":
         found = workload.of_machine(wanted, settings.on_gpu)
         return {compose.FILE: text.yaml_text([compose.document(found, settings)], command)}, list(found.notes)
+    refuse_missing_nats(wanted, options)
     found = workload.of_cluster(wanted, settings.discovery)
     made = operator.files(found, settings) if options.operator else k8s.files(found, settings)
     texts = {name: text.yaml_text(documents, command) for name, documents in made.items()}
     return texts, list(found.notes)
+
+
+def refuse_missing_nats(wanted: Topology, options: ExportOptions) -> None:
+    for values in (wanted.frontend, *(group.options for group in wanted.workers)):
+        for plane in ("request_plane", "event_plane"):
+            if values.get(plane) == "nats" and not options.nats:
+                raise ConfigError(f"{flag(plane)} nats needs a server; add --nats nats://HOST:4222")
 
 
 def next_step(kind: str, options: ExportOptions, folder: Path) -> str:

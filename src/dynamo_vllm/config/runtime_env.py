@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 _SYSTEM_PORT = "DYN_SYSTEM_PORT"
 _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 _THREADS = "DYN_RUNTIME_NUM_WORKER_THREADS"
-# The runtime writes two INFO lines per request; an operator wants them when debugging only.
-_LOG = {"error": "error", "warning": "warn", "info": "warn", "debug": "debug"}
+# The runtime writes two INFO lines per request, and an ERROR for every probe of a worker that is not ready;
+# an operator wants them when debugging only.
+_WARN = "warn,tower_http=off"
+_LOG = {"error": "error,tower_http=off", "warning": _WARN, "info": _WARN, "debug": "debug"}
 
 
 def export(options: RuntimeOptions, environment: Mapping[str, str], threads: int, **more: str) -> None:

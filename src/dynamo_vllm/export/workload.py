@@ -26,6 +26,8 @@ MODELS = "/models"
 SHARED = "/shared"
 """Where encode workers hand over to those that ask them."""
 SYSTEM_PORT = 9090
+MIN_PORT = 1024
+"""Below it a process needs a capability."""
 LEADER = "leader.invalid"
 """Stands for the address of a worker's first node until that has a name."""
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -107,7 +109,9 @@ class _Notes:
 def of_cluster(wanted: Topology, discovery: str) -> Workloads:
     """One workload per group; a worker may span nodes."""
     notes = _Notes()
-    groups = [_for_cluster(group, notes) for group in wanted.workers]
+    groups = [_for_cluster(group) for group in wanted.workers]
+    if any(GPUS in group.env for group in wanted.workers):
+        notes.say(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
     bare = _bare(dataclasses.replace(wanted, workers=tuple(group for group, _ in groups)), discovery, notes)
     one_each = tuple(dataclasses.replace(group, count=1) for group in bare.workers)
     plan = _plan(dataclasses.replace(bare, workers=one_each))
@@ -149,6 +153,10 @@ def of_machine(wanted: Topology, gpus: bool) -> Workloads:
 
 
 def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Notes) -> Workloads:
+    if plan.port < MIN_PORT:
+        raise ConfigError(
+            f"frontend: port {plan.port}: name one from {MIN_PORT} on; containers have no right to lower ones"
+        )
     front = plan.processes[0]
     frontend = Workload(
         name="frontend",
@@ -205,8 +213,6 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes) -> Topology:
         if not (options.get("model") or wanted.model):
             raise ConfigError("the file names no model; add 'model: ORGANISATION/NAME', or --model")
         _refuse_files(WorkerOptions, {"model": wanted.model, **options}, _FILES)
-        if GPUS in group.env:
-            notes.say(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
         if secret := topology.secrets(WorkerOptions, options):
             notes.say(f"the value of {', '.join(secret)} is written nowhere; put it into a secret")
         kept = {name: value for name, value in options.items() if name not in _PORTS}
@@ -221,7 +227,9 @@ def _without(
         if name in ("discovery_backend", "file_kv") and name in values:
             notes.say(f"{where}: {name} {values[name]} is replaced: processes find each other by {discovery}")
         elif name in values and name != "host":
-            notes.say(f"{where}: {name} {values[name]} is left out: every pod has an address of its own")
+            notes.say(
+                f"{where}: {name} {values[name]} is left out: every container has an address of its own"
+            )
     return {name: value for name, value in values.items() if name not in names}
 
 
@@ -246,7 +254,7 @@ def _is_path(model: str) -> bool:
 # --- workers over several nodes -------------------------------------------------------------------------
 
 
-def _for_cluster(group: WorkerGroup, notes: _Notes) -> tuple[WorkerGroup, int]:
+def _for_cluster(group: WorkerGroup) -> tuple[WorkerGroup, int]:
     """The group with what its nodes must know of each other, and how many there are."""
     nodes = _nodes(group)
     if nodes == 1:
