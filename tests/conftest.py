@@ -1,4 +1,4 @@
-"""Marks every test with the tier whose folder it lies in."""
+"""Marks every test with the tier whose folder it lies in, and gives it that tier's time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+SECONDS = {"runtime": 120, "contract": 180, "cpu": 300, "e2e": 300}
+"""How long a test may take, with the start of what it shares with others, on a busy machine."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts us in the background passes this on, and commands under test could not be stopped.
@@ -17,4 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS):  # those of a package beside us have none
-            item.add_marker(item.path.relative_to(TESTS).parts[0])
+            tier = item.path.relative_to(TESTS).parts[0]
+            item.add_marker(tier)
+            if tier in SECONDS and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(SECONDS[tier]))

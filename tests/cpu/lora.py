@@ -70,5 +70,5 @@ def load(worker: Worker, name: str, uri: Path | str) -> httpx.Response:
 
 
 def loaded(worker: Worker) -> list[str]:
-    found = httpx.get(f"http://127.0.0.1:{worker.system_port}/v1/loras", timeout=10).json()["loras"]
+    found = httpx.get(f"http://127.0.0.1:{worker.system_port}/v1/loras", timeout=30).json()["loras"]
     return [entry["name"] for entry in found if entry["state"] == "loaded"]

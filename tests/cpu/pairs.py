@@ -14,7 +14,6 @@ from typing import Any
 from dynamo_vllm.supervise.discovery import forget
 from harness.plane import Plane, plane
 from harness.stack import Stack, Worker, environment, stack
-from harness.waiting import until
 from harness.warm import Zygote
 
 NIXL = ("--connector", "nixl", "--disaggregation-mode")
@@ -43,7 +42,7 @@ class Pairs:
         before = {i["instance_id"]: i["component"] for i in self.stack.instances()}
         component = "prefill" if worker in self.prefills else "backend"
         os.killpg(worker.pid, signal.SIGKILL)
-        worker.process.wait(10)
+        worker.process.wait(30)
         for group in (self.prefills, self.decodes, self.stack.workers):
             with contextlib.suppress(ValueError):
                 group.remove(worker)
@@ -119,7 +118,3 @@ def prompts(count: int, longest: int, seed: int = 3) -> list[list[int]]:
 def prompt(length: int) -> list[int]:
     """A fresh one each time."""
     return [random.randrange(10, 900) for _ in range(length)]
-
-
-def wait_empty(worker: Worker, seconds: float) -> None:
-    until(f"an empty engine of {worker.log.name}", lambda: worker.busy() == 0, seconds)

@@ -49,7 +49,7 @@ def served(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         made.start_frontend()
         warm.start_worker(made, models.folder("chat"), *topology.to_argv(WorkerOptions, group.options))
         made.wait_ready(60)
-        until("the adapters", lambda: len(made.models()) == 3, 10)
+        until("the adapters", lambda: len(made.models()) == 3)
         yield made
 
 

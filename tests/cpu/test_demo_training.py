@@ -14,20 +14,17 @@ def made(demo_models: Path) -> Path:
     return demo_models
 
 
-@pytest.mark.timeout(180)
 def test_loss_falls(made: Path) -> None:
     points = json.loads((made / "demo-chat.json").read_bytes())["curve"]["points"]
     assert points[-1]["loss"] < 0.8 * points[0]["loss"]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("part", ["autoencoder", "diffusion"])
 def test_loss_of_the_drawing_model_falls(made: Path, part: str) -> None:
     points = json.loads((made / "demo-image.json").read_bytes())["curves"][part]["points"]
     assert points[-1]["loss"] < 0.8 * points[0]["loss"]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", ["demo-chat", "demo-lora-capitals", "demo-lora-chinese"])
 def test_cards_tell_how_it_was_made(made: Path, name: str) -> None:
     card = (made / name / "README.md").read_text()
@@ -35,7 +32,6 @@ def test_cards_tell_how_it_was_made(made: Path, name: str) -> None:
     assert (made / name / "curve.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.timeout(180)
 def test_transformers_computes_the_same_from_the_folder(made: Path) -> None:
     import torch
     from demo.export import load_model
@@ -56,7 +52,6 @@ def test_transformers_computes_the_same_from_the_folder(made: Path) -> None:
     assert ours.greedy([ids[0].tolist()], end=-1, max_tokens=8) == [said[0, ids.shape[1] :].tolist()]
 
 
-@pytest.mark.timeout(180)
 def test_transformers_renders_and_cuts_conversations_as_they_were_trained_on(made: Path) -> None:
     from demo.generator.mix import train_example
     from demo.template import messages, prompt
@@ -74,7 +69,6 @@ def test_transformers_renders_and_cuts_conversations_as_they_were_trained_on(mad
         assert rendered == prompt(example)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("style", ["capitals", "chinese"])
 def test_adapters_fit_the_model_and_do_something(made: Path, style: str) -> None:
     from safetensors.torch import load_file
@@ -92,7 +86,6 @@ def test_adapters_fit_the_model_and_do_something(made: Path, style: str) -> None
     assert not adapter
 
 
-@pytest.mark.timeout(180)
 def test_card_of_the_drawing_model_has_scores_and_pictures(made: Path) -> None:
     from demo.image.card import SHEET
 
@@ -102,7 +95,6 @@ def test_card_of_the_drawing_model_has_scores_and_pictures(made: Path) -> None:
     assert (made / "demo-image" / "examples.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(180)
 def test_transformers_reads_prompts_as_the_drawing_model_does(made: Path) -> None:
     import torch
     from demo.image.export import load
@@ -121,7 +113,6 @@ def test_transformers_reads_prompts_as_the_drawing_model_does(made: Path) -> Non
         assert torch.allclose(theirs(ids)[0], ours.text(ids), atol=1e-5)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("steps", "guidance"), [(3, 7.5), (2, 1.0)])
 def test_diffusers_draws_the_same_pictures(made: Path, steps: int, guidance: float) -> None:
     diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed; it comes with vLLM-Omni")

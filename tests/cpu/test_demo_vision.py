@@ -39,7 +39,6 @@ def test_painter_of_the_training_agrees_with_pillow() -> None:
     assert (shapes > 0).sum(1).tolist() == [len(scene.figures) for scene in scenes]
 
 
-@pytest.mark.timeout(180)
 def test_it_learns_where_figures_are_and_what_to_say(made: Path) -> None:
     found = json.loads((made / "demo-vision.json").read_bytes())
     first, last = found["curve"]["points"][0], found["curve"]["points"][-1]
@@ -55,7 +54,6 @@ def test_it_learns_where_figures_are_and_what_to_say(made: Path) -> None:
     assert (made / "demo-vision" / "curve.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.timeout(180)
 def test_vllm_says_what_torch_says_of_one_and_of_two_pictures(
     made: Path, warm: Zygote, tmp_path: Path
 ) -> None:

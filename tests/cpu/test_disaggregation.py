@@ -10,12 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from cpu.pairs import NIXL, ROUNDS, Pairs, pairs, prompt, prompts, wait_empty
+from cpu.pairs import NIXL, ROUNDS, Pairs, pairs, prompt, prompts
 from harness.stack import Stack
-from harness.waiting import until
+from harness.waiting import Promptness, until
 from harness.warm import Zygote
-
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +70,7 @@ def test_worker_with_another_block_size_is_refused_on_both_logs(pair: Pairs) -> 
 @pytest.mark.parametrize("moment", ["prefill", "transfer"])
 def test_client_that_leaves_empties_both_engines(pair: Pairs, moment: str) -> None:
     busy = pair.prefills[0] if moment == "prefill" else pair.decodes[0]
+    freed = Promptness()
     for _ in range(5 * ROUNDS):
         body = {"model": "tiny", "prompt": prompt(1500), "max_tokens": 200, "stream": True}
         with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=30) as client:
@@ -79,8 +78,8 @@ def test_client_that_leaves_empties_both_engines(pair: Pairs, moment: str) -> No
             until(f"work of the {moment}", lambda: busy.metric("dynamo_component_requests_in_flight") > 0)
             client.close()
             leaving.exception(5)
-        for worker in pair.stack.workers:
-            wait_empty(worker, 1.0)
+        freed.until("empty engines", lambda: all(worker.busy() == 0 for worker in pair.stack.workers))
+    freed.assert_within(1.0)
     assert pair.is_alive()
     assert ask(pair.stack, prompt(40)).choices[0].finish_reason == "length"
 

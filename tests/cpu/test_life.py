@@ -35,20 +35,19 @@ def test_killed_engine_core(fresh: Stack) -> None:
     core = engine_core(worker)
     began = time.monotonic()
     core.kill()
-    assert worker.process.wait(5) == 3
-    until("the model to go", lambda: fresh.models() == [], 5 - (time.monotonic() - began))
+    assert worker.process.wait(30) == 3
+    until("the model to go", lambda: fresh.models() == [], 15 - (time.monotonic() - began))
     assert fresh.get("/health").status_code == 503
     assert not psutil.pid_exists(core.pid) or core.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.timeout(120)
 def test_stopped_engine_core(fresh: Stack) -> None:
     worker = fresh.workers[0]
     core = engine_core(worker)
     core.suspend()
-    until("not ready", lambda: not worker.is_ready() and fresh.get("/health").status_code == 503, 15)
+    until("not ready", lambda: not worker.is_ready() and fresh.get("/health").status_code == 503)
     core.resume()
-    until("ready again", lambda: worker.is_ready() and fresh.get("/health").status_code == 200, 15)
+    until("ready again", lambda: worker.is_ready() and fresh.get("/health").status_code == 200)
     answer = fresh.openai.completions.create(model="tiny", prompt=[20, 21], max_tokens=3)
     assert answer.usage is not None and answer.usage.completion_tokens == 3
 
@@ -56,8 +55,8 @@ def test_stopped_engine_core(fresh: Stack) -> None:
 def test_sigterm_while_idle_ends_within_seconds(fresh: Stack) -> None:
     worker = fresh.workers[0]
     worker.signal(signal.SIGTERM)
-    assert worker.process.wait(10) == 0
-    until("the model to go", lambda: fresh.models() == [], 5)
+    assert worker.process.wait(30) == 0
+    until("the model to go", lambda: fresh.models() == [])
 
 
 def test_second_signal_ends_at_once(fresh: Stack) -> None:
@@ -69,5 +68,5 @@ def test_second_signal_ends_at_once(fresh: Stack) -> None:
     worker.signal(signal.SIGTERM)
     until("draining", lambda: "draining" in worker.log.read_text())
     worker.signal(signal.SIGTERM)
-    assert worker.process.wait(8) == 128 + signal.SIGTERM
+    assert worker.process.wait(30) == 128 + signal.SIGTERM
     stream.close()

@@ -16,7 +16,6 @@ from cpu.pairs import Pairs, pairs
 from harness.waiting import joined, until
 from harness.warm import Zygote
 
-pytestmark = pytest.mark.timeout(120)
 LOST = "dynamo_component_kv_transfers_lost_total"
 
 
@@ -33,7 +32,7 @@ def pair(made: Pairs) -> Iterator[Pairs]:
     for worker in made.stack.workers:
         for name in loaded(worker):
             assert worker.admin("unload_lora", lora_name=name).status_code == 200
-    until("only the base model", lambda: made.stack.models() == ["tiny"], 10)
+    until("only the base model", lambda: made.stack.models() == ["tiny"])
 
 
 def prefilled_by(answer: Any) -> int:
@@ -51,7 +50,7 @@ def test_adapters_on_both_equal_one_engine_and_nothing_is_computed_twice(
         for name in "ab":
             answer = load(worker, name, adapters[name])
             assert answer.status_code == 200, answer.text
-    until("the adapters", lambda: sorted(pair.stack.models()) == ["a", "b", "tiny"], 10)
+    until("the adapters", lambda: sorted(pair.stack.models()) == ["a", "b", "tiny"])
     asked = [(name, number) for name in ("tiny", "a", "b") for number in range(PROMPTS)]
     random.Random(3).shuffle(asked)
     with ThreadPoolExecutor(8) as pool:
@@ -66,7 +65,7 @@ def test_adapter_on_the_decode_worker_alone_is_answered_there(
     pair: Pairs, adapters: dict[str, Path], expected: Expected
 ) -> None:
     assert load(pair.decodes[0], "a", adapters["a"]).status_code == 200
-    until("the adapter", lambda: "a" in pair.stack.models(), 10)
+    until("the adapter", lambda: "a" in pair.stack.models())
     found = [text(pair.stack, "a", number) for number in range(6)]
     assert found == [expected["a", number] for number in range(6)]
     assert "adapter a is not loaded here" in pair.prefills[0].log.read_text()
@@ -75,7 +74,7 @@ def test_adapter_on_the_decode_worker_alone_is_answered_there(
 def test_adapter_on_the_prefill_worker_alone_is_no_model(pair: Pairs, adapters: dict[str, Path]) -> None:
     assert load(pair.prefills[0], "b", adapters["b"]).status_code == 200
     body = {"model": "b", "prompt": prompt(3), "max_tokens": 1}
-    until("its card", lambda: pair.stack.post("/v1/completions", body).status_code == 503, 10)
+    until("its card", lambda: pair.stack.post("/v1/completions", body).status_code == 503)
     assert "not ready" in pair.stack.post("/v1/completions", body).json()["message"]
     assert pair.stack.models() == ["tiny"]
 
@@ -90,7 +89,7 @@ def test_paused_prefill_worker_is_done_without(
         answer = worker.admin("sleep")
         assert (answer.status_code, answer.json()["error"]) == (409, "wrong_state")
         assert "registered with other engines" in answer.json()["message"]
-    until("the adapter", lambda: "a" in pair.stack.models(), 10)
+    until("the adapter", lambda: "a" in pair.stack.models())
     assert prefill.admin("pause").status_code == 200
     cases = [("tiny", 5), ("a", 5), ("a", 3)]
     alone = [ask(pair.stack, *case) for case in cases]

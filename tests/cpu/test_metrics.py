@@ -11,7 +11,7 @@ from harness.stack import Stack
 
 
 def series(made: Stack) -> list[str]:
-    text = httpx.get(f"http://127.0.0.1:{made.workers[0].system_port}/metrics", timeout=10).text
+    text = httpx.get(f"http://127.0.0.1:{made.workers[0].system_port}/metrics", timeout=30).text
     return [line.rsplit(" ", 1)[0] for line in text.splitlines() if line and not line.startswith("#")]
 
 
@@ -52,7 +52,7 @@ def test_operator_sees_what_vllm_counts(one_worker: Stack) -> None:
             model="tiny", prompt=prompt, max_tokens=20, extra_body={"ignore_eos": True}
         )
     hits, asked = (worker.metric(f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries"))
-    reply = httpx.post(f"http://127.0.0.1:{worker.system_port}/engine/status", timeout=10).json()
+    reply = httpx.post(f"http://127.0.0.1:{worker.system_port}/engine/status", timeout=30).json()
     (rank,) = reply["ranks"]
     assert rank["hit_rate"] == pytest.approx(hits / asked, abs=0.05)
     assert rank["hit_rate"] > 0.2

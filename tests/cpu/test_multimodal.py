@@ -20,7 +20,6 @@ from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 from harness.stack import Stack, environment, stack
 from harness.warm import FORKED, Zygote
 
-pytestmark = pytest.mark.timeout(180)
 WIDE = "qwen2.5-vl"
 """The family with two workers."""
 TEXT_MODE, PLAIN, TEXT_ONLY = "text-mode", "plain", "text-only"

@@ -16,7 +16,6 @@ from harness.waiting import joined, until
 from harness.warm import Zygote
 
 ROLE = ("--connector", "nixl", "--disaggregation-mode")
-pytestmark = pytest.mark.timeout(180)
 
 
 def start(warm: Zygote, made: Stack, model: Path, prefill: int, decode: int, *decode_flags: str) -> Stack:

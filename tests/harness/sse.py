@@ -143,7 +143,7 @@ def served(script: Script) -> Iterator[Server]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(live()))
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(30)
         yield ready[0]
     finally:
         loop.call_soon_threadsafe(ending.set)

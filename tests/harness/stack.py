@@ -105,7 +105,7 @@ class Worker:
 
     def metric(self, name: str, label: str = "") -> float:
         """The sum over a metric's series, or over those with a label such as `engine="1"`."""
-        text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=10).text
+        text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=30).text
         lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
         lines = [line for line in lines if label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -191,7 +191,7 @@ class Stack:
 
     def get(self, path: str) -> httpx.Response:
         try:
-            return httpx.get(self.url + path, timeout=10)
+            return httpx.get(self.url + path, timeout=30)
         except httpx.TransportError:
             return httpx.Response(599)
 
@@ -214,7 +214,7 @@ class Stack:
         for process in self.processes:
             kill_tree(process.pid)
         for process in self.processes:
-            process.wait(10)
+            process.wait(30)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,7 +12,7 @@ import openai
 T = TypeVar("T")
 
 
-def until(what: str, condition: Callable[[], T], seconds: float = 10.0, every: float = 0.02) -> T:
+def until(what: str, condition: Callable[[], T], seconds: float = 30.0, every: float = 0.02) -> T:
     """The first true value of `condition`; fails with `what` when the time is up."""
     deadline = time.monotonic() + seconds
     while True:
@@ -37,3 +38,18 @@ def joined(what: str, condition: Callable[[], T], seconds: float = 30.0) -> T:
     found = until(what, answered, seconds)
     assert found is not None
     return found
+
+
+class Promptness:
+    """How long the same thing takes, several times: on a busy machine one may be late, most may not."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def until(self, what: str, condition: Callable[[], object]) -> None:
+        began = time.monotonic()
+        until(what, condition)
+        self.seconds.append(time.monotonic() - began)
+
+    def assert_within(self, seconds: float) -> None:
+        assert statistics.median(self.seconds) < seconds, [round(value, 2) for value in self.seconds]

@@ -124,7 +124,7 @@ def test_replaced_worker_of_serve_has_its_adapters_again(model: Path, folder: Pa
         assert [found for instance, found in adapters(env).items() if instance not in first] == [["sql"]]
     finally:
         kill_tree(process.pid)
-        process.wait(10)
+        process.wait(30)
 
 
 def workers(pid: int) -> list[int]:

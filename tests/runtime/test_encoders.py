@@ -12,7 +12,6 @@ from harness.stack import Stack, Worker
 from harness.waiting import until
 from runtime.conftest import StartFake
 
-pytestmark = pytest.mark.timeout(90)
 TAKES = {"media": {"image": 2}}
 
 
@@ -54,4 +53,4 @@ def test_encoders_take_turns_and_one_that_ends_is_not_missed(
     encoders[1].signal(15)
     assert encoders[1].process.wait(20) == 0
     assert ask(deployment, 0) == answers[0]
-    until("the count", lambda: asking.metric(lost) == 1, 5)
+    until("the count", lambda: asking.metric(lost) == 1)

@@ -18,7 +18,6 @@ from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness.stack import Stack, kill_tree
 from runtime.conftest import StartFake
 
-pytestmark = pytest.mark.timeout(90)
 FLAGS = ("--enable-multimodal", "--frontend-decoding")
 TAKES = {"media": {"image": 2}}
 

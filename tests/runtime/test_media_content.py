@@ -141,7 +141,7 @@ async def test_file_that_is_no_good_picture_is_refused(server: BadServer, loader
     with pytest.raises(MediaRefused, match=match) as caught:
         await loader.load(MediaRef("image", server.file("/a", data, "Content-Type: image/png")))
     assert caught.value.status == status
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert process.memory_info().rss - before < MOST_GROWTH
 
 
@@ -305,7 +305,7 @@ async def test_decoder_that_hangs_is_ended(server: BadServer, tmp_path: Path) ->
     loader = make_loader(MediaLimits(timeout_seconds=1.2), reach=LOOPBACK, sampler=Sampler("stop", stop))
     with pytest.raises(MediaRefused, match="within 1.2 s"):
         await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while psutil.Process().children():
             await asyncio.sleep(0.02)
     await loader.aclose()

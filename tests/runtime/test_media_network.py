@@ -34,9 +34,9 @@ from harness.bad_server import (
 )
 
 PNG = media.picture()
-LIMITS = MediaLimits(max_bytes=2 * MEGABYTE, timeout_seconds=0.6, redirects=2)
+LIMITS = MediaLimits(max_bytes=2 * MEGABYTE, timeout_seconds=1.5, redirects=2)
 LOOPBACK = Reach(networks=(ipaddress.ip_network("127.0.0.0/8"),))
-MOST_SECONDS = LIMITS.timeout_seconds + 1.0
+MOST_SECONDS = LIMITS.timeout_seconds + 5
 MOST_MEMORY = 8 * LIMITS.max_bytes
 GIGABYTE = 1 << 30
 
@@ -58,7 +58,7 @@ async def loader() -> AsyncIterator[Loader]:
 @pytest.fixture
 async def careful() -> AsyncIterator[Loader]:
     """As a worker is without any flag."""
-    made = make_loader(LIMITS)
+    made = make_loader(replace(LIMITS, timeout_seconds=20))
     yield made
     await made.aclose()
 
@@ -207,7 +207,7 @@ async def test_name_server_that_never_answers_ends_in_time() -> None:
         return []
 
     loader = make_loader(LIMITS, reach=Reach(resolve=resolve))
-    await refused(loader, "http://slow.example/", 400, "not loaded within 0.6 s")
+    await refused(loader, "http://slow.example/", 400, "not loaded within 1.5 s")
     await loader.aclose()
 
 
@@ -236,14 +236,14 @@ async def test_proxies_of_the_environment_are_not_used(
 
 
 SLOW: dict[str, tuple[Callable[[asyncio.StreamWriter], Awaitable[None]], int, str]] = {
-    "slow drip": (drip(PNG * 100, 0.05), 400, "not loaded within 0.6 s"),
-    "never a byte": (silent, 400, "not loaded within 0.6 s|did not answer"),
+    "slow drip": (drip(PNG * 100, 0.05), 400, "not loaded within 1.5 s"),
+    "never a byte": (silent, 400, "not loaded within 1.5 s|did not answer"),
     "head and never a body": (
         head("200 OK", "Content-Length: 10"),
         400,
-        "within 0.6 s|did not answer",
+        "within 1.5 s|did not answer",
     ),
-    "endless small chunks": (chunked(b"x", None, 0.01), 400, "not loaded within 0.6 s"),
+    "endless small chunks": (chunked(b"x", None, 0.01), 400, "not loaded within 1.5 s"),
     "endless body": (chunked(bytes(1 << 16)), 413, "more than 2 MB"),
     "a gigabyte announced": (head("200 OK", f"Content-Length: {GIGABYTE}"), 413, "more than 2 MB"),
     "a gigabyte in chunks": (chunked(bytes(1 << 20), GIGABYTE >> 20), 413, "more than 2 MB"),
@@ -298,7 +298,7 @@ async def test_server_that_speaks_no_tls_ends_in_time_and_keeps_no_socket(
     server: BadServer, loader: Loader
 ) -> None:
     await refused(loader, server.url("/a", scheme="https"), 400, "cannot be reached|not loaded within")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not server.peers_gone:
             await asyncio.sleep(0.01)
 
@@ -309,7 +309,7 @@ async def test_first_error_ends_the_other_fetches(server: BadServer, loader: Loa
     began = time.monotonic()
     with pytest.raises(MediaRefused, match="image 2 of 2: the server answered with status 404"):
         await loader.load_all([MediaRef("image", slow), MediaRef("image", gone)])
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < LIMITS.timeout_seconds
 
 
 async def test_request_of_slow_urls_leaves_room_for_others(server: BadServer) -> None:
@@ -321,7 +321,7 @@ async def test_request_of_slow_urls_leaves_room_for_others(server: BadServer) ->
     item: MediaItem = await asyncio.wait_for(loader.load(MediaRef("image", server.file("/a", PNG))), 0.5)
     assert item.kind == "image"
     assert not held.done()
-    with pytest.raises(MediaRefused, match="not loaded within 0.6 s"):
+    with pytest.raises(MediaRefused, match="not loaded within 1.5 s"):
         await held
     await loader.aclose()
 
@@ -333,7 +333,7 @@ async def test_request_that_is_cancelled_hangs_up(server: BadServer, loader: Loa
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not server.peers_gone:
             await asyncio.sleep(0.01)
 
@@ -355,6 +355,6 @@ async def test_clients_that_leave_take_no_connection_with_them(server: BadServer
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not reached():
             await asyncio.sleep(0.01)

@@ -163,7 +163,7 @@ def serving(model: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
         yield env
     finally:
         kill_tree(process.pid)
-        process.wait(10)
+        process.wait(30)
 
 
 def test_the_serve_of_this_machine_needs_no_address(serving: dict[str, str]) -> None:

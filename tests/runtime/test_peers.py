@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from harness.stack import Stack
 from harness.waiting import until
 from runtime.conftest import StartFake
@@ -39,7 +37,6 @@ def test_another_model_is_nobodys_business(deployment: Stack, start_fake: StartF
     deployment.wait_ready()
 
 
-@pytest.mark.timeout(90)
 def test_of_two_that_come_at_once_exactly_one_is_refused(deployment: Stack, start_fake: StartFake) -> None:
     for _ in range(3):
         pair = [start_fake(*DECODE, block_size=32), start_fake(*PREFILL, block_size=64)]

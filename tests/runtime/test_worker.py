@@ -69,8 +69,8 @@ def test_dead_engine_ends_the_worker_with_code_3(deployment: Stack, start_fake: 
     deployment.wait_ready()
     answer = deployment.post("/v1/completions", {**ASK, "max_tokens": 100})
     assert answer.status_code == 503
-    assert worker.process.wait(5) == 3
-    until("the model to go", lambda: deployment.models() == [], 5)
+    assert worker.process.wait(30) == 3
+    until("the model to go", lambda: deployment.models() == [])
 
 
 def test_request_of_a_dead_engine_goes_on_elsewhere(deployment: Stack, start_fake: StartFake) -> None:
@@ -84,7 +84,7 @@ def test_request_of_a_dead_engine_goes_on_elsewhere(deployment: Stack, start_fak
         for _ in range(6)
     ]
     assert texts == [undisturbed] * 6
-    assert deployment.workers[0].process.wait(5) == 3
+    assert deployment.workers[0].process.wait(30) == 3
 
 
 def test_hung_engine_is_out_of_service(deployment: Stack, start_fake: StartFake) -> None:
@@ -100,7 +100,7 @@ def test_hung_engine_is_out_of_service(deployment: Stack, start_fake: StartFake)
     deployment.wait_ready()
     with contextlib.suppress(httpx.TimeoutException):
         httpx.post(f"{deployment.url}/v1/completions", json={**ASK, "max_tokens": 100}, timeout=0.5)
-    until("not ready", lambda: not worker.is_ready() and deployment.get("/health").status_code == 503, 10)
+    until("not ready", lambda: not worker.is_ready() and deployment.get("/health").status_code == 503)
     assert worker.process.poll() is None
 
 
@@ -117,14 +117,14 @@ def test_drain_finishes_what_runs(deployment: Stack, start_fake: StartFake) -> N
     thread.join(20)
     assert found[0].status_code == 200
     assert found[0].json()["usage"]["completion_tokens"] == 60
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(30) == 0
 
 
 def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFake) -> None:
     worker = start_fake(start_ms=60_000)
     until("the start", lambda: "loading" in worker.log.read_text())
     worker.signal(signal.SIGTERM)
-    assert worker.process.wait(5) == 128 + signal.SIGTERM
+    assert worker.process.wait(30) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFak
 def test_refused_start(deployment: Stack, model: Path, flags: list[str], code: int, said: str) -> None:
     began = time.monotonic()
     worker = deployment.start_worker("--model", str(model), *flags)
-    assert worker.process.wait(10) == code
+    assert worker.process.wait(30) == code
     assert time.monotonic() - began < 5
     lines = [line for line in worker.log.read_text().splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and said in lines[0]
@@ -248,6 +248,6 @@ def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: Start
     until("a request over both", together)
     assert prefill.metric(requests) >= 1
     prefill.signal(signal.SIGTERM)
-    assert prefill.process.wait(10) == 0
+    assert prefill.process.wait(30) == 0
     assert deployment.post("/v1/completions", ASK).json()["choices"][0]["text"] == alone["choices"][0]["text"]
     assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0

@@ -214,3 +214,19 @@ def test_threads_the_user_names_stand(
     options, _ = build.parse(FrontendOptions, argv, environment, "p", "d")
     runtime_env.export(options, environment, 3)
     assert os.environ["DYN_RUNTIME_NUM_WORKER_THREADS"] == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "environment", "expected"),
+    [
+        ("127.0.0.1", {}, "lo"),
+        ("10.0.0.5", {}, None),
+        ("127.0.0.1", {"UCX_NET_DEVICES": "all"}, "all"),
+    ],
+)
+def test_nixl_stays_on_a_machine_that_the_runtime_does_not_leave(
+    host: str, environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(environment))
+    runtime_env.export(FrontendOptions(bind_host=host), environment, 1)
+    assert os.environ.get("UCX_NET_DEVICES") == expected

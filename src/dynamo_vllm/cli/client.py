@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dynamo_vllm.config.runtime_env import LOOPBACK
 from dynamo_vllm.errors import ConfigError, DynamoVllmError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Unanswered(DynamoVllmError):
@@ -40,7 +40,7 @@ class Client:
 
         self.url = base(url)
         # A proxy of the environment must not swallow what is meant for this machine.
-        trust_env = urlsplit(self.url).hostname not in _LOOPBACK
+        trust_env = urlsplit(self.url).hostname not in LOOPBACK
         self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=trust_env)
 
     def get(self, path: str) -> httpx.Response:

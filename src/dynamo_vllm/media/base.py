@@ -42,7 +42,7 @@ class Pixels:
 
 class PixelSource(Protocol):
     async def read(self, pixels: Pixels) -> bytes:
-        """As many as `pixels.size`; raises MediaRefused."""
+        """As many as `pixels.size`."""
         ...
 
 

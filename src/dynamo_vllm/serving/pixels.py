@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import MediaDecoder, MediaFetcher
 
-from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.errors import EngineRequestFailed
 from dynamo_vllm.media.base import MAX_CHANNELS, MEGAPIXEL
 
 if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.media.base import Pixels
     from dynamo_vllm.serving.lending import Nixl
-
-logger = logging.getLogger(__name__)
 
 
 def card(options: WorkerOptions) -> dict[str, Any]:
@@ -63,6 +60,5 @@ class FrontendPixels:
                 with await connector.begin_read(there, described(buffer)) as reading:
                     await reading.wait_for_completion()
         except Exception as exc:  # NIXL raises nothing narrower
-            logger.warning("the frontend's pixels cannot be read: %s", exc)
-            raise MediaRefused("the frontend's pixels cannot be read") from exc
+            raise EngineRequestFailed(f"the frontend's pixels cannot be read: {exc}") from exc
         return buffer.raw
