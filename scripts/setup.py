@@ -35,6 +35,7 @@ OMNI_ON_CPU = (
     "accelerate==1.12.0",
     "aenum==3.1.16",
     "antlr4-python3-runtime==4.9.3",
+    "av>=14",  # videos
     "cache-dit==1.5.0",
     "diffusers==0.40.0",
     "einops>=0.8.1",
@@ -46,7 +47,7 @@ OMNI_ON_CPU = (
     "trampoline>=0.1.2",
     "wcwidth>=0.2",
 )
-"""vLLM-Omni and what its text and picture stages import; its own list has CUDA builds, wrong for CPU."""
+"""vLLM-Omni and what its stages for text, pictures and videos import; its own list has CUDA builds."""
 PIPED = {"stdout": -1, "stderr": -2, "text": True, "errors": "replace"}
 """For subprocess (-1 PIPE, -2 STDOUT), which is not imported where nothing is left to do."""
 FREE_GIB_NEEDED = {"cpu": 5, "cuda": 20}
@@ -271,7 +272,7 @@ def mend_companions() -> None:
 
 
 def verify() -> None:
-    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm"
+    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm" + (", vllm_omni" if wants_omni() else "")
     run([PYTHON, "-c", f"import {modules}"], f"one of {modules} does not import")
 
 

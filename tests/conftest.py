@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,18 @@ SECONDS = {"runtime": 120, "contract": 180, "cpu": 300, "e2e": 300}
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts us in the background passes this on, and commands under test could not be stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def planes_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Real servers for the whole run, where the environment names planes that need some."""
+    if "DYNAMO_VLLM_TEST_PLANES" not in os.environ:
+        yield
+        return
+    from harness.planes import chosen
+
+    with chosen(tmp_path_factory.mktemp("planes")):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -13,7 +14,7 @@ from typing import Any
 
 from dynamo_vllm.supervise.discovery import forget
 from harness.plane import Plane, plane
-from harness.stack import Stack, Worker, environment, stack
+from harness.stack import Stack, Worker, stack
 from harness.warm import Zygote
 
 NIXL = ("--connector", "nixl", "--disaggregation-mode")
@@ -49,7 +50,7 @@ class Pairs:
         alive = {self.instance(other) for other in self.stack.workers}
         for instance, found in before.items():
             if found == component and instance not in alive:
-                forget(instance, {"DYN_FILE_KV": str(self.stack.folder / "discovery")})
+                asyncio.run(forget(instance, self.stack.environment()))
 
     def instance(self, worker: Worker) -> int:
         line = next(line for line in worker.log.read_text().splitlines() if " instance=" in line)
@@ -66,9 +67,10 @@ class Pairs:
 
 @contextlib.contextmanager
 def pairs(
-    warm: Zygote, model: Path, folder: Path, prefills: int = 1, decodes: int = 1, *flags: str
+    warm: Zygote, model: Path, folder: Path, prefills: int = 1, decodes: int = 1, *flags: str, **env: str
 ) -> Iterator[Pairs]:
-    with stack(folder) as made:
+    """`env` are settings of every process."""
+    with stack(folder, **env) as made:
         made.start_frontend()
         found = Pairs(made, warm, model, flags)
         for role in ["decode"] * decodes + ["prefill"] * prefills:
@@ -79,7 +81,7 @@ def pairs(
 
 @contextlib.contextmanager
 def caller(made: Stack) -> Iterator[Plane]:
-    with plane(environment(made.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as found:
+    with plane(made.environment(DYN_TCP_RPC_HOST="127.0.0.1")) as found:
         yield found
 
 
@@ -96,7 +98,7 @@ def request(prompt: list[int], max_tokens: int = 8, **more: Any) -> dict[str, An
 
 def handed_over(found: Plane, prompt: list[int]) -> dict[str, Any]:
     """What a prefill worker says after computing the prompt."""
-    answer = found.call("dynamo.prefill.generate", request(prompt, 1))
+    answer = found.call("prefill.generate", request(prompt, 1))
     handed: dict[str, Any] = answer["chunks"][-1]["disaggregated_params"]
     return handed
 
@@ -104,7 +106,7 @@ def handed_over(found: Plane, prompt: list[int]) -> dict[str, Any]:
 def tokens(found: Plane, prompt: list[int], handed: Any = None) -> list[int]:
     """The answer of a worker that decodes; `handed` is what came with the prompt."""
     more = {} if handed is None else {"prefill_result": {"disaggregated_params": handed}}
-    answer = found.call("dynamo.backend.generate", request(prompt, **more))
+    answer = found.call("backend.generate", request(prompt, **more))
     assert "error" not in answer, answer
     return [token for chunk in answer["chunks"] for token in chunk["token_ids"]]
 

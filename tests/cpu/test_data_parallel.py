@@ -59,8 +59,7 @@ def test_unknown_rank_is_refused_and_each_known_one_answers(two_ranks: Stack) ->
     ]
     with plane(environment(two_ranks.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
         refused, *answered = (
-            caller.call("dynamo.backend.generate", {**request, "routing": {"dp_rank": rank}})
-            for rank in (2, 0, 1)
+            caller.call("backend.generate", {**request, "routing": {"dp_rank": rank}}) for rank in (2, 0, 1)
         )
     assert "dp_rank: 2 is unknown; this worker has 0 to 1" in refused["error"]
     assert [sum(len(chunk["token_ids"]) for chunk in answer["chunks"]) for answer in answered] == [2, 2]

@@ -248,6 +248,19 @@ def test_settings_reach_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert claims == ["weights"]
 
 
+def test_planes_of_the_file_reach_every_process(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text(
+        "model: org/model\nfrontend: {request_plane: nats, nats_server: 'nats://here:4222'}\n"
+    )
+    assert run("k8s", "--config", "serve.yaml", "-o", "out", "--nats", "nats://there:4222") == 0
+    assert "nats_server nats://here:4222 is replaced" in capsys.readouterr().err
+    for name in ("frontend", "worker"):
+        written = Path(f"out/{name}.yaml").read_text()
+        assert "name: DYN_REQUEST_PLANE\n          value: nats\n" in written
+        assert "nats://there:4222" in written
+        assert "--request-plane" not in written
+
+
 def test_files_can_be_read_by_others() -> None:
     assert run("compose", "--config", "serve.yaml", "-o", "out") == 0
     assert Path("out/compose.yaml").stat().st_mode & stat.S_IROTH

@@ -33,13 +33,15 @@ SETTINGS = Settings(ExportOptions(config="serve.yaml", output="out"))
 
 def in_cluster(wanted: Topology, graph: bool = False) -> tuple[Workloads, list[Document]]:
     found = workload.of_cluster(wanted, "kubernetes")
-    made = operator.files(found, SETTINGS) if graph else k8s.files(found, SETTINGS)
+    told = dataclasses.replace(SETTINGS, request_plane=found.request_plane, event_plane=found.event_plane)
+    made = operator.files(found, told) if graph else k8s.files(found, told)
     return found, [document for documents in made.values() for document in documents]
 
 
 def on_machine(wanted: Topology) -> tuple[Workloads, Document]:
     found = workload.of_machine(wanted, gpus=True)
-    return found, compose.document(found, SETTINGS)
+    told = dataclasses.replace(SETTINGS, request_plane=found.request_plane)
+    return found, compose.document(found, told)
 
 
 def without_notes(found: Workloads) -> Workloads:
@@ -115,7 +117,7 @@ def groups(draw: some.DrawFn) -> WorkerGroup:
     if draw(some.booleans()):
         options["kv_event_port"] = draw(some.integers(20000, 30000))
     if draw(some.booleans()):
-        options["file_kv"] = "/run/here"
+        options |= {"file_kv": "/run/here", "request_plane": "nats"}
     args = draw(
         some.sampled_from([(), ("--tensor-parallel-size", "4"), ("-dp", "8", "-dpl", "4"), ("-tp=2",)])
     )

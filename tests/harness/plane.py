@@ -1,13 +1,14 @@
 """Calls workers over the runtime's request plane, past the frontend.
 
 Run as `python -m harness.plane` with the deployment's environment: each line of its input is a JSON object
-{"address": …, "request": …}, each line of its output {"chunks": […]} or {"error": "…"}.
+{"address": "COMPONENT.ENDPOINT", "request": …}, each line of its output {"chunks": […]} or {"error": "…"}.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,11 +52,13 @@ def plane(env: dict[str, str]) -> Iterator[Plane]:
 async def answer_lines() -> None:
     from dynamo.runtime import DistributedRuntime
 
-    runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
+    discovery = os.environ.get("DYN_DISCOVERY_BACKEND", "file")
+    request = os.environ.get("DYN_REQUEST_PLANE", "tcp")
+    runtime = DistributedRuntime(asyncio.get_running_loop(), discovery, request, event_plane="zmq")
     clients: dict[str, Any] = {}
     while line := await asyncio.to_thread(sys.stdin.readline):
         task = json.loads(line)
-        address = task["address"]
+        address = f"{os.environ['DYN_NAMESPACE']}.{task['address']}"
         if address not in clients:
             clients[address] = await runtime.endpoint(address).client()
         try:

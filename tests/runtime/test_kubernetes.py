@@ -17,12 +17,13 @@ from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import k8s, workload
 from dynamo_vllm.export.settings import Settings
 from harness.kube_api import RECORDS, Cluster, Document, Pod, cluster
-from harness.stack import COMMAND, environment, free_port, free_system_port, kill_tree
+from harness.stack import COMMAND, Stack, environment, free_port, free_system_port, kill_tree
 from harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.timeout(240)  # four processes start, one after the other where cores are few
 MODEL = "/models/tiny"
 NAMESPACE = "models"
 
@@ -107,6 +108,13 @@ def models(url: str) -> list[str]:
     return []
 
 
+def instances(url: str) -> set[int]:
+    """Workers that the frontend sends requests to."""
+    answer = httpx.get(f"{url}/instances", timeout=10)
+    found = answer.json()["instances"] if answer.status_code == 200 else []
+    return {one["instance_id"] for one in found if one["endpoint"] == "generate"}
+
+
 def endpoints(api: Cluster, pod: str) -> Any:
     record = api.objects.get(RECORDS, {}).get(pod)
     return record["spec"]["data"]["endpoints"] if record else {}
@@ -120,7 +128,7 @@ def test_pods_find_each_other_with_the_exported_role(
     api = kubelet._api
     kubelet.start(exported["frontend.yaml"], "chat-frontend-a", port)
     first = kubelet.start(exported["worker.yaml"], "chat-worker-a", free_system_port())
-    until("the model in the list", lambda: "tiny" in models(url), 60)
+    until("the model in the list", lambda: "tiny" in models(url), 90)
     body = {"model": "tiny", "prompt": "one two", "max_tokens": 4}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
     assert answer.status_code == 200
@@ -131,18 +139,29 @@ def test_pods_find_each_other_with_the_exported_role(
     assert [worker["state"] for worker in json.loads(shown)["workers"]] == ["ready"]
 
     second = kubelet.start(exported["worker.yaml"], "chat-worker-b", free_system_port())
-    until("the second worker's readiness", lambda: api.pods[-1].is_ready, 60)
+    until("the second worker's readiness", lambda: api.pods[-1].is_ready, 90)
+    until("both workers in use", lambda: len(instances(url)) == 2, 30)
     first.send_signal(signal.SIGTERM)  # what the kubelet sends behind preStop
-    assert first.wait(30) == 0
+    assert first.wait(60) == 0
     assert not [name for name in endpoints(api, "chat-worker-a") if "generate" in name]
-    # The record is gone from service before the process is: nobody asks it any more.
+    until("one worker in use", lambda: len(instances(url)) == 1, 30)
     for _ in range(3):
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
 
     second.kill()  # its record stays, and its pod is not ready any more
-    until("an empty list", lambda: not models(url), 30)
+    until("an empty list", lambda: not models(url), 60)
     assert endpoints(api, "chat-worker-b")
     assert api.refused == []
     assert "503 Service Unavailable" not in kubelet.log("chat-worker-a")  # probes while it started
     used = {verb for resource, verb in api.asked if resource == "dynamoworkermetadatas"}
     assert used == {"list", "watch", "patch"}
+
+
+def test_process_outside_a_pod_is_told_what_is_missing(model: Path, tmp_path: Path) -> None:
+    words = ["worker", "--model", str(model), "--engine", "fake", "--discovery-backend", "kubernetes"]
+    done = subprocess.run(
+        [*COMMAND, *words], env=Stack(tmp_path).environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "with POD_NAME, POD_NAMESPACE and POD_UID" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -210,7 +210,7 @@ def test_unknown_rank_is_refused_by_name_on_the_request_plane(
     request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2}}
     bad, good = {**request, "routing": {"dp_rank": 7}}, {**request, "routing": {"dp_rank": 0}}
     with plane(environment(deployment.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
-        refused, answered = (caller.call("dynamo.backend.generate", asked) for asked in (bad, good))
+        refused, answered = (caller.call("backend.generate", asked) for asked in (bad, good))
     assert "dp_rank: 7 is unknown" in refused["error"]
     assert sum(len(chunk["token_ids"]) for chunk in answered["chunks"]) == 2
 

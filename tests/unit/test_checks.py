@@ -35,6 +35,18 @@ NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
+    (worker_rules.card_port_needs_a_system_port, ["--card-port", "9091"], "needs --system-port"),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "40000", "--system-port", "9090"],
+        "from 1 to 32767",
+    ),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "9090", "--system-port", "9090"],
+        "a port of its own",
+    ),
+    (worker_rules.worker_traces_have_an_address, ["--otlp-endpoint", "host:4317"], "is no URL"),
     (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
     (admin.token_can_be_sent, ["--admin-token", "two words"], "without spaces"),
     (admin.token_can_be_sent, ["--admin-token", "grün"], "without spaces"),
@@ -295,6 +307,16 @@ WORKER = [
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
     (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
+    (
+        omni_rules.picture_bounds_are_counts,
+        ["--max-picture-megapixels", "0"],
+        "--max-picture-megapixels 0.0 must be above 0",
+    ),
+    (
+        omni_rules.picture_bounds_are_counts,
+        ["--max-video-megapixels", "-1"],
+        "--max-video-megapixels -1.0 must be above 0",
+    ),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-side", "-8"], "--max-picture-side -8 must be"),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-steps", "0"], "--max-picture-steps 0 must be"),
     (
@@ -459,10 +481,12 @@ FRONTEND = [
         "cannot tell which worker has a LoRA adapter",
     ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
+    (frontend_rules.unreachable_is_a_time, ["--unreachable-seconds", "-1"], "must be 0 or more"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
+    (frontend_rules.frontend_traces_have_an_address, ["--otlp-endpoint", ""], "is no URL"),
     (frontend_rules.frontend_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (frontend_rules.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
@@ -780,6 +804,14 @@ def test_settings_that_work_pass(argv: list[str]) -> None:
         (["--namespace", "a.b"], "--namespace 'a.b' must be one word"),
         (["--namespace", "a/b"], "--namespace 'a/b' must be one word"),
         (["--namespace="], "--namespace '' must be one word"),
+        (["--bind-host", "0.0.0.0"], "--bind-host 0.0.0.0 is no address others can connect to"),
+        (["--bind-host", "::"], "--bind-host :: is no address"),
+        (["--discovery-backend", "mem"], "--discovery-backend mem shows a process itself only"),
+        (["--etcd-endpoints", "http://a:2379,b:2379"], "'b:2379' is no address of a server; write http://"),
+        (["--etcd-endpoints="], "--etcd-endpoints '' is no address"),
+        (["--nats-server", "10.0.0.1:4222"], "'10.0.0.1:4222' is no address of a server; write nats://"),
+        (["--nats-server", "nats://a:x"], "'nats://a:x' is no address of a server"),
+        (["--etcd-lease-seconds", "4"], "--etcd-lease-seconds 4 is too short; use 5 or more"),
     ],
 )
 def test_what_every_process_shares_is_checked_in_both(argv: list[str], message: str) -> None:

@@ -93,6 +93,21 @@ def test_the_only_serve_is_meant(home: Mapping[str, str]) -> None:
     )
 
 
+def test_serve_in_a_cluster_is_looked_for_there(home: Mapping[str, str]) -> None:
+    noted = {
+        "discovery_backend": "etcd",
+        "file_kv": "/unused",
+        "etcd_endpoints": "http://10.0.0.1:2379",
+        "request_plane": "nats",
+        "nats_server": "nats://10.0.0.1:4222",
+        "bind_host": None,
+    }
+    with in_cache(home, "a").opened():
+        in_cache(home, "a").note("http://127.0.0.1:8123", noted)
+        options, _ = deployment.find(AdminOptions(), home)
+    assert options == AdminOptions(**noted)
+
+
 def test_without_a_serve_the_runtimes_own_place_stands(home: Mapping[str, str]) -> None:
     assert deployment.find(AdminOptions(), home) == (AdminOptions(), None)
 

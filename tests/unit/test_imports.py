@@ -45,7 +45,7 @@ HEAVY = {
     "vllm": ("engine/",),
     "vllm_omni": ("engine/",),
     "torch": ("engine/", "models/tiny_image.py"),
-    "diffusers": ("models/tiny_image.py",),
+    "diffusers": ("models/tiny_image.py", "engine/omni_start.py"),
     "dynamo": ("serving/", "kv/events.py", "cli/frontend.py", "bench/caller.py"),
 }
 READS_ENVIRONMENT = {
@@ -59,6 +59,7 @@ WRITES_ENVIRONMENT = {
     "engine/omni_start.py": "vLLM's, and what the processes of a pipeline's stages must know",
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
+    "cli/reference.py": "the width of the help it asks for, for that moment",
     "media/apart_child.py": "those of the decoder's libraries, in a process that does nothing else",
 }
 _WRITING = {"update", "setdefault", "pop", "clear"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo_vllm.config.options import FindOptions
 from dynamo_vllm.errors import ConfigError
@@ -47,10 +47,10 @@ def frontend(environment: Mapping[str, str]) -> str | None:
 
 
 def _in(options: T, folder: RunFolder) -> T:
-    """A serve and its workers are on this machine, and so is what is said to them."""
-    return dataclasses.replace(
-        options, file_kv=str(folder.discovery), bind_host=options.bind_host or LOOPBACK
-    )
+    """What serve noted. Without an address of its own it and its workers speak over loopback only."""
+    noted: dict[str, Any] = {"file_kv": str(folder.discovery), "bind_host": LOOPBACK, **folder.reach}
+    bind_host = options.bind_host or noted.pop("bind_host")
+    return dataclasses.replace(options, **noted, bind_host=bind_host)
 
 
 def _list(running: Sequence[RunFolder]) -> str:

@@ -81,9 +81,11 @@ def export(kind: str, options: ExportOptions, command: str, root: Path) -> tuple
     settings = Settings(options)
     if kind == "compose":
         found = workload.of_machine(wanted, settings.on_gpu)
+        settings = Settings(options, found.request_plane)
         return {compose.FILE: text.yaml_text([compose.document(found, settings)], command)}, list(found.notes)
     refuse_missing_nats(wanted, options)
     found = workload.of_cluster(wanted, settings.discovery)
+    settings = Settings(options, found.request_plane, found.event_plane)
     made = operator.files(found, settings) if options.operator else k8s.files(found, settings)
     texts = {name: text.yaml_text(documents, command) for name, documents in made.items()}
     return texts, list(found.notes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.process import refuse_taken_port
-from dynamo_vllm.config import build, checks, topology
+from dynamo_vllm.config import build, checks, planes, topology
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import vllm_start
@@ -40,6 +40,9 @@ EPILOG = """\
 Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
 and passed on to each worker, for example --served-model-name, --max-model-len or --enforce-eager."""
 
+NOTED = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "bind_host")
+"""What the commands that ask workers must know of a serve's frontend."""
+
 
 def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
@@ -51,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     plan = prepare(wanted, environment, folder, options.demo)
     limits = Limits(start_seconds=options.start_seconds, restarts=options.restarts)
     with folder.opened():
-        folder.note(plan.url)
+        folder.note(plan.url, {name: getattr(plan.front, name) for name in NOTED})
         code = supervise(plan, limits, folder)
         if code == 0:
             folder.forget()
@@ -158,6 +161,7 @@ def prepare(
     plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
+    planes.refuse_unreachable(planes.servers(plan.front, plan.front.event_plane))
     return plan
 
 
@@ -209,7 +213,7 @@ def supervise(plan: Plan, limits: Limits, folder: RunFolder) -> int:
     screen.say(f"serving {', '.join(dict.fromkeys(plan.models))}; logs in {folder.logs}")
 
     async def run() -> int:
-        return await Supervisor(plan, limits, folder.logs, screen).run()
+        return await Supervisor(plan, limits, folder, screen).run()
 
     watch_without_threads()
     return asyncio.run(run())

@@ -114,14 +114,25 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """The same text from every Python: before 3.13 each spelling of an option carried its value."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
 def parser(cls: type, prog: str, description: str, epilog: str = "", *, own_first: bool = False) -> Parser:
     """An argument parser with the options of `cls`, grouped as declared or the class' own groups first."""
     made = Parser(
         prog=prog,
+        usage=f"{prog} [OPTIONS]",
         description=description,
         epilog=epilog,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add_options(made, cls, own_first=own_first)
     return made

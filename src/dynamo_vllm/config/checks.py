@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import planes
 from dynamo_vllm.config.rules import (
     admin,
     bench,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
+ANYWHERE = ("0.0.0.0", "::", "[::]")
+MIN_LEASE_SECONDS = 5
+"""etcd's own clocks are no finer than a second or two."""
 WORKER_RULES = (
     *admin.WORKER_RULES,
     *connectors.RULES,
@@ -90,12 +94,28 @@ def check_runtime(o: RuntimeOptions) -> None:
         raise ConfigError(
             f"--system-port {o.system_port} is out of range; the runtime takes 0 to {MAX_SYSTEM_PORT}"
         )
+    if o.discovery_backend == "mem":
+        raise ConfigError(
+            "--discovery-backend mem shows a process itself only, and nobody would find this one; "
+            "use file on one machine, etcd or kubernetes on several"
+        )
+    if o.etcd_lease_seconds is not None and o.etcd_lease_seconds < MIN_LEASE_SECONDS:
+        raise ConfigError(
+            f"--etcd-lease-seconds {o.etcd_lease_seconds} is too short; use {MIN_LEASE_SECONDS} or more"
+        )
     check_reach(o)
 
 
 def check_reach(o: ReachOptions) -> None:
     if not o.namespace or "." in o.namespace or "/" in o.namespace:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
+    if o.bind_host in ANYWHERE:
+        raise ConfigError(
+            f"--bind-host {o.bind_host} is no address others can connect to; give one of this machine, or "
+            "leave it out and that of its default route is taken"
+        )
+    planes.check_addresses("--etcd-endpoints", o.etcd_endpoints, ("http", "https"))
+    planes.check_addresses("--nats-server", o.nats_server, ("nats", "tls"))
 
 
 def check_frontend(options: FrontendOptions) -> None:

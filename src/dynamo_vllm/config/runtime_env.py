@@ -20,18 +20,24 @@ _WARN = "warn,tower_http=off"
 _LOG = {"error": "error,tower_http=off", "warning": _WARN, "info": _WARN, "debug": "debug"}
 
 
-def export(options: RuntimeOptions, environment: Mapping[str, str], threads: int, **more: str) -> None:
-    """Write the variables before `dynamo` is imported; `more` are further ones of one process."""
-    said = {**variables(options), **more}
+def export(
+    options: RuntimeOptions, environment: Mapping[str, str], threads: int, service: str, **more: str
+) -> None:
+    """Write the variables before `dynamo` is imported; `more` are further ones of one process.
+
+    `service` is what traces call this process.
+    """
+    said = {**variables(options), **traces(options), **more}
     os.environ.update(said)
-    for name, value in {**defaults(options), _THREADS: str(threads)}.items():
+    for name, value in {**defaults(options), _THREADS: str(threads), "OTEL_SERVICE_NAME": service}.items():
         if name not in environment and name not in said:
             os.environ[name] = value
 
 
 def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None:
     """For a process that only asks others. It may stand in a worker's container, whose ports are taken."""
-    os.environ.update({**reach(options), _SYSTEM_PORT: "-1", "DYN_HEALTH_CHECK_ENABLED": "false"})
+    quiet = {"DYN_HEALTH_CHECK_ENABLED": "false", "OTEL_EXPORT_ENABLED": "0"}
+    os.environ.update({**reach(options), _SYSTEM_PORT: "-1", **quiet})
     for name, value in {**hosts(options), "DYN_LOG": "off", _THREADS: "1"}.items():
         if name not in environment:
             os.environ[name] = value
@@ -40,6 +46,10 @@ def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None
 def variables(options: RuntimeOptions) -> dict[str, str]:
     """What our options say; they already include what the user's environment said."""
     found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
+    if options.etcd_lease_seconds is not None:
+        found["ETCD_LEASE_TTL"] = str(options.etcd_lease_seconds)
+    if options.event_plane == "nats":
+        found["NATS_SERVER"] = options.nats_server
     if options.system_host:
         found["DYN_SYSTEM_HOST"] = options.system_host
     if options.system_port is not None:
@@ -47,6 +57,18 @@ def variables(options: RuntimeOptions) -> dict[str, str]:
     if options.runtime_threads is not None:
         found[_THREADS] = str(options.runtime_threads)
     return found
+
+
+def traces(options: RuntimeOptions) -> dict[str, str]:
+    """OpenTelemetry's own, which vLLM reads too; the first is the runtime's switch."""
+    if options.otlp_endpoint is None:
+        return {}
+    return {
+        "OTEL_EXPORT_ENABLED": "1",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": options.otlp_endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": options.otlp_protocol,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": options.otlp_protocol,
+    }
 
 
 def reach(options: ReachOptions) -> dict[str, str]:
@@ -57,7 +79,24 @@ def reach(options: ReachOptions) -> dict[str, str]:
     }
     if options.file_kv:
         found["DYN_FILE_KV"] = options.file_kv
+    if options.discovery_backend == "etcd":
+        found["ETCD_ENDPOINTS"] = options.etcd_endpoints
+    if options.request_plane == "nats":
+        found["NATS_SERVER"] = options.nats_server
     return found
+
+
+PLANES = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "event_plane")
+"""The options that all processes of a deployment must have alike."""
+
+
+def planes(options: RuntimeOptions) -> dict[str, str]:
+    """The variables of the way to the others, without what is one process' own."""
+    found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
+    return {name: value for name, value in found.items() if name != "DYN_NAMESPACE"} | {
+        "ETCD_ENDPOINTS": options.etcd_endpoints,
+        "NATS_SERVER": options.nats_server,
+    }
 
 
 def hosts(options: ReachOptions) -> dict[str, str]:
@@ -73,6 +112,9 @@ def hosts(options: ReachOptions) -> dict[str, str]:
 def defaults(options: RuntimeOptions) -> dict[str, str]:
     """What follows from our options where the user's environment is silent."""
     found = {"DYN_LOG": _LOG[options.log_level], "DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
+    if options.otlp_endpoint is not None:
+        # The runtime sends its log lines there too; of a receiver that takes none it complains each time.
+        found["OTEL_BLRP_SCHEDULE_DELAY"] = "60000"
     if options.system_port is None:
         found["DYN_SELF_HOST_METADATA"] = "0"  # the model card is handed out over the system port
     return found | hosts(options)

@@ -20,6 +20,7 @@ _OURS = {
     "NATS_SERVER", "HOME", "HF_HOME", "HF_TOKEN", "DYN_SYSTEM_PORT", "DYN_HTTP_HOST", "POD_NAME",
     "POD_NAMESPACE", "POD_UID", "NODE_RANK",
 }  # fmt: skip
+_PLANES = ("request_plane", "event_plane")
 _OF_NODES = ("--node-rank", "--master-addr")
 
 
@@ -31,7 +32,7 @@ def from_kubernetes(documents: Iterable[Document]) -> Topology:
         args = [pod.unescaped(word) for word in main["args"]]
         env = {item["name"]: pod.unescaped(item["value"]) for item in main["env"] if "value" in item}
         if args[0] == "frontend":
-            frontend = _frontend(args)
+            frontend = {**_frontend(args), **_planes(env, _PLANES)}
         elif kind == "StatefulSet":  # one for each worker
             group = _group(args, env, 1)
             if groups and _alike(groups[-1], group):
@@ -52,7 +53,7 @@ def from_compose(document: Document) -> Topology:
             continue
         args = [compose.unescaped(word) for word in found["command"]]
         if args[0] == "frontend":
-            frontend = _frontend(args)
+            frontend = {**_frontend(args), **_planes(found["environment"], _PLANES[:1])}
             continue
         env = {
             name: compose.unescaped(value)
@@ -77,6 +78,10 @@ def _containers(documents: Iterable[Document]) -> Iterable[tuple[Document, int, 
 def _frontend(args: Sequence[str]) -> dict[str, Any]:
     values, _ = build.parser(FrontendOptions, "", "").parse_known_args(list(args[1:]))
     return dict(vars(values))
+
+
+def _planes(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    return {name: "nats" for name in names if env.get(f"DYN_{name.upper()}") == "nats"}
 
 
 def _group(args: Sequence[str], env: Mapping[str, str], count: int) -> WorkerGroup:

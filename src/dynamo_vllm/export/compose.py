@@ -95,7 +95,7 @@ def environment(workload: Workload, settings: Settings) -> Document:
         "DYN_NAMESPACE": settings.name,
         "DYN_DISCOVERY_BACKEND": "etcd",
         "ETCD_ENDPOINTS": _ETCD,
-        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_REQUEST_PLANE": settings.request_plane,
         "DYN_EVENT_PLANE": "nats",
         "NATS_SERVER": _NATS,
         "HOME": "/tmp",

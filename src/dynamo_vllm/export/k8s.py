@@ -112,12 +112,12 @@ def rules() -> list[Document]:
         {
             "apiGroups": ["discovery.k8s.io"],
             "resources": ["endpointslices"],
-            "verbs": ["get", "list", "watch"],
+            "verbs": ["list", "watch"],
         },
         {
             "apiGroups": [GROUP],
             "resources": [RECORDS],
-            "verbs": ["get", "list", "watch", "create", "patch"],
+            "verbs": ["list", "watch", "create", "patch"],
         },
     ]
 
@@ -235,8 +235,8 @@ def env(workload: Workload, settings: Settings) -> list[Document]:
 
 def planes(settings: Settings) -> list[Document]:
     found = [
-        pod.variable("DYN_REQUEST_PLANE", "tcp"),
-        pod.variable("DYN_EVENT_PLANE", "nats" if settings.options.nats else "zmq"),
+        pod.variable("DYN_REQUEST_PLANE", settings.request_plane),
+        pod.variable("DYN_EVENT_PLANE", "nats" if settings.options.nats else settings.event_plane),
     ]
     return [*found, pod.variable("NATS_SERVER", settings.options.nats)] if settings.options.nats else found
 

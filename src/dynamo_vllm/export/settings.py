@@ -25,6 +25,8 @@ class Settings:
     """The options with their defaults filled in, and the words every object carries."""
 
     options: ExportOptions
+    request_plane: str = "tcp"
+    event_plane: str = "zmq"
 
     @property
     def name(self) -> str:

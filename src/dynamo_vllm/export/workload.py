@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags, flag
+from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise import plan as plans
 from dynamo_vllm.supervise.limits import Limits
@@ -37,7 +38,8 @@ SPARE_SECONDS = 5
 _LIMITS = Limits()
 _ENDS_WITH = len(plans.COMMAND)
 
-_LOCAL = ("discovery_backend", "file_kv", "bind_host", "system_host", "system_port")
+_PLANES = ("request_plane", "event_plane")
+_LOCAL = (*PLANES, "bind_host", "system_host", "system_port")
 _LOCAL_OF_FRONTEND = (*_LOCAL, "host")
 _PORTS = ("kv_event_port", "side_channel_port")
 """First ports of several processes on one machine; in containers each has them for itself."""
@@ -91,6 +93,8 @@ class Workloads:
     """Where the file wants the frontend to listen."""
     notes: tuple[str, ...] = ()
     """What was left out or replaced."""
+    request_plane: str = "tcp"
+    event_plane: str = "zmq"
 
     @property
     def all(self) -> tuple[Workload, ...]:
@@ -166,7 +170,14 @@ def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Note
         drain_seconds=front.drain_seconds,
         port=plan.port,
     )
-    return Workloads(frontend, tuple(workers), str(wanted.frontend.get("host", plan.host)), tuple(notes.told))
+    host = str(wanted.frontend.get("host", plan.host))
+    return Workloads(frontend, tuple(workers), host, tuple(notes.told), **_planes(wanted))
+
+
+def _planes(wanted: Topology) -> dict[str, str]:
+    """Of the frontend, or of the first group that names one: all processes must have the same."""
+    given = [wanted.frontend, *(group.options for group in wanted.workers)]
+    return {name: str(values[name]) for name in _PLANES for values in reversed(given) if name in values}
 
 
 def _workload(process: Process, group: WorkerGroup, name: str, ports: Values) -> Workload:
@@ -224,9 +235,13 @@ def _without(
     values: Values, names: Sequence[str], where: str, discovery: str, notes: _Notes
 ) -> dict[str, Any]:
     for name in names:
-        if name in ("discovery_backend", "file_kv") and name in values:
+        if name in _PLANES or name not in values:
+            continue
+        if name == "nats_server":
+            notes.say(f"{where}: {name} {values[name]} is replaced: --nats names the server")
+        elif name in PLANES:
             notes.say(f"{where}: {name} {values[name]} is replaced: processes find each other by {discovery}")
-        elif name in values and name != "host":
+        elif name != "host":
             notes.say(
                 f"{where}: {name} {values[name]} is left out: every container has an address of its own"
             )

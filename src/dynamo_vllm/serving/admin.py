@@ -13,15 +13,21 @@ from dynamo_vllm.admin.verbs import VERBS, failure, perform
 from dynamo_vllm.errors import BadCommand, NotAllowed
 
 if TYPE_CHECKING:
-    from dynamo.runtime import DistributedRuntime
-
     from dynamo_vllm.admin.base import Controls, Reply
     from dynamo_vllm.errors import EngineDead
+    from dynamo_vllm.serving.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 Handler = Callable[[Any, Any], AsyncIterator[dict[str, Any]]]
 ENDPOINT = "admin.control"
 """In every namespace, whatever the worker's component: who wants all workers asks here."""
+
+
+def handled(address: str) -> dict[str, str | None]:
+    """The endpoints beside a worker's own, and the one verb that each is for; None is for all of them."""
+    namespace, component, _ = address.split(".")
+    own = {f"{namespace}.{component}.{name}": name for name, verb in VERBS.items() if verb.has_endpoint}
+    return {f"{namespace}.{ENDPOINT}": None, **own}
 
 
 class Admin:
@@ -33,14 +39,10 @@ class Admin:
         self._on_dead = on_dead
         self._serving: list[asyncio.Future[None]] = []  # they end with the runtime
 
-    def serve(self, drt: DistributedRuntime, address: str) -> None:
+    def serve(self, drt: Runtime, address: str) -> None:
         """`address` is the worker's own, namespace.component.endpoint."""
-        namespace, component, _ = address.split(".")
-        handlers: dict[str, Handler] = {f"{namespace}.{ENDPOINT}": self._any}
-        for name, verb in VERBS.items():
-            if verb.has_endpoint:
-                handlers[f"{namespace}.{component}.{name}"] = self._one(name)
-        for where, handler in handlers.items():
+        for where, verb in handled(address).items():
+            handler: Handler = self._any if verb is None else self._one(verb)
             serving = asyncio.ensure_future(drt.endpoint(where).serve_endpoint(handler))
             serving.add_done_callback(_ended)
             self._serving.append(serving)

@@ -6,15 +6,17 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from dynamo_vllm.errors import DynamoVllmError
+from dynamo_vllm.config import planes
+from dynamo_vllm.errors import DynamoVllmError, StartError
 from dynamo_vllm.serving.admin import ENDPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dynamo.runtime import Client, DistributedRuntime
+    from dynamo.runtime import Client
 
     from dynamo_vllm.config.options import FindOptions
+    from dynamo_vllm.serving.runtime import Runtime
 
 FIND_SECONDS = {"file": (1.0, 0.0)}
 ELSEWHERE = (5.0, 0.3)
@@ -48,7 +50,7 @@ class Workers:
     def __init__(self, options: FindOptions, *, may_be_none: bool = False) -> None:
         self._options = options
         self._may_be_none = may_be_none
-        self._drt: DistributedRuntime | None = None
+        self._drt: Runtime | None = None
         self._client: Client | None = None
 
     async def __aenter__(self) -> Self:
@@ -56,9 +58,12 @@ class Workers:
         from dynamo_vllm.serving import runtime
 
         try:
-            self._drt = runtime.caller(self._options)
-            endpoint = self._drt.endpoint(f"{self._options.namespace}.{ENDPOINT}")
-            self._client = await endpoint.client()
+            planes.refuse_unreachable(planes.servers(self._options), 0)
+            where = f"{self._options.namespace}.{ENDPOINT}"
+            self._drt = runtime.caller(self._options, where)
+            self._client = await self._drt.endpoint(where).client()
+        except StartError as exc:
+            raise NoWorkers(str(exc)) from None
         except Exception as exc:  # the runtime raises nothing narrower
             raise NoWorkers(f"{place(self._options)} cannot be reached: {exc}") from None
         if not self._may_be_none and not await self.seen():

@@ -12,15 +12,14 @@ from dynamo_vllm.serving import lifeline
 from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_signals
 
 if TYPE_CHECKING:
-    from dynamo.runtime import DistributedRuntime
-
     from dynamo_vllm.engine.settings import EngineSettings
     from dynamo_vllm.serving.progress import Progress
+    from dynamo_vllm.serving.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
 
-async def run(settings: EngineSettings, drt: DistributedRuntime, progress: Progress) -> int:
+async def run(settings: EngineSettings, drt: Runtime, progress: Progress) -> int:
     """Until a signal, or until its engines or the worker are gone; returns the exit code."""
     node = settings.node
     engine = HeadlessVllm(settings, progress.phase)

@@ -16,9 +16,10 @@ from dynamo_vllm.engine.ec_folder import Unusable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dynamo.runtime import Client, DistributedRuntime
+    from dynamo.runtime import Client
 
     from dynamo_vllm.engine.ec_folder import Folder
+    from dynamo_vllm.serving.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 ENDPOINT = "lend"
@@ -26,6 +27,11 @@ LEND_SECONDS = 20.0
 """How long a file is held for somebody who asked for it."""
 MAX_BYTES = 1 << 30
 _PAUSE_US = 1000
+
+
+def endpoint_of(address: str) -> str:
+    """Beside a worker's own, `address`."""
+    return ".".join([*address.split(".")[:2], ENDPOINT])
 
 
 class Nixl:
@@ -58,10 +64,9 @@ class Lender:
         self._nixl = nixl
         self._serving: asyncio.Future[None] | None = None  # ends with the runtime
 
-    def serve(self, drt: DistributedRuntime, address: str) -> None:
+    def serve(self, drt: Runtime, address: str) -> None:
         """`address` is the worker's own, namespace.component.endpoint."""
-        where = ".".join([*address.split(".")[:2], ENDPOINT])
-        self._serving = asyncio.ensure_future(drt.endpoint(where).serve_endpoint(self._lend))
+        self._serving = asyncio.ensure_future(drt.endpoint(endpoint_of(address)).serve_endpoint(self._lend))
         self._serving.add_done_callback(_report)
 
     async def _lend(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:

@@ -24,13 +24,12 @@ from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import lending
+from dynamo_vllm.serving.address import own_address
 from dynamo_vllm.serving.encoders import Encoders
 from dynamo_vllm.serving.pixels import FrontendPixels
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-
-    from dynamo.runtime import DistributedRuntime
 
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.roles.base import Role, RoleCard
     from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.serving.progress import Progress
+    from dynamo_vllm.serving.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,8 @@ def engine_settings(
         has_plain_blocks=connector is not None and connector.has_plain_blocks,
         connector_metrics_url=needs.metrics_url,
         merged_kv_events=needs.merged_events,
-        side_channel_host=options.side_channel_host or options.bind_host,
+        # Unset vLLM says "localhost" to decode engines, which are on another machine.
+        side_channel_host=options.side_channel_host or options.bind_host or own_address(),
         side_channel_port=options.side_channel_port,
         model=str(options.model),
         served_names=options.served_model_name,
@@ -134,6 +135,7 @@ def engine_settings(
         omni=options.omni,
         stage_configs_path=options.stage_configs_path,
         direct_egress=options.direct_egress,
+        traces_url=options.traces_url,
         lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
         publishes_kv_events=role_card(options).publishes_kv_events
         if options.kv_events is None
@@ -158,24 +160,30 @@ def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> ec_folder.Folde
     return ec_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
 
 
+def encoders_of(options: WorkerOptions) -> tuple[str, str]:
+    """Where encode workers answer, and where they lend what they made."""
+    where = f"{options.namespace}.{options.encoder_component}.generate"
+    return where, lending.endpoint_of(where)
+
+
 async def media_reader(
     options: WorkerOptions,
     folder: EncoderFolder | None,
     facts: EngineFacts,
     engine: TextEngine,
     loader: MediaLoader | None,
-    drt: DistributedRuntime,
+    drt: Runtime,
     on_lost: Callable[[], None],
 ) -> Reader:
     """Asks encode workers first where there may be some."""
     own = MediaReader(facts, loader, engine)
     if loader is None or folder is None or options.role == "encode":
         return own
-    where = f"{options.namespace}.{options.encoder_component}"
-    client = await drt.endpoint(f"{where}.generate").client()
+    where, lent = encoders_of(options)
+    client = await drt.endpoint(where).client()
     borrower = None
     if options.encoder_transfer == "nixl":
-        lenders = await drt.endpoint(f"{where}.{lending.ENDPOINT}").client()
+        lenders = await drt.endpoint(lent).client()
         borrower = lending.Borrower(lenders, encoded_folder(folder, facts), lending.Nixl())
     encoders = Encoders(client, options.encoder_seconds, borrower)
     return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
@@ -196,6 +204,8 @@ def make_role(
             max_side=options.max_picture_side,
             max_steps=options.max_picture_steps,
             max_pictures=options.max_pictures,
+            max_megapixels=options.max_picture_megapixels,
+            max_video_megapixels=options.max_video_megapixels,
         )
         return omni.Pictures(facts, names, bounds, engine.count_tokens)
     if options.use_vllm_tokenizer:

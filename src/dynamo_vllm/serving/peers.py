@@ -21,14 +21,20 @@ from dynamo_vllm.kv.terms import differences
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dynamo.runtime import Client, DistributedRuntime
+    from dynamo.runtime import Client
 
     from dynamo_vllm.job import Terms
+    from dynamo_vllm.serving.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 ENDPOINT = "kv_terms.compare"
 SEEN_SECONDS = 5.0
 ANSWER_SECONDS = 3.0
+
+
+def endpoint_of(address: str) -> str:
+    """Of all workers in the namespace of `address`, a worker's own."""
+    return f"{address.split('.')[0]}.{ENDPOINT}"
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -52,8 +58,8 @@ class Card(msgspec.Struct, frozen=True):
 class Peers:
     """This worker's card, and the comparison with everybody else's."""
 
-    def __init__(self, drt: DistributedRuntime, address: str, served: str, role: str, terms: Terms) -> None:
-        self._endpoint = drt.endpoint(f"{address.split('.')[0]}.{ENDPOINT}")
+    def __init__(self, drt: Runtime, address: str, served: str, role: str, terms: Terms) -> None:
+        self._endpoint = drt.endpoint(endpoint_of(address))
         self._card = Card(
             instance=self._endpoint.connection_id(),
             name=f"{role} worker, process {os.getpid()} on {socket.gethostname()}",

@@ -7,25 +7,67 @@ from typing import TYPE_CHECKING
 
 from dynamo.runtime import DistributedRuntime
 
+from dynamo_vllm.errors import StartError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dynamo.runtime import Endpoint
+
     from dynamo_vllm.config.options import ReachOptions, RuntimeOptions
 
 
+class Runtime:
+    """The runtime of a process that serves or asks, with its endpoints made before anything else goes on.
+
+    Over NATS, runtime 1.6.1 makes an endpoint by waiting for one of its threads with the interpreter locked;
+    when that thread waits for the interpreter, as it does for any answer to Python, both wait for ever.
+    """
+
+    def __init__(self, drt: DistributedRuntime, addresses: Iterable[str] = ()) -> None:
+        self._drt = drt
+        self._endpoints = {address: drt.endpoint(address) for address in addresses}
+
+    def endpoint(self, address: str) -> Endpoint:
+        """One of those named at the start."""
+        return self._endpoints[address]
+
+    def set_health_status(self, ready: bool) -> None:
+        self._drt.set_health_status(ready)
+
+    def shutdown(self) -> None:
+        self._drt.shutdown()
+
+
 def create(options: RuntimeOptions) -> DistributedRuntime:
-    return DistributedRuntime(
-        asyncio.get_running_loop(),
-        options.discovery_backend,
-        options.request_plane,
-        event_plane=options.event_plane,
-    )
+    try:
+        return DistributedRuntime(
+            asyncio.get_running_loop(),
+            options.discovery_backend,
+            options.request_plane,
+            event_plane=options.event_plane,
+        )
+    except Exception as exc:  # the runtime raises nothing narrower
+        planes = f"{options.discovery_backend}, {options.request_plane}, {options.event_plane}"
+        raise StartError(f"no connection to the deployment ({planes}): {exc}{_advice(str(exc))}") from None
 
 
-def caller(options: ReachOptions) -> DistributedRuntime:
+def _advice(reason: str) -> str:
+    known = {
+        "POD_NAME": ". Kubernetes discovery works inside a pod, with POD_NAME, POD_NAMESPACE and POD_UID",
+        "NATS": ". Set NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, or what the server asks for",
+        "lease": ". Set ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD, or what etcd asks for",
+    }
+    return next((advice for word, advice in known.items() if word in reason), "")
+
+
+def caller(options: ReachOptions, address: str) -> Runtime:
     """For a process that asks others and publishes nothing, for which any event plane does."""
     loop = asyncio.get_running_loop()
-    return DistributedRuntime(loop, options.discovery_backend, options.request_plane, event_plane="zmq")
+    drt = DistributedRuntime(loop, options.discovery_backend, options.request_plane, event_plane="zmq")
+    return Runtime(drt, [address])
 
 
-def alone() -> DistributedRuntime:
+def alone() -> Runtime:
     """For a process that is in no deployment: its health server, and no service is needed."""
-    return DistributedRuntime(asyncio.get_running_loop(), "mem", "tcp", event_plane="zmq")
+    return Runtime(DistributedRuntime(asyncio.get_running_loop(), "mem", "tcp", event_plane="zmq"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls, State
-from dynamo_vllm.config import build, nodes
+from dynamo_vllm.config import build, nodes, planes
 from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import EngineDead
@@ -24,14 +24,18 @@ from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
 from dynamo_vllm.serving import (
     adapters,
+    admin,
     headless,
+    keeper,
     lending,
     lifeline,
     metrics,
     parts,
+    peers,
     runtime,
     scratch,
     system_port,
+    tracing,
 )
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
@@ -42,22 +46,24 @@ from dynamo_vllm.serving.monitor import Monitor
 from dynamo_vllm.serving.peers import Peers
 from dynamo_vllm.serving.progress import Progress
 from dynamo_vllm.serving.request import Service
+from dynamo_vllm.serving.series import Exposition
 from dynamo_vllm.serving.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dynamo.runtime import DistributedRuntime
-
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.planes import EtcdAccess
     from dynamo_vllm.engine.base import Engine, TextEngine
     from dynamo_vllm.job import EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.lora.registry import Registry
     from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.roles.base import Role
+    from dynamo_vllm.serving.runtime import Runtime
     from dynamo_vllm.serving.system_port import SystemPort
+    from dynamo_vllm.serving.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 25.0
@@ -73,7 +79,7 @@ async def run(
     progress = Progress(options.status_fd)
     node = nodes.of(options.headless, engine_flags(engine_argv))
     with scratch.folder() as scratch_folder:
-        drt = runtime.create(options) if not node.is_headless else runtime.alone()
+        drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
         named = options.model
         options = await parts.with_local_model(options, progress)
         options = parts.with_media_template(options, scratch_folder)
@@ -101,11 +107,24 @@ async def run(
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
+                        etcd=planes.etcd_access(options, environment),
+                        scratch_folder=scratch_folder,
                     )
-                    async with parts.media_loader(options, facts, engine) as loader:
-                        return await serve(started, loader)
+                    with tracing.opened(options, started.model) as traces:
+                        async with parts.media_loader(options, facts, engine) as loader:
+                            return await serve(started, loader, traces)
             finally:
                 await close(engine, drt)
+
+
+def joined(options: WorkerOptions, engine_argv: Sequence[str]) -> Runtime:
+    """The runtime with every endpoint this worker may serve or ask."""
+    addresses = [options.address, *admin.handled(options.address)]
+    if options.role in ("prefill", "decode"):
+        addresses.append(peers.endpoint_of(options.address))
+    if folder_of(options, engine_flags(engine_argv)) is not None:
+        addresses += [*parts.encoders_of(options), lending.endpoint_of(options.address)]
+    return runtime.Runtime(runtime.create(options), addresses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +132,7 @@ class Started:
     """A worker whose engine runs."""
 
     options: WorkerOptions
-    drt: DistributedRuntime
+    drt: Runtime
     engine: TextEngine
     facts: EngineFacts
     meter: metrics.LoadMeter
@@ -123,9 +142,26 @@ class Started:
     followers: lifeline.Followers
     front: SystemPort | None
     adapter_cache: Path
+    etcd: EtcdAccess | None
+    scratch_folder: str
+
+    @property
+    def model(self) -> str:
+        """The name clients know it by."""
+        return (self.options.served_model_name or (str(self.options.model),))[0]
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """What this worker writes to, by what it is for."""
+        found = {"scratch": self.scratch_folder}
+        if self.encoder_folder is not None:
+            found["encodings"] = self.encoder_folder.path
+        if self.facts.adapters is not None:
+            found["adapters"] = str(self.adapter_cache)
+        return found
 
 
-async def serve(started: Started, loader: MediaLoader | None = None) -> int:
+async def serve(started: Started, loader: MediaLoader | None = None, traces: Tracing | None = None) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, progress = started.meter, started.progress
@@ -161,26 +197,43 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
 
     started.followers.lost.add_done_callback(lambda lost: engine_died(lost.result()))
     last_error = metrics.LastError()
-    service = Service(role, engine, in_flight, engine_died, registry, last_error.note)
+    service = Service(
+        role,
+        engine,
+        in_flight,
+        engine_died,
+        registry,
+        last_error.note,
+        traces.headers if traces is not None else None,
+    )
+    generate = traces.around(service.generate) if traces is not None else service.generate
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
     meter.connect(publisher, facts.total_kv_blocks, ranks(facts))
-    endpoint.metrics.register_prometheus_expfmt_callback(
-        lambda: engine.metrics_text() + metrics.exposition(meter, len(in_flight), registration.names[0])
+    exposition = Exposition(
+        model=registration.names[0],
+        role=options.role,
+        meter=meter,
+        in_flight=lambda: len(in_flight),
+        life=lifecycle,
+        adapters=registry,
+        folders=started.folders,
     )
+    endpoint.metrics.register_prometheus_expfmt_callback(lambda: engine.metrics_text() + exposition.text())
     dump(options, facts)
     progress.phase("warming")
     await answers()
     settle()
     progress.phase("registering")
     if started.connector is not None and options.role in ("prefill", "decode"):
-        peers = Peers(drt, options.address, registration.names[0], options.role, facts.terms)
-        await peers.join()
+        await Peers(drt, options.address, registration.names[0], options.role, facts.terms).join()
     with events.publishers(endpoint, facts, options.enable_local_indexer, str(options.model)) as publishers:
+        exposition.kv_event_publishers = publishers
         await registration.publish()
-        serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
+        serving = asyncio.create_task(registration.serve(generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)
         watching = asyncio.create_task(monitor(options, engine, role, facts, lifecycle).run())
+        keeping = asyncio.create_task(keeper.keep(started.etcd, endpoint.connection_id()))
         on_signals(ending, lambda: lifecycle.state is State.STOPPED)
         instance = endpoint.connection_id()
         status = Status(options, facts, instance, registration.names, meter, in_flight, last_error)
@@ -194,6 +247,7 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
             instance=instance,
         )
         code = await first_ending(ending, serving, watching)
+        keeping.cancel()  # before the lease is given back
         await leave(options, lifecycle, drt, serving, watching, code)
     return code
 
@@ -215,10 +269,10 @@ def open_to_operators(
         drain_seconds=options.drain_seconds,
         status=lambda: status.reply(lifecycle.state, registry),
     )
-    admin = Admin(controls, options.admin_token, on_dead)
-    admin.serve(started.drt, options.address)
+    performer = Admin(controls, options.admin_token, on_dead)
+    performer.serve(started.drt, options.address)
     if started.front is not None:
-        started.front.admin = admin
+        started.front.admin = performer
 
 
 def settle() -> None:
@@ -280,7 +334,7 @@ async def first_ending(
 async def leave(
     options: WorkerOptions,
     lifecycle: Lifecycle,
-    drt: DistributedRuntime,
+    drt: Runtime,
     serving: asyncio.Task[None],
     watching: asyncio.Task[None],
     code: int,
@@ -292,7 +346,7 @@ async def leave(
     await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)
 
 
-async def close(engine: Engine, drt: DistributedRuntime) -> None:
+async def close(engine: Engine, drt: Runtime) -> None:
     """Also after a failed start."""
     await engine.close()
     drt.shutdown()

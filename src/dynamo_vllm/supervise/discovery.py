@@ -1,4 +1,4 @@
-"""Takes a killed worker out of file discovery at once, instead of after its lease.
+"""Takes a killed worker out of discovery at once, instead of after its lease.
 
 Until then the frontend goes on sending to it: for ten seconds every request fails when it was the only one.
 """
@@ -6,20 +6,32 @@ Until then the frontend goes on sending to it: for ten seconds every request fai
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from dynamo_vllm.config import build, planes
+from dynamo_vllm.config.options import ReachOptions
+from dynamo_vllm.serving.etcd import Etcd, EtcdError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
-def forget(instance: int, environment: Mapping[str, str]) -> None:
-    """Remove what an ended process left behind; other kinds of discovery have only their leases."""
-    folder = environment.get("DYN_FILE_KV")
-    if environment.get("DYN_DISCOVERY_BACKEND", "file") != "file" or not folder:
-        return
-    for entry in Path(folder).rglob("*"):
+async def forget(instance: int, environment: Mapping[str, str]) -> None:
+    """Remove what an ended process left behind, in files or in etcd; in Kubernetes the pod's end does it."""
+    options = build.from_values(ReachOptions, {}, environment)
+    access = planes.etcd_access(options, environment)
+    if access is not None:
+        with contextlib.suppress(EtcdError, OSError):  # it is away, or the lease has just run out
+            async with Etcd(access) as etcd:
+                await etcd.revoke(instance)
+    elif options.discovery_folder is not None:
+        _forget_files(instance, options.discovery_folder)
+
+
+def _forget_files(instance: int, folder: Path) -> None:
+    for entry in folder.rglob("*"):
         if unquote(entry.name).rpartition("/")[2] == f"{instance:x}":
             with contextlib.suppress(OSError):  # a lease ran out in the same moment
                 entry.unlink()

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build, checks, encoders, topology
+from dynamo_vllm.config import build, checks, encoders, planes, runtime_env, topology
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
 from dynamo_vllm.config.rules.ranks import node_of
@@ -71,6 +71,8 @@ class Plan:
     models: tuple[str, ...]
     """Folder or hub id of each group's model."""
     processes: tuple[Process, ...]
+    front: FrontendOptions
+    """Of the frontend; every process finds and reaches the others in its way."""
 
     @property
     def workers(self) -> tuple[Process, ...]:
@@ -93,6 +95,8 @@ def make(
     shared = shared_environment(environment, discovery)
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
     checks.check_frontend(front)
+    shared = with_planes(shared, front, environment)
+    front = build.from_values(FrontendOptions, wanted.frontend, shared)
     url = f"{'https' if front.tls_cert_path else 'http'}://{reachable(front.host)}:{front.port}"
     frontend = Process(
         name="frontend",
@@ -112,7 +116,7 @@ def make(
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
-    return Plan(url, front.host, front.port, tuple(workers.models), (frontend, *workers.made))
+    return Plan(url, front.host, front.port, tuple(workers.models), (frontend, *workers.made), front)
 
 
 def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[str, str]:
@@ -127,6 +131,23 @@ def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[
     }
     # One port cannot serve several processes: each worker gets its own as a flag.
     return {name: value for name, value in {**defaults, **environment}.items() if name != "DYN_SYSTEM_PORT"}
+
+
+def with_planes(
+    shared: Mapping[str, str], front: FrontendOptions, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """What the frontend was told about the way to the others, for the workers too.
+
+    A deployment that other machines can find advertises this machine's address, not loopback.
+    """
+    found = {**shared, **runtime_env.planes(front)}
+    servers = planes.servers(front, front.event_plane)
+    is_shared = front.discovery_backend == "kubernetes" or (
+        front.discovery_backend == "etcd" and not planes.is_on_this_machine(servers)
+    )
+    if is_shared and "DYN_VLLM_BIND_HOST" not in environment:
+        del found["DYN_VLLM_BIND_HOST"]
+    return found
 
 
 def reachable(host: str) -> str:
@@ -183,6 +204,7 @@ class _Workers:
             values |= more
             options, engine_argv = _parse(values, group, env)
         checks.check_worker(options, engine_argv, elsewhere=self._elsewhere)
+        self._check_planes(options)
         self._check_address(options)
         self.models.append(str(options.model))
         node = node_of(options, engine_flags(engine_argv))
@@ -233,6 +255,15 @@ class _Workers:
         return next(
             name for name in names if not self._is_taken(dataclasses.replace(options, component=name))
         )
+
+    def _check_planes(self, options: WorkerOptions) -> None:
+        for name in runtime_env.PLANES:
+            mine, others = getattr(options, name), getattr(self._front, name)
+            if mine != others:
+                raise ConfigError(
+                    f"a worker has {flag(name)} {mine} and the frontend {others}, so they would not meet; "
+                    "give it on the command line, which is for both"
+                )
 
     def _check_address(self, options: WorkerOptions) -> None:
         """The frontend sends prompts to every worker at a prefill worker's address."""

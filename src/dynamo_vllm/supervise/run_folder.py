@@ -10,7 +10,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import StartError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EMBEDDINGS = "embeddings"
 """Beside the discovery files: what encode workers made."""
-_LOCK, _NOTE = "lock", "serve.json"
+_LOCK, _NOTE, _TARGETS = "lock", "serve.json", "prometheus.json"
 LOOK_SECONDS = 0.5
 """Whoever asks whether a serve runs holds the lock for a moment."""
 
@@ -38,6 +38,11 @@ class RunFolder:
     @property
     def discovery(self) -> Path:
         return self.path / "discovery"
+
+    @property
+    def targets(self) -> Path:
+        """For Prometheus."""
+        return self.path / _TARGETS
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -94,21 +99,37 @@ class RunFolder:
             return False
         return False
 
-    def note(self, url: str) -> None:
-        """Tell the other commands of this machine where the frontend will be."""
+    def note(self, url: str, reach: Mapping[str, str | None] | None = None) -> None:
+        """Tell the other commands of this machine where the frontend will be, and how to find the workers."""
         with contextlib.suppress(OSError):
-            (self.path / _NOTE).write_text(json.dumps({"url": url, "pid": os.getpid()}))
+            told = {"url": url, "pid": os.getpid(), "reach": dict(reach or {})}
+            (self.path / _NOTE).write_text(json.dumps(told))
 
     @property
     def url(self) -> str | None:
         """What `note` wrote."""
+        url = self._noted().get("url")
+        return None if url is None else str(url)
+
+    @property
+    def reach(self) -> dict[str, Any]:
+        """What `note` wrote; nothing of a serve that has not come so far."""
+        found = self._noted().get("reach")
+        return found if isinstance(found, dict) else {}
+
+    def _noted(self) -> dict[str, Any]:
         try:
-            return str(json.loads((self.path / _NOTE).read_text())["url"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            found = json.loads((self.path / _NOTE).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def forget(self) -> None:
-        """Remove the discovery files, and what encode workers left beside them."""
+        """Remove the discovery files, and what encode workers left beside them.
+
+        A serve that failed leaves them: Prometheus then says that its processes are down.
+        """
+        self.targets.unlink(missing_ok=True)
         shutil.rmtree(self.discovery, ignore_errors=True)
         shutil.rmtree(self.path / EMBEDDINGS, ignore_errors=True)
 

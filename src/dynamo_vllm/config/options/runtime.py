@@ -20,7 +20,8 @@ class ReachOptions:
     discovery_backend: str = opt(
         "file",
         "runtime",
-        "Where workers and frontends find each other: file and mem need no service.",
+        "Where workers and frontends find each other: in a folder of one machine, in etcd, or in the "
+        "Kubernetes API; mem is one process by itself.",
         env="DYN_DISCOVERY_BACKEND",
         flags=("--discovery-backend", "--store-kv"),
         choices=DISCOVERY_BACKENDS,
@@ -32,12 +33,26 @@ class ReachOptions:
         env="DYN_FILE_KV",
         metavar="FOLDER",
     )
+    etcd_endpoints: str = opt(
+        "http://localhost:2379",
+        "runtime",
+        "Addresses of etcd, for its discovery backend, separated by commas.",
+        env="ETCD_ENDPOINTS",
+        metavar="URLS",
+    )
     request_plane: str = opt(
         "tcp",
         "runtime",
-        "Transport of requests.",
+        "Transport of requests: straight to the worker, or through a NATS server.",
         env="DYN_REQUEST_PLANE",
         choices=("tcp", "nats"),
+    )
+    nats_server: str = opt(
+        "nats://localhost:4222",
+        "runtime",
+        "Address of the NATS server, for either plane; several are separated by commas.",
+        env="NATS_SERVER",
+        metavar="URL",
     )
     bind_host: str | None = opt(
         None,
@@ -63,9 +78,17 @@ class RuntimeOptions(ReachOptions):
     event_plane: str = opt(
         "zmq",
         "runtime",
-        "Transport of KV events and load figures.",
+        "Transport of KV events and load figures: straight from the worker, or through a NATS server.",
         env="DYN_EVENT_PLANE",
         choices=("zmq", "nats"),
+    )
+    etcd_lease_seconds: int | None = opt(
+        None,
+        "runtime",
+        "How long etcd lists this process after its last sign of life (default: 10, a frontend 60). Twice "
+        "that time without etcd ends the process.",
+        env="ETCD_LEASE_TTL",
+        metavar="SECONDS",
     )
     system_host: str | None = opt(
         None, "runtime", "Address of the health and metrics server.", env="DYN_SYSTEM_HOST", metavar="ADDRESS"
@@ -91,6 +114,21 @@ class RuntimeOptions(ReachOptions):
         env="DYN_VLLM_LOG_LEVEL",
         choices=("error", "warning", "info", "debug"),
     )
+    otlp_endpoint: str | None = opt(
+        None,
+        "traces",
+        "Send a trace of every request to the OpenTelemetry receiver at this address, for example "
+        "http://127.0.0.1:4317; unset sends none.",
+        env="OTEL_EXPORTER_OTLP_ENDPOINT",
+        metavar="URL",
+    )
+    otlp_protocol: str = opt(
+        "grpc",
+        "traces",
+        "What the receiver speaks: receivers have grpc at port 4317 and http/protobuf at 4318.",
+        env="OTEL_EXPORTER_OTLP_PROTOCOL",
+        choices=("grpc", "http/protobuf"),
+    )
     status_fd: int | None = opt(
         None,
         "runtime",
@@ -99,6 +137,13 @@ class RuntimeOptions(ReachOptions):
         metavar="FD",
         hidden=True,
     )
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where spans go: over HTTP they have a path of their own."""
+        if self.otlp_endpoint is None or self.otlp_protocol == "grpc":
+            return self.otlp_endpoint
+        return f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
 
 def admin_token() -> Any:

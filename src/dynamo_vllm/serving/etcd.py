@@ -1,0 +1,133 @@
+"""What we ask etcd ourselves, over its JSON gateway: the runtime keeps its own client to itself."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dynamo_vllm.config.planes import EtcdAccess
+
+SECONDS = 3.0
+_UNAUTHENTICATED = 401
+
+
+class EtcdError(Exception):
+    """etcd is away, or refused; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    granted_seconds: int
+    keys: frozenset[bytes]
+
+
+class Etcd:
+    """Asks the first endpoint that answers."""
+
+    def __init__(self, access: EtcdAccess) -> None:
+        self._access = access
+        self._client = httpx.AsyncClient(verify=_context(access), timeout=SECONDS, trust_env=False)
+        self._first = 0
+        self._token: str | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def lease(self, number: int) -> Lease | None:
+        """None when etcd does not know it, or no longer."""
+        found = await self._ask("lease/timetolive", {"ID": str(number), "keys": True})
+        if int(found.get("TTL", 0)) < 0 or "grantedTTL" not in found:
+            return None
+        return Lease(int(found["grantedTTL"]), frozenset(map(base64.b64decode, found.get("keys", ()))))
+
+    async def grant(self, number: int, seconds: int) -> None:
+        await self._ask("lease/grant", {"ID": str(number), "TTL": str(seconds)})
+
+    async def revoke(self, number: int) -> None:
+        await self._ask("lease/revoke", {"ID": str(number)})
+
+    async def values(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        asked = [{"requestRange": {"key": _text(key)}} for key in keys]
+        found = await self._ask("kv/txn", {"success": asked}) if asked else {}
+        entries = [kv for one in found.get("responses", ()) for kv in one["response_range"].get("kvs", ())]
+        return {base64.b64decode(kv["key"]): base64.b64decode(kv.get("value", "")) for kv in entries}
+
+    async def put(self, entries: Mapping[bytes, bytes], lease: int) -> None:
+        """All of them or none."""
+        told = [
+            {"requestPut": {"key": _text(key), "value": _text(value), "lease": str(lease)}}
+            for key, value in entries.items()
+        ]
+        if told:
+            await self._ask("kv/txn", {"success": told})
+
+    async def delete(self, key: bytes) -> None:
+        await self._ask("kv/deleterange", {"key": _text(key)})
+
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        reasons: list[str] = []
+        for endpoint in self._in_turn():
+            try:
+                return await self._ask_one(endpoint, path, body)
+            except httpx.HTTPError as exc:
+                reasons.append(f"{endpoint}: {exc or type(exc).__name__}")
+                self._first += 1
+        raise EtcdError(f"etcd does not answer: {', '.join(reasons)}")
+
+    def _in_turn(self) -> list[str]:
+        """Every endpoint, beginning with the one that answered last."""
+        every = self._access.endpoints
+        first = self._first % len(every)
+        return [*every[first:], *every[:first]]
+
+    async def _ask_one(self, endpoint: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        answer = await self._post(endpoint, path, body)
+        if answer.status_code == _UNAUTHENTICATED or "user name is empty" in answer.text:
+            await self._log_in(endpoint)
+            answer = await self._post(endpoint, path, body)
+        return _read(answer)
+
+    async def _log_in(self, endpoint: str) -> None:
+        """Tokens run out; each is asked for when etcd refuses the one before."""
+        self._token = None
+        body = {"name": self._access.username or "", "password": self._access.password or ""}
+        self._token = str(_read(await self._post(endpoint, "auth/authenticate", body)).get("token", ""))
+
+    async def _post(self, endpoint: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        headers = {} if self._token is None else {"Authorization": self._token}
+        return await self._client.post(f"{endpoint.rstrip('/')}/v3/{path}", json=body, headers=headers)
+
+
+def _read(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise EtcdError(f"etcd answered {answer.status_code} without JSON; is its gRPC gateway switched off?")
+    if answer.status_code != 200:
+        raise EtcdError(f"etcd refused: {found.get('message') or found.get('error') or answer.status_code}")
+    return found
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _context(access: EtcdAccess) -> ssl.SSLContext | bool:
+    if not any(endpoint.startswith("https") for endpoint in access.endpoints):
+        return False
+    context = ssl.create_default_context(cafile=access.ca)
+    if access.cert is not None:
+        context.load_cert_chain(access.cert, access.key)
+    return context

@@ -1,0 +1,107 @@
+"""The keeper of a lease, and the small client below it, with a real etcd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dynamo_vllm.config.planes import EtcdAccess
+from dynamo_vllm.serving.etcd import Etcd, EtcdError
+from dynamo_vllm.serving.keeper import Keeper
+from harness.servers import Server, etcd
+from harness.stack import free_port
+
+LEASE = 0x5E95A1E124248908
+ENTRIES = {b"v1/instances/a": b'{"a": 1}', b"v1/mdc/\xff": b""}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with etcd(tmp_path_factory.mktemp("etcd")) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def registered(server: Server) -> AsyncIterator[tuple[Etcd, Keeper]]:
+    """A process with entries, which its keeper has seen."""
+    async with Etcd(EtcdAccess((server.url,))) as client:
+        await client.grant(LEASE, 60)
+        await client.put(ENTRIES, LEASE)
+        keeper = Keeper(client, LEASE)
+        await keeper.look()
+        yield client, keeper
+        await client.revoke(LEASE)
+
+
+async def test_lost_lease_comes_back_with_its_number_time_and_entries(server: Server) -> None:
+    async with registered(server) as (client, keeper):
+        await client.revoke(LEASE)
+        assert await client.values(ENTRIES) == {}
+        await keeper.look()
+        found = await client.lease(LEASE)
+        assert found is not None
+        assert (found.granted_seconds, found.keys) == (60, ENTRIES.keys())
+        assert await client.values(ENTRIES) == ENTRIES
+
+
+async def test_what_the_process_took_out_itself_stays_out(server: Server) -> None:
+    async with registered(server) as (client, keeper):
+        first, second = ENTRIES
+        await client.delete(first)
+        await keeper.look()
+        await client.revoke(LEASE)
+        await keeper.look()
+        assert await client.values(ENTRIES) == {second: ENTRIES[second]}
+
+
+async def test_entries_that_could_not_be_put_back_are_not_forgotten(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with registered(server) as (client, keeper):
+        await client.revoke(LEASE)
+        with monkeypatch.context() as broken, pytest.raises(EtcdError):
+            broken.setattr(client, "put", refuse)
+            await keeper.look()
+        await keeper.look()
+        assert await client.values(ENTRIES) == ENTRIES
+
+
+async def refuse(*_: object) -> None:
+    raise EtcdError("etcd went away between the lease and its entries")
+
+
+async def test_another_endpoint_is_asked_when_one_is_away(server: Server) -> None:
+    async with Etcd(EtcdAccess((f"http://127.0.0.1:{free_port()}", server.url))) as client:
+        assert await client.lease(1) is None
+
+
+async def test_etcd_that_is_away_is_an_error_with_its_address() -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    async with Etcd(EtcdAccess((address,))) as client:
+        with pytest.raises(EtcdError, match=address):
+            await client.lease(1)
+
+
+async def test_etcd_with_users_is_told_who_asks(tmp_path: Path) -> None:
+    with etcd(tmp_path) as server:
+        asks: list[tuple[str, dict[str, Any]]] = [
+            ("auth/user/add", {"name": "root", "password": "secret"}),
+            ("auth/role/add", {"name": "root"}),
+            ("auth/user/grant", {"user": "root", "role": "root"}),
+            ("auth/enable", {}),
+        ]
+        async with httpx.AsyncClient(base_url=server.url) as admin:
+            for path, body in asks:
+                (await admin.post(f"/v3/{path}", json=body)).raise_for_status()
+        async with Etcd(EtcdAccess((server.url,), "root", "secret")) as client:
+            await client.grant(LEASE, 60)
+            await client.put(ENTRIES, LEASE)
+            assert await client.values(ENTRIES) == ENTRIES
+        async with Etcd(EtcdAccess((server.url,), "root", "wrong")) as client:
+            with pytest.raises(EtcdError, match="authentication failed"):
+                await client.put(ENTRIES, LEASE)

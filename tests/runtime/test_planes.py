@@ -1,0 +1,238 @@
+"""Every way to find and to reach workers, with real etcd and NATS servers; and these servers restarted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.planes import Planes, planes
+from harness.servers import Server
+from harness.stack import COMMAND, Stack, free_port, stack
+from harness.waiting import until
+
+ASK = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 4}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
+LONG_ANSWER = {**ASK, "max_tokens": 100, "ignore_eos": True, "stream": True}
+COMBINATIONS = [
+    "etcd,tcp,zmq",
+    "etcd,nats,nats",
+    "file,nats,zmq",
+    pytest.param("file,tcp,nats", marks=pytest.mark.long),
+    pytest.param("etcd,tcp,nats", marks=pytest.mark.long),
+    pytest.param("etcd,nats,zmq", marks=pytest.mark.long),
+    pytest.param("file,nats,nats", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planes]:
+    """Both servers."""
+    with planes("etcd,nats,nats", tmp_path_factory.mktemp("servers")) as made:
+        yield made
+
+
+def start(made: Stack, model: Path, workers: int, **spec: Any) -> Stack:
+    made.start_frontend()
+    flags = ("--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine")
+    for _ in range(workers):
+        made.start_worker(*flags, json.dumps(spec))
+    return made.wait_ready()
+
+
+# --- combinations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", COMBINATIONS)
+def test_combination_answers_streams_cancels_and_is_shown(
+    named: str, every: Planes, model: Path, tmp_path: Path
+) -> None:
+    with stack(tmp_path, **every.of(named).env(tmp_path)) as made:
+        (worker,) = start(made, model, 1, token_ms=5).workers
+        create: Any = made.openai.chat.completions.create
+        chunks = [chunk.choices[0] for chunk in create(**CHAT, stream=True)]
+        assert chunks[-1].finish_reason == "length"
+        assert sum(bool(chunk.delta.content) for chunk in chunks) > 1
+        endless = {**LONG_ANSWER, "max_tokens": 1500}
+        with httpx.stream("POST", f"{made.url}/v1/completions", json=endless, timeout=30) as answer:
+            assert answer.status_code == 200
+            lines = answer.iter_lines()  # gone, it would end the request
+            next(lines)
+            assert worker.metric("dynamo_component_requests_in_flight") == 1
+        until("the end of a request", lambda: worker.metric("dynamo_component_requests_in_flight") == 0)
+        shown = subprocess.run(
+            [*COMMAND, "status", made.url, "--json"],
+            env=made.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert [one["state"] for one in json.loads(shown.stdout)["workers"]] == ["ready"], shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "server"),
+    [
+        ("worker", "etcd"),
+        ("status", "etcd"),
+        pytest.param("serve", "etcd", marks=pytest.mark.long),
+        pytest.param("frontend", "nats", marks=pytest.mark.long),
+        pytest.param("status", "nats", marks=pytest.mark.long),
+    ],
+)
+def test_server_that_is_away_is_told_at_once_with_the_fix(
+    command: str, server: str, model: Path, tmp_path: Path
+) -> None:
+    away = f"127.0.0.1:{free_port()}"
+    flags = {
+        "etcd": ["--discovery-backend", "etcd", "--etcd-endpoints", f"http://{away}"],
+        "nats": ["--request-plane", "nats", "--nats-server", f"nats://user:secret@{away}"],
+    }
+    words = {
+        "worker": ["worker", "--model", str(model), "--engine", "fake"],
+        "frontend": ["frontend", "--port", str(free_port())],
+        "serve": ["serve", str(model), "--engine", "fake", "--port", str(free_port())],
+        "status": ["status", f"http://{away}", "--file-kv", str(tmp_path)],
+    }
+    began = time.monotonic()
+    done = subprocess.run(
+        [*COMMAND, *words[command], *flags[server]],
+        env=Stack(tmp_path).environment(XDG_CACHE_HOME=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert f"does not answer at {away} (Connection refused)" in done.stderr
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - began < 30
+
+
+# --- restarts under load ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Load:
+    """Long answers on their way."""
+
+    answers: list[Future[str]]
+    begun: list[threading.Event]
+
+
+@pytest.fixture(scope="module")
+def cluster(every: Planes, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with stack(folder, **every.env(folder)) as made:
+        yield start(made, model, 2, token_ms=30)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as made:
+        yield made
+
+
+def load(made: Stack, pool: ThreadPoolExecutor, count: int = 6) -> Load:
+    """So many long answers, each with its first token there."""
+    begun = [threading.Event() for _ in range(count)]
+    answers = [pool.submit(long_answer, made, event) for event in begun]
+    for event in begun:
+        assert event.wait(30)
+    return Load(answers, begun)
+
+
+def long_answer(made: Stack, begun: threading.Event) -> str:
+    text = ""
+    with httpx.stream("POST", f"{made.url}/v1/completions", json=LONG_ANSWER, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            choice = json.loads(line.removeprefix("data: "))["choices"][0]
+            text += choice["text"]
+            begun.set()
+            if choice.get("finish_reason"):
+                return f"{choice['finish_reason']}: {text}"
+    return f"cut: {text}"
+
+
+def is_answered(made: Stack) -> bool:
+    """Eight times in a row: two workers, and each may be the one that is not back."""
+    return all(made.post("/v1/completions", ASK).status_code == 200 for _ in range(8))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "etcd",
+        "etcd without its data",
+        "nats",
+        pytest.param("nats for five seconds", marks=pytest.mark.long),
+    ],
+)
+def test_restart_under_load_loses_nothing_and_new_requests_are_answered(
+    fault: str, every: Planes, cluster: Stack, pool: ThreadPoolExecutor
+) -> None:
+    expected = long_answer(cluster, threading.Event())
+    before = {one["instance_id"] for one in cluster.instances()}
+    pids = [worker.pid for worker in cluster.workers]
+    running = load(cluster, pool)
+    server = every.servers[fault.split()[0]]
+    is_lost = "without" in fault
+    if "five" in fault:
+        stay_away(server, 5)
+    else:
+        server.restart(lose_data=is_lost)
+    began = time.monotonic()
+    if is_lost:  # until then nobody may have noticed
+        until("all workers back in etcd", lambda: all(map(was_restored, cluster.workers)), 10)
+    until("answers", lambda: is_answered(cluster), 10)
+    assert time.monotonic() - began < 10
+    assert [answer.result(60) for answer in running.answers] == [expected] * len(running.answers)
+    assert expected.startswith("length: ")
+    assert {one["instance_id"] for one in cluster.instances()} == before, "the same workers"
+    assert [worker.process.poll() for worker in cluster.workers] == [None, None]
+    assert [worker.pid for worker in cluster.workers] == pids
+
+
+def stay_away(server: Server, seconds: float) -> None:
+    server.stop()
+    time.sleep(seconds)  # the fault itself
+    server.start()
+
+
+def was_restored(worker: Any) -> bool:
+    return "etcd had lost this process" in worker.log.read_text()
+
+
+def test_lease_that_ran_out_is_there_again(every: Planes, cluster: Stack) -> None:
+    """As after a link that was cut for longer than the lease."""
+    leases = [one["instance_id"] for one in cluster.instances()]
+    lines = [worker.log.read_text().count("etcd had lost") for worker in cluster.workers]
+    for lease in leases:
+        httpx.post(f"{every.servers['etcd'].url}/v3/lease/revoke", json={"ID": str(lease)}).raise_for_status()
+    until(
+        "both to be back",
+        lambda: [w.log.read_text().count("etcd had lost") for w in cluster.workers] == [n + 1 for n in lines],
+        10,
+    )
+    until("answers", lambda: is_answered(cluster), 10)
+    assert sorted(one["instance_id"] for one in cluster.instances()) == sorted(leases)
+
+
+def test_drained_worker_stays_away_from_etcd(every: Planes, cluster: Stack) -> None:
+    """Its keeper must not bring back what it took out itself."""
+    leaving = cluster.workers.pop()
+    leaving.process.terminate()  # type: ignore[attr-defined]
+    assert leaving.process.wait(30) == 0
+    until("one worker", lambda: len(cluster.instances()) == 1, 10)
+    assert is_answered(cluster)
