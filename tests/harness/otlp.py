@@ -52,10 +52,13 @@ class Receiver:
         return [span for span in self.spans() if span.trace == trace]
 
     def wait(self, trace: str, *wanted: tuple[str, str], seconds: float = 30.0) -> list[Span]:
-        """Everything of one trace once spans of these services and names are there."""
+        """Everything of one trace once spans of these services and names are there, and those above them."""
 
         def are_there() -> bool:
-            return set(wanted) <= {(span.service, span.name) for span in self.of_trace(trace)}
+            found = self.of_trace(trace)
+            above = {span.parent for span in found if span.parent} - {span.span for span in found}
+            names = {(span.service, span.name) for span in found}
+            return set(wanted) <= names and len(above) <= 1  # the caller's own is not sent here
 
         until(f"spans {wanted} of trace {trace}", are_there, seconds, 0.1)
         return self.of_trace(trace)
