@@ -131,7 +131,7 @@ def check(running: Serving) -> None:
     command = [*COMMAND, "check", "--live", running.stack.url]
     if not os.environ.get("DYNAMO_VLLM_TEST_PLANES", "").endswith(
         "nats"
-    ):  # the frontend does not count those
+    ):  # nobody counts those
         command.append("--strict")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
