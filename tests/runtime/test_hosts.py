@@ -262,7 +262,7 @@ def test_link_silent_for_longer_than_the_lease(start: Callable[..., Site], pool:
     site.places["b"].go_silent()
     load.send_until(lambda: site.instances() == site.addresses("c"), 60)
     site.places["b"].restore()
-    assert_back_in_service(site, load, "b")
+    assert_back_in_service(site, load, "b", 30)
     assert set(load.statuses()) == {200}
     assert site.at["b"].process.poll() is None, "the worker was not restarted"
 
