@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import random
 import shutil
@@ -26,6 +27,7 @@ _NEW_NETWORK, _NEW_MOUNTS = 0x40000000, 0x00020000
 _RECURSIVE_SLAVE, _DETACH = 0x4000 | 0x80000, 2
 
 
+@functools.cache
 def refusal() -> str | None:
     """Why there can be no hosts here; None when there can."""
     if os.geteuid() != 0:
