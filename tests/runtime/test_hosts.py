@@ -304,6 +304,20 @@ def test_lost_host_leaves_etcd_with_its_lease(start: Callable[..., Site], pool: 
 
 
 @pytest.mark.long
+def test_lost_prefill_host_is_done_without(start: Callable[..., Site], pool: ThreadPoolExecutor) -> None:
+    site = start("b", "c")
+    site.start_worker("b", *NIXL, "prefill", prefill_ms=500)
+    site.start_worker("c", *NIXL, "decode")
+    site.stack.wait_ready(60)
+    load = site.load(pool)
+    load.send_for(2)
+    site.places["b"].lose()
+    load.send_until(lambda: site.instances() == site.addresses("c"), 40)
+    load.statuses()
+    assert set(pool.map(load.ask, range(len(PROMPTS)))) == {200}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [Host.pull_cable, Host.go_silent])
 def test_host_of_etcd_cut_off(start: Callable[..., Site], pool: ThreadPoolExecutor, cut: Cut) -> None:
     """Requests need no discovery once everybody knows each other."""
