@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm.engine.vllm_start import plugins
 from harness.hosts import Host
 from harness.stack import TESTS, Stack, Worker, environment, free_system_port
 from harness.waiting import until
 
+# Where vLLM-Omni is installed it would enter the engines of vLLM that tests compare ours with.
+_PLUGINS = plugins(with_omni=False)
 # Fork the engine core too, and let it run its one worker itself.
-FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+FORKED = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    **({"VLLM_PLUGINS": ",".join(_PLUGINS)} if _PLUGINS is not None else {}),
+}
 CACHE_BLOCKS = 1024
 """128 MiB of the tiny models. vLLM zeroes the cache: that of a GiB is most of an engine's start."""
 ENGINE_FLAGS = (

@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_taken_port("--port", options.host, options.port)
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
-    runtime_env.export(options, environment, threads, **variables(options))
+    runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **variables(options))
     return run_to_exit(run(options, planes.etcd_access(options, environment)))
 
 

@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
             refuse_taken_port("--card-port", anywhere, options.card_port)
         runtime_port = options.card_port or ports.free()
         more = {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
-    runtime_env.export(options, environment, runtime_env.worker_threads(os.cpu_count() or 1), **more)
+    threads = runtime_env.worker_threads(os.cpu_count() or 1)
+    service = f"dynamo-vllm-{'worker' if options.role == 'agg' else options.role}"
+    runtime_env.export(options, environment, threads, service, **more)
     from dynamo_vllm.serving import worker
     from dynamo_vllm.serving.logging import set_up
 

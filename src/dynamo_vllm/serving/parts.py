@@ -135,6 +135,7 @@ def engine_settings(
         omni=options.omni,
         stage_configs_path=options.stage_configs_path,
         direct_egress=options.direct_egress,
+        traces_url=options.traces_url,
         lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
         publishes_kv_events=role_card(options).publishes_kv_events
         if options.kv_events is None
@@ -203,6 +204,8 @@ def make_role(
             max_side=options.max_picture_side,
             max_steps=options.max_picture_steps,
             max_pictures=options.max_pictures,
+            max_megapixels=options.max_picture_megapixels,
+            max_video_megapixels=options.max_video_megapixels,
         )
         return omni.Pictures(facts, names, bounds, engine.count_tokens)
     if options.use_vllm_tokenizer:

@@ -74,7 +74,12 @@ def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
         )
 
 
+def frontend_traces_have_an_address(o: FrontendOptions) -> None:
+    flags.traces_have_an_address(o.otlp_endpoint)
+
+
 RULES = (
+    frontend_traces_have_an_address,
     router_knows_adapters,
     port_is_known,
     tls_needs_both_files,

@@ -55,6 +55,10 @@ def card_port_needs_a_system_port(o: WorkerOptions, _: EngineFlags) -> None:
         )
 
 
+def worker_traces_have_an_address(o: WorkerOptions, _: EngineFlags) -> None:
+    flags.traces_have_an_address(o.otlp_endpoint)
+
+
 def worker_threads_are_a_count(o: WorkerOptions, _: EngineFlags) -> None:
     flags.threads_are_a_count(o.runtime_threads)
 
@@ -114,6 +118,7 @@ RULES = (
     budgets_are_positive,
     worker_threads_are_a_count,
     card_port_needs_a_system_port,
+    worker_traces_have_an_address,
     worker_migration_is_a_count,
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,
