@@ -95,19 +95,3 @@ def test_decode_host_cut_off_while_caches_are_fetched(
     assert all(one in (None, wanted) for one, wanted in zip(found, expected, strict=True))
     assert pair.is_alive()
     assert texts(pair.stack, every) == expected
-
-
-@pytest.mark.long
-def test_lost_prefill_host_is_done_without(pair: Pair, one_worker: Stack) -> None:
-    """Runs last: the host does not come back."""
-    every = [prompt(1500) for _ in range(6)]
-    expected = texts(one_worker, every)
-    with ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(texts, pair.stack, every)
-        until("prompts", lambda: pair.prefill.metric("dynamo_component_requests_in_flight") > 0, 30)
-        pair.places["b"].lose()
-        found = answers.result(120)
-    assert all(one in (None, wanted) for one, wanted in zip(found, expected, strict=True))
-    until("a decode worker that computes prompts", lambda: text(pair.stack, every[0]) == expected[0], 60)
-    assert texts(pair.stack, every) == expected
-    assert pair.decode.process.poll() is None

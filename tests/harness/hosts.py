@@ -7,7 +7,7 @@ cable enters the test's own namespace. Files are shared by all, as over a networ
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import os
 import random
 import shutil
@@ -20,12 +20,10 @@ from pathlib import Path
 from harness.waiting import until
 
 IP = shutil.which("ip", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])) or ""
-FOLDER = Path("/var/run/netns")
 PREFIX = "dynamo-test"
-_NEW_NETWORK, _NEW_MOUNTS = 0x40000000, 0x00020000
-_RECURSIVE_SLAVE, _DETACH = 0x4000 | 0x80000, 2
 
 
+@functools.cache
 def refusal() -> str | None:
     """Why there can be no hosts here; None when there can."""
     if os.geteuid() != 0:
@@ -133,23 +131,6 @@ def hosts(*names: str) -> Iterator[Hosts]:
         subprocess.run([IP, "link", "del", uplink], capture_output=True)
         for name in (*(host.namespace for host in made.every.values()), switch):
             subprocess.run([IP, "netns", "del", name], capture_output=True)
-
-
-def enter(namespace: str) -> None:
-    """Moves this process, which has one thread, to a host, and /sys with it, as `ip netns exec` does."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def call(name: str, *args: object) -> None:
-        if getattr(libc, name)(*args) != 0:
-            raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
-
-    with (FOLDER / namespace).open("rb") as entry:
-        call("setns", entry.fileno(), _NEW_NETWORK)
-    call("unshare", _NEW_MOUNTS)
-    call("mount", b"", b"/", b"none", ctypes.c_ulong(_RECURSIVE_SLAVE), None)
-    with contextlib.suppress(OSError):  # where there is none
-        call("umount2", b"/sys", _DETACH)
-    call("mount", namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None)
 
 
 def _plug(namespace: str | None, device: str, address: str, switch: str, port: str) -> None:

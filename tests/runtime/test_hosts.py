@@ -54,6 +54,11 @@ class Load:
             self.answers.append(self.pool.submit(self.ask, random.randrange(len(PROMPTS))))
             time.sleep(0.5)
 
+    def send_all(self) -> None:
+        """Every prompt at once, so that every worker has some."""
+        for number in range(len(PROMPTS)):
+            self.answers.append(self.pool.submit(self.ask, number))
+
     def send_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         self.send_until(lambda: time.monotonic() > end, seconds + 30)
@@ -108,6 +113,16 @@ class Site:
 
     def is_busy(self, *places: str) -> bool:
         return all(self.at[place].metric(IN_FLIGHT) > 0 for place in places)
+
+    def occupy(self, load: Load, *places: str) -> None:
+        """Returns with requests running at all of these."""
+        for _ in range(10):
+            load.send_all()
+            end = time.monotonic() + TOKENS * TOKEN_MS / 1000
+            while time.monotonic() < end:
+                if self.is_busy(*places):
+                    return
+        raise AssertionError(f"requests do not reach all of {places}")
 
     def instances(self) -> set[str]:
         """Addresses of the workers the frontend knows."""
@@ -193,7 +208,7 @@ def test_cut_link_and_lost_host_lose_no_answer(start: Callable[..., Site], pool:
         site.start_worker(place)
     site.stack.wait_ready(60)
     load = site.load(pool)
-    load.send_until(lambda: site.is_busy("b", "c", "d"), 30)
+    site.occupy(load, "b", "c", "d")
     site.places["b"].go_silent()
     site.places["d"].lose()
     load.send_for(CUT_SECONDS)
@@ -225,7 +240,7 @@ def test_link_cut_for_ten_seconds(
         site.start_worker(place)
     site.stack.wait_ready(60)
     load = site.load(pool)
-    load.send_until(lambda: site.is_busy("b", "c"), 30)
+    site.occupy(load, "b", "c")
     cut(site.places["b"])
     load.send_for(CUT_SECONDS)
     site.places["b"].restore()
@@ -243,11 +258,11 @@ def test_link_silent_for_longer_than_the_lease(start: Callable[..., Site], pool:
         site.start_worker(place)
     site.stack.wait_ready(60)
     load = site.load(pool)
-    load.send_until(lambda: site.is_busy("b", "c"), 30)
+    site.occupy(load, "b", "c")
     site.places["b"].go_silent()
     load.send_until(lambda: site.instances() == site.addresses("c"), 60)
     site.places["b"].restore()
-    assert_back_in_service(site, load, "b")
+    assert_back_in_service(site, load, "b", 30)
     assert set(load.statuses()) == {200}
     assert site.at["b"].process.poll() is None, "the worker was not restarted"
 
@@ -282,10 +297,24 @@ def test_lost_host_leaves_etcd_with_its_lease(start: Callable[..., Site], pool: 
         site.start_worker(place)
     site.stack.wait_ready(60)
     load = site.load(pool)
-    load.send_until(lambda: site.is_busy("b", "c"), 30)
+    site.occupy(load, "b", "c")
     site.places["b"].lose()
     load.send_until(lambda: site.instances() == site.addresses("c"), 40)
     assert set(load.statuses()) == {200}
+
+
+@pytest.mark.long
+def test_lost_prefill_host_is_done_without(start: Callable[..., Site], pool: ThreadPoolExecutor) -> None:
+    site = start("b", "c")
+    site.start_worker("b", *NIXL, "prefill", prefill_ms=500)
+    site.start_worker("c", *NIXL, "decode")
+    site.stack.wait_ready(60)
+    load = site.load(pool)
+    load.send_for(2)
+    site.places["b"].lose()
+    load.send_until(lambda: site.instances() == site.addresses("c"), 40)
+    load.statuses()
+    assert set(pool.map(load.ask, range(len(PROMPTS)))) == {200}
 
 
 @pytest.mark.long

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PROG = "dynamo-vllm frontend"
 DESCRIPTION = "Serve the OpenAI API and route requests to the workers of a deployment."
 LISTEN_SECONDS = 30.0
-LEASE_SECONDS = 60
-"""Nobody is sent to a frontend, so nobody waits for its lease to end; without etcd it lives twice as long."""
+LEASE_SECONDS = 120
+"""Nobody is sent to a frontend, so nobody waits for its lease to end; without etcd it lives half as long."""
 _ROUTER_MODES = {
     "kv": "KV",
     "round-robin": "RoundRobin",

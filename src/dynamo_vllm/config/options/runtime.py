@@ -85,8 +85,8 @@ class RuntimeOptions(ReachOptions):
     etcd_lease_seconds: int | None = opt(
         None,
         "runtime",
-        "How long etcd lists this process after its last sign of life (default: 10, a frontend 60). Twice "
-        "that time without etcd ends the process.",
+        "How long etcd lists this process after its last sign of life (default: 30, a frontend 120). Without "
+        "etcd it lives for half of that time at least, then ends.",
         env="ETCD_LEASE_TTL",
         metavar="SECONDS",
     )
