@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e deploy
 
-.PHONY: help venv serve test test-long $(TIERS:%=test-%) check fmt docs bench-peers demo-models clean distclean
+.PHONY: help venv serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers demo-models clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,12 +20,13 @@ help:
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-long                 what make test leaves out to stay under 20 minutes: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
-	@echo "make check                     lint, format, types, imports, generated docs"
+	@echo "make check                     lint, format, types, imports, generated docs, the site"
 	@echo "make fmt                       format and fix what can be fixed"
-	@echo "make docs                      write the generated docs"
+	@echo "make docs                      write the generated docs and build the site into build/site"
+	@echo "make docs-serve ARGS=8001      the same, and show it at http://127.0.0.1:8001"
 	@echo "make bench-peers ARGS='…'      ours beside vllm serve, upstream and others; ARGS=--help lists the options"
 	@echo "make demo-models ARGS='…'      train the demo models into build/demo, on one GPU (ARGS=--smoke: in little)"
-	@echo "make clean | distclean         remove caches | and .venv and .bench"
+	@echo "make clean | distclean         remove caches | and .venv, .docs and .bench"
 
 venv:
 	@$(PYTHON) scripts/setup.py
@@ -48,6 +49,9 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/unit/test_imports.py
 	$(BIN)/python -m dynamo_vllm.cli.docs --check
+	$(BIN)/python -m dynamo_vllm.cli.manifests --check
+	$(BIN)/python -m dynamo_vllm.cli.examples --check
+	@$(BIN)/python scripts/docs_site
 
 fmt: venv
 	$(BIN)/ruff check --fix .
@@ -55,6 +59,13 @@ fmt: venv
 
 docs: venv
 	$(BIN)/python -m dynamo_vllm.cli.docs
+	$(BIN)/python -m dynamo_vllm.cli.manifests
+	$(BIN)/python -m dynamo_vllm.cli.examples
+	@$(BIN)/python scripts/docs_site
+
+docs-serve: venv
+	$(BIN)/python -m dynamo_vllm.cli.docs
+	@$(BIN)/python scripts/docs_site --serve $(ARGS)
 
 bench-peers: venv
 	@$(BIN)/python scripts/peers $(ARGS)
@@ -67,4 +78,4 @@ clean:
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .bench
+	rm -rf .venv .docs .bench

@@ -3,6 +3,7 @@
 Runs with nothing but a Python 3.11 to 3.14. Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
   DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml
+  DYNAMO_VLLM_TESTS=0                without what only the tests need, for an image
 """
 
 import hashlib
@@ -34,6 +35,7 @@ OMNI_ON_CPU = (
     "accelerate==1.12.0",
     "aenum==3.1.16",
     "antlr4-python3-runtime==4.9.3",
+    "av>=14",  # videos
     "cache-dit==1.5.0",
     "diffusers==0.40.0",
     "einops>=0.8.1",
@@ -45,7 +47,7 @@ OMNI_ON_CPU = (
     "trampoline>=0.1.2",
     "wcwidth>=0.2",
 )
-"""vLLM-Omni and what its text and picture stages import; its own list has CUDA builds, wrong for CPU."""
+"""vLLM-Omni and what its stages for text, pictures and videos import; its own list has CUDA builds."""
 PIPED = {"stdout": -1, "stderr": -2, "text": True, "errors": "replace"}
 """For subprocess (-1 PIPE, -2 STDOUT), which is not imported where nothing is left to do."""
 FREE_GIB_NEEDED = {"cpu": 5, "cuda": 20}
@@ -138,7 +140,8 @@ def has_nvidia_gpu() -> bool:
 
 def extras_for(device: str) -> list[str]:
     """NIXL is always there: `serve --prefill 1 --decode 1` should run at once."""
-    return [device, "nixl", "dev", *wanted_extras()]
+    tests = [] if os.environ.get("DYNAMO_VLLM_TESTS") == "0" else ["dev"]
+    return [device, "nixl", *tests, *wanted_extras()]
 
 
 def wanted_extras() -> list[str]:
@@ -269,7 +272,7 @@ def mend_companions() -> None:
 
 
 def verify() -> None:
-    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm"
+    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm" + (", vllm_omni" if wants_omni() else "")
     run([PYTHON, "-c", f"import {modules}"], f"one of {modules} does not import")
 
 

@@ -30,6 +30,7 @@ from demo.image import export as image_export
 from demo.image import make as image
 from demo.image import omni as image_omni
 from demo.image import score as image_score
+from demo.image import served as image_served
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
 from demo.train import Curve, Plan, train
 from demo.vision import export as vision_export
@@ -103,6 +104,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if options.step == "score-image":
         return _score_image(options)
+    if options.step == "draw":
+        print(image_served.draw_sheet(options.url, options.model, options.out))
+        return 0
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     command = f"python scripts/demo {shlex.join(argv)}"
@@ -371,6 +375,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     step.add_argument("folder", type=Path)
     step.add_argument("--count", type=int, default=200, help="prompts per setting")
     step.add_argument("--omni", action="store_true", help="drawn by vLLM-Omni, which must be installed")
+    step = steps.add_parser("draw", help="a sheet of pictures from a running server, for the documentation")
+    step.add_argument("--url", default="http://127.0.0.1:8000/v1")
+    step.add_argument("--model", default="demo-image", help="its name there")
+    step.add_argument("--out", type=Path, default=Path("docs/demo-image.png"), help="the picture")
     step = steps.add_parser("score", help="held-out scores of a folder or a server")
     step.add_argument("folder", type=Path, nargs="?")
     step.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000/v1")

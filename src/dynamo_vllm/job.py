@@ -85,18 +85,23 @@ class Embeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureSpec:
-    """What to draw. None means the pipeline's default."""
+    """What to make: pictures, videos or sounds. None means the pipeline's default."""
 
     prompt: str
     seed: int
+    kind: str = "image"
+    """image, video or audio."""
     n: int = 1
     width: int | None = None
     height: int | None = None
+    frames: int | None = None
+    """Of a video."""
+    fps: int | None = None
     steps: int | None = None
     guidance: float | None = None
     negative_prompt: str | None = None
     format: str = "png"
-    """png, jpeg or webp."""
+    """png, jpeg or webp; mp4 of a video, wav of a sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,8 @@ class Job:
     """Instead of `prompt`, for a pipeline that draws."""
     media: MediaPrompt | None = None
     """With media; `prompt` is then its tokens."""
+    trace_headers: Mapping[str, str] | None = None
+    """Of W3C: which span the engine's own belongs to; None where requests are not traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +209,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLimits:
-    """What a pipeline can draw."""
+    """What a pipeline makes."""
 
+    kind: str = "image"
+    """image, video or audio."""
+    frames: int | None = None
+    """Of a video whose request names no number."""
+    sample_rate: int | None = None
+    """Of its sounds, where the model's files say it."""
     step: int
     """Both sides are multiples of it."""
     max_prompt_tokens: int | None = None

@@ -82,6 +82,8 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     negative_prompt: str | None = None
+    num_frames: int | None = None
+    fps: int | None = None
 
 
 class ImageExtra(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +107,41 @@ class ImageBody(msgspec.Struct, frozen=True, kw_only=True):
     is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
 
 
+class VideoBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A body of /v1/videos as the frontend passes it on."""
+
+    prompt: str
+    model: str | None = None
+    seconds: int | None = None
+    size: str | None = None
+    response_format: str | None = None
+    output_format: str | None = None
+    input_reference: str | None = None
+    nvext: ImageSettings | None = None
+    extra_args: ImageExtra | None = None
+    is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
+
+
+class SpeechBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A body of /v1/audio/speech as the frontend passes it on."""
+
+    input: str
+    model: str | None = None
+    data_source: str | None = None
+    response_format: str | None = None
+    speed: float | None = None
+    ref_audio: str | None = None
+    extra_args: ImageExtra | None = None
+    is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
+
+
 Body = ChatBody | CompletionBody
+MediaBody = ChatBody | ImageBody | VideoBody | SpeechBody
+_MEDIA_BODIES: dict[str, type[ImageBody | VideoBody | SpeechBody]] = {
+    "image": ImageBody,
+    "video": VideoBody,
+    "audio": SpeechBody,
+}
 
 
 def parse(raw: object) -> Body:
@@ -113,9 +149,9 @@ def parse(raw: object) -> Body:
     return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, CompletionBody)
 
 
-def parse_image(raw: object) -> ChatBody | ImageBody:
-    """For a model that draws: a chat body when it has messages, an image body otherwise."""
-    return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, ImageBody)
+def parse_media(raw: object, kind: str) -> MediaBody:
+    """For a model that makes image, video or audio: a chat body when it has messages, its own otherwise."""
+    return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, _MEDIA_BODIES[kind])
 
 
 def image_settings(raw: dict[str, Any] | None, where: str) -> ImageSettings:

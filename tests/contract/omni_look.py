@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import os
+import tempfile
 import wave
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 os.environ["DYN_VLLM_OMNI_ARCHITECTURE"] = "Qwen3ForCausalLM"
@@ -24,8 +26,10 @@ from vllm_omni.outputs import OmniRequestOutput
 
 from dynamo_vllm.engine import omni_pipelines, plugin
 from dynamo_vllm.engine.omni import OmniEngine
+from dynamo_vllm.engine.omni_convert import media_of
 from dynamo_vllm.engine.omni_text import stage_class
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.errors import EngineRequestFailed
 from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
 
 RED = Image.new("RGB", (8, 8), "red")
@@ -54,7 +58,9 @@ class Pipeline:
 
 def text(said: str, finish: str | None = "stop") -> OmniRequestOutput:
     choice = CompletionOutput(0, said, [1, 2], None, None, finish_reason=finish)
-    return OmniRequestOutput(request_id="j", outputs=[choice], final_output_type="text")
+    return OmniRequestOutput(
+        request_id="j", outputs=[choice], final_output_type="text", finished=finish is not None
+    )
 
 
 def image(count: int = 1, **more: Any) -> OmniRequestOutput:
@@ -90,6 +96,21 @@ async def outcome(results: list[Any]) -> tuple[Any, Pipeline]:
     return [
         [o.text, o.finish, o.finished, [[m.kind, m.type, m.content[:4].hex()] for m in o.media]] for o in made
     ], pipeline
+
+
+async def written(results: list[Any], salt: str | None = None) -> tuple[Any, Any]:
+    """What becomes of a text job, and the prompt that the pipeline got."""
+    engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+    pipeline = Pipeline(results)
+    pipeline.default_sampling_params_list = pipeline.default_sampling_params_list[:1]
+    engine._omni = pipeline
+    made: list[Output] = []
+    job = Job("j", (1, 2), SamplingSpec(max_tokens=4), cache_salt=salt)
+    try:
+        await engine.stream(job, made.append)
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}", pipeline.asked["prompt"]
+    return [[o.text, o.finish, o.finished] for o in made], pipeline.asked["prompt"]
 
 
 async def aborted_while_drawing() -> Any:
@@ -176,6 +197,12 @@ async def main() -> None:
     found = {
         "outcomes": {name: (await outcome(results))[0] for name, results in CASES.items()},
         "aborted": await aborted_while_drawing(),
+        "written": {
+            "whole": (await written([text("a", None), text("b")]))[0],
+            "empty": (await written([]))[0],
+            "cut": (await written([text("a", None)]))[0],
+            "salted": (await written([text("b")], "me"))[1],
+        },
         "silence": await silence(),
         "prompt": pipeline.asked["prompt"],
         "picture": {
@@ -191,6 +218,11 @@ async def main() -> None:
         },
         "text": [text_params.output_kind.name, text_params.seed],
         "sound": shape,
+        "length": length(),
+        "stereo": stereo(),
+        "checked": checked(),
+        "filmed": await filmed(),
+        "no picture": no_picture(),
         "stage": stage(),
         "pipelines": {
             name: [stage.execution_type.value for stage in OMNI_PIPELINES[name].stages]
@@ -207,7 +239,90 @@ async def main() -> None:
 def sound_file() -> bytes:
     from dynamo_vllm.engine.omni_convert import sound
 
-    return sound([torch.zeros(240), torch.ones(240)], torch.tensor(16000)).content
+    return sound([torch.zeros(240), torch.ones(240)], 16000).content
+
+
+def length() -> list[Any]:
+    """Frames and rate that a drawing stage is told."""
+    from dynamo_vllm.engine.omni_convert import stage_params
+
+    spec = PictureSpec(prompt="a", seed=1, kind="video", frames=5, fps=8, format="mp4")
+    (params,) = stage_params(spec, [OmniDiffusionSamplingParams()])
+    return [params.num_frames, params.fps]
+
+
+def stereo() -> list[int]:
+    """Left is silent, right is loud."""
+    from dynamo_vllm.engine.omni_convert import sound
+
+    samples = torch.stack([torch.zeros(100), torch.ones(100)]).unsqueeze(0)
+    with wave.open(io.BytesIO(sound(samples, 8000).content)) as file:
+        first = file.readframes(1)
+        return [
+            file.getnchannels(),
+            file.getnframes(),
+            *(int.from_bytes(first[at : at + 2], "little") for at in (0, 2)),
+        ]
+
+
+def checked() -> dict[str, Any]:
+    """What `check --omni` tells of a drawing model, with a flag that the user gave."""
+    from dynamo_vllm.cli import check
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionPipeline"}))
+        found = check.look(check.CheckOptions(), ["--omni", "--model", folder, "--dtype", "bfloat16"], {})
+    return {
+        "problems": list(found.problems),
+        "defaults": [default.argument for default in found.engine_defaults or ()],
+        "events": found.facts["kv events"],
+    }
+
+
+def no_picture() -> str:
+    """A pipeline that makes videos, taken for one that draws."""
+    try:
+        media_of(OmniRequestOutput.from_diffusion("j", images=[[RED, RED]]), SPEC)
+    except EngineRequestFailed as exc:
+        return str(exc)
+    return ""
+
+
+async def filmed() -> dict[str, Any]:
+    """Frames, rate and sound of the files made of what pipelines give for a video."""
+    import av
+    import numpy as np
+
+    film = [Image.new("RGB", (16, 18), (shade, 0, 0)) for shade in (0, 100, 200)]
+    arrays = np.stack([np.asarray(frame) for frame in film])
+    floats = torch.from_numpy(arrays).permute(3, 0, 1, 2).float() / 255
+    given = {
+        "pictures": [film],
+        "bare pictures": film,
+        "array": [arrays[None]],
+        "tensor": [floats[None]],
+        "below zero": [floats[None] * 2 - 1],
+        "odd": [[frame.resize((17, 19)) for frame in film]],
+    }
+    found: dict[str, Any] = {}
+    spec = PictureSpec(prompt="a", seed=1, kind="video", frames=3, fps=8, format="mp4")
+    for name, made in given.items():
+        more: dict[str, Any] = (
+            {"audio": torch.zeros(1, 8000), "audio_sample_rate": 8000} if name == "array" else {}
+        )
+        result = OmniRequestOutput.from_diffusion("j", images=made, multimodal_output=more)
+        (file,) = media_of(result, spec)
+        with av.open(io.BytesIO(file.content)) as opened:
+            (stream,) = opened.streams.video
+            reds = [int(frame.to_ndarray(format="rgb24")[..., 0].mean()) for frame in opened.decode(stream)]
+            size, rate, sounds = (
+                (stream.width, stream.height),
+                float(stream.average_rate),
+                len(opened.streams.audio),
+            )
+        near = all(abs(red - shade) < 12 for red, shade in zip(reds, (0, 100, 200), strict=True))
+        found[name] = [file.type, *size, rate, sounds, len(reds), near]
+    return found
 
 
 asyncio.run(main())

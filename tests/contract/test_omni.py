@@ -36,8 +36,8 @@ PNG = ["image", "image/png", "89504e47"]
     [
         ("picture", [[None, "stop", True, [PNG, PNG]]]),
         ("text, then picture", [["a cat in the sun", None, False, []], [None, "stop", True, [PNG]]]),
-        ("nothing", "EngineRequestFailed: the pipeline ended without drawing anything"),
-        ("no output at all", "EngineRequestFailed: the pipeline ended without drawing anything"),
+        ("nothing", "EngineRequestFailed: the pipeline ended without making anything"),
+        ("no output at all", "EngineRequestFailed: the pipeline ended without making anything"),
         ("error", "EngineRequestFailed: no memory"),
         ("abort", [[None, "abort", True, []]]),
         ("sound", [[None, "stop", True, [["audio", "audio/wav", "52494646"]]]]),
@@ -45,6 +45,16 @@ PNG = ["image", "image/png", "89504e47"]
 )
 def test_outcome_of_a_drawing(seen: dict[str, Any], case: str, outcome: Any) -> None:
     assert seen["outcomes"][case] == outcome
+
+
+def test_a_text_that_does_not_end_is_an_error(seen: dict[str, Any]) -> None:
+    failed = "EngineRequestFailed: the pipeline ended without finishing its text"
+    assert seen["written"]["whole"] == [["a", None, False], ["b", "stop", True]]
+    assert (seen["written"]["empty"], seen["written"]["cut"]) == (failed, failed)
+
+
+def test_a_cache_salt_reaches_the_text_stage(seen: dict[str, Any]) -> None:
+    assert seen["written"]["salted"] == {"prompt_token_ids": [1, 2], "cache_salt": "me"}
 
 
 def test_a_dead_stage_is_a_dead_engine(seen: dict[str, Any]) -> None:
@@ -74,6 +84,40 @@ def test_a_spec_reaches_the_stages(seen: dict[str, Any]) -> None:
 
 def test_sound_becomes_a_wav_file(seen: dict[str, Any]) -> None:
     assert seen["sound"] == [1, 2, 16000, 480]
+
+
+def test_check_tells_what_a_pipeline_gets_and_not_what_vllm_would(seen: dict[str, Any]) -> None:
+    found = seen["checked"]
+    assert found["problems"] == []
+    assert found["defaults"][:1] == ["pipeline"]
+    assert "diffusion_load_format" in found["defaults"]
+    assert not {"enable_prefix_caching", "kv_events_config", "dtype"} & set(found["defaults"])
+    assert found["events"] == "none from a pipeline of vLLM-Omni"
+
+
+def test_the_length_of_a_video_reaches_the_stage(seen: dict[str, Any]) -> None:
+    assert seen["length"] == [5, 8]
+
+
+def test_two_channels_stay_two(seen: dict[str, Any]) -> None:
+    assert seen["stereo"] == [2, 100, 0, 32767]
+
+
+def test_frames_become_a_film_however_a_pipeline_gives_them(seen: dict[str, Any]) -> None:
+    film = ["video/mp4", 16, 18, 8.0, 0, 3, True]
+    with_sound = ["video/mp4", 16, 18, 8.0, 1, 3, True]
+    assert seen["filmed"] == {
+        "pictures": film,
+        "bare pictures": film,
+        "array": with_sound,
+        "tensor": film,
+        "below zero": film,
+        "odd": film,
+    }
+
+
+def test_what_is_no_picture_is_said_to_be_none(seen: dict[str, Any]) -> None:
+    assert seen["no picture"] == "the pipeline made list where a picture was expected"
 
 
 def test_a_plain_model_becomes_a_stage_that_drops_what_it_does_not_know(seen: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from harness.stack import Stack
+from harness.waiting import until
 
 
 def series(made: Stack) -> list[str]:
@@ -57,3 +58,30 @@ def test_operator_sees_what_vllm_counts(one_worker: Stack) -> None:
     assert rank["hit_rate"] == pytest.approx(hits / asked, abs=0.05)
     assert rank["hit_rate"] > 0.2
     assert rank["tokens_per_second"] > 1
+
+
+def test_our_counts_are_vllms(one_worker: Stack) -> None:
+    """The dashboard shows ours, which every engine has."""
+    worker = one_worker.workers[0]
+    one_worker.openai.completions.create(model="tiny", prompt=list(range(20, 148)), max_tokens=5)
+    for ours, theirs in (
+        ("generated_tokens", "generation_tokens"),
+        ("prefix_queries", "prefix_cache_queries"),
+        ("prefix_hits", "prefix_cache_hits"),
+    ):
+        found = worker.metric(f"dynamo_component_{ours}_total")
+        assert 0 < found == worker.metric(f"vllm:{theirs}_total")
+
+
+def test_router_counts_the_kv_events_that_reach_it(one_worker: Stack) -> None:
+    """What the alert on a silent event plane looks at."""
+    assert one_worker.workers[0].metric("dynamo_component_kv_event_publishers") == 1
+    before = applied(one_worker)
+    one_worker.openai.completions.create(model="tiny", prompt=list(range(300, 460)), max_tokens=2)
+    until("new blocks", lambda: applied(one_worker) > before, 30)
+
+
+def applied(made: Stack) -> float:
+    lines = made.get("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith("dynamo_component_kv_cache_events_applied{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found if 'status="ok"' in line)

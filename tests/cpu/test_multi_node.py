@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from cpu.ranks import ask, assert_repeats_hit, core, texts
+from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.export import workload
 from harness.stack import Stack, Worker, stack, survivors
 from harness.waiting import until
 from harness.warm import Zygote
@@ -90,6 +92,26 @@ def test_ranks_on_two_nodes_are_routed_to_and_answer_like_one_engine(
     assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
     assert len(two_ranks.stack.instances()) == 1, "the headless node is not in discovery"
     assert "serving no endpoint; engines of rank 1" in two_ranks.other.log.read_text()
+
+
+def exported_flags(rank: int, port: int) -> list[str]:
+    """Of a pod of two, as `export k8s` writes them; the leader has a name, not a number."""
+    group = WorkerGroup(args=("--data-parallel-size", "2", "--data-parallel-size-local", "1"))
+    (made,) = workload.of_cluster(Topology(model="org/model", workers=(group,)), "kubernetes").workers
+    said = {workload.LEADER: "localhost", "$(NODE_RANK)": str(rank)}
+    flags = [said.get(word, word) for word in made.args if word not in ("worker", "--model=org/model")]
+    return [*flags, "--data-parallel-rpc-port", str(port)]
+
+
+@pytest.mark.long
+def test_nodes_as_exported_share_their_ranks_by_pod_number(
+    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
+) -> None:
+    port = free_ports()
+    with nodes(warm, model, tmp_path, exported_flags(0, port), exported_flags(1, port)) as made:
+        first = assert_repeats_hit(made.stack, {0, 1})
+        assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
+        assert "serving no endpoint; engines of rank 1" in made.other.log.read_text()
 
 
 def test_headless_node_leaves_on_sigterm_and_its_worker_follows(two_ranks: Nodes) -> None:

@@ -19,6 +19,7 @@ import openai
 import psutil
 
 from dynamo_vllm.engine.vllm_start import device
+from harness.hosts import Host
 from harness.waiting import until
 
 TESTS = Path(__file__).parents[1]
@@ -100,6 +101,11 @@ class Worker:
     process: Process
     system_port: int
     log: Path
+    address: str = "127.0.0.1"
+
+    @property
+    def system_url(self) -> str:
+        return f"http://{self.address}:{self.system_port}"
 
     @property
     def pid(self) -> int:
@@ -110,7 +116,7 @@ class Worker:
 
     def metric(self, name: str, label: str = "") -> float:
         """The sum over a metric's series, or over those with a label such as `engine="1"`."""
-        text = httpx.get(f"http://127.0.0.1:{self.system_port}/metrics", timeout=30).text
+        text = httpx.get(f"{self.system_url}/metrics", timeout=30).text
         lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
         lines = [line for line in lines if label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -118,7 +124,7 @@ class Worker:
     def health(self) -> int | None:
         """The status of /health; None when nobody answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self.system_port}/health", timeout=5).status_code
+            return httpx.get(f"{self.system_url}/health", timeout=5).status_code
         except httpx.HTTPError:
             return None
 
@@ -127,7 +133,7 @@ class Worker:
 
     def admin(self, verb: str, **body: Any) -> httpx.Response:
         """An admin verb over the system port."""
-        return httpx.post(f"http://127.0.0.1:{self.system_port}/engine/{verb}", json=body, timeout=120)
+        return httpx.post(f"{self.system_url}/engine/{verb}", json=body, timeout=120)
 
     def busy(self) -> int:
         """Requests the engine runs or has queued."""
@@ -143,42 +149,52 @@ class Stack:
     env: Mapping[str, str] = field(default_factory=dict)
     """Settings of every process."""
     port: int = field(default_factory=free_port)
+    address: str = "127.0.0.1"
     processes: list[Process] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     @functools.cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
-    def environment(self, **more: str) -> dict[str, str]:
-        return environment(self.folder, **{**self.env, **more})
+    def environment(self, host: Host | None = None, **more: str) -> dict[str, str]:
+        return environment(self.folder, **{**self.env, **(host.environment if host else {}), **more})
 
-    def start_frontend(self, *args: str) -> Process:
-        return self._start("frontend", ["frontend", "--port", str(self.port), *args])
+    def start_frontend(
+        self, *args: str, env: Mapping[str, str] | None = None, host: Host | None = None
+    ) -> Process:
+        """A frontend; on another machine it is asked at that one's address."""
+        if host is not None:
+            self.address = host.address
+        return self._start("frontend", ["frontend", "--port", str(self.port), *args], env, host)
 
-    def start_worker(self, *args: str, env: Mapping[str, str] | None = None) -> Worker:
+    def start_worker(
+        self, *args: str, env: Mapping[str, str] | None = None, host: Host | None = None
+    ) -> Worker:
         """A worker as a process of its own."""
         port = free_system_port()
         name = f"worker{len(self.workers)}"
-        process = self._start(name, ["worker", "--system-port", str(port), *args], env)
-        return self.add(process, port, self.folder / f"{name}.log")
+        process = self._start(name, ["worker", "--system-port", str(port), *args], env, host)
+        return self.add(process, port, self.folder / f"{name}.log", host)
 
-    def add(self, process: Process, system_port: int, log: Path) -> Worker:
-        worker = Worker(process, system_port, log)
+    def add(self, process: Process, system_port: int, log: Path, host: Host | None = None) -> Worker:
+        worker = Worker(process, system_port, log, *([host.address] if host else []))
         self.workers.append(worker)
         if process not in self.processes:
             self.processes.append(process)
         return worker
 
-    def _start(self, name: str, args: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
+    def _start(
+        self, name: str, args: Sequence[str], env: Mapping[str, str] | None, host: Host | None
+    ) -> Process:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*COMMAND, *args],
-                env=self.environment(**(env or {})),
+                [*(host.prefix if host else ()), *COMMAND, *args],
+                env=self.environment(host, **(env or {})),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -13,11 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm.engine.vllm_start import plugins
+from harness.hosts import Host
 from harness.stack import TESTS, Stack, Worker, environment, free_system_port
 from harness.waiting import until
 
+# Where vLLM-Omni is installed it would enter the engines of vLLM that tests compare ours with.
+_PLUGINS = plugins(with_omni=False)
 # Fork the engine core too, and let it run its one worker itself.
-FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+FORKED = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    **({"VLLM_PLUGINS": ",".join(_PLUGINS)} if _PLUGINS is not None else {}),
+}
 CACHE_BLOCKS = 1024
 """128 MiB of the tiny models. vLLM zeroes the cache: that of a GiB is most of an engine's start."""
 ENGINE_FLAGS = (
@@ -67,11 +75,15 @@ class Forked:
 class Zygote:
     path: Path
 
-    def fork(self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path) -> Forked:
+    def fork(
+        self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path, host: Host | None = None
+    ) -> Forked:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(30)
         connection.connect(str(self.path))
         task = {"call": call, "args": args, "env": dict(env), "log": str(log)}
+        if host is not None:
+            task["namespace"] = host.namespace
         connection.sendall(json.dumps(task).encode() + b"\n")
         line = b""
         while not line.endswith(b"\n"):
@@ -79,15 +91,25 @@ class Zygote:
         return Forked(json.loads(line)["pid"], connection)
 
     def start_worker(
-        self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None
+        self,
+        stack: Stack,
+        model: Path,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        host: Host | None = None,
     ) -> Worker:
         """A real worker with a real engine, in seconds."""
-        worker = self.start_node(stack, model, *args, env=env)
+        worker = self.start_node(stack, model, *args, env=env, host=host)
         stack.workers.append(worker)
         return worker
 
     def start_node(
-        self, stack: Stack, model: Path, *args: str, env: Mapping[str, str] | None = None
+        self,
+        stack: Stack,
+        model: Path,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        host: Host | None = None,
     ) -> Worker:
         """The same for a process that is to be no worker of its own in discovery."""
         port = free_system_port()
@@ -96,11 +118,12 @@ class Zygote:
         process = self.fork(
             "dynamo_vllm.cli.main:run_command",
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
-            stack.environment(**FORKED, **(env or {})),
+            stack.environment(host, **FORKED, **(env or {})),
             log,
+            host,
         )
         stack.processes.append(process)
-        return Worker(process, port, log)
+        return Worker(process, port, log, *([host.address] if host else []))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """A process that has imported vLLM and forks a child per task: an engine then starts in seconds.
 
 Run as `python -m harness.zygote SOCKET`. A task is one JSON line {"call": "module:function", "args": […],
-"env": {…}, "log": PATH}; the child runs it, and the answers are {"pid": n} and, when it ends, {"code": n}.
+"env": {…}, "log": PATH}, with "namespace" it runs on that host (`harness.hosts`); the child runs it, and the
+answers are {"pid": n} and, when it ends, {"code": n}.
 It forks before any thread exists, which is why it serves one connection per task and does nothing else.
 """
 
@@ -18,6 +19,8 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+
+from harness import hosts
 
 
 def import_everything() -> None:
@@ -104,6 +107,8 @@ def run(task: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.clear()
         os.environ.update(task["env"])
+        if "namespace" in task:
+            hosts.enter(task["namespace"])
         module, _, name = task["call"].partition(":")
         code = int(getattr(importlib.import_module(module), name)(*task["args"]) or 0)
     except BaseException:

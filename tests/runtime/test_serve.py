@@ -114,6 +114,15 @@ class Serve:
                     found.append(process.pid)
         return found
 
+    def scraped(self) -> list[tuple[str, str]]:
+        """The job and address of everything Prometheus would ask, by job."""
+        groups = json.loads((self.folder / "run" / "prometheus.json").read_text())
+        return sorted(
+            (group["labels"]["job"], f"{group['labels']['__scheme__']}://{target}/metrics")
+            for group in groups
+            for target in group["targets"]
+        )
+
     def log(self, name: str) -> str:
         return (self.folder / "run" / "logs" / f"{name}.log").read_text()
 
@@ -307,12 +316,17 @@ def test_killed_prefill_worker_is_not_asked_again(start: Start, model: Path, tmp
 
 
 def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
+    """Prometheus is told where everything is, the new one too."""
     serve = start(*fake(model)).wait_ready()
+    assert [job for job, _ in serve.scraped()] == ["dynamo-vllm-frontend", "dynamo-vllm-worker"]
     (worker,) = serve.pids("worker")
     os.kill(worker, signal.SIGKILL)
     until("another worker", lambda: set(serve.pids("worker")) - {worker})
     until("an answer", lambda: serve.complete().status_code == 200)
     assert "worker-1 was killed by SIGKILL; starting it again in 1 s" in serve.err
+    (_, of_frontend), (_, of_worker) = serve.scraped()
+    assert "dynamo_frontend_requests_total" in httpx.get(of_frontend).text
+    assert "dynamo_component_worker_state" in httpx.get(of_worker).text
 
 
 def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path) -> None:
@@ -375,7 +389,7 @@ async def supervised(folder: Path, limits: Limits, *words: str) -> AsyncIterator
     plan = command.prepare(wanted, environ, run)
     err = io.StringIO()
     with run.opened():
-        life = asyncio.create_task(Supervisor(plan, limits, run.logs, Screen(io.StringIO(), err)).run())
+        life = asyncio.create_task(Supervisor(plan, limits, run, Screen(io.StringIO(), err)).run())
         await said(err, "worker-1: ready")
         yield err
         os.kill(os.getpid(), signal.SIGTERM)
@@ -407,6 +421,7 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
     assert serve.wait(30) == 0
     assert serve.pids() == []
     assert not (serve.folder / "run" / "discovery").exists()
+    assert not (serve.folder / "run" / "prometheus.json").exists()
     assert "stopping:" in serve.err
 
 

@@ -212,7 +212,7 @@ def test_threads_the_user_names_stand(
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(environment))
     options, _ = build.parse(FrontendOptions, argv, environment, "p", "d")
-    runtime_env.export(options, environment, 3)
+    runtime_env.export(options, environment, 3, "name")
     assert os.environ["DYN_RUNTIME_NUM_WORKER_THREADS"] == expected
 
 
@@ -228,5 +228,5 @@ def test_nixl_stays_on_a_machine_that_the_runtime_does_not_leave(
     host: str, environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(environment))
-    runtime_env.export(FrontendOptions(bind_host=host), environment, 1)
+    runtime_env.export(FrontendOptions(bind_host=host), environment, 1, "frontend")
     assert os.environ.get("UCX_NET_DEVICES") == expected

@@ -9,6 +9,7 @@ import pytest
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import (
     AdminOptions,
+    ExportOptions,
     FrontendOptions,
     LoadOptions,
     PlaneOptions,
@@ -20,6 +21,7 @@ from dynamo_vllm.config.options import (
 )
 from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, media_limits, ranks
 from dynamo_vllm.config.rules import bench as bench_rules
+from dynamo_vllm.config.rules import export as export_rules
 from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import omni as omni_rules
 from dynamo_vllm.config.rules import serve as serve_rules
@@ -33,6 +35,18 @@ NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
+    (worker_rules.card_port_needs_a_system_port, ["--card-port", "9091"], "needs --system-port"),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "40000", "--system-port", "9090"],
+        "from 1 to 32767",
+    ),
+    (
+        worker_rules.card_port_needs_a_system_port,
+        ["--card-port", "9090", "--system-port", "9090"],
+        "a port of its own",
+    ),
+    (worker_rules.worker_traces_have_an_address, ["--otlp-endpoint", "host:4317"], "is no URL"),
     (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
     (admin.token_can_be_sent, ["--admin-token", "two words"], "without spaces"),
     (admin.token_can_be_sent, ["--admin-token", "grün"], "without spaces"),
@@ -293,6 +307,16 @@ WORKER = [
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
     (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
+    (
+        omni_rules.picture_bounds_are_counts,
+        ["--max-picture-megapixels", "0"],
+        "--max-picture-megapixels 0.0 must be above 0",
+    ),
+    (
+        omni_rules.picture_bounds_are_counts,
+        ["--max-video-megapixels", "-1"],
+        "--max-video-megapixels -1.0 must be above 0",
+    ),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-side", "-8"], "--max-picture-side -8 must be"),
     (omni_rules.picture_bounds_are_counts, ["--max-picture-steps", "0"], "--max-picture-steps 0 must be"),
     (
@@ -457,10 +481,12 @@ FRONTEND = [
         "cannot tell which worker has a LoRA adapter",
     ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
+    (frontend_rules.unreachable_is_a_time, ["--unreachable-seconds", "-1"], "must be 0 or more"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
+    (frontend_rules.frontend_traces_have_an_address, ["--otlp-endpoint", ""], "is no URL"),
     (frontend_rules.frontend_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (frontend_rules.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
@@ -473,6 +499,25 @@ FRONTEND = [
         frontend_rules.local_prefill_needs_the_kv_router,
         ["--local-prefill-tokens", "9", "--router", "random"],
         "--local-prefill-tokens needs --router kv",
+    ),
+]
+FROM_TO = ["--config", "serve.yaml", "-o", "out"]
+EXPORT = [
+    (export_rules.there_is_a_file_and_a_place, ["-o", "out"], "--config FILE is missing"),
+    (export_rules.there_is_a_file_and_a_place, ["--config", "serve.yaml"], "-o FOLDER is missing"),
+    (export_rules.names_are_names, [*FROM_TO, "--name", "My_Model"], "--name 'My_Model' is no name"),
+    (export_rules.names_are_names, [*FROM_TO, "--hf-secret", "a" * 40], "at most 36 small letters"),
+    (export_rules.numbers_are_above_zero, [*FROM_TO, "--frontends", "0"], "--frontends 0 must be above 0"),
+    (
+        export_rules.shared_memory_fits,
+        [*FROM_TO, "--worker-memory-gb", "8"],
+        "--worker-memory-gb 8 leaves nothing beside --shm-gb 8",
+    ),
+    (export_rules.etcd_has_addresses, [*FROM_TO, "--discovery", "etcd"], "add --etcd http://HOST:2379"),
+    (
+        export_rules.the_operator_finds_its_own,
+        [*FROM_TO, "--operator", "--discovery", "etcd", "--etcd", "http://e:2379"],
+        "leave --discovery out",
     ),
 ]
 SERVE = [
@@ -588,6 +633,25 @@ def test_frontend_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_frontend(options)) is None
 
 
+@pytest.mark.parametrize(("rule", "argv", "message"), EXPORT, ids=named)
+def test_export_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(ExportOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_export(options)) or "")
+    monkeypatch.setattr(checks, "EXPORT_RULES", tuple(r for r in checks.EXPORT_RULES if r is not rule))
+    assert refusal(lambda: checks.check_export(options)) is None
+
+
+def test_what_runs_elsewhere_needs_nothing_here() -> None:
+    options, rest = worker(["--custom-jinja-template", "/models/chat.jinja"])
+    assert "no such file" in (refusal(lambda: checks.check_worker(options, rest)) or "")
+    checks.check_worker(options, rest, elsewhere=True)
+    options, rest = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
+    checks.check_worker(options, rest, elsewhere=True)
+    assert set(checks.LOOK_AT_THIS_MACHINE) <= set(checks.WORKER_RULES)
+
+
 @pytest.mark.parametrize(("rule", "argv", "message"), SERVE, ids=named)
 def test_serve_rule_refuses_and_no_other_rule_would(
     rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
@@ -691,6 +755,7 @@ def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in PLANE} == set(checks.PLANE_RULES)
     assert {rule for rule, _, _ in ROUTING} == set(checks.ROUTING_RULES)
     assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
+    assert {rule for rule, _, _ in EXPORT} == set(checks.EXPORT_RULES)
     assert {rule for rule, _, _ in LOAD} == set(checks.LOAD_RULES)
     assert {rule for rule, _, _ in WORKER} == set(checks.WORKER_RULES)
     assert {rule for rule, _, _ in FRONTEND} == set(checks.FRONTEND_RULES)
@@ -739,6 +804,8 @@ def test_settings_that_work_pass(argv: list[str]) -> None:
         (["--namespace", "a.b"], "--namespace 'a.b' must be one word"),
         (["--namespace", "a/b"], "--namespace 'a/b' must be one word"),
         (["--namespace="], "--namespace '' must be one word"),
+        (["--bind-host", "0.0.0.0"], "--bind-host 0.0.0.0 is no address others can connect to"),
+        (["--bind-host", "::"], "--bind-host :: is no address"),
         (["--discovery-backend", "mem"], "--discovery-backend mem shows a process itself only"),
         (["--etcd-endpoints", "http://a:2379,b:2379"], "'b:2379' is no address of a server; write http://"),
         (["--etcd-endpoints="], "--etcd-endpoints '' is no address"),

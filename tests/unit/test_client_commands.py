@@ -534,9 +534,8 @@ def test_prefill_and_decode_are_proven_by_the_hand_over(
 def test_every_proof_uses_a_prompt_of_its_own(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert proven(frontend, capsys)[0] == 0
-    assert (
-        len({json.dumps(body["messages"]) for body in frontend.asked}) == 3
-    )  # the greeting, and one per proof
+    said = {json.dumps(body["messages"]) for body in frontend.asked if "messages" in body}
+    assert len(said) == 3  # the greeting, and one per proof
 
 
 def test_events_that_do_not_arrive_fail(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The generated page says what the code says."""
+"""The generated pages say what the code says."""
 
 from __future__ import annotations
 
@@ -7,31 +7,49 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm import errors
-from dynamo_vllm.cli import docs
+from dynamo_vllm.cli import admin, bench, docs, reference
 from dynamo_vllm.cli.main import COMMANDS
 from dynamo_vllm.config import build, engine_rules
 
 
-def test_page_in_the_repository_is_fresh() -> None:
+def test_pages_in_the_repository_are_fresh() -> None:
     assert docs.main(["--check"]) == 0, "run 'make docs'"
 
 
-def test_page_is_the_same_every_time() -> None:
-    assert docs.page() == docs.page()
-
-
+@pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
 def test_stale_or_missing_page_fails_the_check_and_writing_mends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pyproject.toml").touch()
-    page = tmp_path / "docs" / "configuration.md"
-    monkeypatch.setattr(docs, "PAGE", page)
+    page = tmp_path / "docs" / name
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
     assert docs.main(["--check"]) == 1
     assert docs.main([]) == 0
     assert docs.main(["--check"]) == 0
     page.write_text(page.read_text() + "\nby hand\n")
     assert docs.main(["--check"]) == 1
-    assert "run 'make docs'" in capsys.readouterr().err
+    assert f"{name} is not what the code says; run 'make docs'" in capsys.readouterr().err
+
+
+def test_command_page_has_the_help_of_every_command_and_every_word_below() -> None:
+    page = reference.page()
+    commands = [*COMMANDS, *admin.COMMANDS, *(f"bench {kind}" for kind in bench.KINDS)]
+    for command in commands:
+        assert f"## `dynamo-vllm {command}`\n" in page
+        assert f"```text\nusage: dynamo-vllm {command} " in page
+
+
+def test_command_page_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = reference.page()
+    monkeypatch.setenv("COLUMNS", "50")
+    assert reference.page() == page
+
+
+def test_group_of_options_that_stood_before_is_only_named() -> None:
+    shown: dict[str, str] = {}
+    text = "usage: a\n\noptions:\n  -h, --help\n\nruntime:\n  --namespace STR"
+    assert reference.shortened(text, "a", shown) == "usage: a\n\nruntime:\n  --namespace STR"
+    assert reference.shortened(text, "b", shown) == "usage: a\n\nruntime:\n  as of 'a'"
 
 
 def test_every_command_has_a_section() -> None:
@@ -56,4 +74,4 @@ def test_every_rule_is_on_the_page() -> None:
     [name for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, Exception)],
 )
 def test_error_page_tells_of_every_class(name: str) -> None:
-    assert f"`{name}`" in docs.PAGE.with_name("errors.md").read_text()
+    assert f"`{name}`" in (docs.ROOT / "docs" / "errors.md").read_text()

@@ -30,6 +30,13 @@ FIRES = [
     (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
     (engine_rules.nixl_executor, {}, NIXL, "distributed_executor_backend", "mp"),
     (engine_rules.cpu_executor, {}, CPU, "distributed_executor_backend", "uni"),
+    (
+        engine_rules.traces,
+        {},
+        Situation("cuda", traces_url="http://x:4317"),
+        "otlp_traces_endpoint",
+        "http://x:4317",
+    ),
     (engine_rules.kv_events, {}, Situation("cpu", socket_folder="/run/x"), "kv_events_config", IPC),
     (engine_rules.merged_kv_events, {}, KVBM, "additional_config", {"consolidator_endpoints": MERGED}),
     (
@@ -81,6 +88,8 @@ SILENT = [
     (engine_rules.lora_slots, {}, CPU),
     (engine_rules.lora_slots, {"enable_lora": True, "max_loras": 2}, GPU),
     (engine_rules.lora_slots, {"enable_lora": False}, Situation("cpu", lora=True)),
+    (engine_rules.traces, {}, GPU),
+    (engine_rules.traces, {"otlp_traces_endpoint": "x"}, Situation("cuda", traces_url="http://x:4317")),
     (engine_rules.memory_reports, {}, GPU),
     (engine_rules.memory_reports, {"enable_sleep_mode": True, "worker_extension_cls": "mine.Own"}, GPU),
     (engine_rules.prefix_caching, {"enable_prefix_caching": False}, CPU),

@@ -12,21 +12,6 @@ from dynamo_vllm.config.options import ROUTERS, FrontendOptions
 from dynamo_vllm.errors import StartError
 
 
-def test_accepted_connections_inherit_no_delay() -> None:
-    """What `listening` does to the Rust server's socket, on a listener of our own."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert frontend._set_no_delay(port)
-        with socket.create_connection(("127.0.0.1", port)):
-            accepted, _ = server.accept()
-            with accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-
-
-def test_no_listener_no_delay() -> None:
-    assert not frontend._set_no_delay(1)
-
-
 def test_taken_port_is_refused_by_name() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

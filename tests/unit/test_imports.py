@@ -11,8 +11,9 @@ SRC = Path(__file__).parents[2] / "src" / "dynamo_vllm"
 PACKAGE = "dynamo_vllm"
 # A part imports lower levels and itself. The command line stands above what it starts.
 LEVELS = {
-    "__main__": 7,
-    "cli": 6,
+    "__main__": 8,
+    "cli": 7,
+    "export": 6,
     "supervise": 5,
     "bench": 5,
     "serving": 4,
@@ -24,6 +25,7 @@ LEVELS = {
     "media": 2,
     "models": 2,
     "codec": 1,
+    "sizing": 1,
     "wire": 0,
     "wire_openai": 0,
     "job": 0,
@@ -43,7 +45,7 @@ HEAVY = {
     "vllm": ("engine/",),
     "vllm_omni": ("engine/",),
     "torch": ("engine/", "models/tiny_image.py"),
-    "diffusers": ("models/tiny_image.py",),
+    "diffusers": ("models/tiny_image.py", "engine/omni_start.py"),
     "dynamo": ("serving/", "kv/events.py", "cli/frontend.py", "bench/caller.py"),
 }
 READS_ENVIRONMENT = {
@@ -57,6 +59,7 @@ WRITES_ENVIRONMENT = {
     "engine/omni_start.py": "vLLM's, and what the processes of a pipeline's stages must know",
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
+    "cli/reference.py": "the width of the help it asks for, for that moment",
     "media/apart_child.py": "those of the decoder's libraries, in a process that does nothing else",
 }
 _WRITING = {"update", "setdefault", "pop", "clear"}

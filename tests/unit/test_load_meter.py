@@ -7,7 +7,7 @@ import pytest
 from dynamo_vllm.engine.base import LoadFigures
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.job import Job, SamplingSpec
-from dynamo_vllm.serving.metrics import LastError, LoadMeter, exposition
+from dynamo_vllm.serving.metrics import LastError, LoadMeter
 from harness.fakes import outputs
 
 
@@ -32,16 +32,6 @@ def test_the_router_hears_of_changes_only() -> None:
     for usage in (0.1, 0.1, 0.101, 0.2):
         meter.record(LoadFigures(0, 1, 0, usage))
     assert router.told == [(0, 0), (0, 10), (0, 20)]
-
-
-def test_series_carry_rank_and_model() -> None:
-    meter = LoadMeter()
-    meter.connect(Router(), 10, range(2))
-    meter.record(LoadFigures(1, 3, 2, 0.5))
-    text = exposition(meter, 4, 'a"b')
-    assert 'dynamo_component_requests_running{model="a\\"b",dp_rank="1"} 3' in text
-    assert 'dynamo_component_active_blocks{model="a\\"b",dp_rank="1"} 5' in text
-    assert 'dynamo_component_requests_in_flight{model="a\\"b"} 4' in text
 
 
 # --- what an operator sees --------------------------------------------------------------------------------

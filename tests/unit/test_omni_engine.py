@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,31 @@ async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Slow:
+    """A pipeline whose stages take their time to end."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def shutdown(self) -> None:
+        self.may_end.wait(30)
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_a_dead_pipeline_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is_dead: bool) -> None:
+    monkeypatch.setattr(omni, "DEAD_SECONDS", 0.01)
+    engine, pipeline = Silent(), Slow()
+    engine._omni, engine._is_dead = pipeline, is_dead
+    closing = asyncio.create_task(engine.close())
+    if not is_dead:
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        pipeline.may_end.set()
+    async with asyncio.timeout(5):
+        await closing
+    pipeline.may_end.set()
 
 
 async def test_several_choices_of_a_text_stage_are_refused() -> None:

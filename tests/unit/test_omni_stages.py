@@ -98,6 +98,11 @@ def test_the_message_about_a_translation_can_be_pasted(
         ("stages: [{max_num_seqs: 1}]", "stages[0] has no stage_id"),
         ("stage_args: 3", "'stage_args' must be a list"),
         ("stage_args: []", "'stage_args' must be a list"),
+        ("stage_args: [3]", "'stage_args' must be a list"),
+        ("stage_args: [{runtime: 3}]", "runtime of stage_args[0] must be a mapping, not 3"),
+        ("stage_args: [{engine_args: [a]}]", "engine_args of stage_args[0] must be a mapping"),
+        ("stage_args: [{default_sampling_params: x}]", "default_sampling_params of stage_args[0] must be"),
+        ("stage_args: [{stage_id: one}]", "stage_args[0] has stage_id 'one'; number them from 0"),
     ],
 )
 def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, said: str) -> None:
@@ -144,9 +149,24 @@ def test_a_diffusers_folder_with_a_rewriter_has_two_stages(tmp_path: Path) -> No
     assert [stage["stage_id"] for stage in deploy["stages"]] == [0, 1]
 
 
-def test_a_model_without_architecture_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, "config.json", {})
+@pytest.mark.parametrize("known", [True, False])
+def test_a_model_without_architecture_is_served_where_vllm_omni_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(omni_pipelines, "known_to_omni", lambda config: known)
+    put(tmp_path, "config.json", {"model_type": "some_omni"})
+    assert omni_pipelines.choose(str(tmp_path)).architecture is None
+    if known:
+        assert omni_pipelines.resolve(str(tmp_path)) == omni_pipelines.Pipeline(None)
+        return
     with pytest.raises(ConfigError, match="names no architecture"):
+        omni_pipelines.resolve(str(tmp_path))
+
+
+def test_a_rewriter_without_architecture_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "model_index.json", {"_class_name": "StableDiffusionPipeline"})
+    put(tmp_path, "rewriter/config.json", {})
+    with pytest.raises(ConfigError, match="rewriter: its config.json names no architecture"):
         omni_pipelines.choose(str(tmp_path))
 
 
@@ -164,20 +184,41 @@ def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
-    assert omni_start.picture_limits(str(tmp_path), ["text"]) is None
-    assert omni_start.picture_limits(str(tmp_path), ["text", "image"]) == PictureLimits(step=16)
+    assert omni_start.picture_limits(str(tmp_path), ["text"], {}) is None
+    assert omni_start.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})
     put(tmp_path, "scheduler/scheduler_config.json", {"num_train_timesteps": 1000})
-    limits = omni_start.picture_limits(str(tmp_path), ["image"])
+    limits = omni_start.picture_limits(str(tmp_path), ["image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 999)
     put(tmp_path, "model_index.json", {"_class_name": "X", "transformer": ["diffusers", "T"]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 10**30})
-    limits = omni_start.picture_limits(str(tmp_path), ["text", "image"])
+    limits = omni_start.picture_limits(str(tmp_path), ["text", "image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens) == (16, None)
+
+
+@pytest.mark.parametrize(
+    ("makes", "call", "kind", "frames"),
+    [
+        (["image"], {"prompt": None}, "image", 81),
+        (["image"], {"num_frames": 16}, "video", 16),
+        (["image"], {"frames": None}, "video", 81),
+        (["video"], {}, "video", 81),
+        (["image"], {"audio_length_in_s": None}, "audio", 81),
+        (["audio"], {}, "audio", 81),
+    ],
+)
+def test_what_a_pipeline_makes_is_seen_in_what_it_takes(
+    tmp_path: Path, makes: list[str | None], call: dict[str, object], kind: str, frames: int
+) -> None:
+    put(tmp_path, "model_index.json", {"_class_name": "X"})
+    put(tmp_path, "vocoder/config.json", {"sampling_rate": 16000})
+    limits = omni_start.picture_limits(str(tmp_path), makes, call)
+    assert limits is not None
+    assert (limits.kind, limits.frames, limits.sample_rate) == (kind, frames, 16000)
 
 
 class Said:

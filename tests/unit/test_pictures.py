@@ -23,7 +23,7 @@ FACTS = EngineFacts(
     max_num_batched_tokens=1,
     pictures=PictureLimits(step=8, max_prompt_tokens=5),
 )
-BOUNDS = Bounds(max_side=1024, max_steps=50, max_pictures=4)
+BOUNDS = Bounds(max_side=1024, max_steps=50, max_pictures=4, max_megapixels=2.1, max_video_megapixels=20)
 PNG = MediaFile("image", "image/png", b"picture")
 
 
@@ -113,6 +113,8 @@ async def test_without_a_seed_every_picture_is_another(role: Pictures) -> None:
         ({"prompt": " "}, "prompt"),
         ({"prompt": 3}, "prompt"),
         ({"nvext": {"negative_prompt": "a b c d e f"}}, "negative_prompt"),
+        ({"size": "1024x1024", "n": 3}, "n: 3 pictures of 1048576 pixels are 3.1 million"),
+        ({"n": 3}, "n: 3 pictures of 1048576 pixels"),
     ],
 )
 async def test_what_cannot_be_drawn_is_refused_by_name(
@@ -129,6 +131,11 @@ async def test_steps_beyond_what_the_model_was_trained_with_are_refused() -> Non
     assert (await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 20}})).steps == 20
     with pytest.raises(InvalidRequest, match="num_inference_steps: 21 is not between 1 and 20"):
         await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 21}})
+
+
+async def test_many_small_pictures_are_as_good_as_few_large_ones(role: Pictures) -> None:
+    assert (await drawn(role, {"prompt": "a", "size": "1024x1024", "n": 2})).n == 2
+    assert (await drawn(role, {"prompt": "a", "size": "512x512", "n": 4})).n == 4
 
 
 @pytest.mark.parametrize("prompt", ["one two three four five six", "x" * 40_000])
@@ -154,6 +161,79 @@ async def test_bad_chats_are_refused_by_name(role: Pictures, body: dict[str, Any
 async def test_the_health_check_is_a_request_this_role_takes(role: Pictures) -> None:
     spec = await drawn(role, role.health_check())
     assert (spec.width, spec.steps, spec.seed) == (64, 1, 0)
+
+
+# --- videos and sounds ----------------------------------------------------------------------------------
+
+
+def maker(kind: str) -> Pictures:
+    limits = PictureLimits(step=8, kind=kind, frames=16)
+    return Pictures(dataclasses.replace(FACTS, pictures=limits), ["m"], BOUNDS, len)
+
+
+@pytest.mark.parametrize(
+    ("change", "frames", "fps"),
+    [
+        ({}, 16, None),
+        ({"nvext": {"num_frames": 5, "fps": 8}}, 5, 8),
+        ({"seconds": 2}, 48, None),
+        ({"seconds": 2, "extra_args": {"media_passthrough": {"fps": 10}}}, 20, 10),
+        ({"seconds": 2, "nvext": {"num_frames": 5}}, 5, None),
+    ],
+)
+async def test_the_length_of_a_video(change: dict[str, Any], frames: int, fps: int | None) -> None:
+    spec = await drawn(maker("video"), {"prompt": "a", "size": "64x64", **change})
+    assert (spec.kind, spec.frames, spec.fps, spec.format) == ("video", frames, fps, "mp4")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "named"),
+    [
+        ("video", {"prompt": "a", "nvext": {"num_frames": 0}}, "num_frames"),
+        ("video", {"prompt": "a", "nvext": {"num_frames": 10**6}}, "num_frames"),
+        ("video", {"prompt": "a", "nvext": {"fps": 0}}, "fps"),
+        ("video", {"prompt": "a", "seconds": 0}, "seconds"),
+        ("video", {"prompt": "a", "size": "1024x1024", "nvext": {"num_frames": 30}}, "num_frames: 30 frames"),
+        ("video", {"prompt": "a", "nvext": {"num_frames": 60}}, "num_frames: 60 frames of 399360 pixels"),
+        ("video", {"prompt": "a", "output_format": "webm"}, "output_format"),
+        ("video", {"prompt": "a", "response_format": "b64"}, "response_format"),
+        ("video", {"prompt": "a", "input_reference": "x"}, "input_reference"),
+        ("video", {"messages": [{"role": "user", "content": "a"}], "n": 2}, "n: 2"),
+        ("audio", {"input": " "}, "input"),
+        ("audio", {"input": "a", "response_format": "mp3"}, "response_format"),
+        ("audio", {"input": "a", "speed": 2.0}, "speed"),
+        ("audio", {"input": "a", "ref_audio": "x"}, "ref_audio"),
+        ("audio", {"prompt": "a"}, "input"),
+    ],
+)
+async def test_what_cannot_be_made_is_refused_by_name(kind: str, body: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await drawn(maker(kind), body)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "offered", "object"),
+    [
+        ("video", {"prompt": "a", "response_format": "url"}, ("chat", "videos"), "video"),
+        ("audio", {"input": "a", "data_source": "url"}, ("chat", "audios"), "audio.speech"),
+    ],
+)
+async def test_videos_and_sounds_go_back_as_files(
+    kind: str, body: dict[str, Any], offered: tuple[str, ...], object: str
+) -> None:
+    role = maker(kind)
+    assert role.card.endpoint_types == offered
+    assert (await drawn(role, role.health_check())).steps == 1
+    file = MediaFile(kind, f"{kind}/x", b"f")
+    output = Output((), finish="stop", finished=True, media=[file])
+    format = {"video": "mp4", "audio": "wav"}[kind]
+    for asked, key in ((body, "url"), ({k: "a" for k in list(body)[:1]}, "b64_json")):
+        request = role.parse(asked)
+        chunk = role.encoder(request, await role.prepare(request, "j")).encode(output)
+        assert (chunk["object"], chunk["id"], chunk["model"]) == (object, f"{kind}-j", "m")
+        assert chunk["data"][0]["output_format"] == format
+        assert key in chunk["data"][0]
 
 
 # --- what goes back -------------------------------------------------------------------------------------

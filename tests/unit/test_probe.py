@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from dynamo_vllm.cli import prove
+from dynamo_vllm.cli.client import Client
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.supervise.probe import Probe
 
@@ -17,11 +21,12 @@ OVER_TWO = {"prefill_worker_id": 2, "decode_worker_id": 1}
 
 
 class Frontend:
-    """Answers with these workers one after the other, the last one for good."""
+    """Answers with these workers one after the other, the last one for good; at `only` one path, if given."""
 
-    def __init__(self, *workers: dict[str, int]) -> None:
+    def __init__(self, *workers: dict[str, int], only: str = "") -> None:
         self.workers = list(workers)
         self.asked: list[dict[str, Any]] = []
+        self.paths: list[str] = []
         frontend = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,12 +36,15 @@ class Frontend:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 frontend.asked.append(body)
+                frontend.paths.append(self.path)
+                if only:
+                    return self._reply({"data": [{}]}, 200 if self.path == only else 404)
                 found = frontend.workers.pop(0) if len(frontend.workers) > 1 else frontend.workers[0]
                 self._reply({"choices": [{}], "nvext": {"worker_id": found} if "nvext" in body else None})
 
-            def _reply(self, answer: object) -> None:
+            def _reply(self, answer: object, status: int = 200) -> None:
                 data = json.dumps(answer).encode()
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -48,17 +56,25 @@ class Frontend:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
 
-async def ask(frontend: Frontend, split: set[str], seconds: float) -> None:
+@contextmanager
+def served(frontend: Frontend) -> Iterator[None]:
     thread = threading.Thread(target=frontend.server.serve_forever, args=(0.01,))
     thread.start()
-    probe = Probe(answer_seconds=5)
     try:
-        await probe.first_answer(frontend.url, ("m",), split, seconds)
+        yield
     finally:
-        await probe.close()
         frontend.server.shutdown()
         thread.join()
         frontend.server.server_close()
+
+
+async def ask(frontend: Frontend, split: set[str], seconds: float) -> None:
+    probe = Probe(answer_seconds=5)
+    with served(frontend):
+        try:
+            await probe.first_answer(frontend.url, ("m",), split, seconds)
+        finally:
+            await probe.close()
 
 
 async def test_one_answer_is_enough_for_workers_that_do_all() -> None:
@@ -77,3 +93,24 @@ async def test_start_is_proven_when_a_prefill_worker_took_part() -> None:
 async def test_prefill_workers_nobody_uses_fail_the_start() -> None:
     with pytest.raises(StartError, match="the first request to m failed: .* without a prefill worker"):
         await ask(Frontend(ALONE), {"m"}, 0.5)
+
+
+DRAWINGS = ("/v1/images/generations", "/v1/videos")
+
+
+@pytest.mark.parametrize("path", DRAWINGS)
+async def test_a_model_that_draws_is_asked_for_one_step(path: str) -> None:
+    frontend = Frontend(only=path)
+    await ask(frontend, set(), 5)
+    assert frontend.paths[-1] == path
+    assert frontend.asked[-1]["nvext"]["num_inference_steps"] == 1
+    assert "/v1/chat/completions" not in frontend.paths  # there it would take all of them
+
+
+@pytest.mark.parametrize("path", DRAWINGS)
+def test_a_check_of_a_model_that_draws_asks_for_one_step(path: str) -> None:
+    frontend = Frontend(only=path)
+    with served(frontend), closing(Client(frontend.url, 5)) as client:
+        _, step = prove.answer(client, "m")
+    assert (step.outcome, frontend.paths[-1]) == (prove.OK, path)
+    assert "/v1/chat/completions" not in frontend.paths

@@ -66,6 +66,12 @@ def test_ready_environment_is_left_alone_without_a_word(
     assert capsys.readouterr().out == ""
 
 
+def test_an_image_has_nothing_for_tests(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "dev" in setup.extras_for("cpu")
+    monkeypatch.setenv("DYNAMO_VLLM_TESTS", "0")
+    assert setup.extras_for("cpu") == ["cpu", "nixl", *setup.wanted_extras()]
+
+
 def test_stamp_depends_on_the_extras(setup: ModuleType) -> None:
     assert setup.stamp_for(["cpu", "dev"]) != setup.stamp_for(["cpu", "dev", "lmcache"])
 

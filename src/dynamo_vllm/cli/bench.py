@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from typing import TYPE_CHECKING
 
@@ -37,9 +36,10 @@ def main(argv: Sequence[str]) -> int:
     kind = importlib.import_module(name)
     parser = build.Parser(
         prog=f"{PROG} {argv[0]}",
+        usage=f"{PROG} {argv[0]} [OPTIONS]",
         description=about[:1].upper() + about[1:] + ".",
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=build.HelpFormatter,
     )
     kind.add_arguments(parser)
     return int(kind.run(parser.parse_args(list(argv[1:]))))

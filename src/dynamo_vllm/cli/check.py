@@ -192,6 +192,8 @@ def _discovery(worker: WorkerOptions) -> str:
 def _kv_events(worker: WorkerOptions, flags: EngineFlags) -> str:
     if worker.engine == "fake":
         return "none from the fake engine"
+    if worker.omni:
+        return "none from a pipeline of vLLM-Omni"
     if worker.kv_events is False or "no_enable_prefix_caching" in flags:
         return "off"
     if "kv_events_config" in flags:
@@ -225,6 +227,7 @@ def _named_ports(
 ) -> Iterator[tuple[str, str, int]]:
     anywhere, node = worker.bind_host or "0.0.0.0", node_of(worker, flags)
     yield "health and metrics", worker.system_host or anywhere, worker.system_port or 0
+    yield "files of the model card", worker.system_host or anywhere, worker.card_port or 0
     if worker.kv_event_port is not None and worker.kv_events is not False:
         for rank in range(node.first_rank, node.ports_in_a_row):
             yield f"KV events of rank {rank}", "0.0.0.0", worker.kv_event_port + rank
@@ -260,8 +263,8 @@ def refusals(worker: WorkerOptions, flags: EngineFlags) -> Iterator[str]:
 def engine_defaults(
     worker: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Sequence[Fired] | None, str | None]:
-    """The defaults we set over vLLM's, or vLLM's complaint about the flags."""
-    from dynamo_vllm.engine import vllm_start
+    """The defaults we set over vLLM's or vLLM-Omni's, or the complaint about the flags."""
+    from dynamo_vllm.engine import omni_start, vllm_start
     from dynamo_vllm.serving.parts import engine_settings
 
     # A worker makes a new folder at every start.
@@ -271,6 +274,8 @@ def engine_defaults(
         # vLLM logs to stdout, which is ours.
         with contextlib.redirect_stdout(sys.stderr):
             settings = engine_settings(worker, engine_argv, environment, scratch)
+            if worker.omni:
+                return omni_start.told(settings), None
             vllm_start.set_environment(settings)
             fired = vllm_start.resolve(settings).fired
     except (ConfigError, StartError) as exc:

@@ -1,19 +1,22 @@
-"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md from what the code declares."""
+"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md and docs/cli.md from the code."""
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import main as commands
+from dynamo_vllm.cli import reference
 from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import (
     AdminOptions,
+    ExportOptions,
     FrontendOptions,
     LoadOptions,
     PauseOptions,
@@ -22,14 +25,15 @@ from dynamo_vllm.config.options import (
     ResetOptions,
     RoutingOptions,
     ServeOptions,
+    SizeOptions,
     SleepOptions,
     WorkerOptions,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+ROOT = Path(__file__).parents[3]
 ENGINE_FLAGS = (
     "Every engine flag of vLLM is accepted too and passed on untouched; `vllm serve --help` lists them."
 )
@@ -44,11 +48,17 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("worker", WorkerOptions, ENGINE_FLAGS),
     ("frontend", FrontendOptions, ""),
     (
+        "export",
+        ExportOptions,
+        "`export k8s` ([kubernetes.md](kubernetes.md)) or `export compose` ([containers.md](containers.md)).",
+    ),
+    (
         "check",
         CheckOptions,
         "Every option of a worker and every engine flag is accepted too; nothing is started.",
     ),
     ("check --live URL", LiveOptions, ""),
+    ("size", SizeOptions, "The model may also be the first argument. [sizing.md](sizing.md) explains it."),
     (
         "status",
         StatusOptions,
@@ -81,22 +91,28 @@ def main(argv: Sequence[str]) -> int:
     if list(argv) not in ([], ["--check"]):
         print("usage: python -m dynamo_vllm.cli.docs [--check]", file=sys.stderr)
         return 2
-    if not PAGE.parents[1].joinpath("pyproject.toml").is_file():
+    if not ROOT.joinpath("pyproject.toml").is_file():
         print("error: the docs are written inside a checkout of the repository", file=sys.stderr)
         return 1
-    wanted = page()
+    wanted = {ROOT / name: text for name, text in pages().items()}
     if argv:
         return compare(wanted)
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(wanted)
+    for path, text in wanted.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     return 0
 
 
-def compare(wanted: str) -> int:
-    if PAGE.is_file() and PAGE.read_text() == wanted:
-        return 0
-    print(f"error: {PAGE.name} is not what the code says; run 'make docs'", file=sys.stderr)
-    return 1
+@functools.cache
+def pages() -> dict[str, str]:
+    return {"docs/configuration.md": page(), "docs/cli.md": reference.page()}
+
+
+def compare(wanted: Mapping[Path, str]) -> int:
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    for path in stale:
+        print(f"error: {path.relative_to(ROOT)} is not what the code says; run 'make docs'", file=sys.stderr)
+    return 1 if stale else 0
 
 
 def page() -> str:
@@ -178,6 +194,7 @@ _CASES: dict[str, dict[str, Any]] = {
     " (only with LoRA)": {"lora": True},
     " (only for encode workers)": {"encodes_only": True},
     " (only behind encode workers)": {"takes_encoded": True},
+    " (only with --otlp-endpoint)": {"traces_url": "<endpoint>"},
     " (with 16 GiB free, say)": {"free_bytes": 16 * 2**30},
     _SLEEP: {},
 }

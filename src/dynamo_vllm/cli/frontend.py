@@ -8,8 +8,6 @@ import ctypes
 import importlib.util
 import os
 import signal
-import socket
-import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_taken_port("--port", options.host, options.port)
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
-    runtime_env.export(options, environment, threads, **variables(options))
+    runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **variables(options))
     return run_to_exit(run(options, planes.etcd_access(options, environment)))
 
 
@@ -68,6 +66,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     from dynamo.llm import EngineType, EntrypointArgs, FrontendRoute, make_engine, run_input
 
     from dynamo_vllm.serving import keeper, runtime
+    from dynamo_vllm.serving.admin import ENDPOINT
     from dynamo_vllm.serving.logging import set_up
     from dynamo_vllm.serving.progress import Progress
 
@@ -75,6 +74,8 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     load_nixl()
     progress = Progress(options.status_fd)
     drt = runtime.create(options)
+    # Workers bring their answers to a socket of ours, which the runtime makes with the first client.
+    await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
     lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd else 0
     keeping = asyncio.ensure_future(keeper.keep(etcd, lease))
     engine = await make_engine(
@@ -138,6 +139,7 @@ def variables(options: FrontendOptions) -> dict[str, str]:
     return found | {
         "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": str(options.error_wait_ms),
         "DYN_HTTP_BODY_LIMIT_MB": str(options.max_body_mb),
+        "DYN_RUNTIME_INHIBITED_DURATION_SECS": str(options.unreachable_seconds),
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),
         # Its own /health says "healthy" without a model; ours takes the path, and this is where it went.
         "DYN_HTTP_SVC_HEALTH_PATH": "/instances",
@@ -195,32 +197,14 @@ def health_status(context: FrontendState) -> int:
 
 
 async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> None:
-    """Wait for the server's socket and switch Nagle's algorithm off on it.
+    """Wait for the server's socket, and mend what the Rust server leaves out."""
+    from dynamo_vllm.serving import listeners
 
-    The Rust server never sets TCP_NODELAY, which costs some 30 ms on the first token of every reused
-    connection; on Linux accepted sockets inherit it from the listener.
-    """
     deadline = time.monotonic() + LISTEN_SECONDS
-    while not _set_no_delay(options.port):
+    while not listeners.set_no_delay(options.port):
         if server.done():
             server.result()
         if server.done() or time.monotonic() > deadline:
             raise StartError(f"the HTTP server did not start on {options.host}:{options.port}")
         await asyncio.sleep(0.01)
-
-
-def _set_no_delay(port: int) -> bool:
-    """Whether a socket of this process listens on the port; it then has TCP_NODELAY."""
-    for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and _is_listener(int(name), port):
-                return True
-    return False
-
-
-def _is_listener(fd: int, port: int) -> bool:
-    with socket.socket(fileno=os.dup(fd)) as found:
-        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or found.getsockname()[1] != port:
-            return False
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return True
+    listeners.notice_lost_machines()

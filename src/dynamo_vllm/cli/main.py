@@ -18,10 +18,12 @@ COMMANDS = {
     "serve": ("dynamo_vllm.cli.serve", "serve a model on this machine: frontend, router and workers"),
     "worker": ("dynamo_vllm.cli.worker", "run one worker of a deployment"),
     "frontend": ("dynamo_vllm.cli.frontend", "run the OpenAI server and router of a deployment"),
+    "export": ("dynamo_vllm.cli.export", "turn a serve file into Kubernetes manifests or a compose file"),
     "check": (
         "dynamo_vllm.cli.check",
         "show versions and the resolved configuration, or prove a running system",
     ),
+    "size": ("dynamo_vllm.cli.size", "compute what a model needs in GPU memory, and what fits"),
     "status": ("dynamo_vllm.cli.status", "show what a running system serves and how its workers are"),
     "lora": (ADMIN, "load, unload and list LoRA adapters of running workers"),
     "sleep": (ADMIN, "take workers out of service and give back their memory"),

@@ -95,7 +95,7 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         decode=options.decode,
         encode=options.encode,
     )
-    described = from_file(options) if options.config else Topology()
+    described = from_file(options.config) if options.config else Topology()
     refuse_demo_beside(described, options)
     return options, topology.override(described, line)
 
@@ -132,10 +132,9 @@ def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str
     return {name: value for name, value in given.items() if name in names}
 
 
-def from_file(options: ServeOptions) -> Topology:
+def from_file(path: str) -> Topology:
     import yaml
 
-    path = str(options.config)
     try:
         data = yaml.safe_load(Path(path).read_text())
     except OSError as exc:
@@ -214,7 +213,7 @@ def supervise(plan: Plan, limits: Limits, folder: RunFolder) -> int:
     screen.say(f"serving {', '.join(dict.fromkeys(plan.models))}; logs in {folder.logs}")
 
     async def run() -> int:
-        return await Supervisor(plan, limits, folder.logs, screen).run()
+        return await Supervisor(plan, limits, folder, screen).run()
 
     watch_without_threads()
     return asyncio.run(run())

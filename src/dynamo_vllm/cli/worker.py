@@ -26,19 +26,22 @@ def main(argv: Sequence[str]) -> int:
     environment = build.environment()
     options, engine_argv = build.parse(WorkerOptions, argv, environment, PROG, DESCRIPTION, EPILOG)
     checks.check_worker(options, engine_argv)
+    anywhere = options.system_host or options.bind_host or "0.0.0.0"
     if options.system_port:
-        refuse_taken_port(
-            "--system-port", options.system_host or options.bind_host or "0.0.0.0", options.system_port
-        )
+        refuse_taken_port("--system-port", anywhere, options.system_port)
     runtime_port, more = None, {}
     is_headless = nodes.of(options.headless, engine_flags(engine_argv)).is_headless
     if not is_headless:
         planes.refuse_unreachable(planes.servers(options, options.event_plane))
     if options.system_port is not None and not is_headless:
         # Ours listens on the system port, the runtime's own server behind it.
-        runtime_port = ports.free()
+        if options.card_port:
+            refuse_taken_port("--card-port", anywhere, options.card_port)
+        runtime_port = options.card_port or ports.free()
         more = {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
-    runtime_env.export(options, environment, runtime_env.worker_threads(os.cpu_count() or 1), **more)
+    threads = runtime_env.worker_threads(os.cpu_count() or 1)
+    service = f"dynamo-vllm-{'worker' if options.role == 'agg' else options.role}"
+    runtime_env.export(options, environment, threads, service, **more)
     from dynamo_vllm.serving import worker
     from dynamo_vllm.serving.logging import set_up
 

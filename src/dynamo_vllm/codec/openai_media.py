@@ -31,6 +31,29 @@ class ImagesEncoder:
         return {**made, "revised_prompt": self._words} if self._words else made
 
 
+class FilesEncoder:
+    """A chunk of /v1/videos or /v1/audio/speech per output; the frontend makes one answer of them."""
+
+    def __init__(self, kind: str, job_id: str, model: str, wants_url: bool, format: str) -> None:
+        self._wants_url = wants_url
+        self._format = format
+        self._head: Chunk = {
+            "id": f"{kind}-{job_id}",
+            "object": "video" if kind == "video" else "audio.speech",
+            "model": model,
+            "status": "completed",
+            "progress": 100,
+            "created": int(time.time()),
+        }
+
+    def encode(self, output: Output) -> Chunk:
+        return {**self._head, "data": [self._file(media) for media in output.media]}
+
+    def _file(self, media: MediaFile) -> dict[str, Any]:
+        made = {"url": data_url(media)} if self._wants_url else {"b64_json": encoded(media)}
+        return {"output_format": self._format, **made}
+
+
 class MediaChatEncoder:
     """Chat chunks: text and media as parts of one content.
 

@@ -1,4 +1,4 @@
-"""From a request to a PictureSpec, refusing what a pipeline cannot draw, with the field's name."""
+"""From a request to a PictureSpec, refusing what a pipeline cannot make, with the field's name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dynamo_vllm.job import PictureLimits
-    from dynamo_vllm.wire_openai import ChatBody, ImageBody
+    from dynamo_vllm.wire_openai import ChatBody, ImageBody, SpeechBody, VideoBody
 
-FORMATS = ("png", "jpeg", "webp")
+FORMATS = {"image": ("png", "jpeg", "webp"), "video": ("mp4",), "audio": ("wav",)}
+"""The first of each is what a request gets that names none."""
 DELIVERIES = ("b64_json", "url")
 MAX_PROMPT_CHARACTERS = 32_000
 MAX_GUIDANCE = 1000.0
+MAX_FRAMES, MAX_FPS = 1000, 120
+FPS = 24
+"""Of a video whose length is given in seconds and whose rate is not."""
+UNNAMED_PIXELS = {"image": 1024 * 1024, "video": 832 * 480}
+"""What a picture or a frame is taken for whose request names no size: what today's models draw then."""
 _SIZE = re.compile(r"(\d{1,9})x(\d{1,9})")
 
 
@@ -33,6 +39,10 @@ class Bounds:
     max_side: int
     max_steps: int
     max_pictures: int
+    max_megapixels: float
+    """Of all pictures of a request together."""
+    max_video_megapixels: float
+    """Of all frames together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,82 +54,108 @@ class Checker:
     count_tokens: Callable[[str], int]
 
     def from_image(self, body: ImageBody) -> PictureSpec:
-        """nvext wins over the same field beside it, as it is the documented place."""
-        if body.input_reference is not None:
-            raise InvalidRequest("this worker takes text only", parameter="input_reference")
         if body.background == "transparent":
             raise InvalidRequest("pictures of this model are opaque", parameter="background")
-        if (body.response_format or DELIVERIES[0]) not in DELIVERIES:
-            raise InvalidRequest(
-                f"{body.response_format!r} is unknown; use {' or '.join(DELIVERIES)}",
-                parameter="response_format",
-            )
-        nvext = body.nvext or ImageSettings()
+        _one_of("response_format", body.response_format, DELIVERIES)
+        settings = _settings(body)
+        return self._spec(body.prompt, settings, n=body.n, size=body.size, format=body.output_format)
+
+    def from_video(self, body: VideoBody) -> PictureSpec:
+        _one_of("response_format", body.response_format, DELIVERIES)
+        settings = _settings(body)
+        _within("seconds", body.seconds, 1, MAX_FRAMES)
+        frames = settings.num_frames
+        if frames is None and body.seconds is not None:
+            frames = body.seconds * (settings.fps or FPS)
+        return self._spec(body.prompt, settings, size=body.size, frames=frames, format=body.output_format)
+
+    def from_speech(self, body: SpeechBody) -> PictureSpec:
+        """Voices are a matter of models that speak; a pipeline that draws sounds has none to choose from."""
+        _one_of("data_source", body.data_source, DELIVERIES)
+        _one_of("response_format", body.response_format, FORMATS["audio"])
+        if body.speed not in (None, 1):
+            raise InvalidRequest(f"{body.speed} is not possible; leave it at 1", parameter="speed")
+        if body.ref_audio is not None:
+            raise InvalidRequest("this worker takes text only", parameter="ref_audio")
         beside = body.extra_args.media_passthrough if body.extra_args else ImageSettings()
-        return self._spec(
-            prompt=body.prompt,
-            n=body.n,
-            size=body.size,
-            seed=_first(nvext.seed, beside.seed),
-            steps=_first(nvext.num_inference_steps, beside.num_inference_steps),
-            guidance=_first(nvext.guidance_scale, beside.guidance_scale),
-            negative=_first(nvext.negative_prompt, beside.negative_prompt),
-            format=body.output_format,
-        )
+        return self._spec(body.input, beside, field="input")
 
     def from_chat(self, body: ChatBody) -> PictureSpec:
         """The last message of the user is the prompt; the frontend leaves mm_processor_kwargs as they are."""
         settings = image_settings(body.mm_processor_kwargs, "mm_processor_kwargs")
         return self._spec(
-            prompt=last_words(body.messages),
+            last_words(body.messages),
+            settings,
             n=body.n,
             size=settings.size,
-            seed=_first(body.seed, settings.seed),
-            steps=settings.num_inference_steps,
-            guidance=settings.guidance_scale,
-            negative=settings.negative_prompt,
-            format=None,
+            frames=settings.num_frames,
+            seed=body.seed,
         )
 
     def _spec(
         self,
-        *,
         prompt: str,
-        n: int | None,
-        size: str | None,
-        seed: int | None,
-        steps: int | None,
-        guidance: float | None,
-        negative: str | None,
-        format: str | None,
+        settings: ImageSettings,
+        *,
+        field: str = "prompt",
+        n: int | None = None,
+        size: str | None = None,
+        frames: int | None = None,
+        seed: int | None = None,
+        format: str | None = None,
     ) -> PictureSpec:
-        self._check_text("prompt", prompt)
+        kind = self.limits.kind
+        seed = _first(seed, settings.seed)
+        self._check_text(field, prompt)
         if not prompt.strip():
-            raise InvalidRequest("the prompt is empty", parameter="prompt")
-        if negative is not None:
-            self._check_text("negative_prompt", negative)
-        _within("n", n, 1, self.bounds.max_pictures)
+            raise InvalidRequest("there is nothing to make: it is empty", parameter=field)
+        if settings.negative_prompt is not None:
+            self._check_text("negative_prompt", settings.negative_prompt)
+        _within("n", n, 1, self.bounds.max_pictures if kind == "image" else 1)
         most = min(self.bounds.max_steps, self.limits.max_steps or self.bounds.max_steps)
-        _within("num_inference_steps", steps, 1, most)
+        _within("num_inference_steps", settings.num_inference_steps, 1, most)
         _within("seed", seed, 0, 2**63 - 1)
-        _within("guidance_scale", guidance, 0, MAX_GUIDANCE)
-        if (format or FORMATS[0]) not in FORMATS:
-            raise InvalidRequest(
-                f"{format!r} is unknown; use {', '.join(FORMATS)}", parameter="output_format"
-            )
+        _within("guidance_scale", settings.guidance_scale, 0, MAX_GUIDANCE)
+        _within("fps", settings.fps, 1, MAX_FPS)
+        _one_of("output_format", format, FORMATS[kind])
+        if kind == "video":
+            _within("num_frames", frames, 1, MAX_FRAMES)
+            frames = self.limits.frames if frames is None else frames
+        else:
+            frames = None
         width, height = self._sides(size)
+        self._check_pixels(width, height, n or 1, frames)
         return PictureSpec(
             prompt=prompt,
             # vLLM-Omni 0.30: without a seed its diffusers adapter draws the same picture every time.
             seed=secrets.randbelow(2**32) if seed is None else seed,
+            kind=kind,
             n=1 if n is None else n,
             width=width,
             height=height,
-            steps=steps,
-            guidance=rounded(guidance),
-            negative_prompt=negative,
-            format=format or FORMATS[0],
+            frames=frames,
+            fps=settings.fps,
+            steps=settings.num_inference_steps,
+            guidance=rounded(settings.guidance_scale),
+            negative_prompt=settings.negative_prompt,
+            format=format or FORMATS[kind][0],
         )
+
+    def _check_pixels(self, width: int | None, height: int | None, n: int, frames: int | None) -> None:
+        """Together they are what a request costs in memory, however it is cut up."""
+        kind = self.limits.kind
+        if kind == "audio":
+            return
+        one = width * height if width and height else UNNAMED_PIXELS[kind]
+        most = self.bounds.max_video_megapixels if frames else self.bounds.max_megapixels
+        whole = one * n * (frames or 1)
+        if whole > most * 1e6:
+            field, what = ("num_frames", f"{frames} frames") if frames else ("n", f"{n} pictures")
+            raise InvalidRequest(
+                f"{field}: {what} of {one} pixels are {whole / 1e6:.1f} million; this worker makes {most:g} "
+                "million for one request. Ask for fewer or smaller ones",
+                parameter=field,
+            )
 
     def _check_text(self, field: str, text: str) -> None:
         if len(text) > MAX_PROMPT_CHARACTERS:
@@ -147,6 +183,18 @@ class Checker:
         return width, height
 
 
+def _settings(body: ImageBody | VideoBody) -> ImageSettings:
+    """nvext wins over the same field beside it, as it is the documented place."""
+    if body.input_reference is not None:
+        raise InvalidRequest("this worker takes text only", parameter="input_reference")
+    nvext = body.nvext or ImageSettings()
+    beside = body.extra_args.media_passthrough if body.extra_args else ImageSettings()
+    found = {
+        name: _first(getattr(nvext, name), getattr(beside, name)) for name in ImageSettings.__struct_fields__
+    }
+    return ImageSettings(**found)
+
+
 def last_words(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of the user's last message."""
     said = next((m for m in reversed(messages) if m.get("role") == "user"), None)
@@ -163,6 +211,11 @@ def last_words(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _first(chosen: Any, other: Any) -> Any:
     return other if chosen is None else chosen
+
+
+def _one_of(field: str, value: str | None, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        raise InvalidRequest(f"{value!r} is unknown; use {' or '.join(known)}", parameter=field)
 
 
 def _within(field: str, value: float | None, low: float, high: float) -> None:

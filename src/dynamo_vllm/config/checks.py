@@ -13,6 +13,7 @@ from dynamo_vllm.config.rules import (
     bench,
     bench_local,
     connectors,
+    export,
     flags,
     frontend,
     lora,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options import (
         AdminOptions,
+        ExportOptions,
         FindOptions,
         FrontendOptions,
         LoadOptions,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
+ANYWHERE = ("0.0.0.0", "::", "[::]")
 MIN_LEASE_SECONDS = 5
 """etcd's own clocks are no finer than a second or two."""
 WORKER_RULES = (
@@ -55,21 +58,35 @@ WORKER_RULES = (
     *ranks.RULES,
     *worker.RULES,
 )
+LOOK_AT_THIS_MACHINE = (
+    connectors.connector_is_installed,
+    connectors.offload_fits_memory,
+    media_limits.media_folder_is_a_folder,
+    omni.stage_file_exists,
+    worker.dump_has_a_folder,
+    worker.gpu_memory_service_is_installed,
+    worker.template_exists,
+)
 FRONTEND_RULES = frontend.RULES
 FIND_RULES = admin.FIND_RULES
 ADMIN_RULES = admin.RULES
 SERVE_RULES = serve.RULES
+EXPORT_RULES = export.RULES
 LOAD_RULES = bench.RULES
 PLANE_RULES = bench_local.PLANE_RULES
 ROUTING_RULES = bench_local.ROUTING_RULES
 
 
-def check_worker(options: WorkerOptions, engine_argv: Sequence[str]) -> None:
-    """Refuse what cannot work, before anything heavy is imported."""
+def check_worker(options: WorkerOptions, engine_argv: Sequence[str], *, elsewhere: bool = False) -> None:
+    """Refuse what cannot work, before anything heavy is imported.
+
+    A worker that will run `elsewhere` needs no packages and no files here.
+    """
     given = flags.engine_flags(engine_argv)
     check_runtime(options)
     for rule in WORKER_RULES:
-        rule(options, given)
+        if not (elsewhere and rule in LOOK_AT_THIS_MACHINE):
+            rule(options, given)
 
 
 def check_runtime(o: RuntimeOptions) -> None:
@@ -92,6 +109,11 @@ def check_runtime(o: RuntimeOptions) -> None:
 def check_reach(o: ReachOptions) -> None:
     if not o.namespace or "." in o.namespace or "/" in o.namespace:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
+    if o.bind_host in ANYWHERE:
+        raise ConfigError(
+            f"--bind-host {o.bind_host} is no address others can connect to; give one of this machine, or "
+            "leave it out and that of its default route is taken"
+        )
     planes.check_addresses("--etcd-endpoints", o.etcd_endpoints, ("http", "https"))
     planes.check_addresses("--nats-server", o.nats_server, ("nats", "tls"))
 
@@ -105,6 +127,11 @@ def check_frontend(options: FrontendOptions) -> None:
 
 def check_serve(options: ServeOptions) -> None:
     for rule in SERVE_RULES:
+        rule(options)
+
+
+def check_export(options: ExportOptions) -> None:
+    for rule in EXPORT_RULES:
         rule(options)
 
 

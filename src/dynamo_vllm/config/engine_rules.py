@@ -42,6 +42,8 @@ class Situation:
     """Media may come as the output of an encoder elsewhere."""
     lora: bool = False
     """Adapters are loaded at run time, by our own option."""
+    traces_url: str | None = None
+    """Where spans of requests go."""
     free_bytes: int | None = None
     """Memory that is free on a CPU; None where the user says by environment what the cache may take."""
 
@@ -233,6 +235,12 @@ def memory_reports(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("worker_extension_cls", value, "sleep says how much memory it freed")
 
 
+def traces(user: UserArgs, at: Situation) -> Fired | None:
+    if at.traces_url is None or "otlp_traces_endpoint" in user:
+        return None
+    return Fired("otlp_traces_endpoint", at.traces_url, "the engine's spans belong to the request's trace")
+
+
 RULES: tuple[Rule, ...] = (
     prefix_caching,
     block_size,
@@ -251,6 +259,7 @@ RULES: tuple[Rule, ...] = (
     lora,
     lora_slots,
     memory_reports,
+    traces,
 )
 
 

@@ -14,22 +14,30 @@ _SYSTEM_PORT = "DYN_SYSTEM_PORT"
 _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _THREADS = "DYN_RUNTIME_NUM_WORKER_THREADS"
-# The runtime writes two INFO lines per request; an operator wants them when debugging only.
-_LOG = {"error": "error", "warning": "warn", "info": "warn", "debug": "debug"}
+# The runtime writes two INFO lines per request, and an ERROR for every probe of a worker that is not ready;
+# an operator wants them when debugging only.
+_WARN = "warn,tower_http=off"
+_LOG = {"error": "error,tower_http=off", "warning": _WARN, "info": _WARN, "debug": "debug"}
 
 
-def export(options: RuntimeOptions, environment: Mapping[str, str], threads: int, **more: str) -> None:
-    """Write the variables before `dynamo` is imported; `more` are further ones of one process."""
-    said = {**variables(options), **more}
+def export(
+    options: RuntimeOptions, environment: Mapping[str, str], threads: int, service: str, **more: str
+) -> None:
+    """Write the variables before `dynamo` is imported; `more` are further ones of one process.
+
+    `service` is what traces call this process.
+    """
+    said = {**variables(options), **traces(options), **more}
     os.environ.update(said)
-    for name, value in {**defaults(options), _THREADS: str(threads)}.items():
+    for name, value in {**defaults(options), _THREADS: str(threads), "OTEL_SERVICE_NAME": service}.items():
         if name not in environment and name not in said:
             os.environ[name] = value
 
 
 def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None:
     """For a process that only asks others. It may stand in a worker's container, whose ports are taken."""
-    os.environ.update({**reach(options), _SYSTEM_PORT: "-1", "DYN_HEALTH_CHECK_ENABLED": "false"})
+    quiet = {"DYN_HEALTH_CHECK_ENABLED": "false", "OTEL_EXPORT_ENABLED": "0"}
+    os.environ.update({**reach(options), _SYSTEM_PORT: "-1", **quiet})
     for name, value in {**hosts(options), "DYN_LOG": "off", _THREADS: "1"}.items():
         if name not in environment:
             os.environ[name] = value
@@ -49,6 +57,18 @@ def variables(options: RuntimeOptions) -> dict[str, str]:
     if options.runtime_threads is not None:
         found[_THREADS] = str(options.runtime_threads)
     return found
+
+
+def traces(options: RuntimeOptions) -> dict[str, str]:
+    """OpenTelemetry's own, which vLLM reads too; the first is the runtime's switch."""
+    if options.otlp_endpoint is None:
+        return {}
+    return {
+        "OTEL_EXPORT_ENABLED": "1",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": options.otlp_endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": options.otlp_protocol,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": options.otlp_protocol,
+    }
 
 
 def reach(options: ReachOptions) -> dict[str, str]:
@@ -92,6 +112,9 @@ def hosts(options: ReachOptions) -> dict[str, str]:
 def defaults(options: RuntimeOptions) -> dict[str, str]:
     """What follows from our options where the user's environment is silent."""
     found = {"DYN_LOG": _LOG[options.log_level], "DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
+    if options.otlp_endpoint is not None:
+        # The runtime sends its log lines there too; of a receiver that takes none it complains each time.
+        found["OTEL_BLRP_SCHEDULE_DELAY"] = "60000"
     if options.system_port is None:
         found["DYN_SELF_HOST_METADATA"] = "0"  # the model card is handed out over the system port
     return found | hosts(options)

@@ -40,6 +40,8 @@ PATIENCE_SECONDS = 600.0
 """How long one drawing may take before silence counts as a hang: a pipeline says nothing between steps."""
 ABORT_SECONDS = 5.0
 SHUTDOWN_SECONDS = 20.0
+DEAD_SECONDS = 1.0
+"""For the stages that live on when one died; they end with this process anyway."""
 _WITNESSES = ("canary-", "warm-up")
 """Jobs of our own that must answer soon; they are no excuse for silence."""
 
@@ -53,6 +55,8 @@ class OmniEngine:
         self._on_phase = on_phase
         self._omni: AsyncOmni | None = None
         self._tokenizer: Any = None
+        self._sample_rate: int | None = None
+        self._is_dead = False
         self._running: set[str] = set()
         self._drawing: set[str] = set()
         """Drawings of clients: silence is no hang while they run."""
@@ -83,18 +87,7 @@ class OmniEngine:
     async def _told(self, what: str, work: Callable[[], Any]) -> Any:
         """A blocking step in a thread of its own, with a word now and then."""
         began = time.monotonic()
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()  # whoever stops waiting cannot cancel it
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as exc:
-                done.set_exception(exc)
-
-        # Not asyncio.to_thread: a signal during the start would wait for its end.
-        threading.Thread(target=run, name="omni-start", daemon=True).start()
-        task = asyncio.wrap_future(done)
+        task = _in_thread(work)
         while not task.done():
             await asyncio.wait({task}, timeout=TELL_SECONDS)
             if not task.done():
@@ -103,8 +96,10 @@ class OmniEngine:
 
     async def _facts(self) -> EngineFacts:
         omni = self._engine
-        limits = omni_start.picture_limits(self._settings.model, omni.output_modalities)
+        call = await asyncio.to_thread(omni_start.call_arguments, self._settings.model)
+        limits = omni_start.picture_limits(self._settings.model, omni.output_modalities, call)
         if limits is not None:
+            self._sample_rate = limits.sample_rate
             self._tokenizer = await asyncio.to_thread(_tokenizer_beside, self._settings.model)
         bos = await self._bos()
         config = omni.vllm_config
@@ -185,8 +180,11 @@ class OmniEngine:
         from dynamo_vllm.engine import omni_convert
         from dynamo_vllm.engine import vllm_convert as convert
 
-        prompt = {"prompt_token_ids": list(job.prompt)}
+        prompt: dict[str, Any] = {"prompt_token_ids": list(job.prompt)}
+        if job.cache_salt:
+            prompt["cache_salt"] = job.cache_salt
         later = list(self._engine.default_sampling_params_list)[1:]
+        has_ended = False
         async for result in self._results(
             job, prompt, lambda: [convert.sampling_params(job.sampling), *later], ["text"] if later else None
         ):
@@ -194,7 +192,13 @@ class OmniEngine:
             for output in convert.outputs(result):
                 if output.finish == "error":
                     raise convert.gave_up(job)
+                has_ended = has_ended or output.finished
                 yield output
+        if job.id in self._aborted and not has_ended:
+            yield Output((), finish="abort", finished=True)
+        elif not has_ended:
+            # The frontend shows a stream without an end as a whole answer.
+            raise EngineRequestFailed("the pipeline ended without finishing its text")
 
     async def _drawn(self, job: Job) -> AsyncGenerator[Output, None]:
         """Texts of the stages before, then everything that was drawn in one output."""
@@ -208,10 +212,10 @@ class OmniEngine:
             job, convert.prompt(spec), lambda: convert.stage_params(spec, defaults)
         ):
             convert.refuse_failed(result)
-            if job.id in self._aborted or convert.is_aborted(result):
+            if convert.is_aborted(result):
                 yield Output((), finish="abort", finished=True)
                 return
-            made += await asyncio.to_thread(convert.media_of, result, spec.format)
+            made += await asyncio.to_thread(convert.media_of, result, spec, self._sample_rate)
             if result.final_output_type == "text" and (text := convert.text_of(result)) is not None:
                 yield text
         if job.id in self._aborted:
@@ -219,7 +223,7 @@ class OmniEngine:
             yield Output((), finish="abort", finished=True)
             return
         if not made:
-            raise EngineRequestFailed("the pipeline ended without drawing anything")
+            raise EngineRequestFailed("the pipeline ended without making anything")
         yield Output((), finish="stop", finished=True, media=made)
 
     async def _results(
@@ -251,7 +255,9 @@ class OmniEngine:
         except DynamoVllmError:
             raise
         except Exception as exc:
-            raise convert.error(exc, job, has_begun) from exc
+            found = convert.error(exc, job, has_begun)
+            self._is_dead = self._is_dead or isinstance(found, EngineDead)
+            raise found from exc
 
     def _report(self) -> None:
         self._on_load(LoadFigures(0, len(self._running), 0, 0.0, self._tokens))
@@ -274,6 +280,7 @@ class OmniEngine:
         try:
             await self._engine.check_health()
         except EngineDeadError as exc:
+            self._is_dead = True
             raise EngineDead(str(exc)) from exc
 
     def outputs_seen(self) -> Mapping[int, int]:
@@ -291,9 +298,9 @@ class OmniEngine:
     async def close(self) -> None:
         omni, self._omni = self._omni, None
         if omni is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SHUTDOWN_SECONDS):
-                    await asyncio.to_thread(omni.shutdown)
+            # vLLM-Omni 0.30 gives the stages that are left half a minute when one has died.
+            limit = DEAD_SECONDS if self._is_dead else SHUTDOWN_SECONDS
+            await asyncio.wait({_in_thread(omni.shutdown)}, timeout=limit)
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -337,6 +344,21 @@ class OmniEngine:
 
 
 _NO_SLEEP = "a pipeline of vLLM-Omni does not sleep; stop it instead"
+
+
+def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Not asyncio.to_thread: the end of the event loop, and a signal, would wait for the work's end."""
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # whoever stops waiting cannot cancel it
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as exc:
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="omni-work", daemon=True).start()
+    return asyncio.wrap_future(done)
 
 
 def _imported() -> Any:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DEFAULT_RATE = 24_000
 """Samples per second of a sound whose pipeline does not say."""
+DEFAULT_FPS = 24
+"""Of a video; what the frontend promises."""
 
 
 def prompt(spec: PictureSpec) -> dict[str, Any]:
@@ -44,6 +46,11 @@ def _set_picture(params: Any, spec: PictureSpec) -> None:
     params.seed, params.num_outputs_per_prompt = spec.seed, spec.n
     if spec.width is not None:
         params.width, params.height = spec.width, spec.height
+    if spec.frames is not None:
+        # Always said: vLLM-Omni 0.30 takes silence for one frame.
+        params.num_frames = spec.frames
+    if spec.fps is not None:
+        params.fps = spec.fps
     if spec.steps is not None:
         params.num_inference_steps = spec.steps
     if spec.guidance is not None:
@@ -52,16 +59,33 @@ def _set_picture(params: Any, spec: PictureSpec) -> None:
         params.guidance_scale_provided = True
 
 
-def media_of(result: Any, format: str) -> list[MediaFile]:
+def media_of(result: Any, spec: PictureSpec, sample_rate: int | None = None) -> list[MediaFile]:
     """What a stage made besides text; encoding takes a while, so not on the event loop."""
-    made = [picture(image, format) for image in result.images or ()]
-    more = result.multimodal_output or {}
-    if more.get("audio") is not None:
-        made.append(sound(more["audio"], more.get("sr")))
-    return made
+    made, more = list(result.images or ()), result.multimodal_output or {}
+    samples = more.get("audio")
+    rate = _number(more.get("sr"), more.get("audio_sample_rate"), sample_rate, DEFAULT_RATE)
+    if spec.kind == "video" and made:
+        fps = _number(spec.fps, more.get("fps"), DEFAULT_FPS)
+        return [video(frames, fps, samples, int(rate)) for frames in videos(made)]
+    if spec.kind == "audio" and made:
+        return [sound(piece, int(rate)) for piece in made]  # diffusers' pipelines, by way of the adapter
+    files = [picture(image, spec.format) for image in made]
+    if samples is not None:
+        files.append(sound(samples, int(rate)))
+    return files
+
+
+def _number(*found: Any) -> float:
+    """The first that is there; vLLM-Omni gives numbers and tensors of one."""
+    first = next(value for value in found if value is not None)
+    if isinstance(first, list | tuple):
+        first = first[0]
+    return float(first.flatten()[0]) if hasattr(first, "flatten") else float(first)
 
 
 def picture(image: Any, format: str) -> MediaFile:
+    if not hasattr(image, "save"):
+        raise EngineRequestFailed(f"the pipeline made {type(image).__name__} where a picture was expected")
     file = io.BytesIO()
     if format == "jpeg" and image.mode not in ("RGB", "L"):
         image = image.convert("RGB")  # JPEG knows no transparency
@@ -69,21 +93,77 @@ def picture(image: Any, format: str) -> MediaFile:
     return MediaFile("image", f"image/{format}", file.getvalue())
 
 
-def sound(samples: Any, rate: Any) -> MediaFile:
+def videos(made: list[Any]) -> list[Any]:
+    """Each as frames of bytes, (time, height, width, 3); pipelines give pictures, arrays and tensors."""
+    import numpy as np
+
+    if made and hasattr(made[0], "save"):
+        made = [made]  # one video, its frames not wrapped
+    whole = []
+    for item in made:
+        if isinstance(item, list | tuple):
+            item = [np.asarray(frame.convert("RGB") if hasattr(frame, "save") else frame) for frame in item]
+        elif hasattr(item, "detach"):
+            item = item.detach().float().cpu().numpy()
+        array = np.asarray(item)
+        whole += list(array) if array.ndim == 5 else [array]
+    return [_frames(array) for array in whole]
+
+
+def _frames(array: Any) -> Any:
+    import numpy as np
+
+    if array.ndim != 4:
+        raise EngineRequestFailed(
+            f"the pipeline made an array of shape {array.shape} where a video was expected"
+        )
+    if array.shape[-1] != 3:
+        channels = next((at for at in (0, 1) if array.shape[at] == 3), None)
+        if channels is None:
+            raise EngineRequestFailed(f"a video of shape {array.shape} has no three colours")
+        array = np.moveaxis(array, channels, -1)
+    if array.dtype != np.uint8:
+        if array.min() < 0:
+            array = array / 2 + 0.5  # from -1 to 1
+        array = (array.clip(0, 1) * 255).round().astype(np.uint8)
+    # The codec takes even sides only.
+    return np.ascontiguousarray(array[:, : array.shape[1] // 2 * 2, : array.shape[2] // 2 * 2])
+
+
+def video(frames: Any, fps: float, samples: Any = None, rate: int = DEFAULT_RATE) -> MediaFile:
+    """An MP4 file, with its sound where there is some."""
+    from vllm_omni.diffusion.utils.media_utils import mux_video_audio_bytes
+
+    waveform = None if samples is None else _channels(samples).numpy()
+    content = mux_video_audio_bytes(frames, waveform, fps=fps, audio_sample_rate=rate)
+    return MediaFile("video", "video/mp4", content)
+
+
+def sound(samples: Any, rate: int) -> MediaFile:
     """A WAV file of 16 bits from samples between -1 and 1."""
     import torch
 
-    pieces = samples if isinstance(samples, list | tuple) else [samples]
-    whole = torch.cat([torch.as_tensor(piece).detach().float().cpu().flatten() for piece in pieces])
-    numbers = (whole.clamp(-1, 1) * 32767).to(torch.int16).numpy().astype("<i2")
-    hertz = int(torch.as_tensor(rate).flatten()[0]) if rate is not None else DEFAULT_RATE
+    channels = _channels(samples)
+    numbers = (channels.T.clamp(-1, 1) * 32767).to(torch.int16).contiguous().numpy().astype("<i2")
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
-        out.setnchannels(1)
+        out.setnchannels(len(channels))
         out.setsampwidth(2)
-        out.setframerate(hertz)
+        out.setframerate(rate)
         out.writeframes(numbers.tobytes())
     return MediaFile("audio", "audio/wav", file.getvalue())
+
+
+def _channels(samples: Any) -> Any:
+    """One row per channel, one or two of them; pipelines give one piece, or several to be joined."""
+    import torch
+
+    pieces = samples if isinstance(samples, list | tuple) else [samples]
+    rows = []
+    for piece in pieces:
+        found = torch.as_tensor(piece).detach().float().cpu().squeeze()
+        rows.append(found if found.ndim == 2 and len(found) == 2 else found.reshape(1, -1))
+    return torch.cat(rows, dim=1)
 
 
 def text_of(result: Any) -> Output | None:

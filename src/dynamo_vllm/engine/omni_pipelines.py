@@ -28,17 +28,20 @@ class Pipeline:
 
 
 def choose(model: str) -> Pipeline:
-    """By the files of the folder; reads JSON only."""
+    """By the files of the folder; reads JSON only, so `resolve` has the last word."""
     index, config = _json(Path(model, "model_index.json")), _json(Path(model, "config.json"))
     if index is not None:
         drawing = str(index.get("_class_name", ""))
         rewriter = _json(Path(model, REWRITER, "config.json"))
         if rewriter is not None:
-            return Pipeline(REWRITE, _architecture(rewriter, model), drawing)
+            named = _architecture(rewriter)
+            if named is None:
+                raise ConfigError(_no_architecture(str(Path(model, REWRITER))))
+            return Pipeline(REWRITE, named, drawing)
         return Pipeline(None, drawing_class=drawing)
     if config is None:
         return Pipeline(None)
-    return Pipeline(TEXT, _architecture(config, model))
+    return Pipeline(TEXT, _architecture(config))
 
 
 def known_to_omni(config: dict[str, Any]) -> bool:
@@ -61,6 +64,8 @@ def resolve(model: str) -> Pipeline:
     chosen = choose(model)
     if chosen.name == TEXT and known_to_omni(_json(Path(model, "config.json")) or {}):
         return Pipeline(None)
+    if chosen.name == TEXT and chosen.architecture is None:
+        raise ConfigError(_no_architecture(model))
     return chosen
 
 
@@ -119,11 +124,16 @@ def prompt_of(source_outputs: Any, prompt: Any = None, requires_media: bool = Fa
     return {**made, "negative_prompt": asked["negative_prompt"]} if asked.get("negative_prompt") else made
 
 
-def _architecture(config: dict[str, Any], model: str) -> str:
+def _architecture(config: dict[str, Any]) -> str | None:
     named = config.get("architectures")
-    if not isinstance(named, list) or not named:
-        raise ConfigError(f"--model {model}: its config.json names no architecture")
-    return str(named[0])
+    return str(named[0]) if isinstance(named, list) and named else None
+
+
+def _no_architecture(model: str) -> str:
+    return (
+        f"--model {model}: its config.json names no architecture, and its model_type is none that vLLM-Omni "
+        "has a pipeline for; add 'architectures'"
+    )
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -83,7 +83,7 @@ def translated(older: dict[str, Any], flag: str) -> Stages:
     deploy: dict[str, Any] = {"async_chunk": bool(older.get("async_chunk", False))}
     stages, kinds = [], []
     for at, stage in enumerate(listed):
-        made, lost = _stage(stage, at)
+        made, lost = _stage(stage, at, flag)
         stages.append(made)
         kinds.append(str(stage.get("stage_type", "llm")))
         dropped += [f"stage {at}: {name}" for name in lost]
@@ -91,8 +91,17 @@ def translated(older: dict[str, Any], flag: str) -> Stages:
     return Stages(deploy, tuple(kinds), tuple(dropped))
 
 
-def _stage(stage: dict[str, Any], at: int) -> tuple[dict[str, Any], list[str]]:
-    made: dict[str, Any] = {"stage_id": int(stage.get("stage_id", at))}
+def _stage(stage: dict[str, Any], at: int, flag: str) -> tuple[dict[str, Any], list[str]]:
+    def mapping(name: str) -> dict[str, Any]:
+        found = stage.get(name) or {}
+        if not isinstance(found, dict):
+            raise ConfigError(f"{flag}: {name} of {OLDER_KEY}[{at}] must be a mapping, not {found!r}")
+        return found
+
+    number = stage.get("stage_id", at)
+    if not isinstance(number, int):
+        raise ConfigError(f"{flag}: {OLDER_KEY}[{at}] has stage_id {number!r}; number them from 0")
+    made: dict[str, Any] = {"stage_id": number}
     lost = [
         name
         for name in stage
@@ -100,14 +109,14 @@ def _stage(stage: dict[str, Any], at: int) -> tuple[dict[str, Any], list[str]]:
         not in ("stage_id", "stage_type", "runtime", "engine_args", "default_sampling_params", "final_output",
                 "final_output_type", "engine_input_source", "is_comprehension")
     ]  # fmt: skip
-    for name, value in (stage.get("runtime") or {}).items():
+    for name, value in mapping("runtime").items():
         if name in _RUNTIME_KEPT:
             made[_RUNTIME_KEPT[name]] = str(value) if name == "devices" else value
         elif name != "process":
             lost.append(f"runtime.{name}")
-    for name, value in (stage.get("engine_args") or {}).items():
+    for name, value in mapping("engine_args").items():
         if name not in _TOPOLOGY_ARGS:
             made[name] = value
-    if stage.get("default_sampling_params"):
-        made["default_sampling_params"] = dict(stage["default_sampling_params"])
+    if params := mapping("default_sampling_params"):
+        made["default_sampling_params"] = params
     return made, lost

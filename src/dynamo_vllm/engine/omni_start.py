@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -11,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.config.engine_rules import Fired
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import omni_pipelines, omni_stages, vllm_start
 from dynamo_vllm.engine.omni_text import ARCHITECTURE_VARIABLE
@@ -19,7 +21,7 @@ from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.job import PictureLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dynamo_vllm.engine.omni_pipelines import Pipeline
     from dynamo_vllm.engine.omni_stages import Stages
@@ -121,6 +123,34 @@ def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
     return made
 
 
+_REASONS = {
+    "block_size": "vLLM's CPU attention needs a multiple of 32",
+    "async_scheduling": "vLLM-Omni's runner for text stages does not do it on CPU",
+    "enforce_eager": "compiling takes longer than the small models that run on CPU",
+    "distributed_executor_backend": "a stage is one process of its own, and may die without the worker",
+    "dtype": "drawing stages on CPU, and CPUs without bfloat16, compute in float32",
+    "diffusion_load_format": "vLLM-Omni has no pipeline of its own for this class",
+}
+
+
+def told(settings: EngineSettings) -> list[Fired]:
+    """What a start would set, and why; imports vLLM-Omni and starts nothing."""
+    refuse_missing()
+    set_environment(settings, omni_pipelines.choose(settings.model))
+    pipeline = omni_pipelines.resolve(settings.model)
+    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
+    given = vllm_start.given_flags(settings)
+    chosen = Fired("pipeline", pipeline.name or "vLLM-Omni's own", "by the files of the model's folder")
+    return [
+        chosen,
+        *(
+            Fired(name, value, _REASONS[name.removeprefix("stage_0_")])
+            for name, value in defaults(pipeline, stages).items()
+            if name not in given
+        ),
+    ]
+
+
 def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] | None:
     """The user's file with our pipeline named in it, or the smallest one that names it."""
     if stages is None:
@@ -144,24 +174,56 @@ def tell_translation(stages: Stages, path: str) -> None:
     )
 
 
-def picture_limits(model: str, makes: Sequence[str | None]) -> PictureLimits | None:
-    """What can be drawn, from the files of a diffusers folder; None for a pipeline that writes."""
+def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PictureLimits | None:
+    """What can be made, from the files of a diffusers folder; None for a pipeline that writes.
+
+    `call` is what diffusers' own pipeline takes (`call_arguments`).
+    """
     if "image" not in makes and "text" in makes:
         return None
     index = _json(model, "model_index.json")
+    kind = next((kind for kind in ("video", "audio") if kind in makes), "image")
     if index is None:
-        return PictureLimits(step=16)
+        return PictureLimits(step=16, kind=kind)
+    if kind == "image" and _FRAME_ARGUMENTS & set(call):
+        kind = "video"  # vLLM-Omni 0.30 takes whatever it runs through diffusers for a picture
+    elif kind == "image" and _SOUND_ARGUMENTS & set(call):
+        kind = "audio"
+    frames = next((call[name] for name in _FRAME_ARGUMENTS if isinstance(call.get(name), int)), None)
     vae = _json(model, "vae", "config.json") or {}
     halvings = _length(vae, "temperal_downsample") or max(_length(vae, "block_out_channels") - 1, 0) or 3
     # Transformers take the picture in patches of two by two.
     step = 2**halvings * (2 if "transformer" in index else 1)
     tokenizer = _json(model, tokenizer_folder(model), "tokenizer_config.json") or {}
     trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
+    sounds = _json(model, "vocoder", "config.json") or vae
     return PictureLimits(
+        kind=kind,
+        frames=frames or FRAMES,
+        sample_rate=_count(sounds, "sampling_rate"),
         step=step,
         max_prompt_tokens=_count(tokenizer, "model_max_length"),
         max_steps=trained - 1 if trained else None,  # with all of them some schedulers look one too far
     )
+
+
+FRAMES = 81
+"""Of a video whose request names no number and whose pipeline has no default."""
+_FRAME_ARGUMENTS = frozenset({"num_frames", "frames"})
+_SOUND_ARGUMENTS = frozenset({"audio_length_in_s", "audio_end_in_s"})
+
+
+def call_arguments(model: str) -> dict[str, Any]:
+    """What diffusers' pipeline for this folder takes, with the defaults; empty where it has none."""
+    index = _json(model, "model_index.json")
+    if index is None:
+        return {}
+    import diffusers
+
+    found = getattr(diffusers, str(index.get("_class_name")), None)
+    if found is None:
+        return {}
+    return {name: given.default for name, given in inspect.signature(found.__call__).parameters.items()}
 
 
 def tokenizer_folder(model: str) -> str:

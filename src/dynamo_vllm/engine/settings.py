@@ -51,6 +51,8 @@ class EngineSettings:
     """Removed with the worker; sockets live here."""
     bind_host: str | None = None
     prometheus_folder: str | None = None
+    traces_url: str | None = None
+    """Where spans of requests go; None where nobody wants them."""
     connector_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables the connector needs; none that the user set."""
     has_plain_blocks: bool = False

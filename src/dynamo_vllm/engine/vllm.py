@@ -167,6 +167,7 @@ class VllmEngine:
                 convert.sampling_params(job.sampling, job.transfer),
                 job.id,
                 lora_request=lora_request(job.adapter) if job.adapter else None,
+                trace_headers=job.trace_headers,
                 priority=job.priority,
                 data_parallel_rank=self._place(job.data_parallel_rank),
             )

@@ -101,6 +101,7 @@ async def _request(llm: AsyncLLM, job: Job, rank: int | None) -> Any:
             convert.sampling_params(job.sampling, job.transfer),
             supported_tasks=await llm.get_supported_tasks(),
             lora_request=lora_request(job.adapter) if job.adapter else None,
+            trace_headers=job.trace_headers,
             priority=job.priority,
             data_parallel_rank=rank,
         )

@@ -175,6 +175,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         lora=settings.lora,
         encodes_only=settings.is_encoder,
         takes_encoded=settings.takes_encoded,
+        traces_url=settings.traces_url,
         free_bytes=None if settings.environment.get(_CACHE_SPACE) else free_bytes(),
     )
     fired = tuple(apply(given, situation))

@@ -187,6 +187,8 @@ class Registry:
         """`reserved` are the base model's names. An adapter that was withdrawn is served for another
         `settle_seconds`: a frontend may have chosen this worker just before it heard of that."""
         self.capacity = capacity
+        self.failures = 0
+        """Loads that failed, and adapters that were lost later."""
         self._steps = steps
         self._reserved = frozenset(reserved)
         self._settle_seconds = settle_seconds
@@ -323,6 +325,7 @@ class Registry:
     async def _roll_back(self, slot: _Slot, reason: BaseException) -> None:
         """Undo what was done; what the engine does not let go keeps its place."""
         slot.error = _text(reason)
+        self.failures += 1
         logger.warning("adapter %s from %s has failed: %s", slot.name, slot.uri, slot.error)
         await self._undo(slot, self._withdraw)
         slot.is_open = False

@@ -1,7 +1,7 @@
-"""Makes a tiny Stable Diffusion with random weights, a quarter of a million numbers, as a diffusers folder.
+"""Makes tiny pipelines with random weights, some hundred thousand numbers, as diffusers folders.
 
-It draws coloured noise, but different noise for every prompt, seed, size and number of steps. Needs diffusers
-and torch, which come with the `omni` extra.
+A Stable Diffusion and its sister for videos. They draw coloured noise, but different noise for every prompt,
+seed, size and number of steps. Needs diffusers and torch, which come with the `omni` extra.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.models.tiny import make_tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_PROMPT_TOKENS = 77
 SIDE = 64
@@ -35,30 +38,78 @@ _INDEX = {
 }
 
 
+_VIDEO_INDEX = {name: part for name, part in _INDEX.items() if part not in (False, [None, None])} | {
+    "_class_name": "TextToVideoSDPipeline",
+    "unet": ["diffusers", "UNet3DConditionModel"],
+}
+
+
 def make_tiny_image_model(folder: Path, *, rewriter: bool = False) -> Path:
     """Put the model into `folder` and return it; a folder that already holds one is left as it is.
 
     With `rewriter`, a tiny language model inside rewrites prompts: a pipeline of two stages.
     """
-    folder = Path(folder)
+    return _made(Path(folder), _INDEX, _unet, rewriter)
+
+
+def make_tiny_video_model(folder: Path) -> Path:
+    """The same for videos."""
+    return _made(Path(folder), _VIDEO_INDEX, _video_unet, False)
+
+
+def _made(folder: Path, index: dict[str, Any], unet: Callable[[], Any], rewriter: bool) -> Path:
     if (folder / "model_index.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         new = Path(scratch, "new")
         text = make_tiny_model(Path(scratch, "text"))
-        for name, part in _parts(text).items():
+        for name, part in _parts(text, unet).items():
             part.save_pretrained(new / name)
         if rewriter:
             shutil.copytree(text, new / "rewriter")
-        (new / "model_index.json").write_text(json.dumps(_INDEX, indent=2) + "\n")
+        (new / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
         new.rename(folder)
     return folder
 
 
-def _parts(text: Path) -> dict[str, Any]:
+def _unet() -> Any:
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=SIDE // 2**_HALVINGS,
+        in_channels=_LATENT_CHANNELS,
+        out_channels=_LATENT_CHANNELS,
+        block_out_channels=_CHANNELS,
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=_TEXT_WIDTH,
+        attention_head_dim=4,
+        norm_num_groups=2,
+    )
+
+
+def _video_unet() -> Any:
+    from diffusers import UNet3DConditionModel
+
+    return UNet3DConditionModel(
+        sample_size=SIDE // 2**_HALVINGS,
+        in_channels=_LATENT_CHANNELS,
+        out_channels=_LATENT_CHANNELS,
+        block_out_channels=_CHANNELS,
+        layers_per_block=1,
+        down_block_types=("DownBlock3D", "CrossAttnDownBlock3D"),
+        up_block_types=("CrossAttnUpBlock3D", "UpBlock3D"),
+        cross_attention_dim=_TEXT_WIDTH,
+        attention_head_dim=4,
+        norm_num_groups=2,
+    )
+
+
+def _parts(text: Path, unet: Callable[[], Any]) -> dict[str, Any]:
     import torch
-    from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+    from diffusers import AutoencoderKL, DDIMScheduler
     from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel
 
     torch.manual_seed(0)
@@ -77,18 +128,7 @@ def _parts(text: Path) -> dict[str, Any]:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
-    unet = UNet2DConditionModel(
-        sample_size=SIDE // 2**_HALVINGS,
-        in_channels=_LATENT_CHANNELS,
-        out_channels=_LATENT_CHANNELS,
-        block_out_channels=_CHANNELS,
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=_TEXT_WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=2,
-    )
+    denoiser = unet()
     vae = AutoencoderKL(
         in_channels=3,
         out_channels=3,
@@ -104,6 +144,6 @@ def _parts(text: Path) -> dict[str, Any]:
         "scheduler": scheduler,
         "text_encoder": encoder,
         "tokenizer": tokenizer,
-        "unet": unet,
+        "unet": denoiser,
         "vae": vae,
     }

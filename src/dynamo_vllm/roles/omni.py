@@ -1,7 +1,8 @@
-"""The roles of a pipeline of vLLM-Omni: text as ever under a card of its own, and pictures."""
+"""The roles of a pipeline of vLLM-Omni: text as ever under a card of its own, and what is no text."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from dynamo_vllm import wire_openai
@@ -9,9 +10,12 @@ from dynamo_vllm.codec import openai_media
 from dynamo_vllm.codec.pictures import Bounds, Checker
 from dynamo_vllm.job import Adapter, EngineFacts, Job, PictureLimits, SamplingSpec
 from dynamo_vllm.roles.base import RoleCard
+from dynamo_vllm.wire_openai import ChatBody, ImageBody, MediaBody, SpeechBody, VideoBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from dynamo_vllm.roles.base import Encoder
 
 # A pipeline publishes no KV events, and the router would wait for them.
 TEXT_CARD = RoleCard(worker_type="Aggregated", publishes_kv_events=False, router="round-robin")
@@ -23,16 +27,17 @@ PICTURE_CARD = RoleCard(
     router="round-robin",
     endpoint_types=("chat", "images"),
 )
+CARDS = {
+    "image": PICTURE_CARD,
+    "video": dataclasses.replace(PICTURE_CARD, endpoint_types=("chat", "videos")),
+    "audio": dataclasses.replace(PICTURE_CARD, endpoint_types=("chat", "audios")),
+}
 CANARY_STEPS = 8
 """Sides of the smallest picture, in the pipeline's own steps; some draw nothing smaller."""
 
-PictureBody = wire_openai.ChatBody | wire_openai.ImageBody
-
 
 class Pictures:
-    """Text in, pictures out."""
-
-    card = PICTURE_CARD
+    """Text in; pictures, videos or sounds out."""
 
     def __init__(
         self, facts: EngineFacts, names: Sequence[str], bounds: Bounds, count_tokens: Callable[[str], int]
@@ -45,34 +50,50 @@ class Pictures:
             self._limits.step * CANARY_STEPS, bounds.max_side // self._limits.step * self._limits.step
         )
 
-    def parse(self, raw: object) -> PictureBody:
-        return wire_openai.parse_image(raw)
+    @property
+    def card(self) -> RoleCard:
+        return CARDS[self._limits.kind]
 
-    def adapter(self, request: PictureBody) -> str | None:
+    def parse(self, raw: object) -> MediaBody:
+        return wire_openai.parse_media(raw, self._limits.kind)
+
+    def adapter(self, request: MediaBody) -> str | None:
         return None
 
-    async def prepare(self, request: PictureBody, job_id: str, adapter: Adapter | None = None) -> Job:
-        if isinstance(request, wire_openai.ChatBody):
-            spec = self._checker.from_chat(request)
-        else:
-            spec = self._checker.from_image(request)
+    async def prepare(self, request: MediaBody, job_id: str, adapter: Adapter | None = None) -> Job:
+        match request:
+            case ChatBody():
+                spec = self._checker.from_chat(request)
+            case ImageBody():
+                spec = self._checker.from_image(request)
+            case VideoBody():
+                spec = self._checker.from_video(request)
+            case SpeechBody():
+                spec = self._checker.from_speech(request)
         return Job(job_id, (), SamplingSpec(max_tokens=1), picture=spec)
 
-    def encoder(
-        self, request: PictureBody, job: Job
-    ) -> openai_media.ImagesEncoder | openai_media.MediaChatEncoder:
+    def encoder(self, request: MediaBody, job: Job) -> Encoder:
         spec = job.picture
         assert spec is not None  # `prepare` made it
-        if isinstance(request, wire_openai.ChatBody):
-            model = request.model or self._names[0]
-            return openai_media.MediaChatEncoder(job.id, model, self._count_tokens(spec.prompt))
-        size = f"{spec.width}x{spec.height}" if spec.width else None
-        return openai_media.ImagesEncoder(request.response_format == "url", size, spec.format)
+        model = request.model or self._names[0]
+        match request:
+            case ChatBody():
+                return openai_media.MediaChatEncoder(job.id, model, self._count_tokens(spec.prompt))
+            case ImageBody():
+                size = f"{spec.width}x{spec.height}" if spec.width else None
+                return openai_media.ImagesEncoder(request.response_format == "url", size, spec.format)
+            case VideoBody():
+                wants_url = request.response_format == "url"
+            case SpeechBody():
+                wants_url = request.data_source == "url"
+        return openai_media.FilesEncoder(spec.kind, job.id, model, wants_url, spec.format)
 
     def health_check(self) -> dict[str, object]:
-        return {
-            "prompt": "a",
-            "size": f"{self._side}x{self._side}",
-            "nvext": {"num_inference_steps": 1, "seed": 0},
-            "_HEALTH_CHECK": True,
-        }
+        smallest = {"num_inference_steps": 1, "seed": 0}
+        if self._limits.kind == "audio":
+            asked: dict[str, object] = {"input": "a", "extra_args": {"media_passthrough": smallest}}
+        else:
+            if self._limits.kind == "video":
+                smallest["num_frames"] = 1
+            asked = {"prompt": "a", "size": f"{self._side}x{self._side}", "nvext": smallest}
+        return {**asked, "_HEALTH_CHECK": True}

@@ -37,7 +37,13 @@ _GONE = "Could not find key"
 """Runtime 1.6.1 with files: what is to be removed is not there any more."""
 # The KV router needs tokens, so a role with text input says round-robin; the frontend would refuse the model.
 _ROUTERS = {"kv": RouterMode.KV, "round-robin": RouterMode.RoundRobin}
-_MODEL_TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions, "images": ModelType.Images}
+_MODEL_TYPES = {
+    "chat": ModelType.Chat,
+    "completions": ModelType.Completions,
+    "images": ModelType.Images,
+    "videos": ModelType.Videos,
+    "audios": ModelType.Audios,
+}
 
 
 class Registration:

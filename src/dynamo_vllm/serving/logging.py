@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)5s %(name)s: %(message)s"
+_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)5s %(name)s: %(message)s%(trace)s"
+_OF_A_REQUEST = "request %s"
+trace_ids: dict[str, str] = {}
+"""Of the requests under way that are traced, by their id."""
 
 
 def set_up(level: str) -> None:
@@ -13,7 +16,18 @@ def set_up(level: str) -> None:
     formatter = logging.Formatter(_FORMAT, "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
+    handler.addFilter(add_trace)
     root = logging.getLogger("dynamo_vllm")
     root.handlers[:] = [handler]
     root.propagate = False
     root.setLevel(level.upper())
+
+
+def add_trace(record: logging.LogRecord) -> bool:
+    """A line about a request names it first; behind the line comes its trace, whoever wrote it."""
+    record.trace = ""
+    is_about_one = isinstance(record.msg, str) and record.msg.startswith(_OF_A_REQUEST)
+    if trace_ids and is_about_one and isinstance(record.args, tuple) and record.args:
+        found = trace_ids.get(str(record.args[0]).partition("#")[0])
+        record.trace = f" trace_id={found}" if found else ""
+    return True

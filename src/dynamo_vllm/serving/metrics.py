@@ -1,4 +1,4 @@
-"""The worker's figures: load for the router, series for Prometheus."""
+"""The worker's figures: load for the router, and for operators; `serving.series` shows them to Prometheus."""
 
 from __future__ import annotations
 
@@ -151,32 +151,3 @@ class LastError:
         if self._at is None:
             return None
         return {"message": self._message, "seconds_ago": self._clock() - self._at}
-
-
-_SERIES: tuple[tuple[str, str, Callable[[LoadFigures, int], float]], ...] = (
-    ("dynamo_component_total_blocks", "KV cache blocks of the rank", lambda f, total: total),
-    ("dynamo_component_active_blocks", "KV cache blocks in use", lambda f, total: round(f.kv_usage * total)),
-    ("dynamo_component_gpu_cache_usage_percent", "KV cache in use, 0 to 1", lambda f, total: f.kv_usage),
-    ("dynamo_component_requests_running", "Requests the engine works on", lambda f, total: f.running),
-    ("dynamo_component_requests_waiting", "Requests the engine has queued", lambda f, total: f.waiting),
-)
-
-
-def exposition(meter: LoadMeter, in_flight: int, model: str) -> str:
-    """Our series in Prometheus' text format."""
-    model = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    lines = []
-    for name, text, value in _SERIES:
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-        for rank, figures in sorted(meter.latest.items()):
-            lines.append(f'{name}{{model="{model}",dp_rank="{rank}"}} {value(figures, meter.total_blocks)}')
-    name = "dynamo_component_requests_in_flight"
-    lines += [f"# HELP {name} Requests this worker holds", f"# TYPE {name} gauge"]
-    lines.append(f'{name}{{model="{model}"}} {in_flight}')
-    name = "dynamo_component_kv_transfers_lost_total"
-    lines += [f"# HELP {name} KV caches that did not come and were computed here", f"# TYPE {name} counter"]
-    lines.append(f'{name}{{model="{model}"}} {meter.lost_transfers}')
-    name = "dynamo_component_encodings_lost_total"
-    lines += [f"# HELP {name} Requests whose media no encode worker encoded", f"# TYPE {name} counter"]
-    lines.append(f'{name}{{model="{model}"}} {meter.lost_encodings}')
-    return "\n".join(lines) + "\n"

@@ -24,6 +24,7 @@ from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import lending
+from dynamo_vllm.serving.address import own_address
 from dynamo_vllm.serving.encoders import Encoders
 from dynamo_vllm.serving.pixels import FrontendPixels
 
@@ -122,7 +123,8 @@ def engine_settings(
         has_plain_blocks=connector is not None and connector.has_plain_blocks,
         connector_metrics_url=needs.metrics_url,
         merged_kv_events=needs.merged_events,
-        side_channel_host=options.side_channel_host or options.bind_host,
+        # Unset vLLM says "localhost" to decode engines, which are on another machine.
+        side_channel_host=options.side_channel_host or options.bind_host or own_address(),
         side_channel_port=options.side_channel_port,
         model=str(options.model),
         served_names=options.served_model_name,
@@ -133,6 +135,7 @@ def engine_settings(
         omni=options.omni,
         stage_configs_path=options.stage_configs_path,
         direct_egress=options.direct_egress,
+        traces_url=options.traces_url,
         lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
         publishes_kv_events=role_card(options).publishes_kv_events
         if options.kv_events is None
@@ -201,6 +204,8 @@ def make_role(
             max_side=options.max_picture_side,
             max_steps=options.max_picture_steps,
             max_pictures=options.max_pictures,
+            max_megapixels=options.max_picture_megapixels,
+            max_video_megapixels=options.max_video_megapixels,
         )
         return omni.Pictures(facts, names, bounds, engine.count_tokens)
     if options.use_vllm_tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,7 +10,7 @@ from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
 from dynamo_vllm.serving.boundary import boundary
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from dynamo_vllm.engine.base import Engine, Sink
     from dynamo_vllm.job import Output
@@ -37,6 +38,7 @@ class Service:
         on_dead: Callable[[EngineDead], None],
         adapters: Registry | None = None,
         on_error: Callable[[str], None] = lambda _: None,
+        trace_headers: Callable[[str], Mapping[str, str] | None] | None = None,
     ) -> None:
         self._role = role
         self._engine = engine
@@ -44,6 +46,7 @@ class Service:
         self._on_dead = on_dead
         self._adapters = adapters
         self._on_error = on_error
+        self._trace_headers = trace_headers
 
     async def generate(
         self, request: object, context: Cancellable, response_sender: Sender
@@ -60,6 +63,8 @@ class Service:
                 job = await watch.unless_left(self._role.prepare(parsed, watch.job_id, adapter))
                 if job is None or context.is_stopped():
                     return
+                if self._trace_headers is not None:
+                    job = dataclasses.replace(job, trace_headers=self._trace_headers(context.id()))
                 out = outlet(self._role.encoder(parsed, job).encode, response_sender.send, watch)
                 with suppress(ClientLeft):
                     if job.answer is None:

@@ -35,6 +35,7 @@ from dynamo_vllm.serving import (
     runtime,
     scratch,
     system_port,
+    tracing,
 )
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
@@ -45,6 +46,7 @@ from dynamo_vllm.serving.monitor import Monitor
 from dynamo_vllm.serving.peers import Peers
 from dynamo_vllm.serving.progress import Progress
 from dynamo_vllm.serving.request import Service
+from dynamo_vllm.serving.series import Exposition
 from dynamo_vllm.serving.status import Status
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.runtime import Runtime
     from dynamo_vllm.serving.system_port import SystemPort
+    from dynamo_vllm.serving.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 25.0
@@ -105,9 +108,11 @@ async def run(
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
                         etcd=planes.etcd_access(options, environment),
+                        scratch_folder=scratch_folder,
                     )
-                    async with parts.media_loader(options, facts, engine) as loader:
-                        return await serve(started, loader)
+                    with tracing.opened(options, started.model) as traces:
+                        async with parts.media_loader(options, facts, engine) as loader:
+                            return await serve(started, loader, traces)
             finally:
                 await close(engine, drt)
 
@@ -138,9 +143,25 @@ class Started:
     front: SystemPort | None
     adapter_cache: Path
     etcd: EtcdAccess | None
+    scratch_folder: str
+
+    @property
+    def model(self) -> str:
+        """The name clients know it by."""
+        return (self.options.served_model_name or (str(self.options.model),))[0]
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """What this worker writes to, by what it is for."""
+        found = {"scratch": self.scratch_folder}
+        if self.encoder_folder is not None:
+            found["encodings"] = self.encoder_folder.path
+        if self.facts.adapters is not None:
+            found["adapters"] = str(self.adapter_cache)
+        return found
 
 
-async def serve(started: Started, loader: MediaLoader | None = None) -> int:
+async def serve(started: Started, loader: MediaLoader | None = None, traces: Tracing | None = None) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, progress = started.meter, started.progress
@@ -176,13 +197,29 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
 
     started.followers.lost.add_done_callback(lambda lost: engine_died(lost.result()))
     last_error = metrics.LastError()
-    service = Service(role, engine, in_flight, engine_died, registry, last_error.note)
+    service = Service(
+        role,
+        engine,
+        in_flight,
+        engine_died,
+        registry,
+        last_error.note,
+        traces.headers if traces is not None else None,
+    )
+    generate = traces.around(service.generate) if traces is not None else service.generate
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
     meter.connect(publisher, facts.total_kv_blocks, ranks(facts))
-    endpoint.metrics.register_prometheus_expfmt_callback(
-        lambda: engine.metrics_text() + metrics.exposition(meter, len(in_flight), registration.names[0])
+    exposition = Exposition(
+        model=registration.names[0],
+        role=options.role,
+        meter=meter,
+        in_flight=lambda: len(in_flight),
+        life=lifecycle,
+        adapters=registry,
+        folders=started.folders,
     )
+    endpoint.metrics.register_prometheus_expfmt_callback(lambda: engine.metrics_text() + exposition.text())
     dump(options, facts)
     progress.phase("warming")
     await answers()
@@ -191,8 +228,9 @@ async def serve(started: Started, loader: MediaLoader | None = None) -> int:
     if started.connector is not None and options.role in ("prefill", "decode"):
         await Peers(drt, options.address, registration.names[0], options.role, facts.terms).join()
     with events.publishers(endpoint, facts, options.enable_local_indexer, str(options.model)) as publishers:
+        exposition.kv_event_publishers = publishers
         await registration.publish()
-        serving = asyncio.create_task(registration.serve(service.generate, role.health_check()))
+        serving = asyncio.create_task(registration.serve(generate, role.health_check()))
         await adapters.load_first(registry, options.lora_modules, progress.phase)
         watching = asyncio.create_task(monitor(options, engine, role, facts, lifecycle).run())
         keeping = asyncio.create_task(keeper.keep(started.etcd, endpoint.connection_id()))

@@ -45,6 +45,8 @@ class Process:
     drain_seconds: float
     role: str | None
     """What a worker does; None for the frontend."""
+    gpus: int = 0
+    """How many its engines need on this node."""
 
     @property
     def is_worker(self) -> bool:
@@ -77,10 +79,18 @@ class Plan:
         return tuple(process for process in self.processes if process.is_worker)
 
 
-def make(wanted: Topology, environment: Mapping[str, str], discovery: Path, gpus: Sequence[str] = ()) -> Plan:
+def make(
+    wanted: Topology,
+    environment: Mapping[str, str],
+    discovery: Path,
+    gpus: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
+) -> Plan:
     """The processes of a topology; settings that cannot work are refused here.
 
     `gpus` are shared out among several workers; without any, each sees what the environment shows it.
+    Processes that will run `elsewhere` are not held against what this machine has.
     """
     shared = shared_environment(environment, discovery)
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
@@ -100,7 +110,9 @@ def make(wanted: Topology, environment: Mapping[str, str], discovery: Path, gpus
     several = sum(group.count for group in wanted.workers) > 1
     has_encoders = any(_is_encoder(group) for group in wanted.workers)
     embeddings = discovery.with_name(EMBEDDINGS) if has_encoders else None
-    workers = _Workers(wanted.model, shared, environment, gpus if several else (), front, embeddings)
+    workers = _Workers(
+        wanted.model, shared, environment, gpus if several else (), front, embeddings, elsewhere
+    )
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
@@ -161,7 +173,9 @@ class _Workers:
         gpus: Sequence[str],
         front: FrontendOptions,
         embeddings: Path | None,
+        elsewhere: bool,
     ) -> None:
+        self._elsewhere = elsewhere
         self._embeddings = embeddings
         """Where encode workers hand over, when there are some."""
         self.made: list[Process] = []
@@ -189,7 +203,7 @@ class _Workers:
         if more := self._defaults(options, engine_flags(engine_argv)):
             values |= more
             options, engine_argv = _parse(values, group, env)
-        checks.check_worker(options, engine_argv)
+        checks.check_worker(options, engine_argv, elsewhere=self._elsewhere)
         self._check_planes(options)
         self._check_address(options)
         self.models.append(str(options.model))
@@ -201,7 +215,7 @@ class _Workers:
         for _ in range(group.count):
             name = self._name(options)
             gpus = self._gpus_for(name, group, options, ranks * shards)
-            self._one(name, options, argv, env | gpus, ranks)
+            self._one(name, options, argv, env | gpus, ranks, ranks * shards)
 
     def check_roles(self) -> None:
         """When all groups are known."""
@@ -289,7 +303,13 @@ class _Workers:
         return {_GPUS: ",".join(mine)}
 
     def _one(
-        self, name: str, options: WorkerOptions, argv: list[str], env: Mapping[str, str], ranks: int
+        self,
+        name: str,
+        options: WorkerOptions,
+        argv: list[str],
+        env: Mapping[str, str],
+        ranks: int,
+        width: int,
     ) -> None:
         ports = {
             "kv_event_port": self._ports.next(name, "kv_event_port", options.kv_event_port, ranks),
@@ -309,6 +329,7 @@ class _Workers:
                 port=self._ports.next(name, "system_port", options.system_port),
                 drain_seconds=options.drain_seconds,
                 role=options.role,
+                gpus=0 if options.engine == "fake" else width,
             )
         )
 
@@ -332,6 +353,11 @@ class _Ports:
                 raise ConfigError(f"{flag(option)} {first}: {port} for {name} {why}; name another")
             self._owners[port] = f"{flag(option)} of {name}"
         return mine
+
+
+def parse(argv: Sequence[str]) -> tuple[WorkerOptions, list[str]]:
+    """A worker's options and vLLM's flags as its command says them."""
+    return build.parse(WorkerOptions, argv, {}, "dynamo-vllm worker", "")
 
 
 def _argv(values: topology.Values, group: WorkerGroup) -> list[str]:

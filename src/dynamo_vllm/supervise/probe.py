@@ -77,15 +77,21 @@ class Probe:
 
 
 def _smallest_requests(model: str, split: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A model may answer on one of the two only."""
+    """A model may answer on one of them only."""
     body: dict[str, Any] = {"model": model, "max_tokens": 1}
     if split:
         body["nvext"] = {"extra_fields": ["worker_id"]}
     yield "/v1/completions", {**body, "prompt": "Hello"}
     # Before the chat, where a model that draws would take all its steps: minutes for some.
-    draw = {"model": model, "prompt": "Hello", "nvext": {"num_inference_steps": 1}}
-    yield "/v1/images/generations", draw
+    yield from smallest_drawings(model)
     yield "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def smallest_drawings(model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """For models that make pictures, videos or sounds."""
+    settings = {"num_inference_steps": 1}
+    yield "/v1/images/generations", {"model": model, "prompt": "Hello", "nvext": settings}
+    yield "/v1/videos", {"model": model, "prompt": "Hello", "nvext": {**settings, "num_frames": 1}}
 
 
 def went_over_two(answer: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EMBEDDINGS = "embeddings"
 """Beside the discovery files: what encode workers made."""
-_LOCK, _NOTE = "lock", "serve.json"
+_LOCK, _NOTE, _TARGETS = "lock", "serve.json", "prometheus.json"
 LOOK_SECONDS = 0.5
 """Whoever asks whether a serve runs holds the lock for a moment."""
 
@@ -38,6 +38,11 @@ class RunFolder:
     @property
     def discovery(self) -> Path:
         return self.path / "discovery"
+
+    @property
+    def targets(self) -> Path:
+        """For Prometheus."""
+        return self.path / _TARGETS
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -120,7 +125,11 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def forget(self) -> None:
-        """Remove the discovery files, and what encode workers left beside them."""
+        """Remove the discovery files, and what encode workers left beside them.
+
+        A serve that failed leaves them: Prometheus then says that its processes are down.
+        """
+        self.targets.unlink(missing_ok=True)
         shutil.rmtree(self.discovery, ignore_errors=True)
         shutil.rmtree(self.path / EMBEDDINGS, ignore_errors=True)
 

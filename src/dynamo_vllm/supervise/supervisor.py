@@ -16,6 +16,7 @@ from dynamo_vllm.supervise import child as children
 from dynamo_vllm.supervise import discovery, logs
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.probe import Probe
+from dynamo_vllm.supervise.targets import Targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.supervise.child import Child
     from dynamo_vllm.supervise.plan import Plan, Process
+    from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -53,10 +55,11 @@ class Ended:
 class Supervisor:
     """One life: `run`, from the first start until the last process is gone."""
 
-    def __init__(self, plan: Plan, limits: Limits, log_folder: Path, screen: Screen) -> None:
+    def __init__(self, plan: Plan, limits: Limits, folder: RunFolder, screen: Screen) -> None:
         self._plan = plan
         self._limits = limits
-        self._log_folder = log_folder
+        self._log_folder = folder.logs
+        self._targets = Targets(folder.targets)
         self._screen = screen
         self._probe = Probe(limits.answer_seconds)
         self._children: dict[str, Child] = {}
@@ -138,6 +141,7 @@ class Supervisor:
         except OSError as exc:
             return Ended(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
+        self._targets.started(process, child.port)
         reason = await self._life(child)
         if child.instance is not None:
             await discovery.forget(child.instance, process.env)

@@ -236,6 +236,7 @@ async def test_name_is_free_after_a_load_that_failed() -> None:
         await registry.load("a.b", "/one")
     await registry.load("a_b", "/two")
     assert list(record.published) == ["a_b"]
+    assert registry.failures == 1
 
 
 async def test_caller_that_goes_away_does_not_stop_the_load() -> None:

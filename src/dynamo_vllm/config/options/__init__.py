@@ -12,9 +12,11 @@ from dynamo_vllm.config.options.admin import (
 from dynamo_vllm.config.options.bench import LoadOptions
 from dynamo_vllm.config.options.bench_plane import PlaneOptions
 from dynamo_vllm.config.options.bench_routing import RoutingOptions
+from dynamo_vllm.config.options.export import ExportOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, ReachOptions, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
+from dynamo_vllm.config.options.size import SizeOptions
 from dynamo_vllm.config.options.worker import ROLES, WorkerOptions
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "ROUTERS",
     "AdminOptions",
     "DrainOptions",
+    "ExportOptions",
     "FindOptions",
     "FrontendOptions",
     "LoadOptions",
@@ -34,6 +37,7 @@ __all__ = [
     "RoutingOptions",
     "RuntimeOptions",
     "ServeOptions",
+    "SizeOptions",
     "SleepOptions",
     "WorkerOptions",
 ]

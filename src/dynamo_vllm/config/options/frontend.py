@@ -143,6 +143,13 @@ class FrontendOptions(RuntimeOptions):
         env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
         flags=("--busy-prefill-tokens", "--active-prefill-tokens-threshold"),
     )
+    unreachable_seconds: int = opt(
+        3,
+        "router",
+        "How long a worker gets no requests after one could not be brought to it; then the next one tries.",
+        env="DYN_RUNTIME_INHIBITED_DURATION_SECS",
+        metavar="SECONDS",
+    )
     migration_limit: int = opt(
         3,
         "migration",

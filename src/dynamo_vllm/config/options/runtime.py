@@ -114,6 +114,21 @@ class RuntimeOptions(ReachOptions):
         env="DYN_VLLM_LOG_LEVEL",
         choices=("error", "warning", "info", "debug"),
     )
+    otlp_endpoint: str | None = opt(
+        None,
+        "traces",
+        "Send a trace of every request to the OpenTelemetry receiver at this address, for example "
+        "http://127.0.0.1:4317; unset sends none.",
+        env="OTEL_EXPORTER_OTLP_ENDPOINT",
+        metavar="URL",
+    )
+    otlp_protocol: str = opt(
+        "grpc",
+        "traces",
+        "What the receiver speaks: receivers have grpc at port 4317 and http/protobuf at 4318.",
+        env="OTEL_EXPORTER_OTLP_PROTOCOL",
+        choices=("grpc", "http/protobuf"),
+    )
     status_fd: int | None = opt(
         None,
         "runtime",
@@ -122,6 +137,13 @@ class RuntimeOptions(ReachOptions):
         metavar="FD",
         hidden=True,
     )
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where spans go: over HTTP they have a path of their own."""
+        if self.otlp_endpoint is None or self.otlp_protocol == "grpc":
+            return self.otlp_endpoint
+        return f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
 
 def admin_token() -> Any:

@@ -42,6 +42,14 @@ class WorkerOptions(RuntimeOptions):
         env="DYN_ENDPOINT_TYPES",
         metavar="TYPE",
     )
+    card_port: int | None = opt(
+        None,
+        "runtime",
+        "With --system-port: port where frontends fetch the model's config and tokenizer; unset takes a free "
+        "one.",
+        env="DYN_VLLM_CARD_PORT",
+        metavar="PORT",
+    )
     tool_call_parser: str | None = opt(
         None,
         "model",
@@ -307,7 +315,10 @@ class WorkerOptions(RuntimeOptions):
         4, "multimodal", "Threads that decode media.", env="DYN_VLLM_MEDIA_THREADS", metavar="N"
     )
     omni: bool = opt(
-        False, "omni", "Run a pipeline of vLLM-Omni: text or pictures (docs/omni.md).", env="DYN_VLLM_OMNI"
+        False,
+        "omni",
+        "Run a pipeline of vLLM-Omni: text, pictures, videos (docs/omni.md).",
+        env="DYN_VLLM_OMNI",
     )
     stage_configs_path: str | None = opt(
         None,
@@ -325,6 +336,20 @@ class WorkerOptions(RuntimeOptions):
     )
     max_pictures: int = opt(
         10, "omni", "Most pictures of one request (n).", env="DYN_VLLM_MAX_PICTURES", metavar="N"
+    )
+    max_picture_megapixels: float = opt(
+        20.0,
+        "omni",
+        "Most pixels of all pictures of one request together, in millions.",
+        env="DYN_VLLM_MAX_PICTURE_MEGAPIXELS",
+        metavar="N",
+    )
+    max_video_megapixels: float = opt(
+        128.0,
+        "omni",
+        "Most pixels of all frames of one video that is made, in millions.",
+        env="DYN_VLLM_MAX_VIDEO_MEGAPIXELS",
+        metavar="N",
     )
     connector: tuple[str, ...] = opt(
         (),

@@ -72,3 +72,8 @@ def port_is_a_port(name: str, port: int | None) -> None:
 def threads_are_a_count(threads: int | None) -> None:
     if threads is not None and threads < 1:
         raise ConfigError(f"--runtime-threads {threads} must be 1 or more, or left out")
+
+
+def traces_have_an_address(endpoint: str | None) -> None:
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--otlp-endpoint {endpoint!r} is no URL; write for example http://127.0.0.1:4317")

@@ -31,6 +31,11 @@ def frontend_migration_is_a_count(o: FrontendOptions) -> None:
         raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
 
 
+def unreachable_is_a_time(o: FrontendOptions) -> None:
+    if o.unreachable_seconds < 0:
+        raise ConfigError(f"--unreachable-seconds {o.unreachable_seconds} must be 0 or more")
+
+
 def temperature_is_not_negative(o: FrontendOptions) -> None:
     if o.router_temperature < 0:
         raise ConfigError(f"--router-temperature {o.router_temperature} must be 0 or more")
@@ -69,7 +74,12 @@ def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
         )
 
 
+def frontend_traces_have_an_address(o: FrontendOptions) -> None:
+    flags.traces_have_an_address(o.otlp_endpoint)
+
+
 RULES = (
+    frontend_traces_have_an_address,
     router_knows_adapters,
     port_is_known,
     tls_needs_both_files,
@@ -77,6 +87,7 @@ RULES = (
     frontend_threads_are_a_count,
     frontend_migration_is_a_count,
     temperature_is_not_negative,
+    unreachable_is_a_time,
     queue_policy_needs_a_queue,
     local_prefill_is_a_count,
     local_prefill_needs_the_kv_router,

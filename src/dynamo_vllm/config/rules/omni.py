@@ -54,6 +54,9 @@ def picture_bounds_are_counts(o: WorkerOptions, _: EngineFlags) -> None:
     for name in ("max_picture_side", "max_picture_steps", "max_pictures"):
         if getattr(o, name) < 1:
             raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be 1 or more")
+    for name in ("max_picture_megapixels", "max_video_megapixels"):
+        if not getattr(o, name) > 0:
+            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
 
 
 RULES = (

@@ -44,6 +44,21 @@ def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--drain-seconds {o.drain_seconds} must not be negative")
 
 
+def card_port_needs_a_system_port(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.card_port is None:
+        return
+    if o.system_port is None:
+        raise ConfigError("--card-port needs --system-port: without it frontends read the model themselves")
+    if not 0 < o.card_port <= 32767 or o.card_port == o.system_port:
+        raise ConfigError(
+            f"--card-port {o.card_port} must be a port of its own from 1 to 32767, the runtime takes no other"
+        )
+
+
+def worker_traces_have_an_address(o: WorkerOptions, _: EngineFlags) -> None:
+    flags.traces_have_an_address(o.otlp_endpoint)
+
+
 def worker_threads_are_a_count(o: WorkerOptions, _: EngineFlags) -> None:
     flags.threads_are_a_count(o.runtime_threads)
 
@@ -102,6 +117,8 @@ RULES = (
     address_has_three_parts,
     budgets_are_positive,
     worker_threads_are_a_count,
+    card_port_needs_a_system_port,
+    worker_traces_have_an_address,
     worker_migration_is_a_count,
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,

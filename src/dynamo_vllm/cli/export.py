@@ -1,0 +1,105 @@
+"""`dynamo-vllm export k8s|compose`: a `serve` file as documents for a cluster or for containers."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.cli.serve import from_file
+from dynamo_vllm.config import build, checks
+from dynamo_vllm.config.options import ExportOptions
+from dynamo_vllm.config.options.export import KINDS
+from dynamo_vllm.config.rules.flags import flag
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.export import compose, k8s, operator, text, workload
+from dynamo_vllm.export.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.config.topology import Topology
+
+PROG = "dynamo-vllm export"
+DESCRIPTION = """\
+Turn the file of 'dynamo-vllm serve --config' into what a cluster or docker compose takes.
+
+  dynamo-vllm export k8s --config serve.yaml -o manifests       plain Kubernetes objects
+  dynamo-vllm export k8s --operator --config serve.yaml -o manifests
+                                                                one DynamoGraphDeployment
+  dynamo-vllm export compose --config serve.yaml -o containers  with etcd and NATS
+
+The processes get the flags serve would start them with; nothing is sent anywhere."""
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv or {"-h", "--help"} & set(argv):
+        made = build.parser(ExportOptions, PROG, DESCRIPTION)
+        made.usage = f"{PROG} {'|'.join(KINDS)} --config FILE -o FOLDER [options]"
+        print(made.format_help(), end="")
+        return 0 if argv else 2
+    kind, options = understand(argv, build.environment())
+    texts, notes = export(kind, options, shown(argv), Path())
+    folder = Path(str(options.output))
+    left = text.write(folder, texts, force=options.force, beside=Path(str(options.config)))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    for name in left:
+        print(f"note: {folder / name} is of an earlier export and not used any more", file=sys.stderr)
+    print(f"wrote {', '.join(texts)} to {folder}")
+    print(f"next: {next_step(kind, options, folder)}")
+    return 0
+
+
+def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ExportOptions]:
+    kind, rest = argv[0], argv[1:]
+    if kind not in KINDS:
+        raise ConfigError(f"{kind!r} is no kind of export; use {' or '.join(KINDS)}: {PROG} k8s --config …")
+    options, unknown = build.parse(ExportOptions, rest, environment, PROG, DESCRIPTION)
+    if unknown:
+        raise ConfigError(
+            f"{unknown[0]} is no option of export; flags of workers and of vLLM belong into the file"
+        )
+    checks.check_export(options)
+    if kind == "compose" and (options.operator or options.kube_namespace or options.discovery):
+        raise ConfigError("--operator, --kube-namespace and --discovery are for 'export k8s'; leave them out")
+    return kind, options
+
+
+def shown(argv: Sequence[str]) -> str:
+    """The command for the files' first line; how it was run twice does not matter."""
+    return shlex.join(word for word in argv if word != "--force")
+
+
+def export(kind: str, options: ExportOptions, command: str, root: Path) -> tuple[dict[str, str], list[str]]:
+    """Text by file name, and what was left out; the file is looked for below `root`."""
+    wanted = from_file(str(root / str(options.config)))
+    if options.model:
+        wanted = dataclasses.replace(wanted, model=options.model)
+    settings = Settings(options)
+    if kind == "compose":
+        found = workload.of_machine(wanted, settings.on_gpu)
+        return {compose.FILE: text.yaml_text([compose.document(found, settings)], command)}, list(found.notes)
+    refuse_missing_nats(wanted, options)
+    found = workload.of_cluster(wanted, settings.discovery)
+    made = operator.files(found, settings) if options.operator else k8s.files(found, settings)
+    texts = {name: text.yaml_text(documents, command) for name, documents in made.items()}
+    return texts, list(found.notes)
+
+
+def refuse_missing_nats(wanted: Topology, options: ExportOptions) -> None:
+    for values in (wanted.frontend, *(group.options for group in wanted.workers)):
+        for plane in ("request_plane", "event_plane"):
+            if values.get(plane) == "nats" and not options.nats:
+                raise ConfigError(f"{flag(plane)} nats needs a server; add --nats nats://HOST:4222")
+
+
+def next_step(kind: str, options: ExportOptions, folder: Path) -> str:
+    if kind == "compose":
+        return f"docker compose -f {folder / compose.FILE} up"
+    apply = f"kubectl apply -k {folder}"
+    if options.operator or options.discovery == "etcd":
+        return apply
+    return f"kubectl apply -f {folder / k8s.CRD_FILE} (once per cluster), then {apply}"

@@ -1,0 +1,154 @@
+"""Options of `export`: what a cluster must know beside the `serve` file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_vllm.config.build import opt
+
+KINDS = ("k8s", "compose")
+DEVICES = ("cuda", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """A `serve` file as Kubernetes manifests or a compose file."""
+
+    config: str | None = opt(
+        None,
+        "export",
+        "The file that 'dynamo-vllm serve --config' takes.",
+        env="DYN_VLLM_SERVE_CONFIG",
+        metavar="FILE",
+    )
+    output: str | None = opt(
+        None,
+        "export",
+        "Folder for what is written; made when it is not there.",
+        env="DYN_VLLM_EXPORT_OUTPUT",
+        flags=("--output", "-o"),
+        metavar="FOLDER",
+    )
+    force: bool = opt(
+        False,
+        "export",
+        "Write into a folder that is not empty, over files of an earlier export; other files stay.",
+        env="DYN_VLLM_EXPORT_FORCE",
+    )
+    model: str | None = opt(
+        None,
+        "what runs",
+        "Hub id of the model, or its folder below /models, instead of the file's.",
+        env="DYN_VLLM_MODEL",
+        metavar="MODEL",
+    )
+    name: str = opt(
+        "dynamo-vllm",
+        "what runs",
+        "Name of the deployment: every object's name begins with it.",
+        env="DYN_VLLM_EXPORT_NAME",
+        metavar="NAME",
+    )
+    image: str | None = opt(
+        None,
+        "what runs",
+        "Image of frontend and workers (default: dynamo-vllm:VERSION-DEVICE, as the Dockerfile's targets).",
+        env="DYN_VLLM_EXPORT_IMAGE",
+        metavar="IMAGE",
+    )
+    device: str = opt(
+        "cuda", "what runs", "What the engines run on.", env="DYN_VLLM_EXPORT_DEVICE", choices=DEVICES
+    )
+    frontends: int = opt(
+        1, "what runs", "Number of frontends, in Kubernetes.", env="DYN_VLLM_EXPORT_FRONTENDS", metavar="N"
+    )
+    start_seconds: float = opt(
+        1800.0,
+        "what runs",
+        "How long a worker may take to be ready, the download of its model too, before it is started anew.",
+        env="DYN_VLLM_EXPORT_START_SECONDS",
+        metavar="SECONDS",
+    )
+    worker_cpus: int | None = opt(
+        None,
+        "resources",
+        "Cores a worker asks for (default: 4, or 4 per GPU).",
+        env="DYN_VLLM_EXPORT_WORKER_CPUS",
+        metavar="N",
+    )
+    worker_memory_gb: int | None = opt(
+        None,
+        "resources",
+        "Memory of a worker in GiB, shared memory too (default: 32, or 32 per GPU).",
+        env="DYN_VLLM_EXPORT_WORKER_MEMORY_GB",
+        metavar="GIB",
+    )
+    shm_gb: int = opt(
+        8,
+        "resources",
+        "Shared memory of a worker in GiB.",
+        env="DYN_VLLM_EXPORT_SHM_GB",
+        metavar="GIB",
+    )
+    cache_gb: int = opt(
+        200,
+        "resources",
+        "Size of the claim for models, in GiB.",
+        env="DYN_VLLM_EXPORT_CACHE_GB",
+        metavar="GIB",
+    )
+    cache_class: str | None = opt(
+        None,
+        "resources",
+        "Storage class of that claim; it must let several nodes write (default: the cluster's).",
+        env="DYN_VLLM_EXPORT_CACHE_CLASS",
+        metavar="NAME",
+    )
+    cache_claim: str | None = opt(
+        None,
+        "resources",
+        "A claim for models that is there already; none is made then.",
+        env="DYN_VLLM_EXPORT_CACHE_CLAIM",
+        metavar="NAME",
+    )
+    hf_secret: str = opt(
+        "hf-token",
+        "resources",
+        "Secret whose key HF_TOKEN is the hub's token; pods start without it too.",
+        env="DYN_VLLM_EXPORT_HF_SECRET",
+        metavar="NAME",
+    )
+    operator: bool = opt(
+        False,
+        "cluster",
+        "One DynamoGraphDeployment for the Dynamo operator, instead of plain objects.",
+        env="DYN_VLLM_EXPORT_OPERATOR",
+    )
+    kube_namespace: str | None = opt(
+        None,
+        "cluster",
+        "Kubernetes namespace to make and to use (default: the one kubectl is set to).",
+        env="DYN_VLLM_EXPORT_KUBE_NAMESPACE",
+        metavar="NAME",
+    )
+    discovery: str | None = opt(
+        None,
+        "cluster",
+        "Where workers and frontends find each other (default: kubernetes; compose always has etcd).",
+        env="DYN_VLLM_EXPORT_DISCOVERY",
+        choices=("kubernetes", "etcd"),
+    )
+    etcd: str | None = opt(
+        None,
+        "cluster",
+        "With --discovery etcd: its addresses, with commas between them.",
+        env="ETCD_ENDPOINTS",
+        metavar="URLS",
+    )
+    nats: str | None = opt(
+        None,
+        "cluster",
+        "NATS server for KV events (default: events go over ZMQ; compose always has NATS).",
+        env="NATS_SERVER",
+        metavar="URL",
+    )

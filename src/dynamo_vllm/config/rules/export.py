@@ -1,0 +1,70 @@
+"""Rules for the options of `export`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.rules.flags import flag
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import ExportOptions
+
+MAX_NAME = 36
+"""Kubernetes takes 63 characters, and parts of the name follow."""
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def there_is_a_file_and_a_place(o: ExportOptions) -> None:
+    if not o.config:
+        raise ConfigError("--config FILE is missing: the file that 'dynamo-vllm serve --config' takes")
+    if not o.output:
+        raise ConfigError("-o FOLDER is missing: where to write")
+
+
+def names_are_names(o: ExportOptions) -> None:
+    for option in ("name", "kube_namespace", "cache_claim", "hf_secret", "cache_class"):
+        value = getattr(o, option)
+        if value is None:
+            continue
+        if not _LABEL.fullmatch(value) or len(value) > MAX_NAME:
+            raise ConfigError(
+                f"{flag(option)} {value!r} is no name for Kubernetes; use at most {MAX_NAME} small letters, "
+                "digits and dashes, a letter first"
+            )
+
+
+def numbers_are_above_zero(o: ExportOptions) -> None:
+    for option in ("frontends", "start_seconds", "worker_cpus", "worker_memory_gb", "shm_gb", "cache_gb"):
+        value = getattr(o, option)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{flag(option)} {value} must be above 0")
+
+
+def shared_memory_fits(o: ExportOptions) -> None:
+    if o.worker_memory_gb is not None and o.worker_memory_gb <= o.shm_gb:
+        raise ConfigError(
+            f"--worker-memory-gb {o.worker_memory_gb} leaves nothing beside --shm-gb {o.shm_gb}, which "
+            "counts as memory; give more, or less shared memory"
+        )
+
+
+def etcd_has_addresses(o: ExportOptions) -> None:
+    if o.discovery == "etcd" and not o.etcd:
+        raise ConfigError("--discovery etcd needs its addresses; add --etcd http://HOST:2379")
+
+
+def the_operator_finds_its_own(o: ExportOptions) -> None:
+    if o.operator and o.discovery == "etcd":
+        raise ConfigError("--operator chooses the discovery itself; leave --discovery out")
+
+
+RULES = (
+    there_is_a_file_and_a_place,
+    names_are_names,
+    numbers_are_above_zero,
+    shared_memory_fits,
+    etcd_has_addresses,
+    the_operator_finds_its_own,
+)

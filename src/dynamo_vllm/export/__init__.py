@@ -1,0 +1,1 @@
+"""A `serve` file as documents for a cluster: pure functions, from a topology and settings to text."""

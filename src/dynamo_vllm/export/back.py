@@ -1,0 +1,104 @@
+"""From exported documents back to a topology: what a cluster was told, as `serve` would be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.config import build
+from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.export import compose, operator, pod
+from dynamo_vllm.export.settings import USER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dynamo_vllm.export.settings import Document
+
+_OURS = {
+    "DYN_NAMESPACE", "DYN_DISCOVERY_BACKEND", "ETCD_ENDPOINTS", "DYN_REQUEST_PLANE", "DYN_EVENT_PLANE",
+    "NATS_SERVER", "HOME", "HF_HOME", "HF_TOKEN", "DYN_SYSTEM_PORT", "DYN_HTTP_HOST", "POD_NAME",
+    "POD_NAMESPACE", "POD_UID", "NODE_RANK",
+}  # fmt: skip
+_OF_NODES = ("--node-rank", "--master-addr")
+
+
+def from_kubernetes(documents: Iterable[Document]) -> Topology:
+    """Plain objects or the operator's, in their order."""
+    frontend: Mapping[str, Any] = {}
+    groups: list[WorkerGroup] = []
+    for main, replicas, kind in _containers(documents):
+        args = [pod.unescaped(word) for word in main["args"]]
+        env = {item["name"]: pod.unescaped(item["value"]) for item in main["env"] if "value" in item}
+        if args[0] == "frontend":
+            frontend = _frontend(args)
+        elif kind == "StatefulSet":  # one for each worker
+            group = _group(args, env, 1)
+            if groups and _alike(groups[-1], group):
+                groups[-1] = WorkerGroup(groups[-1].count + 1, group.options, group.env, group.args)
+            else:
+                groups.append(group)
+        else:
+            groups.append(_group(args, env, replicas))
+    return Topology(frontend=frontend, workers=tuple(groups))
+
+
+def from_compose(document: Document) -> Topology:
+    """Every worker is a service, and becomes a group of its own."""
+    frontend: Mapping[str, Any] = {}
+    groups = []
+    for found in document["services"].values():
+        if found.get("user") != f"{USER}:{USER}":
+            continue
+        args = [compose.unescaped(word) for word in found["command"]]
+        if args[0] == "frontend":
+            frontend = _frontend(args)
+            continue
+        env = {
+            name: compose.unescaped(value)
+            for name, value in found["environment"].items()
+            if not value.startswith("${")
+        }
+        groups.append(_group(args, env | _gpus(found), 1))
+    return Topology(frontend=frontend, workers=tuple(groups))
+
+
+def _containers(documents: Iterable[Document]) -> Iterable[tuple[Document, int, str]]:
+    for document in documents:
+        spec = document.get("spec", {})
+        if document["kind"] in ("Deployment", "StatefulSet"):
+            yield spec["template"]["spec"]["containers"][0], spec["replicas"], document["kind"]
+        elif document["kind"] == operator.KIND:
+            for component in spec["components"]:
+                main = component["podTemplate"]["spec"]["containers"][0]
+                yield main, component["replicas"], document["kind"]
+
+
+def _frontend(args: Sequence[str]) -> dict[str, Any]:
+    values, _ = build.parser(FrontendOptions, "", "").parse_known_args(list(args[1:]))
+    return dict(vars(values))
+
+
+def _group(args: Sequence[str], env: Mapping[str, str], count: int) -> WorkerGroup:
+    values, rest = build.parser(WorkerOptions, "", "").parse_known_args(list(args[1:]))
+    kept = {name: value for name, value in env.items() if name not in _OURS}
+    return WorkerGroup(count, dict(vars(values)), kept, tuple(_without(rest, _OF_NODES)))
+
+
+def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    found, skip = [], False
+    for word in words:
+        if skip or word in flags:
+            skip = word in flags
+        else:
+            found.append(word)
+    return found
+
+
+def _gpus(found: Document) -> dict[str, str]:
+    devices = found.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[0]["device_ids"])} if devices else {}
+
+
+def _alike(one: WorkerGroup, other: WorkerGroup) -> bool:
+    return (one.options, one.env, one.args) == (other.options, other.env, other.args)

@@ -1,0 +1,128 @@
+"""A compose file: everything on one machine in containers, with etcd and NATS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.export.pod import COMMAND
+from dynamo_vllm.export.settings import USER
+from dynamo_vllm.export.workload import MODELS, SHARED, SYSTEM_PORT
+
+if TYPE_CHECKING:
+    from dynamo_vllm.export.settings import Document, Settings
+    from dynamo_vllm.export.workload import Workload, Workloads
+
+FILE = "compose.yaml"
+ETCD_IMAGE = "quay.io/coreos/etcd:v3.6.1"
+NATS_IMAGE = "nats:2.11.4-alpine"
+_ETCD, _NATS = "http://etcd:2379", "nats://nats:4222"
+_LOOPBACK = "127.0.0.1"
+_PULSE = {"interval": "5s", "timeout": "5s", "retries": 24}
+_HARDENED: Document = {
+    "restart": "unless-stopped",
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "read_only": True,
+}
+
+
+def document(found: Workloads, settings: Settings) -> Document:
+    services = {"etcd": etcd(), "nats": nats()}
+    services |= {workload.name: service(workload, found, settings) for workload in found.all}
+    volumes: Document = {"models": {}, "etcd": {}}
+    if any(_uses_shared(workload) for workload in found.workers):
+        volumes["shared"] = {}
+    return {"name": settings.name, "services": services, "volumes": volumes}
+
+
+def etcd() -> Document:
+    """Nothing in it outlives the processes it knows; the volume is for a restart of its own."""
+    return {
+        "image": ETCD_IMAGE,
+        "command": [
+            "/usr/local/bin/etcd",
+            "--data-dir=/etcd-data",
+            "--listen-client-urls=http://0.0.0.0:2379",
+            f"--advertise-client-urls={_ETCD}",
+        ],
+        "healthcheck": {"test": ["CMD", "/usr/local/bin/etcdctl", "endpoint", "health"], **_PULSE},
+        "volumes": ["etcd:/etcd-data"],
+        **_HARDENED,
+    }
+
+
+def nats() -> Document:
+    test = ["CMD", "wget", "-q", "-O", "/dev/null", f"http://{_LOOPBACK}:8222/healthz"]
+    return {
+        "image": NATS_IMAGE,
+        "command": ["--http_port", "8222"],
+        "healthcheck": {"test": test, **_PULSE},
+        **_HARDENED,
+    }
+
+
+def service(workload: Workload, found: Workloads, settings: Settings) -> Document:
+    made: Document = {
+        "image": settings.image,
+        "entrypoint": [COMMAND],
+        "command": [_escaped(word) for word in workload.args],
+        "environment": environment(workload, settings),
+        "depends_on": {name: {"condition": "service_healthy"} for name in ("etcd", "nats")},
+        "healthcheck": healthcheck(workload, settings),
+        "stop_grace_period": f"{workload.grace_seconds}s",
+        "init": True,
+        "user": f"{USER}:{USER}",
+        # Compiled kernels are loaded from there.
+        "tmpfs": ["/tmp:exec,mode=1777"],
+        "volumes": [f"models:{MODELS}"],
+        **_HARDENED,
+    }
+    if not workload.is_worker:
+        public = "" if found.host in ("0.0.0.0", "::") else f"{_LOOPBACK}:"
+        made["ports"] = [f"{public}{workload.port}:{workload.port}"]
+        return made
+    if _uses_shared(workload):
+        made["volumes"].append(f"shared:{SHARED}")
+    made["shm_size"] = f"{settings.options.shm_gb}gb"
+    if workload.gpu_ids:
+        device = {"driver": "nvidia", "device_ids": list(workload.gpu_ids), "capabilities": ["gpu"]}
+        made["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return made
+
+
+def environment(workload: Workload, settings: Settings) -> Document:
+    found: Document = {
+        "DYN_NAMESPACE": settings.name,
+        "DYN_DISCOVERY_BACKEND": "etcd",
+        "ETCD_ENDPOINTS": _ETCD,
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "nats",
+        "NATS_SERVER": _NATS,
+        "HOME": "/tmp",
+        "HF_HOME": f"{MODELS}/huggingface",
+        "HF_TOKEN": "${HF_TOKEN:-}",
+    }
+    found |= {"DYN_SYSTEM_PORT": str(SYSTEM_PORT)} if workload.is_worker else {"DYN_HTTP_HOST": "0.0.0.0"}
+    found |= {name: f"${{{name}:?put it into .env}}" for name in workload.secrets}
+    return found | {name: _escaped(value) for name, value in workload.env.items()}
+
+
+def healthcheck(workload: Workload, settings: Settings) -> Document:
+    """The start has its time; a frontend is there before it has a model."""
+    path = "health" if workload.is_worker else "live"
+    url = f"http://{_LOOPBACK}:{workload.port}/{path}"
+    ask = f"import urllib.request as r; r.urlopen('{url}', timeout=4)"
+    seconds = round(settings.options.start_seconds) if workload.is_worker else 60
+    return {"test": ["CMD", "python", "-c", ask], **_PULSE, "start_period": f"{seconds}s"}
+
+
+def _uses_shared(workload: Workload) -> bool:
+    return any(SHARED in word for word in workload.args)
+
+
+def _escaped(word: str) -> str:
+    return word.replace("$", "$$")
+
+
+def unescaped(word: str) -> str:
+    return word.replace("$$", "$")

@@ -1,0 +1,326 @@
+"""Plain Kubernetes objects: files of documents for `kubectl apply`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.export import pod
+from dynamo_vllm.export.workload import LEADER, SYSTEM_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_vllm.export.settings import Document, Settings
+    from dynamo_vllm.export.workload import Workload, Workloads
+
+GROUP = "nvidia.com"
+RECORDS = "dynamoworkermetadatas"
+DISCOVERY_LABELS = {
+    f"{GROUP}/dynamo-discovery-backend": "kubernetes",
+    f"{GROUP}/dynamo-discovery-enabled": "true",
+}
+"""On a Service, from which Kubernetes copies them to its EndpointSlices, where the runtime looks."""
+CRD_FILE, MONITORING_FILE, KUSTOMIZATION = "crd.yaml", "monitoring.yaml", "kustomization.yaml"
+Files = dict[str, list["Document"]]
+
+
+def files(found: Workloads, settings: Settings) -> Files:
+    """By name, in the order in which they are applied."""
+    made: Files = {}
+    if settings.discovery == "kubernetes":
+        made[CRD_FILE] = [crd()]
+    made["access.yaml"] = access(settings)
+    if claims := storage(found, settings):
+        made["storage.yaml"] = claims
+    for workload in found.all:
+        made[f"{workload.name}.yaml"] = objects(workload, settings)
+    made[MONITORING_FILE] = monitoring(found, settings)
+    made[KUSTOMIZATION] = [kustomization(made)]
+    return {name: documents for name, documents in made.items() if documents}
+
+
+def kustomization(made: Files) -> Document:
+    """What a deployment needs; the rest is a cluster's, or for those who have Prometheus' operator."""
+    apart = (CRD_FILE, MONITORING_FILE)
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [name for name, documents in made.items() if name not in apart and documents],
+    }
+
+
+# --- the deployment's surroundings ----------------------------------------------------------------------
+
+
+def crd() -> Document:
+    """What the runtime keeps of each worker. The Dynamo operator brings the same one."""
+    data = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    spec = {"type": "object", "required": ["data"], "properties": {"data": data}}
+    version = {
+        "name": "v1alpha1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{RECORDS}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": "DynamoWorkerMetadata",
+                "listKind": "DynamoWorkerMetadataList",
+                "plural": RECORDS,
+                "singular": "dynamoworkermetadata",
+            },
+            "scope": "Namespaced",
+            "versions": [version],
+        },
+    }
+
+
+def access(settings: Settings) -> list[Document]:
+    """Who the pods are, and what they may ask the cluster: nothing, but with discovery by Kubernetes."""
+    found = []
+    if settings.options.kube_namespace:
+        metadata = {"name": settings.options.kube_namespace, "labels": settings.labels()}
+        found.append({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    metadata = settings.metadata(settings.name)
+    found.append({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    if settings.discovery != "kubernetes":
+        return found
+    subject: Document = {"kind": "ServiceAccount", "name": settings.name}
+    if settings.options.kube_namespace:
+        subject["namespace"] = settings.options.kube_namespace
+    rbac = "rbac.authorization.k8s.io"
+    role = {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules()}
+    binding = {
+        "apiVersion": f"{rbac}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": rbac, "kind": "Role", "name": settings.name},
+        "subjects": [subject],
+    }
+    return [*found, role, binding]
+
+
+def rules() -> list[Document]:
+    """Runtime 1.6.1 watches both kinds; each process writes one record, by server-side apply."""
+    return [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        },
+        {
+            "apiGroups": [GROUP],
+            "resources": [RECORDS],
+            "verbs": ["get", "list", "watch", "create", "patch"],
+        },
+    ]
+
+
+def storage(found: Workloads, settings: Settings) -> list[Document]:
+    claims = []
+    if settings.options.cache_claim is None:
+        claims.append(_claim(settings, settings.claim, settings.options.cache_gb))
+    if sharing := [workload for workload in found.workers if workload.shares_embeddings]:
+        claims.append(_claim(settings, settings.full_name("embeddings"), 8 * len(sharing)))
+    return claims
+
+
+def _claim(settings: Settings, name: str, gib: int) -> Document:
+    spec: Document = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": f"{gib}Gi"}},
+    }
+    if settings.options.cache_class:
+        spec["storageClassName"] = settings.options.cache_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": settings.metadata(name),
+        "spec": spec,
+    }
+
+
+# --- frontend and workers -------------------------------------------------------------------------------
+
+
+def objects(workload: Workload, settings: Settings) -> list[Document]:
+    """Of one group: how it is reached, what runs, and how much of it may be taken away at once."""
+    found = [service(workload, settings)]
+    if workload.nodes > 1:
+        for number in range(workload.count):
+            found += spread(workload, settings, number)
+    else:
+        found.append(deployment(workload, settings))
+    return [*found, disruption_budget(workload, settings)]
+
+
+def service(workload: Workload, settings: Settings) -> Document:
+    """Clients use the frontend's; a worker's is how the runtime learns which pods are ready."""
+    name = settings.full_name(workload.name)
+    metadata = settings.metadata(name, workload.name)
+    if settings.discovery == "kubernetes":
+        metadata["labels"] = {**metadata["labels"], **DISCOVERY_LABELS}
+    spec: Document = {
+        "selector": settings.labels(workload.name),
+        "ports": [_service_port(workload)],
+    }
+    if workload.is_worker:
+        spec = {"clusterIP": "None", **spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _service_port(workload: Workload) -> Document:
+    name = pod.port_name(workload)
+    return {"name": name, "port": workload.port, "targetPort": name}
+
+
+def deployment(workload: Workload, settings: Settings) -> Document:
+    replicas = workload.count if workload.is_worker else settings.options.frontends
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": settings.metadata(settings.full_name(workload.name), workload.name),
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": settings.labels(workload.name)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": _steps(workload, settings, replicas)},
+            # A new pod takes its time; that is the startup probe's business.
+            "progressDeadlineSeconds": round(settings.options.start_seconds) + 600,
+            "template": template(workload, settings, settings.labels(workload.name)),
+        },
+    }
+
+
+def _steps(workload: Workload, settings: Settings, replicas: int) -> Document:
+    """Workers on GPUs make room for their successors where others carry on; all others wait for them."""
+    makes_room = settings.gpus(workload) > 0 and replicas > 1
+    return {"maxUnavailable": int(makes_room), "maxSurge": int(not makes_room)}
+
+
+def template(workload: Workload, settings: Settings, labels: Document) -> Document:
+    main = pod.container(workload, settings, env(workload, settings), "main")
+    spec: Document = {
+        "serviceAccountName": settings.name,
+        "automountServiceAccountToken": settings.discovery == "kubernetes",
+        **pod.spec(workload, settings, main),
+    }
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def env(workload: Workload, settings: Settings) -> list[Document]:
+    """How the process finds the others. A namespace of its own keeps two deployments apart."""
+    found = [pod.variable("DYN_NAMESPACE", settings.name)]
+    if settings.discovery == "kubernetes":
+        found += [
+            pod.variable("DYN_DISCOVERY_BACKEND", "kubernetes"),
+            pod.from_field("POD_NAME", "metadata.name"),
+            pod.from_field("POD_NAMESPACE", "metadata.namespace"),
+            pod.from_field("POD_UID", "metadata.uid"),
+        ]
+    else:
+        found += [
+            pod.variable("DYN_DISCOVERY_BACKEND", "etcd"),
+            pod.variable("ETCD_ENDPOINTS", str(settings.options.etcd)),
+        ]
+        if workload.nodes > 1:
+            found.append(pod.from_field("POD_NAMESPACE", "metadata.namespace"))
+    return [*found, *planes(settings), *reach(workload)]
+
+
+def planes(settings: Settings) -> list[Document]:
+    found = [
+        pod.variable("DYN_REQUEST_PLANE", "tcp"),
+        pod.variable("DYN_EVENT_PLANE", "nats" if settings.options.nats else "zmq"),
+    ]
+    return [*found, pod.variable("NATS_SERVER", settings.options.nats)] if settings.options.nats else found
+
+
+def reach(workload: Workload) -> list[Document]:
+    if not workload.is_worker:
+        return [pod.variable("DYN_HTTP_HOST", "0.0.0.0")]
+    found = [pod.variable("DYN_SYSTEM_PORT", str(SYSTEM_PORT))]
+    return [*found, pod.from_field("NODE_RANK", pod.POD_INDEX)] if workload.nodes > 1 else found
+
+
+def spread(workload: Workload, settings: Settings, number: int) -> list[Document]:
+    """One worker over several pods: the first leads and serves, the others run engines for it.
+
+    They are known by their numbers, and by name before they are ready. All must be of one kind, so that
+    nothing replaces them one by one.
+    """
+    name = settings.full_name(workload.name) + (f"-{number}" if workload.count > 1 else "")
+    labels = {**settings.labels(workload.name), "dynamo-vllm/worker": str(number)}
+    nodes_name = f"{name}-nodes"
+    leader = f"{name}-0.{nodes_name}.$(POD_NAMESPACE).svc.cluster.local"
+    words = tuple(word.replace(LEADER, leader) for word in workload.args)
+    nodes = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": settings.metadata(nodes_name, workload.name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels,
+            "ports": [_service_port(workload)],
+        },
+    }
+    stateful = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": settings.metadata(name, workload.name),
+        "spec": {
+            "serviceName": nodes_name,
+            "replicas": workload.nodes,
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": labels},
+            "template": template(dataclasses.replace(workload, args=words), settings, labels),
+        },
+    }
+    return [nodes, stateful]
+
+
+def disruption_budget(workload: Workload, settings: Settings) -> Document:
+    """Nodes can be drained one pod at a time; a budget of none would keep a single worker's node for ever."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": settings.metadata(settings.full_name(workload.name), workload.name),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": settings.labels(workload.name)}},
+    }
+
+
+# --- figures --------------------------------------------------------------------------------------------
+
+
+def monitoring(found: Workloads, settings: Settings) -> list[Document]:
+    """For Prometheus' operator: the frontend by its Service, each worker by its pod."""
+    return [
+        _monitor("ServiceMonitor", "endpoints", settings, [found.frontend]),
+        _monitor("PodMonitor", "podMetricsEndpoints", settings, found.workers),
+    ]
+
+
+def _monitor(kind: str, key: str, settings: Settings, workloads: Sequence[Workload]) -> Document:
+    part = "app.kubernetes.io/component"
+    values = [workload.name for workload in workloads]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": kind,
+        "metadata": settings.metadata(
+            settings.full_name("frontend" if kind == "ServiceMonitor" else "workers")
+        ),
+        "spec": {
+            "selector": {
+                "matchLabels": settings.labels(),
+                "matchExpressions": [{"key": part, "operator": "In", "values": values}],
+            },
+            key: [{"port": pod.port_name(workloads[0]), "path": "/metrics", "interval": "15s"}],
+        },
+    }

@@ -1,0 +1,77 @@
+"""One DynamoGraphDeployment (nvidia.com/v1beta1) for the Dynamo operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.export import k8s, pod
+from dynamo_vllm.export.settings import RUNTIME
+
+if TYPE_CHECKING:
+    from dynamo_vllm.export.k8s import Files
+    from dynamo_vllm.export.settings import Document, Settings
+    from dynamo_vllm.export.workload import Workload, Workloads
+
+FILE = "graph.yaml"
+KIND = "DynamoGraphDeployment"
+MAX_COMPONENTS = 25
+HTTP_PORT = 8000
+"""The operator's Service of a frontend leads there."""
+_TYPES = {None: "frontend", "prefill": "prefill", "decode": "decode"}
+
+
+def files(found: Workloads, settings: Settings) -> Files:
+    made: Files = {}
+    if settings.options.kube_namespace:
+        made["access.yaml"] = k8s.access(settings)[:1]
+    if claims := k8s.storage(found, settings):
+        made["storage.yaml"] = claims
+    made[FILE] = [graph(found, settings)]
+    made[k8s.KUSTOMIZATION] = [k8s.kustomization(made)]
+    return made
+
+
+def graph(found: Workloads, settings: Settings) -> Document:
+    _refuse(found)
+    return {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": KIND,
+        "metadata": settings.metadata(settings.name),
+        "spec": {
+            "backendFramework": "vllm",
+            "components": [component(workload, settings) for workload in found.all],
+        },
+    }
+
+
+def _refuse(found: Workloads) -> None:
+    for workload in found.workers:
+        if workload.nodes > 1:
+            raise ConfigError(
+                f"{workload.name} spans {workload.nodes} nodes: the operator would add flags of its own "
+                "launcher to ours; leave --operator out for it"
+            )
+    if found.frontend.port != HTTP_PORT:
+        raise ConfigError(
+            f"frontend: port {found.frontend.port}: the operator's Service leads to {HTTP_PORT}; leave it out"
+        )
+    if len(found.all) > MAX_COMPONENTS:
+        raise ConfigError(f"{len(found.all)} groups are more than the operator takes ({MAX_COMPONENTS})")
+
+
+def component(workload: Workload, settings: Settings) -> Document:
+    """The operator gives namespace, discovery and the pod's identity to the container called main."""
+    env = [*k8s.planes(settings), *k8s.reach(workload)]
+    main = pod.container(workload, settings, env, "main")
+    found: Document = {
+        "name": workload.name,
+        "type": _TYPES.get(workload.role, "worker"),
+        "runtimeVersionOverride": RUNTIME,
+        "replicas": workload.count if workload.is_worker else settings.options.frontends,
+    }
+    if workload.is_worker:
+        # It mounts this at /dev/shm itself.
+        found["sharedMemorySize"] = f"{settings.options.shm_gb}Gi"
+        main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] != "shm"]
+    return {**found, "podTemplate": {"spec": pod.spec(workload, settings, main, shm=False)}}

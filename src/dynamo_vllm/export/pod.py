@@ -1,0 +1,141 @@
+"""One container and the pod around it, as plain objects and the operator's both have them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.export.settings import USER
+from dynamo_vllm.export.workload import LEADER, MODELS, PRE_STOP_SECONDS, SHARED
+from dynamo_vllm.supervise.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_vllm.export.settings import Document, Settings
+    from dynamo_vllm.export.workload import Workload
+
+COMMAND = "dynamo-vllm"
+_LIMITS = Limits()
+_LIVENESS_SECONDS, _READINESS_SECONDS, _STARTUP_SECONDS = 10, 2, 10
+POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
+
+
+def container(workload: Workload, settings: Settings, env: Sequence[Document], name: str) -> Document:
+    return {
+        "name": name,
+        "image": settings.image,
+        "command": [COMMAND],
+        "args": [_escaped(word) for word in workload.args],
+        "env": [*env, *own_env(workload, settings)],
+        "ports": [{"name": port_name(workload), "containerPort": workload.port}],
+        "resources": settings.resources(workload),
+        **probes(workload, settings),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_SECONDS)]}}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in _mounts(workload)],
+    }
+
+
+def own_env(workload: Workload, settings: Settings) -> list[Document]:
+    """Caches below what can be written, tokens from secrets, then what the file's user set."""
+    found: list[Document] = [variable("HOME", "/tmp"), variable("HF_HOME", f"{MODELS}/huggingface")]
+    found.append(_from_secret("HF_TOKEN", settings.options.hf_secret, optional=True))
+    found += [_from_secret(name, settings.secret, optional=False) for name in workload.secrets]
+    return [*found, *(variable(name, _escaped(value)) for name, value in workload.env.items())]
+
+
+def variable(name: str, value: str) -> Document:
+    return {"name": name, "value": value}
+
+
+def from_field(name: str, path: str) -> Document:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _from_secret(name: str, secret: str, *, optional: bool) -> Document:
+    ref: Document = {"name": secret, "key": name}
+    return {"name": name, "valueFrom": {"secretKeyRef": {**ref, "optional": True} if optional else ref}}
+
+
+def port_name(workload: Workload) -> str:
+    return "system" if workload.is_worker else "http"
+
+
+def probes(workload: Workload, settings: Settings) -> Document:
+    """/live of a worker says 503 while it starts and while its engine gives no answer, 200 while it sleeps.
+
+    The patience is `serve`'s own. /health of a frontend says whether a model can answer.
+    """
+    port = port_name(workload)
+    seconds = settings.options.start_seconds if workload.is_worker else _LIMITS.first_answer_seconds
+    return {
+        "startupProbe": _probe("/live", port, _STARTUP_SECONDS, seconds),
+        "livenessProbe": _probe("/live", port, _LIVENESS_SECONDS, _LIMITS.unwell_seconds),
+        "readinessProbe": _probe("/health", port, _READINESS_SECONDS, 3 * _READINESS_SECONDS),
+    }
+
+
+def _probe(path: str, port: str, period: int, seconds: float) -> Document:
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period,
+        "timeoutSeconds": round(_LIMITS.answer_seconds),
+        "failureThreshold": max(1, -(-round(seconds) // period)),
+    }
+
+
+def spec(workload: Workload, settings: Settings, main: Document, *, shm: bool = True) -> Document:
+    return {
+        "terminationGracePeriodSeconds": workload.grace_seconds,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [main],
+        "volumes": _volumes(workload, settings, shm),
+    }
+
+
+def _mounts(workload: Workload) -> list[tuple[str, str]]:
+    """The frontend reads tokenizers that workers put there, and may fetch them itself."""
+    mounts = [("scratch", "/tmp"), ("models", MODELS)]
+    if workload.is_worker:
+        mounts.append(("shm", "/dev/shm"))
+    return [*mounts, ("shared", SHARED)] if uses_shared(workload) else mounts
+
+
+def uses_shared(workload: Workload) -> bool:
+    return any(SHARED in word for word in workload.args)
+
+
+def _volumes(workload: Workload, settings: Settings, shm: bool) -> list[Document]:
+    found: list[Document] = [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "models", "persistentVolumeClaim": {"claimName": settings.claim}},
+    ]
+    if workload.is_worker and shm:
+        size = f"{settings.options.shm_gb}Gi"
+        found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    if uses_shared(workload):
+        claim = {"persistentVolumeClaim": {"claimName": settings.full_name("embeddings")}}
+        found.append({"name": "shared", **(claim if workload.shares_embeddings else {"emptyDir": {}})})
+    return found
+
+
+def _escaped(word: str) -> str:
+    """Kubernetes puts variables in where it sees $(NAME); only our own may be."""
+    if word == "$(NODE_RANK)" or LEADER in word or word.endswith(".svc.cluster.local"):
+        return word
+    return word.replace("$(", "$$(")
+
+
+def unescaped(word: str) -> str:
+    return word.replace("$$(", "$(")

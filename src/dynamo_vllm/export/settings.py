@@ -1,0 +1,79 @@
+"""What the documents say beside the topology, resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm import __version__
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.options import ExportOptions
+    from dynamo_vllm.export.workload import Workload
+
+Document = dict[str, Any]
+
+RUNTIME = "1.6.1"
+"""ai-dynamo-runtime, which the operator must be told: our images have a version of their own."""
+USER = 10001
+"""Whom containers run as; the Dockerfile makes it."""
+_CPUS, _MEMORY_GB = 4, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options with their defaults filled in, and the words every object carries."""
+
+    options: ExportOptions
+
+    @property
+    def name(self) -> str:
+        return self.options.name
+
+    @property
+    def image(self) -> str:
+        return self.options.image or f"dynamo-vllm:{__version__}-{self.options.device}"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.options.device == "cuda"
+
+    @property
+    def discovery(self) -> str:
+        return self.options.discovery or "kubernetes"
+
+    @property
+    def claim(self) -> str:
+        return self.options.cache_claim or f"{self.name}-models"
+
+    @property
+    def secret(self) -> str:
+        return f"{self.name}-secrets"
+
+    def full_name(self, part: str) -> str:
+        return f"{self.name}-{part}"
+
+    def labels(self, part: str | None = None) -> dict[str, str]:
+        found = {"app.kubernetes.io/name": "dynamo-vllm", "app.kubernetes.io/instance": self.name}
+        return found if part is None else {**found, "app.kubernetes.io/component": part}
+
+    def metadata(self, name: str, part: str | None = None, **more: Any) -> Document:
+        found: Document = {"name": name}
+        if self.options.kube_namespace:
+            found["namespace"] = self.options.kube_namespace
+        return {**found, "labels": self.labels(part), **more}
+
+    def gpus(self, workload: Workload) -> int:
+        return workload.gpus if self.on_gpu else 0
+
+    def resources(self, workload: Workload) -> Document:
+        """No limit on cores: a worker that waits for one is late for everybody."""
+        if not workload.is_worker:
+            return {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
+        times = max(1, self.gpus(workload))
+        cores = self.options.worker_cpus or _CPUS * times
+        memory = f"{self.options.worker_memory_gb or _MEMORY_GB * times}Gi"
+        limits = {"memory": memory}
+        if self.gpus(workload):
+            limits["nvidia.com/gpu"] = str(self.gpus(workload))
+        return {"requests": {"cpu": str(cores), **limits}, "limits": limits}

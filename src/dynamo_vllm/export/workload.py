@@ -1,0 +1,292 @@
+"""From a topology to what runs in a cluster: the processes `serve` would start, without what is local."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.config import topology
+from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.rules.flags import engine_flags, flag
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise import plan as plans
+from dynamo_vllm.supervise.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.config.topology import Topology, Values, WorkerGroup
+    from dynamo_vllm.supervise.plan import Plan, Process
+
+MODELS = "/models"
+"""Where every container sees the volume of models."""
+SHARED = "/shared"
+"""Where encode workers hand over to those that ask them."""
+SYSTEM_PORT = 9090
+MIN_PORT = 1024
+"""Below it a process needs a capability."""
+LEADER = "leader.invalid"
+"""Stands for the address of a worker's first node until that has a name."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+PRE_STOP_SECONDS = 5
+"""Between the end of a pod in every list and its SIGTERM: nobody sends it anything new then."""
+SPARE_SECONDS = 5
+_LIMITS = Limits()
+_ENDS_WITH = len(plans.COMMAND)
+
+_LOCAL = ("discovery_backend", "file_kv", "bind_host", "system_host", "system_port")
+_LOCAL_OF_FRONTEND = (*_LOCAL, "host")
+_PORTS = ("kv_event_port", "side_channel_port")
+"""First ports of several processes on one machine; in containers each has them for itself."""
+_FILES = ("model", "custom_jinja_template", "stage_configs_path", "media_folder", "lora_path")
+_FILES_OF_FRONTEND = ("tls_cert_path", "tls_key_path")
+_BALANCED = ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Processes that are alike."""
+
+    name: str
+    role: str | None
+    """What a worker does; None for the frontend."""
+    args: tuple[str, ...]
+    """Behind the command: `worker --model=…`."""
+    env: Mapping[str, str]
+    """What the file's user set."""
+    drain_seconds: float
+    count: int = 1
+    gpus: int = 0
+    """Of one process."""
+    gpu_ids: tuple[str, ...] = ()
+    """On one machine: which."""
+    nodes: int = 1
+    """Processes that make up one worker."""
+    port: int = SYSTEM_PORT
+    secrets: tuple[str, ...] = ()
+    """Variables whose values are kept apart."""
+    shares_embeddings: bool = False
+    """It needs the folder of encode workers, and the others must see the same."""
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role is not None
+
+    @property
+    def grace_seconds(self) -> int:
+        """From the order to end until it is killed: as long as `serve` waits, behind the pause before it."""
+        return math.ceil(PRE_STOP_SECONDS + self.drain_seconds + _LIMITS.stop_seconds + SPARE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """Everything a file describes."""
+
+    frontend: Workload
+    workers: tuple[Workload, ...]
+    host: str
+    """Where the file wants the frontend to listen."""
+    notes: tuple[str, ...] = ()
+    """What was left out or replaced."""
+
+    @property
+    def all(self) -> tuple[Workload, ...]:
+        return (self.frontend, *self.workers)
+
+
+@dataclass(slots=True)
+class _Notes:
+    told: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        if text not in self.told:
+            self.told.append(text)
+
+
+def of_cluster(wanted: Topology, discovery: str) -> Workloads:
+    """One workload per group; a worker may span nodes."""
+    notes = _Notes()
+    groups = [_for_cluster(group) for group in wanted.workers]
+    if any(GPUS in group.env for group in wanted.workers):
+        notes.say(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
+    bare = _bare(dataclasses.replace(wanted, workers=tuple(group for group, _ in groups)), discovery, notes)
+    one_each = tuple(dataclasses.replace(group, count=1) for group in bare.workers)
+    plan = _plan(dataclasses.replace(bare, workers=one_each))
+    made = []
+    for (_, nodes), group, ports, process in zip(
+        groups, bare.workers, _ports(wanted), plan.workers, strict=True
+    ):
+        workload = _workload(process, group, _kind(process.name), ports)
+        if nodes > 1:
+            words = (*workload.args, "--node-rank", "$(NODE_RANK)")
+            workload = dataclasses.replace(workload, args=words, nodes=nodes)
+        made.append(dataclasses.replace(workload, count=group.count))
+    return _all(plan, wanted, made, notes)
+
+
+def of_machine(wanted: Topology, gpus: bool) -> Workloads:
+    """One workload per process, each with GPUs of its own."""
+    notes = _Notes()
+    for group in wanted.workers:
+        if _nodes(group) > 1:
+            raise ConfigError(
+                f"a worker over {_nodes(group)} nodes is for a cluster; use 'dynamo-vllm export k8s', or "
+                "leave --nnodes and --data-parallel-size-local out"
+            )
+    bare = _bare(wanted, "etcd", notes)
+    width = sum(process.gpus for process in _plan(bare).workers)
+    plan = _plan(bare, [str(number) for number in range(width)] if gpus else [])
+    groups = [(group, ports) for group, ports in zip(bare.workers, _ports(wanted), strict=True)]
+    each = [pair for pair in groups for _ in range(pair[0].count)]
+    made = []
+    for process, (group, ports) in zip(plan.workers, each, strict=True):
+        workload = _workload(process, group, process.name, ports)
+        ids = [gpu for gpu in process.env.get(GPUS, "").split(",") if gpu]
+        if gpus and process.gpus:
+            ids = ids or [str(number) for number in range(process.gpus)]
+            workload = dataclasses.replace(workload, gpu_ids=tuple(ids))
+        made.append(workload)
+    return _all(plan, wanted, made, notes)
+
+
+def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Notes) -> Workloads:
+    if plan.port < MIN_PORT:
+        raise ConfigError(
+            f"frontend: port {plan.port}: name one from {MIN_PORT} on; containers have no right to lower ones"
+        )
+    front = plan.processes[0]
+    frontend = Workload(
+        name="frontend",
+        role=None,
+        args=front.argv[_ENDS_WITH:],
+        env={},
+        drain_seconds=front.drain_seconds,
+        port=plan.port,
+    )
+    return Workloads(frontend, tuple(workers), str(wanted.frontend.get("host", plan.host)), tuple(notes.told))
+
+
+def _workload(process: Process, group: WorkerGroup, name: str, ports: Values) -> Workload:
+    secrets = topology.secrets(WorkerOptions, group.options)
+    options, _ = plans.parse(process.argv[_ENDS_WITH + 1 :])
+    in_folder = options.ec_storage_path is not None and options.encoder_transfer == "file"
+    return Workload(
+        name=name,
+        role=process.role,
+        args=(*process.argv[_ENDS_WITH:], *topology.to_argv(WorkerOptions, ports)),
+        env={key: value for key, value in group.env.items() if key != GPUS},
+        drain_seconds=process.drain_seconds,
+        gpus=process.gpus,
+        secrets=tuple(secrets),
+        shares_embeddings=in_folder,
+    )
+
+
+def _plan(wanted: Topology, gpus: Sequence[str] = ()) -> Plan:
+    return plans.make(wanted, {}, Path(SHARED, "discovery"), gpus, elsewhere=True)
+
+
+def _kind(name: str) -> str:
+    """worker-1 → worker, worker-2 → worker-2: the first of its kind needs no number."""
+    return name.removesuffix("-1")
+
+
+def _ports(wanted: Topology) -> list[Values]:
+    return [
+        {name: value for name, value in group.options.items() if name in _PORTS} for group in wanted.workers
+    ]
+
+
+# --- what is local --------------------------------------------------------------------------------------
+
+
+def _bare(wanted: Topology, discovery: str, notes: _Notes) -> Topology:
+    """Without what only this machine has; files must lie on the volume of models."""
+    frontend = _without(wanted.frontend, _LOCAL_OF_FRONTEND, "frontend", discovery, notes)
+    _refuse_files(FrontendOptions, frontend, _FILES_OF_FRONTEND)
+    workers = []
+    for number, group in enumerate(wanted.workers):
+        options = _without(group.options, _LOCAL, f"workers[{number}]", discovery, notes)
+        if not (options.get("model") or wanted.model):
+            raise ConfigError("the file names no model; add 'model: ORGANISATION/NAME', or --model")
+        _refuse_files(WorkerOptions, {"model": wanted.model, **options}, _FILES)
+        if secret := topology.secrets(WorkerOptions, options):
+            notes.say(f"the value of {', '.join(secret)} is written nowhere; put it into a secret")
+        kept = {name: value for name, value in options.items() if name not in _PORTS}
+        workers.append(dataclasses.replace(group, options=kept))
+    return dataclasses.replace(wanted, frontend=frontend, workers=tuple(workers))
+
+
+def _without(
+    values: Values, names: Sequence[str], where: str, discovery: str, notes: _Notes
+) -> dict[str, Any]:
+    for name in names:
+        if name in ("discovery_backend", "file_kv") and name in values:
+            notes.say(f"{where}: {name} {values[name]} is replaced: processes find each other by {discovery}")
+        elif name in values and name != "host":
+            notes.say(
+                f"{where}: {name} {values[name]} is left out: every container has an address of its own"
+            )
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _refuse_files(cls: type, values: Values, names: Sequence[str]) -> None:
+    """A path of this machine means nothing elsewhere."""
+    for name in names:
+        value = values.get(name)
+        if value is None or (name == "model" and not _is_path(str(value))):
+            continue
+        if not PurePosixPath(str(value)).is_relative_to(MODELS) or ".." in PurePosixPath(str(value)).parts:
+            raise ConfigError(
+                f"{flag(name)} {value} is a path of this machine; put it on the volume of models, which "
+                f"containers see at {MODELS}, and write {MODELS}/… (or a hub id for a model)"
+            )
+
+
+def _is_path(model: str) -> bool:
+    """A hub id has one slash at most and begins with a letter or a digit."""
+    return model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
+
+
+# --- workers over several nodes -------------------------------------------------------------------------
+
+
+def _for_cluster(group: WorkerGroup) -> tuple[WorkerGroup, int]:
+    """The group with what its nodes must know of each other, and how many there are."""
+    nodes = _nodes(group)
+    if nodes == 1:
+        return group, 1
+    given = engine_flags(group.args)
+    for name in ("data_parallel_address", "master_addr", "node_rank", "data_parallel_start_rank"):
+        if name in given:
+            raise ConfigError(
+                f"{flag(name)} {given[name]}: in a cluster pods have other addresses and get their ranks by "
+                "their number; leave it out"
+            )
+    more = () if "nnodes" in given else ("--nnodes", str(nodes))
+    return dataclasses.replace(group, args=(*group.args, *more, "--master-addr", LEADER)), nodes
+
+
+def _nodes(group: WorkerGroup) -> int:
+    given = engine_flags(group.args)
+    ranks, local = _number(given, "data_parallel_size"), _number(given, "data_parallel_size_local")
+    nodes = _number(given, "nnodes")
+    if nodes is None:
+        nodes = -(-ranks // local) if ranks and local else 1
+    for name in _BALANCED:
+        if name in given and (nodes > 1 or name == "data_parallel_rank"):
+            raise ConfigError(
+                f"{flag(name)} makes each node a worker of its own, whose rank only its user knows; leave it "
+                "out (one worker then leads the nodes), or write the manifests by hand"
+            )
+    if group.options.get("headless"):
+        raise ConfigError("a headless group belongs to a worker; describe the worker, nodes follow from it")
+    return nodes
+
+
+def _number(given: Mapping[str, str | None], name: str) -> int | None:
+    text = given.get(name) or ""
+    return int(text) if text.isdigit() and int(text) else None

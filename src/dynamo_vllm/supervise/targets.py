@@ -1,0 +1,38 @@
+"""Tells Prometheus where the processes of a `serve` are: one file for its file-based discovery."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynamo_vllm.supervise.plan import Process
+
+JOBS = {True: "dynamo-vllm-worker", False: "dynamo-vllm-frontend"}
+"""What the rules in deploy/observability call them; by whether it is a worker."""
+
+
+class Targets:
+    """Written anew whenever a process starts, as its port may be another."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._groups: dict[str, dict[str, Any]] = {}
+
+    def started(self, process: Process, port: int) -> None:
+        url = urlsplit(process.health_url(port))
+        labels = {"job": JOBS[process.is_worker], "process": process.name, "__scheme__": url.scheme}
+        self._groups[process.name] = {"targets": [url.netloc], "labels": labels}
+        self._write()
+
+    def _write(self) -> None:
+        """In one step: Prometheus reads the file as soon as it changes. A full disk must not end a serve."""
+        fresh = self._file.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            fresh.write_text(json.dumps(list(self._groups.values()), indent=2) + "\n")
+            os.replace(fresh, self._file)

@@ -1,0 +1,147 @@
+"""Flags, variables and foreign log lines in the documentation exist, in our code or in what we build on."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import re
+from pathlib import Path
+
+import dynamo
+import pytest
+import vllm
+from docs_site import markdown, pages
+
+from dynamo_vllm.cli import docs
+from dynamo_vllm.config import build
+from harness import messages
+
+PAGES = pages.pages()
+OF_PROGRAMS = {
+    "HF_HOME": "huggingface_hub",
+    "HF_TOKEN": "huggingface_hub",
+    "SSL_CERT_FILE": "OpenSSL",
+    "SSL_CERT_DIR": "OpenSSL",
+    "LD_LIBRARY_PATH": "the loader",
+    "IPC_LOCK": "Linux, a capability",
+}
+"""Variables that no code of ours and none of vLLM or the runtime names."""
+OF_DOCKER = {"--build-arg", "--ipc", "--read-only", "--shm-size", "--tmpfs"}
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w…-])")
+_VARIABLE = re.compile(r"(?<![\w<{/.])[A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9](?![\w…*>.])")
+_OURS = re.compile(r"^(?:[A-Z_0-9]+=\S* )*(?:\.venv/bin/)?(?:dynamo-vllm|make|python scripts/\S+) ")
+
+
+def spoken(page: str) -> list[tuple[str, str]]:
+    """Code that is ours to know: flags and variables alone, and our commands. With where it stands."""
+    text = (pages.ROOT / page).read_text()
+    found = [(f"{page}:{line}", code) for line, code in markdown.code(text)]
+    for block in markdown.blocks(text):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            found.append((f"{page}:{block.line}", re.sub(r"^\S*\$ ", "", line)))
+    return [
+        (place, code)
+        for place, code in found
+        if code.startswith("--") or _OURS.match(code) or re.match(r"[A-Z_0-9]+(?:=\S*)?$", code)
+    ]
+
+
+@functools.cache
+def own_text() -> str:
+    """Everything of this repository that may name a flag or read a variable."""
+    files = [path for folder in ("src", "scripts", "tests", "packages") for path in _sources(folder)]
+    return "\n".join(path.read_text() for path in (*files, pages.ROOT / "Makefile"))
+
+
+def _sources(folder: str) -> list[Path]:
+    here = Path(__file__)
+    return [path for path in (pages.ROOT / folder).rglob("*.py") if path != here]
+
+
+@functools.cache
+def own_options() -> list[build.Declared]:
+    return [item for _, cls, _ in docs.SECTIONS for item in build.declared(cls)]
+
+
+@functools.cache
+def flags() -> frozenset[str]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    ours = {flag for item in own_options() for flag in item.flags}
+    ours |= {flag.replace("--", "--no-", 1) for flag in ours}
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    # vLLM registers a flag under one spelling and takes dashes and underscores alike.
+    theirs = {word.replace("_", "-") for action in parser._actions for word in action.option_strings}
+    return frozenset(ours | theirs | {"--help", "--version"})
+
+
+@functools.cache
+def runtime() -> mmap.mmap:
+    (library,) = (path for place in dynamo.__path__ for path in Path(place).glob("_core*.so"))
+    with library.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def is_in_runtime(text: str) -> bool:
+    return runtime().find(text.encode()) >= 0
+
+
+def is_in_vllm(text: str) -> bool:
+    return any(text in source for source in _vllm_sources())
+
+
+@functools.cache
+def _vllm_sources() -> tuple[str, ...]:
+    root = Path(vllm.__file__).parent
+    parts = ("config", "distributed", "engine", "executor", "multimodal", "platforms", "v1", "worker", "lora")
+    files = [path for part in parts for path in (root / part).rglob("*.py")]
+    return tuple(path.read_text(errors="replace") for path in (*files, *root.glob("*.py")))
+
+
+def variable_exists(name: str) -> bool:
+    return (
+        name in OF_PROGRAMS
+        or name.startswith(("NCCL_", "UCX_", "AWS_"))
+        or any(item.option.env == name for item in own_options())
+        or name in vllm.envs.environment_variables
+        or re.search(rf"\b{name}\b", own_text()) is not None
+        or is_in_runtime(name)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_flags_on_the_page_exist(page: str) -> None:
+    unknown = [
+        f"{place}: {flag}"
+        for place, code in spoken(page)
+        for flag in _FLAG.findall(code)
+        if flag not in flags() | OF_DOCKER and f'"{flag}"' not in own_text()
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_variables_on_the_page_exist(page: str) -> None:
+    unknown = [
+        f"{place}: {name}"
+        for place, code in spoken(page)
+        for name in _VARIABLE.findall(code)
+        if not variable_exists(name)
+    ]
+    assert unknown == []
+
+
+def test_what_does_not_exist_is_not_found() -> None:
+    assert "--no-such-flag" not in flags()
+    assert not variable_exists("DYN_NO_SUCH_VARIABLE")
+    assert not is_in_vllm("no such line in vLLM, none at all")
+
+
+@pytest.mark.parametrize(
+    ("message", "mark"),
+    [found for found in messages.quoted(messages.text()) if found[1] != messages.OURS],
+)
+def test_messages_of_vllm_and_the_runtime_are_theirs(message: str, mark: str) -> None:
+    known = {messages.VLLM: is_in_vllm, messages.RUNTIME: is_in_runtime}[mark]
+    assert [piece for piece in messages.pieces(message) if not known(piece)] == []

@@ -1,0 +1,113 @@
+"""Prefill and decode engines on machines of their own, with NIXL over TCP between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from cpu.pairs import NIXL, prompt, prompts
+from harness.hosts import Host, Hosts, hosts, refusal
+from harness.stack import Stack, Worker, stack
+from harness.waiting import until
+from harness.warm import Zygote
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(refusal() is not None, reason=str(refusal())),
+]
+# To UCX our hosts are one machine, which shares memory and a loopback.
+ONLY_NETWORK = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0"}
+LOST = "dynamo_component_kv_transfers_lost_total"
+CUT_SECONDS = 10.0
+TYPED = openai.InternalServerError  # every 5xx: the client may send the request again
+
+
+class Pair:
+    """Frontend on host a, prefill worker on b, decode worker on c."""
+
+    def __init__(self, places: Hosts, made: Stack, prefill: Worker, decode: Worker) -> None:
+        self.places, self.stack, self.prefill, self.decode = places, made, prefill, decode
+
+    def is_alive(self) -> bool:
+        return all(worker.process.poll() is None for worker in self.stack.workers)
+
+
+@pytest.fixture(scope="module")
+def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with hosts("a", "b", "c") as places, stack(tmp_path_factory.mktemp("hosts")) as made:
+        made.start_frontend("--host", "0.0.0.0", host=places["a"])
+        prefill, decode = (
+            warm.start_worker(made, model, *NIXL, role, env=ONLY_NETWORK, host=places[place])
+            for role, place in (("prefill", "b"), ("decode", "c"))
+        )
+        made.wait_ready(90)
+        yield Pair(places, made, prefill, decode)
+
+
+def text(made: Stack, words: list[int], max_tokens: int = 16) -> str | None:
+    """None for a typed error."""
+    try:
+        answer = made.openai.completions.create(
+            model="tiny",
+            prompt=words,
+            max_tokens=max_tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+    except TYPED:
+        return None
+    return answer.choices[0].text
+
+
+def texts(made: Stack, every: list[list[int]]) -> list[str | None]:
+    with ThreadPoolExecutor(len(every)) as pool:
+        return list(pool.map(lambda words: text(made, words), every))
+
+
+def test_answers_equal_one_engine_on_one_host(pair: Pair, one_worker: Stack) -> None:
+    every = prompts(12, 1200, seed=21)
+    assert texts(pair.stack, every) == texts(one_worker, every)
+    assert pair.decode.metric(LOST) == 0, "every cache came over the network"
+    assert pair.decode.metric("vllm:nixl_num_failed_transfers") == 0
+
+
+@pytest.mark.parametrize("cut", [Host.go_silent, pytest.param(Host.pull_cable, marks=pytest.mark.long)])
+def test_decode_host_cut_off_while_caches_are_fetched(
+    pair: Pair, one_worker: Stack, cut: Callable[[Host], None]
+) -> None:
+    every = [prompt(1500) for _ in range(6)]
+    expected = texts(one_worker, every)
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(texts, pair.stack, every)
+        until("caches to fetch", lambda: pair.decode.metric("dynamo_component_requests_in_flight") > 0, 30)
+        cut(pair.places["c"])
+        time.sleep(CUT_SECONDS)
+        pair.places["c"].restore()
+        began = time.monotonic()
+        until("an answer", lambda: text(pair.stack, every[0], 1) is not None, 60)
+        assert time.monotonic() - began < 10
+        found = answers.result(90)
+    assert all(one in (None, wanted) for one, wanted in zip(found, expected, strict=True))
+    assert pair.is_alive()
+    assert texts(pair.stack, every) == expected
+
+
+@pytest.mark.long
+def test_lost_prefill_host_is_done_without(pair: Pair, one_worker: Stack) -> None:
+    """Runs last: the host does not come back."""
+    every = [prompt(1500) for _ in range(6)]
+    expected = texts(one_worker, every)
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(texts, pair.stack, every)
+        until("prompts", lambda: pair.prefill.metric("dynamo_component_requests_in_flight") > 0, 30)
+        pair.places["b"].lose()
+        found = answers.result(120)
+    assert all(one in (None, wanted) for one, wanted in zip(found, expected, strict=True))
+    until("a decode worker that computes prompts", lambda: text(pair.stack, every[0]) == expected[0], 60)
+    assert texts(pair.stack, every) == expected
+    assert pair.decode.process.poll() is None

@@ -1,0 +1,155 @@
+"""The Dockerfile: pinned, non-root, from files that are there, with the packages of scripts/setup.py."""
+
+from __future__ import annotations
+
+import fnmatch
+import http.server
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm import __version__
+from dynamo_vllm.export.settings import USER
+
+ROOT = Path(__file__).parents[2]
+HEALTHY = ROOT / "deploy" / "docker" / "healthy.py"
+TARGETS = ("cpu", "cuda")
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """By name, with the FROM that begins each."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for word, rest in instructions():
+        if word == "FROM":
+            name = rest.split(" AS ")[1]
+            found[name] = []
+        found[name].append((word, rest))
+    return found
+
+
+def of(stage: str, word: str) -> list[str]:
+    return [rest for found, rest in stages()[stage] if found == word]
+
+
+def in_context(path: Path) -> bool:
+    """Whether .dockerignore lets a file through: the last rule that fits decides."""
+    kept = True
+    name = path.relative_to(ROOT).as_posix()
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if line and not line.startswith("#"):
+            rule = line.removeprefix("!").removeprefix("**/")
+            fits = fnmatch.fnmatch(name, rule) or name.startswith(f"{rule}/")
+            fits = fits or ("**/" in line and any(fnmatch.fnmatch(part, rule) for part in name.split("/")))
+            kept = line.startswith("!") if fits else kept
+    return kept
+
+
+def test_bases_are_pinned() -> None:
+    outside = [rest.split()[0] for word, rest in instructions() if word == "FROM" and ":" in rest.split()[0]]
+    assert len(outside) == 2
+    for image in outside:
+        tag = image.rpartition(":")[2]
+        assert re.search(r"\d+\.\d+\.\d+", tag), f"{image} moves"
+    inside = [rest.split()[0] for word, rest in instructions() if word == "FROM" and ":" not in rest]
+    assert set(inside) <= set(stages())
+
+
+def test_what_is_copied_is_there_and_not_ignored() -> None:
+    copied = [rest for word, rest in instructions() if word == "COPY" and "--from" not in rest]
+    assert copied
+    for rest in copied:
+        for source in shlex.split(rest)[:-1]:
+            path = ROOT / source
+            files = [path] if path.is_file() else list(path.rglob("*.py"))
+            assert files, f"{source} is not there"
+            assert all(in_context(file) for file in files), f"{source} is ignored"
+
+
+def test_nothing_else_is_in_the_context() -> None:
+    others = ("tests/conftest.py", ".git/HEAD", "docs/serve.md", "scripts/test.py", ".venv/x", "src/a/b.pyc")
+    for name in others:
+        assert not in_context(ROOT / name)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_packages_are_those_of_the_setup(target: str) -> None:
+    """One place pins them; pip is called by nobody else."""
+    (run,) = of(f"{target}-build", "RUN")
+    words = shlex.split(run)
+    assert words[-2:] == ["python3", "scripts/setup.py"]
+    assert f"DYNAMO_VLLM_DEVICE={target}" in words
+    assert "DYNAMO_VLLM_TESTS=0" in words
+    assert not [rest for word, rest in instructions() if word == "RUN" and "pip " in rest]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_runs_as_the_user_the_manifests_name(target: str) -> None:
+    assert of(target, "USER") == [f"{USER}:{USER}"]
+    words = [word for word, _ in stages()[target]]
+    assert "RUN" not in words[words.index("USER") :]
+    (made,) = of(target, "RUN")
+    assert f"--uid {USER}" in made
+    assert f"--owner {USER} --group {USER} /models /shared" in made
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_says_what_it_is_and_how_it_is(target: str) -> None:
+    (label,) = of(target, "LABEL")
+    assert f'org.opencontainers.image.version="{__version__}"' in label
+    assert of(target, "ENTRYPOINT") == ['["dynamo-vllm"]']
+    (health,) = of(target, "HEALTHCHECK")
+    assert "/opt/dynamo-vllm/deploy/docker/healthy.py" in health
+    assert f"COPY --from={target}-build /opt/dynamo-vllm /opt/dynamo-vllm" in [
+        f"{word} {rest}" for word, rest in stages()[target]
+    ]
+
+
+def test_apt_leaves_no_lists() -> None:
+    for word, rest in instructions():
+        if word == "RUN" and "apt-get" in rest:
+            assert "--no-install-recommends" in rest
+            assert rest.endswith("rm -rf /var/lib/apt/lists/*")
+
+
+class _Live(http.server.BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/live" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("variable", "status", "code"), [("DYN_SYSTEM_PORT", 200, 0), ("DYN_HTTP_PORT", 503, 1)]
+)
+def test_health_is_what_live_says(variable: str, status: int, code: int) -> None:
+    handler = type("Handler", (_Live,), {"status": status})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        done = subprocess.run([sys.executable, HEALTHY], env={variable: str(server.server_port)}, timeout=30)
+        server.shutdown()
+        thread.join()
+    assert done.returncode == code
+
+
+def test_nobody_there_is_not_healthy() -> None:
+    done = subprocess.run(
+        [sys.executable, HEALTHY], env={"DYN_HTTP_PORT": "1"}, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert "http://127.0.0.1:1/live" in done.stderr

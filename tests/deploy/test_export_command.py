@@ -1,0 +1,253 @@
+"""`dynamo-vllm export`: what it writes, what it says and what it refuses."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dynamo_vllm.cli import main
+from dynamo_vllm.export import text
+
+SERVE = "model: org/model\n"
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {})
+    Path("serve.yaml").write_text(SERVE)
+    return tmp_path
+
+
+def run(*argv: str) -> int:
+    return main.run(["export", *argv])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert run(*argv) == 2
+    return capsys.readouterr().err
+
+
+def test_writes_a_folder_and_says_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("k8s", "--config", "serve.yaml", "-o", "out/new") == 0
+    said = capsys.readouterr()
+    assert (
+        "next: kubectl apply -f out/new/crd.yaml (once per cluster), then kubectl apply -k out/new"
+        in said.out
+    )
+    assert said.err == ""
+    names = {path.name for path in Path("out/new").iterdir()}
+    assert {"crd.yaml", "frontend.yaml", "worker.yaml", "monitoring.yaml", "kustomization.yaml"} <= names
+    for path in Path("out/new").iterdir():
+        assert path.read_text().startswith(
+            "# Made by: dynamo-vllm export k8s --config serve.yaml -o out/new\n"
+        )
+    kustomization = yaml.safe_load(Path("out/new/kustomization.yaml").read_text())
+    assert names - set(kustomization["resources"]) == {"crd.yaml", "monitoring.yaml", "kustomization.yaml"}
+
+
+def test_the_same_twice_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compose", "--config", "serve.yaml", "-o", "one") == 0
+    first = Path("one/compose.yaml").read_text()
+    assert run("compose", "--config", "serve.yaml", "-o", "one", "--force") == 0
+    assert Path("one/compose.yaml").read_text() == first
+
+
+def test_folder_that_is_not_empty_needs_force(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("out/notes.txt").write_text("mine")
+    assert "not empty (notes.txt)" in refused(capsys, "k8s", "--config", "serve.yaml", "-o", "out")
+    assert run("k8s", "--config", "serve.yaml", "-o", "out", "--force") == 0
+    assert Path("out/notes.txt").read_text() == "mine"
+
+
+def test_the_file_itself_may_lie_in_the_folder() -> None:
+    assert run("k8s", "--config", "serve.yaml", "-o", ".") == 0
+    assert Path("serve.yaml").read_text() == SERVE
+
+
+def test_foreign_files_stay_even_with_force(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("out/frontend.yaml").write_text("kind: Mine\n")
+    said = refused(capsys, "k8s", "--config", "serve.yaml", "-o", "out", "--force")
+    assert "out/frontend.yaml was not made by export; move it" in said
+    assert [path.name for path in Path("out").iterdir()] == ["frontend.yaml"]
+
+
+def test_files_of_an_earlier_export_are_named_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("two.yaml").write_text("model: org/model\nworkers: [{role: prefill}, {role: decode}]\n")
+    assert run("k8s", "--config", "two.yaml", "-o", "out") == 0
+    assert run("k8s", "--config", "serve.yaml", "-o", "out", "--force") == 0
+    assert "out/decode.yaml is of an earlier export and not used any more" in capsys.readouterr().err
+    assert text.is_ours(Path("out/decode.yaml"))
+
+
+def test_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").write_text("a file")
+    assert "-o taken" in refused(capsys, "k8s", "--config", "serve.yaml", "-o", "taken")
+
+
+def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("local.yaml").write_text(
+        "model: org/model\nfrontend: {discovery_backend: file, host: 127.0.0.1}\n"
+        "workers:\n- {file_kv: /run/kv, system_port: 9000, admin_token: s3cret, "
+        "env: {CUDA_VISIBLE_DEVICES: '3'}}\n"
+    )
+    assert run("k8s", "--config", "local.yaml", "-o", "out") == 0
+    said = capsys.readouterr().err
+    assert "discovery_backend file is replaced: processes find each other by kubernetes" in said
+    assert "file_kv /run/kv is replaced" in said
+    assert "system_port 9000 is left out" in said
+    assert "CUDA_VISIBLE_DEVICES of a group is left out" in said
+    assert "the value of DYN_VLLM_ADMIN_TOKEN is written nowhere" in said
+    written = "".join(path.read_text() for path in Path("out").iterdir())
+    assert "s3cret" not in written
+    assert "/run/kv" not in written
+    assert "CUDA_VISIBLE_DEVICES" not in written
+    worker = [
+        document
+        for document in yaml.safe_load_all(Path("out/worker.yaml").read_text())
+        if document["kind"] == "Deployment"
+    ][0]
+    env = worker["spec"]["template"]["spec"]["containers"][0]["env"]
+    secret = {"name": "dynamo-vllm-secrets", "key": "DYN_VLLM_ADMIN_TOKEN"}
+    assert {"name": "DYN_VLLM_ADMIN_TOKEN", "valueFrom": {"secretKeyRef": secret}} in env
+
+
+@pytest.mark.parametrize(
+    ("serve", "argv", "said"),
+    [
+        ("workers: [{}]", (), "the file names no model"),
+        ("model: /data/model", (), "--model /data/model is a path of this machine"),
+        ("model: /models/../data", (), "is a path of this machine"),
+        (
+            "model: org/model\nworkers: [{custom_jinja_template: chat.jinja}]",
+            (),
+            "--custom-jinja-template chat.jinja is a path of this machine",
+        ),
+        (
+            "model: org/model\nfrontend: {tls_cert_path: /etc/c.pem, tls_key_path: /etc/k.pem}",
+            (),
+            "--tls-cert-path /etc/c.pem is a path of this machine",
+        ),
+        ("model: org/model\nworkers: [{role: prefill}]", (), "has prefill workers only"),
+        (
+            "model: org/model\nworkers: [{args: [-dp, 4, -dpl, 2, --data-parallel-address, 10.0.0.1]}]",
+            (),
+            "--data-parallel-address 10.0.0.1: in a cluster pods have other addresses",
+        ),
+        (
+            "model: org/model\nworkers: [{args: [-dp, 4, -dpl, 2, --data-parallel-hybrid-lb]}]",
+            (),
+            "--data-parallel-hybrid-lb makes each node a worker of its own",
+        ),
+        ("model: org/model\nworkers: [{headless: true}]", (), "a headless group belongs to a worker"),
+        (
+            "model: org/model\nworkers: [{args: [-tp, 16, --nnodes, 2]}]",
+            ("--operator",),
+            "worker spans 2 nodes: the operator would add flags",
+        ),
+        ("model: org/model\nfrontend: {port: 8080}", ("--operator",), "leads to 8000"),
+        (
+            "model: org/model\nworkers: [{event_plane: nats}]",
+            (),
+            "--event-plane nats needs a server; add --nats nats://HOST:4222",
+        ),
+        ("model: org/model\nfrontend: {port: 80}", (), "frontend: port 80: name one from 1024 on"),
+        ("model: org/model\nfrontend: {port: 0}", (), "--port 0 takes no free port here; name one"),
+        ("model: org/model", ("--max-model-len", "8"), "--max-model-len is no option of export"),
+        ("model: org/model\nworker: []", (), "did you mean 'workers'?"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    serve: str, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("serve.yaml").write_text(serve)
+    assert said in refused(capsys, "k8s", "--config", "serve.yaml", "-o", "out", *argv)
+    assert not Path("out").exists()
+
+
+def test_compose_is_for_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text("model: org/model\nworkers: [{args: [-dp, 4, -dpl, 2]}]")
+    said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out")
+    assert "a worker over 2 nodes is for a cluster" in said
+    said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out", "--operator")
+    assert "are for 'export k8s'" in said
+
+
+def test_gpus_that_a_group_names_are_its_containers(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text(
+        "model: org/model\nworkers:\n"
+        "- env: {CUDA_VISIBLE_DEVICES: '2,3'}\n  args: [--tensor-parallel-size, 2]\n- count: 2\n"
+    )
+    assert run("compose", "--config", "serve.yaml", "-o", "out") == 0
+    assert capsys.readouterr().err == ""
+    services = yaml.safe_load(Path("out/compose.yaml").read_text())["services"]
+    ids = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name, service in services.items()
+        if name.startswith("worker-")
+    ]
+    assert ids == [["2", "3"], ["0"], ["1"]]
+
+
+def test_unknown_kind_and_missing_file_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'helm' is no kind of export; use k8s or compose" in refused(capsys, "helm")
+    assert "--config FILE is missing" in refused(capsys, "k8s", "-o", "out")
+    assert "cannot be read" in refused(capsys, "k8s", "--config", "gone.yaml", "-o", "out")
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    assert "dynamo-vllm export k8s --config serve.yaml -o manifests" in capsys.readouterr().out
+
+
+def test_settings_reach_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (
+        "--name",
+        "chat",
+        "--kube-namespace",
+        "models",
+        "--image",
+        "registry.example/x:1",
+        "--frontends",
+        "3",
+    )
+    more = ("--discovery", "etcd", "--etcd", "http://etcd:2379", "--nats", "nats://nats:4222")
+    size = ("--device", "cpu", "--worker-cpus", "7", "--worker-memory-gb", "9", "--shm-gb", "2")
+    claim = ("--cache-claim", "weights", "--hf-secret", "token")
+    assert run("k8s", "--config", "serve.yaml", "-o", "out", *argv, *more, *size, *claim) == 0
+    assert "next: kubectl apply -k out" in capsys.readouterr().out
+    assert not Path("out/crd.yaml").exists()
+    assert not Path("out/storage.yaml").exists()
+    documents = [d for path in sorted(Path("out").iterdir()) for d in yaml.safe_load_all(path.read_text())]
+    kinds = {(d["kind"], d["metadata"]["name"]): d for d in documents if "metadata" in d}
+    assert not any(kind in ("Role", "RoleBinding") for kind, _ in kinds)
+    assert ("Namespace", "models") in kinds
+    assert all(
+        d["metadata"]["namespace"] == "models" for (kind, _), d in kinds.items() if kind != "Namespace"
+    )
+    assert kinds["Deployment", "chat-frontend"]["spec"]["replicas"] == 3
+    spec = kinds["Deployment", "chat-worker"]["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    (container,) = spec["containers"]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    assert env["ETCD_ENDPOINTS"] == "http://etcd:2379"
+    assert env["DYN_EVENT_PLANE"] == "nats"
+    assert env["NATS_SERVER"] == "nats://nats:4222"
+    assert container["image"] == "registry.example/x:1"
+    assert container["resources"]["requests"] == {"cpu": "7", "memory": "9Gi"}
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec["volumes"]
+        if "models" in volume["name"]
+    ]
+    assert claims == ["weights"]
+
+
+def test_files_can_be_read_by_others() -> None:
+    assert run("compose", "--config", "serve.yaml", "-o", "out") == 0
+    assert Path("out/compose.yaml").stat().st_mode & stat.S_IROTH

@@ -1,0 +1,169 @@
+"""What was exported, read back, is the topology it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from deploy import manifests as read
+from dynamo_vllm.cli import manifests
+from dynamo_vllm.cli.serve import from_file
+from dynamo_vllm.config import topology
+from dynamo_vllm.config.options import ExportOptions
+from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.export import back, compose, k8s, operator, text, workload
+from dynamo_vllm.export.settings import Settings
+from dynamo_vllm.supervise import plan as plans
+
+if TYPE_CHECKING:
+    from deploy.manifests import Document
+    from dynamo_vllm.export.workload import Workloads
+
+EXAMPLES = sorted(manifests.EXAMPLES)
+SERVE_FILES = sorted((read.ROOT / "deploy" / "serve").glob("*.yaml"))
+SETTINGS = Settings(ExportOptions(config="serve.yaml", output="out"))
+
+
+def in_cluster(wanted: Topology, graph: bool = False) -> tuple[Workloads, list[Document]]:
+    found = workload.of_cluster(wanted, "kubernetes")
+    made = operator.files(found, SETTINGS) if graph else k8s.files(found, SETTINGS)
+    return found, [document for documents in made.values() for document in documents]
+
+
+def on_machine(wanted: Topology) -> tuple[Workloads, Document]:
+    found = workload.of_machine(wanted, gpus=True)
+    return found, compose.document(found, SETTINGS)
+
+
+def without_notes(found: Workloads) -> Workloads:
+    """Neither what was said about local settings nor secrets and the wish of an address come back."""
+    workers = tuple(dataclasses.replace(worker, secrets=()) for worker in found.workers)
+    return dataclasses.replace(found, notes=(), host="", workers=workers)
+
+
+def assert_comes_back(wanted: Topology) -> None:
+    found, made = in_cluster(wanted)
+    again, made_again = in_cluster(back.from_kubernetes(made))
+    assert without_notes(again) == without_notes(found)
+    if not any(worker.secrets for worker in found.workers):
+        assert made_again == made
+
+
+def assert_comes_back_from_a_graph(wanted: Topology) -> None:
+    found, made = in_cluster(wanted, graph=True)
+    again, _ = in_cluster(back.from_kubernetes(made), graph=True)
+    assert without_notes(again) == without_notes(found)
+
+
+def assert_comes_back_from_compose(wanted: Topology) -> None:
+    found, made = on_machine(wanted)
+    again, _ = on_machine(back.from_compose(made))
+    assert without_notes(again) == without_notes(found)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_comes_back(example: str) -> None:
+    wanted = from_file(str(read.ROOT / "deploy" / example / "serve.yaml"))
+    assert_comes_back(wanted)
+    if example != "k8s/data-parallel":
+        assert_comes_back_from_a_graph(wanted)
+        assert_comes_back_from_compose(wanted)
+
+
+@pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
+def test_serve_file_comes_back(path: Path) -> None:
+    assert_comes_back(dataclasses.replace(from_file(str(path)), model="org/model"))
+
+
+@pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
+def test_flags_are_those_serve_would_start(path: Path) -> None:
+    wanted = dataclasses.replace(from_file(str(path)), model="org/model")
+    plan = plans.make(wanted, {}, Path("/shared/discovery"), [str(gpu) for gpu in range(8)])
+    served = [process.argv[len(plans.COMMAND) :] for process in plan.processes]
+    found = workload.of_machine(wanted, gpus=True)
+    local = {"--host=0.0.0.0"}
+    assert [worker.args for worker in found.all] == [
+        tuple(word for word in argv if word not in local) for argv in served
+    ]
+
+
+WORDS = some.text(string.ascii_letters + string.digits + " $(){}'\"\\:#-_.,%äß€", min_size=1, max_size=20)
+NAMES = some.text(string.ascii_lowercase, min_size=1, max_size=8)
+
+
+@some.composite
+def groups(draw: some.DrawFn) -> WorkerGroup:
+    options: dict[str, Any] = {}
+    if draw(some.booleans()):
+        options["served_model_name"] = draw(some.lists(NAMES, min_size=1, max_size=3, unique=True))
+    if draw(some.booleans()):
+        options["drain_seconds"] = draw(some.integers(0, 900))
+    if draw(some.booleans()):
+        options["direct_egress"] = draw(some.booleans())
+    if draw(some.booleans()):
+        options["mm_prompt_template"] = "<image>" + draw(WORDS) + "<prompt>"
+        options["enable_multimodal"] = True
+    if draw(some.booleans()):
+        options["admin_token"] = draw(NAMES)
+    if draw(some.booleans()):
+        options["kv_event_port"] = draw(some.integers(20000, 30000))
+    if draw(some.booleans()):
+        options["file_kv"] = "/run/here"
+    args = draw(
+        some.sampled_from([(), ("--tensor-parallel-size", "4"), ("-dp", "8", "-dpl", "4"), ("-tp=2",)])
+    )
+    env = draw(some.dictionaries(NAMES.map(lambda name: f"MY_{name.upper()}"), WORDS, max_size=3))
+    extra = ("--override-generation-config", draw(WORDS)) if draw(some.booleans()) else ()
+    return WorkerGroup(draw(some.integers(1, 3)), options, env, (*args, *extra))
+
+
+def spans_nodes(wanted: Topology) -> bool:
+    return any("-dpl" in group.args for group in wanted.workers)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(some.lists(groups(), min_size=1, max_size=3), some.integers(1024, 60000), some.booleans())
+def test_any_topology_comes_back(made: list[WorkerGroup], port: int, disaggregated: bool) -> None:
+    roles = ["prefill", "decode"] if disaggregated else []
+    more = [WorkerGroup(1, {"disaggregation_mode": role}) for role in roles]
+    alone = [
+        dataclasses.replace(group, options={**group.options, "component": f"part-{number}"})
+        for number, group in enumerate(made)
+    ]
+    wanted = Topology(model="org/model", frontend={"port": port}, workers=(*alone, *more))
+    assert_comes_back(wanted)
+    if not spans_nodes(wanted):
+        assert_comes_back_from_compose(wanted)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(WORDS)
+def test_text_says_what_the_documents_say(word: str) -> None:
+    document = {"args": [word, "8", "no", "1e3", "0o7", "10:30"], "env": {"A": word}}
+    assert yaml.safe_load(text.yaml_text([document], "k8s")) == document
+
+
+def test_a_file_that_was_read_as_yaml_comes_back() -> None:
+    data = yaml.safe_load("""
+        model: org/model
+        frontend: {port: 8080, router: round-robin}
+        workers:
+          - role: encode
+          - {role: prefill, route-to-encoder: true, side_channel_port: 5600}
+          - {role: decode, env: {VLLM_LOGGING_LEVEL: DEBUG, TRICKY: "$(POD_NAME) $$ ${HOME}"}}
+    """)
+    wanted = topology.read(data, "serve.yaml")
+    assert_comes_back(wanted)
+    assert_comes_back_from_compose(wanted)
+    found, made = in_cluster(wanted)
+    assert [worker.name for worker in found.workers] == ["encode", "prefill", "decode"]
+    assert "$$(POD_NAME) $$ ${HOME}" in str(made)
+    claims = [d["metadata"]["name"] for d in made if d["kind"] == "PersistentVolumeClaim"]
+    assert claims == ["dynamo-vllm-models", "dynamo-vllm-embeddings"]

@@ -1,0 +1,159 @@
+"""One trace of a request over frontend, prefill and decode, received by a real receiver."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.otlp import Receiver, Span, receiver
+from harness.stack import Stack, free_port, stack
+from harness.waiting import until
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+FRONTEND, PREFILL, DECODE = "dynamo-vllm-frontend", "dynamo-vllm-prefill", "dynamo-vllm-decode"
+WORKER = "worker.generate"
+FAILS = 601
+ALL = ((FRONTEND, "http-request"), (PREFILL, WORKER), (DECODE, WORKER))
+pytestmark = pytest.mark.timeout(120)
+
+
+class Traced:
+    def __init__(self, deployment: Stack, at: Receiver) -> None:
+        self.deployment, self.at = deployment, at
+
+    def ask(self, headers: dict[str, str], prompt: int = 20, max_tokens: int = 8) -> httpx.Response:
+        body = {"model": "tiny", "prompt": [prompt] * 20, "max_tokens": max_tokens}
+        return self.deployment.post("/v1/completions", body, headers=headers)
+
+    def traces(self) -> set[str]:
+        """Of requests whose decode span has come."""
+        return {span.trace for span in self.at.spans() if (span.service, span.name) == (DECODE, WORKER)}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["grpc", pytest.param("http/protobuf", marks=pytest.mark.long)],
+    ids=["grpc", "http"],
+)
+def traced(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> Iterator[Traced]:
+    folder = tmp_path_factory.mktemp("traced")
+    spec = {"vocab_size": 1000, "token_ms": 5, "prefill_ms": 30, "fail_on_token": FAILS}
+    with pytest.MonkeyPatch.context() as patch, receiver(folder) as at, stack(folder) as deployment:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        url = at.grpc if request.param == "grpc" else at.http
+        sends = ("--otlp-endpoint", url, "--otlp-protocol", request.param)
+        fake = (
+            "--model",
+            str(model),
+            "--served-model-name",
+            "tiny",
+            "--engine",
+            "fake",
+            "--connector",
+            "nixl",
+        )
+        fake += ("--fake-engine", json.dumps(spec), "--log-level", "debug", *sends)
+        deployment.start_frontend(*sends)
+        for role in ("decode", "prefill"):
+            deployment.start_worker(*fake, "--disaggregation-mode", role)
+        deployment.wait_ready()
+        made = Traced(deployment, at)
+        until("prefill workers in use", lambda: goes_over_prefill(made))
+        yield made
+
+
+def goes_over_prefill(made: Traced) -> bool:
+    body = {"model": "tiny", "prompt": [999], "max_tokens": 1, "nvext": {"extra_fields": ["worker_id"]}}
+    reply = made.deployment.post("/v1/completions", body).json()
+    return "prefill_worker_id" in reply.get("nvext", {}).get("worker_id", {})
+
+
+def chain(spans: list[Span], leaf: Span) -> list[Span]:
+    """From a span up to the first of its trace that was received."""
+    by_id = {span.span: span for span in spans}
+    found = [leaf]
+    while found[-1].parent in by_id:
+        found.append(by_id[found[-1].parent])
+    return found
+
+
+def test_callers_trace_goes_through_frontend_prefill_and_decode(traced: Traced) -> None:
+    assert traced.ask({"traceparent": f"00-{TRACE}-{CALLER}-01"}).status_code == 200
+    spans = traced.at.wait(TRACE, *ALL)
+    for service in (PREFILL, DECODE):
+        (mine,) = [span for span in spans if (span.service, span.name) == (service, WORKER)]
+        above = chain(spans, mine)
+        assert [span.service for span in above] == [service] * 2 + [FRONTEND] * (len(above) - 2)
+        assert above[1].name == "handle_payload" and above[-1].name == "http-request"
+        assert above[-1].parent == CALLER
+        phases = {span.name for span in spans if span.parent == mine.span}
+        assert phases == {"worker.first_token"} | ({"worker.further_tokens"} if service == DECODE else set())
+        assert not mine.failed
+
+
+def test_spans_say_what_was_done(traced: Traced) -> None:
+    trace = TRACE.replace("0af", "0af1")[:32]
+    assert traced.ask({"traceparent": f"00-{trace}-{CALLER}-01"}).status_code == 200
+    spans = traced.at.wait(trace, *ALL)
+    found = {span.service: span for span in spans if span.name == WORKER}
+    prefill, decode = found[PREFILL].attributes, found[DECODE].attributes
+    assert (prefill["dynamo_vllm.role"], decode["dynamo_vllm.role"]) == ("prefill", "decode")
+    assert prefill["dynamo_vllm.transfer"] == "handed over" and decode["dynamo_vllm.transfer"] == "asked for"
+    assert (prefill["gen_ai.usage.output_tokens"], decode["gen_ai.usage.output_tokens"]) == (1, 8)
+    assert decode["gen_ai.usage.input_tokens"] == 20 and decode["dynamo_vllm.cached_tokens"] == 19
+    assert decode["dynamo_vllm.finish_reason"] == "length"
+    assert 0.03 <= prefill["dynamo_vllm.first_token_seconds"] <= found[PREFILL].seconds
+    assert decode["gen_ai.request.model"] == "tiny"
+
+
+def test_without_a_header_there_is_one_new_trace(traced: Traced) -> None:
+    before = traced.traces()
+    assert traced.ask({}).status_code == 200
+    (trace,) = until("its decode span", lambda: traced.traces() - before, 30)
+    spans = traced.at.wait(trace, *ALL)
+    (first,) = [span for span in spans if not span.parent]
+    assert first.name == "http-request"
+    assert {span.service for span in spans} == {FRONTEND, PREFILL, DECODE}
+
+
+def test_failure_is_in_the_trace_and_its_id_in_the_log(traced: Traced) -> None:
+    trace = "f" * 32
+    assert traced.ask({"traceparent": f"00-{trace}-{CALLER}-01"}, prompt=FAILS).status_code == 500
+    spans = traced.at.wait(trace, (PREFILL, WORKER))
+    (failed,) = [span for span in spans if (span.service, span.name) == (PREFILL, WORKER)]
+    assert failed.failed and failed.attributes["error.type"] == "HttpError"
+    log = traced.deployment.workers[1].log.read_text()
+    request = failed.attributes["dynamo_vllm.request_id"]
+    assert re.search(rf"ERROR .* request {request}: .* trace_id={trace}\n", log)
+
+
+def test_trace_that_its_caller_does_not_record_is_not_sent(traced: Traced) -> None:
+    trace = "e" * 32
+    assert traced.ask({"traceparent": f"00-{trace}-{CALLER}-00"}).status_code == 200
+    after = "d" * 32
+    assert traced.ask({"traceparent": f"00-{after}-{CALLER}-01"}).status_code == 200
+    traced.at.wait(after, *ALL)
+    assert not traced.at.of_trace(trace)
+
+
+@pytest.mark.long
+def test_receiver_that_is_gone_holds_nothing_up(tmp_path: Path, model: Path) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with stack(tmp_path) as deployment:
+        deployment.start_frontend("--otlp-endpoint", nobody)
+        words = ("--model", str(model), "--served-model-name", "tiny", "--engine", "fake")
+        worker = deployment.start_worker(*words, "--otlp-endpoint", nobody)
+        deployment.wait_ready()
+        for _ in range(3):
+            body = {"model": "tiny", "prompt": [20], "max_tokens": 2}
+            assert deployment.post("/v1/completions", body).status_code == 200
+        worker.signal(signal.SIGTERM)
+        assert worker.process.wait(8) == 0
