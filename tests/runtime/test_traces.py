@@ -110,7 +110,7 @@ def test_spans_say_what_was_done(traced: Traced) -> None:
     assert (prefill["gen_ai.usage.output_tokens"], decode["gen_ai.usage.output_tokens"]) == (1, 8)
     assert decode["gen_ai.usage.input_tokens"] == 20 and decode["dynamo_vllm.cached_tokens"] == 19
     assert decode["dynamo_vllm.finish_reason"] == "length"
-    assert 0.03 <= prefill["dynamo_vllm.first_token_seconds"] <= found[PREFILL].seconds
+    assert 0.02 <= prefill["dynamo_vllm.first_token_seconds"] <= found[PREFILL].seconds
     assert decode["gen_ai.request.model"] == "tiny"
 
 
