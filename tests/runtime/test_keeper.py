@@ -18,6 +18,8 @@ from harness.stack import free_port
 
 LEASE = 0x5E95A1E124248908
 ENTRIES = {b"v1/instances/a": b'{"a": 1}', b"v1/mdc/\xff": b""}
+MANY = {f"v1/mdc/adapter-{number}".encode(): b"{}" for number in range(250)}
+"""More than etcd takes in one transaction."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,15 @@ async def test_lost_lease_comes_back_with_its_number_time_and_entries(server: Se
         assert found is not None
         assert (found.granted_seconds, found.keys) == (60, ENTRIES.keys())
         assert await client.values(ENTRIES) == ENTRIES
+
+
+async def test_many_entries_come_back(server: Server) -> None:
+    async with registered(server) as (client, keeper):
+        await client.put(MANY, LEASE)
+        await keeper.look()
+        await client.revoke(LEASE)
+        await keeper.look()
+        assert await client.values([*MANY, *ENTRIES]) == MANY | ENTRIES
 
 
 async def test_what_the_process_took_out_itself_stays_out(server: Server) -> None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dynamo_vllm.config.planes import EtcdAccess
 
 SECONDS = 3.0
+MOST_OPERATIONS = 100
+"""In one transaction; etcd takes 128 unless told otherwise."""
 _UNAUTHENTICATED = 401
 
 
@@ -57,19 +59,20 @@ class Etcd:
         await self._ask("lease/revoke", {"ID": str(number)})
 
     async def values(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        asked = [{"requestRange": {"key": _text(key)}} for key in keys]
-        found = await self._ask("kv/txn", {"success": asked}) if asked else {}
-        entries = [kv for one in found.get("responses", ()) for kv in one["response_range"].get("kvs", ())]
-        return {base64.b64decode(kv["key"]): base64.b64decode(kv.get("value", "")) for kv in entries}
+        entries: dict[bytes, bytes] = {}
+        for some in _batches([{"requestRange": {"key": _text(key)}} for key in keys]):
+            found = await self._ask("kv/txn", {"success": some})
+            for kv in (kv for one in found["responses"] for kv in one["response_range"].get("kvs", ())):
+                entries[base64.b64decode(kv["key"])] = base64.b64decode(kv.get("value", ""))
+        return entries
 
     async def put(self, entries: Mapping[bytes, bytes], lease: int) -> None:
-        """All of them or none."""
         told = [
             {"requestPut": {"key": _text(key), "value": _text(value), "lease": str(lease)}}
             for key, value in entries.items()
         ]
-        if told:
-            await self._ask("kv/txn", {"success": told})
+        for some in _batches(told):
+            await self._ask("kv/txn", {"success": some})
 
     async def delete(self, key: bytes) -> None:
         await self._ask("kv/deleterange", {"key": _text(key)})
@@ -118,6 +121,11 @@ def _read(answer: httpx.Response) -> dict[str, Any]:
     if answer.status_code != 200:
         raise EtcdError(f"etcd refused: {found.get('message') or found.get('error') or answer.status_code}")
     return found
+
+
+def _batches(operations: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    for start in range(0, len(operations), MOST_OPERATIONS):
+        yield operations[start : start + MOST_OPERATIONS]
 
 
 def _text(data: bytes) -> str:
