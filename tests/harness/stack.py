@@ -189,7 +189,11 @@ class Stack:
         return worker
 
     def _start(
-        self, name: str, args: Sequence[str], env: Mapping[str, str] | None, host: Host | None
+        self,
+        name: str,
+        args: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        host: Host | None = None,
     ) -> Process:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(

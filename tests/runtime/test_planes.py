@@ -214,21 +214,6 @@ def was_restored(worker: Any) -> bool:
     return "etcd had lost this process" in worker.log.read_text()
 
 
-def test_lease_that_ran_out_is_there_again(every: Planes, cluster: Stack) -> None:
-    """As after a link that was cut for longer than the lease."""
-    leases = [one["instance_id"] for one in cluster.instances()]
-    lines = [worker.log.read_text().count("etcd had lost") for worker in cluster.workers]
-    for lease in leases:
-        httpx.post(f"{every.servers['etcd'].url}/v3/lease/revoke", json={"ID": str(lease)}).raise_for_status()
-    until(
-        "both to be back",
-        lambda: [w.log.read_text().count("etcd had lost") for w in cluster.workers] == [n + 1 for n in lines],
-        10,
-    )
-    until("answers", lambda: is_answered(cluster), 10)
-    assert sorted(one["instance_id"] for one in cluster.instances()) == sorted(leases)
-
-
 def test_drained_worker_is_out_of_etcd_at_once(every: Planes, cluster: Stack) -> None:
     leaving = cluster.workers.pop()
     leaving.process.terminate()  # type: ignore[attr-defined]
