@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "deploy")
-AT_ONCE = {"unit": ("-n", "auto")}
-"""The tiers below start processes that would take the processor from each other."""
+TWO = ("-n", "2", "--dist", "loadfile")
+AT_ONCE = {"unit": ("-n", "auto"), "runtime": TWO, "cpu": TWO}
+"""The tests of a file share what it starts. Much of their time is waiting: two at a time fill two cores."""
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """Packages of this repository have tests of their own."""
 NO_TESTS = 5  # pytest's exit status
