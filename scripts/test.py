@@ -12,8 +12,11 @@ from pathlib import Path
 
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "deploy")
 TWO = ("-n", "2", "--dist", "loadfile")
-AT_ONCE = {"unit": ("-n", "auto"), "runtime": TWO, "cpu": TWO}
-"""The tests of a file share what it starts. Much of their time is waiting: two at a time fill two cores."""
+AT_ONCE = {"unit": ("-n", "auto"), "runtime": TWO, "deploy": ("-n", "auto")}
+"""Engines would take the processor from each other; without them much of the time is waiting.
+
+The tests of a file share what it starts.
+"""
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """Packages of this repository have tests of their own."""
 NO_TESTS = 5  # pytest's exit status

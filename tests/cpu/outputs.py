@@ -7,11 +7,14 @@ from typing import Any
 
 
 def one_by_one(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """An output for each token: on a busy machine vLLM hands over several at once."""
+    """An output for each token: on a busy machine vLLM hands over several at once.
+
+    Cached tokens count in the last one, as in a client's usage.
+    """
     found: list[dict[str, Any]] = []
     for output in outputs:
         tokens = output["token_ids"]
         early = {**output, "finish": None, "stop_reason": None, "finished": False}
         found += [{**early, "token_ids": [token]} for token in tokens[:-1]]
         found.append({**output, "token_ids": tokens[-1:]})
-    return found
+    return [{**output, "cached_tokens": None} for output in found[:-1]] + found[-1:]

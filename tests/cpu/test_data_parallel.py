@@ -86,6 +86,7 @@ def test_drain_lets_both_ranks_finish(fresh: Stack) -> None:
     assert worker.process.wait(20) == 0
 
 
+@pytest.mark.long
 def test_stopped_rank_takes_the_worker_out_of_service_while_the_other_works(fresh: Stack) -> None:
     worker, stopped = fresh.workers[0], core(fresh.workers[0], 1)
     stopped.suspend()

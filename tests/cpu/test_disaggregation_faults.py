@@ -145,6 +145,7 @@ def test_prefill_worker_killed_with_requests_in_every_stage(pair: Pairs, one_wor
         pair.replace("prefill")
 
 
+@pytest.mark.long
 def test_prefill_worker_killed_after_the_transfer(pair: Pairs, one_worker: Stack) -> None:
     for _ in range(ROUNDS):
         asked = prompt(400)

@@ -51,6 +51,7 @@ def test_repetition(found: dict[str, Any]) -> None:
     assert found["after"] == found["before"]
 
 
+@pytest.mark.long
 def test_moved(found: dict[str, Any]) -> None:
     assert len(found) == 7
     for name, tokens in found.items():

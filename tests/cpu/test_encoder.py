@@ -95,7 +95,7 @@ WIDE = "qwen2.5-vl"
 once = pytest.mark.parametrize("split", [WIDE], indirect=True)
 
 
-@pytest.fixture(scope="module", params=[WIDE, "llava"])
+@pytest.fixture(scope="module", params=[WIDE, pytest.param("llava", marks=pytest.mark.long)])
 def split(
     request: pytest.FixtureRequest, warm: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Split]:

@@ -105,6 +105,7 @@ def test_fifty_loads_at_once_are_one(workers: Stack, adapters: dict[str, Path]) 
     assert worker.log.read_text().count("adapter many: loaded from") == 1
 
 
+@pytest.mark.long
 def test_unload_under_traffic_disturbs_nobody_else(
     both: Stack, adapters: dict[str, Path], expected: Expected
 ) -> None:

@@ -113,6 +113,7 @@ def test_salted_prompt_goes_where_it_is_cached_and_counts_for_no_other(two: Stac
         assert asked(0, salt)[1:] == (0, 0.0)
 
 
+@pytest.mark.long
 def test_commands_need_the_token_and_change_real_workers(
     two: Stack, adapters: dict[str, Path], expected: Expected
 ) -> None:
@@ -139,6 +140,7 @@ def test_commands_need_the_token_and_change_real_workers(
     assert_equal(answers(two, "a", "b"), expected)
 
 
+@pytest.mark.long
 def test_killed_worker_in_mid_stream(
     two: Stack, warm: Zygote, model: Path, adapters: dict[str, Path]
 ) -> None:

@@ -142,7 +142,7 @@ def test_killed_worker_ends_the_headless_node(two_ranks: Nodes) -> None:
     ("number", "ends", "code_of_worker", "code_of_other"),
     [
         (signal.SIGKILL, "other", 3, -signal.SIGKILL),
-        (signal.SIGTERM, "worker", 0, 3),
+        pytest.param(signal.SIGTERM, "worker", 0, 3, marks=pytest.mark.long),
     ],
 )
 def test_shards_on_two_nodes_answer_like_one_and_end_together(
@@ -159,6 +159,7 @@ def test_shards_on_two_nodes_answer_like_one_and_end_together(
     assert survivors(below, 5) == []
 
 
+@pytest.mark.long
 def test_shards_in_one_worker_answer_like_one_and_end_with_it_when_it_is_killed(
     warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
 ) -> None:

@@ -100,6 +100,7 @@ def test_streamed_answer_and_usage(made: Stack, embed: Any) -> None:
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (200, 40, 240)
 
 
+@pytest.mark.long
 def test_beside_plain_requests(made: Stack, embed: Any) -> None:
     every = prompts(12, 600, seed=11)
     asked = [shape for ids in every for shape in (ids, embed(ids))]

@@ -76,6 +76,7 @@ def test_only_worker_asleep_gives_503_and_wakes_with_the_same_answer(
         assert stream_text(made, 3) == before
 
 
+@pytest.mark.long
 def test_asleep_longer_than_a_hang_takes_to_be_seen_is_not_unwell(
     warm: Zygote, model: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_asleep_longer_than_a_hang_takes_to_be_seen_is_not_unwell(
         assert "taken out of service" not in worker.log.read_text()
 
 
+@pytest.mark.long
 def test_paused_request_goes_on_after_resume(warm: Zygote, model: Path, tmp_path: Path) -> None:
     with stack(tmp_path) as made:
         made.start_frontend()
@@ -132,6 +134,7 @@ def test_cleared_cache_is_cold(one_worker: Stack) -> None:
     assert ask() == (first[0], 0)
 
 
+@pytest.mark.long
 def test_profile_is_written(warm: Zygote, model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
     plain = {"torch_profiler_with_stack": False, "ignore_frontend": True}  # stacks take vLLM a minute

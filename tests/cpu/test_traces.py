@@ -35,7 +35,9 @@ def pair(
             yield made
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": 1}], ids=["direct egress", "the long way"])
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({"logprobs": 1}, marks=pytest.mark.long)], ids=["direct egress", "the long way"]
+)
 def test_engines_tell_what_they_did_below_the_workers_span(
     pair: Pairs, at: Receiver, more: dict[str, int]
 ) -> None:

@@ -184,6 +184,7 @@ def test_interrupt_ends_everything(serving: Serving) -> None:
         serving.stack.openai.models.list()
 
 
+@pytest.mark.long
 def test_killed_worker_takes_its_engine_along(tmp_path: Path) -> None:
     """Without a supervisor: vLLM alone would leave the engine core running."""
     from dynamo_vllm.models.tiny import make_tiny_model
