@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.errors import ConfigError, DynamoVllmError
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -102,7 +102,9 @@ def get(url: str, timeout: float, headers: dict[str, str] | None = None) -> byte
     place = f"{parts.scheme}://{parts.netloc}"
     # A proxy of the environment must not swallow what is meant for this machine.
     try:
-        reply = httpx.get(url, timeout=timeout, headers=headers, trust_env=parts.hostname not in _LOOPBACK)
+        reply = httpx.get(
+            url, timeout=timeout, headers=headers, trust_env=parts.hostname not in LOOPBACK_HOSTS
+        )
     except httpx.ConnectError as exc:
         raise Unmeasurable(f"nothing answers at {place} ({exc}); start the server or give its URL") from None
     except httpx.TimeoutException:

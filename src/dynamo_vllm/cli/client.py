@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dynamo_vllm.config.runtime_env import LOOPBACK
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.errors import ConfigError, DynamoVllmError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Client:
 
         self.url = base(url)
         # A proxy of the environment must not swallow what is meant for this machine.
-        trust_env = urlsplit(self.url).hostname not in LOOPBACK
+        trust_env = urlsplit(self.url).hostname not in LOOPBACK_HOSTS
         self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=trust_env)
 
     def get(self, path: str) -> httpx.Response:

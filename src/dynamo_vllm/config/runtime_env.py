@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _SYSTEM_PORT = "DYN_SYSTEM_PORT"
 _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 _THREADS = "DYN_RUNTIME_NUM_WORKER_THREADS"
 # The runtime writes two INFO lines per request, and an ERROR for every probe of a worker that is not ready;
 # an operator wants them when debugging only.
@@ -103,7 +103,7 @@ def hosts(options: ReachOptions) -> dict[str, str]:
     if not options.bind_host:
         return {}
     found = dict.fromkeys(_HOSTS, options.bind_host)
-    if options.bind_host in LOOPBACK:
+    if options.bind_host in LOOPBACK_HOSTS:
         # NIXL's network transport takes any device, also one that goes away; shared memory is none.
         found["UCX_NET_DEVICES"] = "lo"
     return found

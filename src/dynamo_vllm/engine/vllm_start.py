@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
-from dynamo_vllm.config.runtime_env import LOOPBACK
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine import ports
 from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_with_parent
 from dynamo_vllm.errors import ConfigError, StartError
@@ -80,7 +80,7 @@ def set_environment(settings: EngineSettings) -> None:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
-    if settings.side_channel_host in LOOPBACK:
+    if settings.side_channel_host in LOOPBACK_HOSTS:
         # NIXL's network transport listens on every device; shared memory and GPU links are none.
         wanted["UCX_NET_DEVICES"] = "lo"
     if (names := plugins(with_omni=settings.omni)) is not None:
