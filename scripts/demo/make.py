@@ -26,9 +26,9 @@ import torch
 from demo import card, corpus, export, install, lora, score, tokenizer
 from demo.generator.mix import HELD_OUT, held_out
 from demo.generator.styles import STYLES, Style
+from demo.image import card as image_card
 from demo.image import export as image_export
 from demo.image import make as image
-from demo.image import omni as image_omni
 from demo.image import score as image_score
 from demo.image import served as image_served
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
@@ -43,12 +43,12 @@ from demo.vision.train import train as train_vision
 
 @dataclass(frozen=True)
 class Size:
-    """How big everything is."""
+    """How big everything is; with the time limits all models take less than half an hour on one H200."""
 
     shape: Shape = Shape()
     examples: int = 1_500_000
     tokenizer_examples: int = tokenizer.EXAMPLES
-    plan: Plan = Plan()
+    plan: Plan = Plan(minutes=8)
     adapter_examples: int = 60_000
     adapter_plan: Plan = Plan(
         steps=500,
@@ -64,7 +64,7 @@ class Size:
     talks: int = 100_000
     """Conversations of demo-chat that demo-vision is trained on too."""
     vision_plan: Plan = Plan(
-        steps=6000, step_tokens=65_536, batch_tokens=16_384, rate=1e-3, warm_up=200, report_every=100
+        steps=6000, step_tokens=147_456, batch_tokens=49_152, rate=1e-3, warm_up=200, minutes=6.2
     )
     scored: int = 1000
     answer_tokens: int = score.MAX_TOKENS
@@ -117,7 +117,8 @@ def main(argv: Sequence[str]) -> int:
         for style in (STYLES[name] for name in options.styles or STYLES):
             make_adapter(options.out, style, size, options.seed, device, command)
     if options.step in ("all", "vision"):
-        make_vision(options.out, size, options.seed, device, command)
+        earlier = options.start if options.step == "vision" else None
+        make_vision(options.out, size, options.seed, device, command, earlier)
     if options.step in ("all", "image"):
         image.make_image(options.out, _image_size(options), options.seed, device, command)
     print(f"done in {time.monotonic() - began:.0f} s: {options.out}", flush=True)
@@ -191,13 +192,15 @@ def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, co
     return folder
 
 
-def make_vision(out: Path, size: Size, seed: int, device: str, command: str) -> Path:
-    """demo-vision on top of the demo-chat in `out`, with its card."""
+def make_vision(
+    out: Path, size: Size, seed: int, device: str, command: str, start: Path | None = None
+) -> Path:
+    """demo-vision on top of the demo-chat in `out`, with its card; or from the weights of an earlier one."""
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(seed)
     chat, cutter = export.load_model(out / "demo-chat")
-    model, grown = vision_export.on_top_of(chat, cutter, size.tower)
-    model = model.to(device)
+    model, grown = vision_export.load(start) if start else vision_export.on_top_of(chat, cutter, size.tower)
+    model = model.to(device).train()
     print(f"{parameters(model) / 1e6:.2f} M parameters on {device}", flush=True)
     rows = _timed(
         "pictures",
@@ -205,7 +208,7 @@ def make_vision(out: Path, size: Size, seed: int, device: str, command: str) -> 
     )
     talk = _timed("talk", lambda: corpus.build(cutter, seed, size.talks))
     plan = dataclasses.replace(size.vision_plan, seed=seed)
-    alone, curve = train_vision(model, rows, talk, plan)
+    tower, curve = train_vision(model, rows, talk, plan, tower_sees=bool(start))
     folder = vision_export.save(model, grown, out / "demo-vision")
     exported, _ = vision_export.load(folder, device)
     ask = vision_score.in_torch(exported, grown, max_tokens=min(size.answer_tokens, vision_score.MAX_TOKENS))
@@ -215,9 +218,13 @@ def make_vision(out: Path, size: Size, seed: int, device: str, command: str) -> 
     talks = score.in_torch(exported.language_model, grown, max_tokens=size.answer_tokens)
     scores += _timed("scores of talk", lambda: score.score(talks, max(2, size.scored // 5)))
     _tell(scores[len(HELD_OUT_PICTURES) :])
+    if start:
+        before = start.parent / f"{start.name}.json"
+        tower = Curve(**json.loads(before.read_bytes())["tower_curve"])
+        command, curve = _after(before, command, curve)
     record = out / "demo-vision.json"
-    _record(record, exported, plan, len(rows.data) + len(talk), curve, scores, command, alone)
-    card.write(out / "demo-vision.json", folder)
+    _record(record, exported, plan, len(rows.data) + len(talk), curve, scores, command, tower)
+    card.write(record, folder)
     return folder
 
 
@@ -314,12 +321,19 @@ def _scores_of_pictures(options: argparse.Namespace) -> list[score.Score]:
 
 
 def _score_image(options: argparse.Namespace) -> int:
-    if options.omni:
-        scores = image_omni.score(options.folder, options.count, image_score.SETTINGS)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    pipeline = image_export.load(options.folder, device)
+    if options.url:
+        scores = image_served.score(options.url, options.model, options.count, image_score.SETTINGS)
     else:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        scores = image_score.score(image_export.load(options.folder, device), options.count)
+        scores = image_score.score(pipeline, options.count)
     image.tell(scores)
+    if options.record:
+        found = json.loads(options.record.read_bytes())
+        found["scores"] = [dataclasses.asdict(one) for one in scores]
+        found["scored"] = "over HTTP" if options.url else "in torch"
+        _write(options.record, found)
+        image_card.write(options.record, options.folder, pipeline)
     return int(any(one.share() < image_score.NEEDED for one in scores))
 
 
@@ -365,7 +379,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         step.add_argument("--steps", type=int)
         step.add_argument("--minutes", type=float, help="time limit of training (with `all`: of demo-chat)")
         step.add_argument("--rate", type=float, help="highest learning rate")
-        step.add_argument("--start", type=Path, help="demo-chat begins with the weights of this folder")
+        step.add_argument("--start", type=Path, help="begin with the weights of this folder (chat, vision)")
         step.add_argument("--styles", nargs="*", choices=tuple(STYLES), help="adapters to make (all)")
         step.add_argument("--unscored", action="store_true", help="leave scores to `score --record`")
         step.add_argument("--no-compile", action="store_true", help="without torch.compile")
@@ -374,7 +388,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     step = steps.add_parser("score-image", help="held-out scores of a demo-image folder")
     step.add_argument("folder", type=Path)
     step.add_argument("--count", type=int, default=200, help="prompts per setting")
-    step.add_argument("--omni", action="store_true", help="drawn by vLLM-Omni, which must be installed")
+    step.add_argument("--url", help="of a running server that draws them")
+    step.add_argument("--model", default="demo-image", help="its name there")
+    step.add_argument("--record", type=Path, help="JSON of its making: keep the scores there and in its card")
     step = steps.add_parser("draw", help="a sheet of pictures from a running server, for the documentation")
     step.add_argument("--url", default="http://127.0.0.1:8000/v1")
     step.add_argument("--model", default="demo-image", help="its name there")

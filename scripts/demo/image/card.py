@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from demo.card import curve
 from demo.image.pipeline import STEPS, Pipeline
-from demo.image.score import ALL, NEEDED, ImageScore, table
+from demo.image.score import ASKED, FIGURE, NEEDED, ImageScore, table
 
 SHEET = (
     "a red circle on white",
@@ -55,8 +55,9 @@ MAKING = """\
 """
 SCORES = """\
 ## Scores
-Prompts with wordings and figures (colour, shape and background together) that are never trained on. What a
-picture shows is measured by geometry, not by a network. Needed: {needed:.0%} of {all}.
+Drawn {how} from prompts with wordings and figures (colour, shape and background together) that are never
+trained on. What a picture shows is measured by geometry, not by a network. Needed: {needed:.0%} of "{asked}",
+which is {traits} together. A size or place that the prompt does not name must not show either.
 
 {table}
 """
@@ -88,7 +89,13 @@ def write(record: Path, folder: Path, pipeline: Pipeline) -> Path:
                 captions=captions,
             ),
             MAKING.format(**found, **_runs(found)),
-            SCORES.format(needed=NEEDED, all=ALL, table=table(scores)),
+            SCORES.format(
+                how=found.get("scored", "in torch"),
+                needed=NEEDED,
+                asked=ASKED,
+                traits=", ".join(FIGURE),
+                table=table(scores),
+            ),
             LIMITS.format(side=pipeline.side, length=length),
         )
     )

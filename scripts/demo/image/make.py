@@ -37,7 +37,6 @@ class ImageSize:
     settings: tuple[tuple[int, float], ...] = score.SETTINGS
 
 
-FULL = ImageSize()
 SMOKE = ImageSize(
     shapes=TINY,
     prompts=300,
@@ -58,6 +57,9 @@ def with_limit(size: ImageSize, minutes: float | None) -> ImageSize:
         autoencoder=dataclasses.replace(size.autoencoder, minutes=minutes * AUTOENCODER_TIME),
         diffusion=dataclasses.replace(size.diffusion, minutes=minutes * (1 - AUTOENCODER_TIME)),
     )
+
+
+FULL = with_limit(ImageSize(), 6)
 
 
 def make_image(out: Path, size: ImageSize, seed: int, device: str, command: str) -> Path:

@@ -55,18 +55,20 @@ def paint(figures: Tensor, background: Tensor, size: int, *, varied: bool = True
     return picture.round().clamp(0, 255).to(torch.uint8)
 
 
-def centres(figures: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Shape and colour of the figure whose centre a patch has, counted from 1; [N, side * side]."""
+def centres(figures: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Shape, colour and field of the figure whose centre a patch has, counted from 1; [N, side * side]."""
     count = len(figures)
     shape, colour = figures[..., 0], figures[..., 1]
     column, row = ((figures[..., at] * side).long().clamp(0, side - 1) for at in (2, 3))
     there = shape >= 0
     # One place more, for figures that are not there.
     place = torch.where(there, row * side + column, side * side)
-    found = torch.zeros(2, count, side * side + 1, dtype=torch.long, device=figures.device)
-    shapes = found[0].scatter(1, place, (shape + 1).long())
-    colours = found[1].scatter(1, place, (colour + 1).long())
-    return shapes[:, :-1], colours[:, :-1]
+    right, down = ((figures[..., at] * 3).long().clamp(0, 2) for at in (2, 3))
+    nothing = torch.zeros(count, side * side + 1, dtype=torch.long, device=figures.device)
+    shapes, colours, fields = (
+        nothing.scatter(1, place, (kind + 1).long())[:, :-1] for kind in (shape, colour, down * 3 + right)
+    )
+    return shapes, colours, fields
 
 
 @functools.cache

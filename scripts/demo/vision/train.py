@@ -41,20 +41,25 @@ class Spotter(nn.Module):
         super().__init__()
         self.shape = nn.Linear(width, len(SHAPES) + 1)
         self.colour = nn.Linear(width, len(COLOURS) + 1)
+        self.field = nn.Linear(width, 9 + 1)
 
     def loss(self, patches: Tensor, figures: Tensor, side: int) -> Tensor:
         found = centres(figures, side)
         total = patches.new_zeros((), dtype=torch.float)
-        for head, wanted in zip((self.shape, self.colour), found, strict=True):
+        for head, wanted in zip((self.shape, self.colour, self.field), found, strict=True):
             weight = torch.ones(head.out_features, device=patches.device)
             weight[0] = EMPTY
             total = total + F.cross_entropy(head(patches).float().flatten(0, 1), wanted.flatten(), weight)
         return total
 
     def share(self, patches: Tensor, figures: Tensor, side: int) -> float:
-        """Of the figures, those whose shape and colour are both right."""
-        shape, colour = centres(figures, side)
-        right = (self.shape(patches).argmax(-1) == shape) & (self.colour(patches).argmax(-1) == colour)
+        """Of the figures, those whose shape, colour and field are all right."""
+        shape, colour, field = centres(figures, side)
+        right = (
+            (self.shape(patches).argmax(-1) == shape)
+            & (self.colour(patches).argmax(-1) == colour)
+            & (self.field(patches).argmax(-1) == field)
+        )
         return float(right[shape > 0].float().mean())
 
 
@@ -87,14 +92,16 @@ class Looking:
         return figures, paint(figures, self.backgrounds[where], self.size)
 
 
-def train(model: Llava, rows: Rows, talk: Data, plan: Plan) -> tuple[Curve, Curve]:
-    """What it was like with the tower alone, and with all of it."""
+def train(
+    model: Llava, rows: Rows, talk: Data, plan: Plan, *, tower_sees: bool = False
+) -> tuple[Curve, Curve]:
+    """What it was like with the tower alone, unless it sees already, and with all of it."""
     torch.manual_seed(plan.seed)
     device = next(model.parameters()).device.type
     spotter = Spotter(model.tower.hidden_size).to(device)
     looking = Looking(rows, plan, model.tower.image_size, device)
     first = replace(plan, steps=max(1, plan.steps // 2), minutes=plan.minutes / ALONE)
-    alone = _train_tower(model, spotter, looking, first, device)
+    alone = Curve() if tower_sees else _train_tower(model, spotter, looking, first, device)
     rest = replace(plan, minutes=plan.minutes - alone.seconds / 60)
     return alone, _train_all(model, spotter, looking, talk, rest, device)
 
