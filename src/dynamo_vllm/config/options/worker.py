@@ -173,6 +173,14 @@ class WorkerOptions(OmniOptions):
         env="VLLM_NIXL_SIDE_CHANNEL_PORT",
         metavar="PORT",
     )
+    engines_here: int | None = opt(
+        None,
+        "engine",
+        "Engines that share this machine's memory, those of other workers too: on a CPU all of them take a "
+        "quarter of what is free for their KV caches (default: this worker's own; serve counts its own).",
+        env="DYN_VLLM_ENGINES_HERE",
+        metavar="N",
+    )
     direct_egress: bool = opt(
         True,
         "engine",
