@@ -1,11 +1,13 @@
 # syntax=docker/dockerfile:1.7
 # Images of dynamo-vllm; docs/containers.md shows how they are used.
 #
-#   docker build --target cpu  -t dynamo-vllm:0.1.0-cpu .
-#   docker build --target cuda -t dynamo-vllm:0.1.0-cuda .
-#   docker build --target cuda -t dynamo-vllm:0.1.0-cuda-omni --build-arg EXTRAS=omni .
+#   docker build --build-arg DEVICE=cpu  -t dynamo-vllm:0.1.0-cpu .
+#   docker build --build-arg DEVICE=cuda -t dynamo-vllm:0.1.0-cuda .
+#   docker build --build-arg DEVICE=cuda --build-arg EXTRAS=omni -t dynamo-vllm:0.1.0-cuda-omni .
 #
 # Python packages are those of scripts/setup.py, which pins them for both devices.
+
+ARG DEVICE=cpu
 
 # --- what stays: Python, and a compiler, which torch and Triton call while an engine starts -------------
 FROM python:3.12.11-slim-bookworm AS cpu-base
@@ -19,65 +21,35 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
         g++ libnuma1 python3 python3-dev python3-venv ibverbs-providers librdmacm1t64 \
     && rm -rf /var/lib/apt/lists/*
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 # --- packages ---------------------------------------------------------------------------------------------
-FROM cpu-base AS cpu-build
+FROM ${DEVICE}-base AS build
+# A stage sees only the arguments it names.
+ARG DEVICE
 ARG EXTRAS=""
 WORKDIR /opt/dynamo-vllm
 COPY LICENSE pyproject.toml ./
 COPY scripts/setup.py scripts/torchvision_without_ops.py scripts/
 COPY packages packages
 COPY src src
-RUN DYNAMO_VLLM_DEVICE=cpu DYNAMO_VLLM_EXTRAS=$EXTRAS DYNAMO_VLLM_TESTS=0 PIP_NO_CACHE_DIR=1 \
+RUN DYNAMO_VLLM_DEVICE=$DEVICE DYNAMO_VLLM_EXTRAS=$EXTRAS DYNAMO_VLLM_TESTS=0 PIP_NO_CACHE_DIR=1 \
     python3 scripts/setup.py
 COPY deploy/docker/healthy.py deploy/docker/
 
-FROM cuda-base AS cuda-build
-ARG EXTRAS=""
-WORKDIR /opt/dynamo-vllm
-COPY LICENSE pyproject.toml ./
-COPY scripts/setup.py scripts/torchvision_without_ops.py scripts/
-COPY packages packages
-COPY src src
-RUN DYNAMO_VLLM_DEVICE=cuda DYNAMO_VLLM_EXTRAS=$EXTRAS DYNAMO_VLLM_TESTS=0 PIP_NO_CACHE_DIR=1 \
-    python3 scripts/setup.py
-COPY deploy/docker/healthy.py deploy/docker/
-
-# --- images -----------------------------------------------------------------------------------------------
-FROM cuda-base AS cuda
+# --- image ------------------------------------------------------------------------------------------------
+FROM ${DEVICE}-base AS image
+ARG DEVICE
 LABEL org.opencontainers.image.title="dynamo-vllm" \
-      org.opencontainers.image.description="A vLLM backend for the Dynamo runtime, for NVIDIA GPUs" \
+      org.opencontainers.image.description="A vLLM backend for the Dynamo runtime, with vLLM for $DEVICE" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 # A volume of models belongs to whom the folder belongs to.
 RUN groupadd --gid 10001 dynamo \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp dynamo \
     && install --directory --owner 10001 --group 10001 /models /shared
-COPY --from=cuda-build /opt/dynamo-vllm /opt/dynamo-vllm
-ENV PATH=/opt/dynamo-vllm/.venv/bin:$PATH \
-    PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/tmp \
-    HF_HOME=/models/huggingface \
-    NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
-WORKDIR /tmp
-USER 10001:10001
-EXPOSE 8000 9090
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=12 \
-    CMD ["python", "/opt/dynamo-vllm/deploy/docker/healthy.py"]
-ENTRYPOINT ["dynamo-vllm"]
-CMD ["--help"]
-
-FROM cpu-base AS cpu
-LABEL org.opencontainers.image.title="dynamo-vllm" \
-      org.opencontainers.image.description="A vLLM backend for the Dynamo runtime, without a GPU" \
-      org.opencontainers.image.version="0.1.0" \
-      org.opencontainers.image.licenses="Apache-2.0"
-RUN groupadd --gid 10001 dynamo \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp dynamo \
-    && install --directory --owner 10001 --group 10001 /models /shared
-COPY --from=cpu-build /opt/dynamo-vllm /opt/dynamo-vllm
+COPY --from=build /opt/dynamo-vllm /opt/dynamo-vllm
 ENV PATH=/opt/dynamo-vllm/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

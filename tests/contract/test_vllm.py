@@ -268,6 +268,18 @@ def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
     assert found.args.kv_events_config.endpoint.startswith("tcp://*:")
 
 
+@pytest.mark.skipif(vllm_start.device() != "cpu", reason="on a GPU vLLM measures what is free itself")
+@pytest.mark.parametrize(
+    ("argv", "here", "engines"), [((), 4, 4), (("-dp", "2"), None, 2), (("-dp", "2"), 8, 8)]
+)
+def test_engines_of_one_machine_share_its_free_memory(
+    settings: EngineSettings, argv: tuple[str, ...], here: int | None, engines: int
+) -> None:
+    made = EngineSettings(model=settings.model, argv=argv, engines_here=here)
+    (fired,) = [f for f in vllm_start.resolve(made).fired if f.argument == "kv_cache_memory_bytes"]
+    assert f"for {engines} engines together" in fired.reason
+
+
 def test_taken_side_channel_port_is_refused(
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

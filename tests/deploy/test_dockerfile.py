@@ -18,7 +18,8 @@ from dynamo_vllm.export.settings import USER
 
 ROOT = Path(__file__).parents[2]
 HEALTHY = ROOT / "deploy" / "docker" / "healthy.py"
-TARGETS = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
+BY_DEVICE = "${DEVICE}-base"
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -28,8 +29,9 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """By name, with the FROM that begins each."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """By name, with the FROM that begins each; what stands before the first has none."""
+    name = ""
+    found: dict[str, list[tuple[str, str]]] = {name: []}
     for word, rest in instructions():
         if word == "FROM":
             name = rest.split(" AS ")[1]
@@ -62,7 +64,23 @@ def test_bases_are_pinned() -> None:
         tag = image.rpartition(":")[2]
         assert re.search(r"\d+\.\d+\.\d+", tag), f"{image} moves"
     inside = [rest.split()[0] for word, rest in instructions() if word == "FROM" and ":" not in rest]
-    assert set(inside) <= set(stages())
+    assert inside == [BY_DEVICE, BY_DEVICE]
+
+
+def test_device_chooses_the_base_of_one_image() -> None:
+    assert list(stages()) == ["", *(f"{device}-base" for device in DEVICES), "build", "image"]
+    (default,) = of("", "ARG")
+    assert default in [f"DEVICE={device}" for device in DEVICES]
+
+
+@pytest.mark.parametrize("argument", ["DEVICE", "EXTRAS"])
+def test_stages_name_the_arguments_they_use(argument: str) -> None:
+    """One that was not named in a stage is empty there, and the build says nothing."""
+    for name, found in stages().items():
+        is_named = False
+        for word, rest in found:
+            is_named = is_named or (word == "ARG" and rest.partition("=")[0] == argument)
+            assert is_named or word == "FROM" or f"${argument}" not in rest, f"{name}: {word} {rest}"
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
@@ -82,37 +100,51 @@ def test_nothing_else_is_in_the_context() -> None:
         assert not in_context(ROOT / name)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_packages_are_those_of_the_setup(target: str) -> None:
+def test_packages_are_those_of_the_setup() -> None:
     """One place pins them; pip is called by nobody else."""
-    (run,) = of(f"{target}-build", "RUN")
+    (run,) = of("build", "RUN")
     words = shlex.split(run)
     assert words[-2:] == ["python3", "scripts/setup.py"]
-    assert f"DYNAMO_VLLM_DEVICE={target}" in words
+    assert "DYNAMO_VLLM_DEVICE=$DEVICE" in words
     assert "DYNAMO_VLLM_TESTS=0" in words
     assert not [rest for word, rest in instructions() if word == "RUN" and "pip " in rest]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_runs_as_the_user_the_manifests_name(target: str) -> None:
-    assert of(target, "USER") == [f"{USER}:{USER}"]
-    words = [word for word, _ in stages()[target]]
+def test_runs_as_the_user_the_manifests_name() -> None:
+    assert of("image", "USER") == [f"{USER}:{USER}"]
+    words = [word for word, _ in stages()["image"]]
     assert "RUN" not in words[words.index("USER") :]
-    (made,) = of(target, "RUN")
+    (made,) = of("image", "RUN")
     assert f"--uid {USER}" in made
     assert f"--owner {USER} --group {USER} /models /shared" in made
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_says_what_it_is_and_how_it_is(target: str) -> None:
-    (label,) = of(target, "LABEL")
+def test_says_what_it_is_and_how_it_is() -> None:
+    (label,) = of("image", "LABEL")
     assert f'org.opencontainers.image.version="{__version__}"' in label
-    assert of(target, "ENTRYPOINT") == ['["dynamo-vllm"]']
-    (health,) = of(target, "HEALTHCHECK")
+    assert of("image", "ENTRYPOINT") == ['["dynamo-vllm"]']
+    (health,) = of("image", "HEALTHCHECK")
     assert "/opt/dynamo-vllm/deploy/docker/healthy.py" in health
-    assert f"COPY --from={target}-build /opt/dynamo-vllm /opt/dynamo-vllm" in [
-        f"{word} {rest}" for word, rest in stages()[target]
+    assert of("image", "COPY") == ["--from=build /opt/dynamo-vllm /opt/dynamo-vllm"]
+
+
+def test_docs_build_devices_there_are() -> None:
+    """In the Dockerfile itself, in the docs and in the recipes."""
+    texts = [ROOT / "Dockerfile", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    built = [
+        line
+        for path in texts
+        for line in re.findall(r"docker build [^`\n]+", path.read_text())
+        if "-t" in line
     ]
+    assert len(built) >= 6
+    for line in built:
+        words = shlex.split(line)
+        given = dict(words[at + 1].split("=") for at, word in enumerate(words) if word == "--build-arg")
+        assert given.keys() <= {"DEVICE", "EXTRAS"}, line
+        assert given["DEVICE"] in DEVICES, line
+        assert "--target" not in words, line
+        assert words[words.index("-t") + 1].startswith(f"dynamo-vllm:{__version__}-{given['DEVICE']}"), line
 
 
 def test_apt_leaves_no_lists() -> None:

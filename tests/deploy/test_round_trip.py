@@ -96,6 +96,18 @@ def test_flags_are_those_serve_would_start(path: Path) -> None:
     ]
 
 
+def test_containers_without_a_gpu_know_how_many_share_the_machine() -> None:
+    wanted = Topology(model="org/model", workers=(WorkerGroup(2), WorkerGroup(args=("-tp", "2"))))
+    found = workload.of_machine(wanted, gpus=False)
+    assert [worker.env for worker in found.workers] == [{"DYN_VLLM_ENGINES_HERE": "4"}] * 3
+    read_back = back.from_compose(compose.document(found, SETTINGS))
+    assert [group.env for group in read_back.workers] == [{}] * 3, "they are counted anew wherever they go"
+    assert without_notes(workload.of_machine(read_back, gpus=False)) == without_notes(found)
+    on_gpus = workload.of_machine(wanted, gpus=True)
+    in_pods = workload.of_cluster(wanted, "kubernetes")  # each has a limit of its own
+    assert [worker.env for worker in (*on_gpus.workers, *in_pods.workers)] == [{}] * 5
+
+
 WORDS = some.text(string.ascii_letters + string.digits + " $(){}'\"\\:#-_.,%äß€", min_size=1, max_size=20)
 NAMES = some.text(string.ascii_lowercase, min_size=1, max_size=8)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,10 @@ import pytest
 
 from dynamo_vllm.config.planes import EtcdAccess
 from dynamo_vllm.serving.etcd import Etcd, EtcdError
-from dynamo_vllm.serving.keeper import Keeper
+from dynamo_vllm.serving.keeper import LOOK_SECONDS, Keeper
 from harness.servers import Server, etcd
-from harness.stack import free_port
+from harness.stack import Stack, Worker, free_port, stack
+from harness.waiting import until
 
 LEASE = 0x5E95A1E124248908
 ENTRIES = {b"v1/instances/a": b'{"a": 1}', b"v1/mdc/\xff": b""}
@@ -116,3 +121,46 @@ async def test_etcd_with_users_is_told_who_asks(tmp_path: Path) -> None:
         async with Etcd(EtcdAccess((server.url,), "root", "wrong")) as client:
             with pytest.raises(EtcdError, match="authentication failed"):
                 await client.put(ENTRIES, LEASE)
+
+
+# --- a worker that leaves ---------------------------------------------------------------------------------
+
+DRAIN_SECONDS = 4 * LOOK_SECONDS
+"""Long enough for a keeper that went on to look, also where the machine is slow."""
+ENDLESS = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture
+def worker(server: Server, model: Path, tmp_path: Path) -> Iterator[tuple[Stack, Worker]]:
+    """In etcd, with an answer under way that takes longer than it may stay for."""
+    with stack(tmp_path, DYN_DISCOVERY_BACKEND="etcd", ETCD_ENDPOINTS=server.url) as made:
+        made.start_frontend()
+        flags = ("--served-model-name", "tiny", "--engine", "fake", "--drain-seconds", str(DRAIN_SECONDS))
+        slow = json.dumps({"token_ms": 50})
+        one = made.start_worker("--model", str(model), *flags, "--fake-engine", slow)
+        made.wait_ready()
+        with httpx.stream("POST", f"{made.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
+            lines = answer.iter_lines()  # gone, it would end the request
+            assert next(lines)
+            yield made, one
+
+
+async def test_lease_of_a_worker_that_leaves_is_not_put_back(
+    server: Server, worker: tuple[Stack, Worker]
+) -> None:
+    """Its entries would send requests to a process that is gone, until the lease runs out."""
+    made, leaving = worker
+    (instance,) = made.instances()
+    lease = int(instance["instance_id"])
+    async with Etcd(EtcdAccess((server.url,))) as client:
+        assert await client.lease(lease) is not None
+        leaving.signal(signal.SIGTERM)
+        until("the drain", lambda: "draining 1 requests" in leaving.log.read_text(), 30)
+        await client.revoke(lease)
+        lost = time.monotonic()
+        while leaving.process.poll() is None:
+            assert await client.lease(lease) is None, leaving.log.read_text()
+            await asyncio.sleep(0.1)
+        assert time.monotonic() - lost > 1.5 * LOOK_SECONDS, "it left before a keeper would have looked"
+        assert await client.lease(lease) is None
+    assert "etcd had lost this process" not in leaving.log.read_text()

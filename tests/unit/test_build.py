@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import pytest
 
@@ -52,6 +53,13 @@ class Small:
     secret: int = opt(1, "group", "For tools.", env="X_SECRET", hidden=True)
     every: float | None = opt(None, "group", "How often.", env="X_EVERY", alone="2")
     token: str | None = opt(None, "other", "Not to be seen.", env="X_TOKEN", secret=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered(Small):
+    GROUPS: ClassVar[tuple[str, ...]] = ("last", "other", "group")
+    last: int = opt(0, "last", "Written last.", env="X_LAST")
+    more: int = opt(0, "other", "One more of a group that began above.", env="X_MORE")
 
 
 def parsed(*argv: str, **env: str) -> Small:
@@ -165,6 +173,14 @@ def test_groups_of_the_class_itself_may_come_first() -> None:
     assert groups.index("other:") < groups.index("group:")
 
 
+def test_groups_come_in_the_order_their_class_names_them() -> None:
+    found = build.declared(Ordered)
+    assert list(dict.fromkeys(item.option.group for item in found)) == ["last", "other", "group"]
+    assert [item.name for item in found if item.option.group == "other"][-1] == "more"
+    help_text = build.parser(Ordered, "p", "d").format_help()
+    assert help_text.index("\nlast:") < help_text.index("\nother:") < help_text.index("\ngroup:")
+
+
 def test_caller_takes_no_port_of_the_worker_it_stands_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"DYN_SYSTEM_PORT": "9090", "DYN_HEALTH_CHECK_ENABLED": "true"}
     monkeypatch.setattr(os, "environ", dict(environment))
@@ -179,7 +195,7 @@ def test_caller_takes_no_port_of_the_worker_it_stands_beside(monkeypatch: pytest
 @pytest.mark.parametrize("cls", EVERY_CLASS)
 def test_every_field_of_our_options_is_declared_once(cls: type) -> None:
     declared = build.declared(cls)
-    assert [item.name for item in declared] == [field.name for field in fields(cls)]
+    assert sorted(item.name for item in declared) == sorted(field.name for field in fields(cls))
     spelled = [flag for item in declared for flag in item.flags]
     variables = [item.option.env for item in declared]
     assert len(set(spelled)) == len(spelled)

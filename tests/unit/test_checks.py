@@ -35,6 +35,7 @@ NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
+    (worker_rules.engines_are_a_count, ["--engines-here", "0"], "must be 1 or more"),
     (worker_rules.card_port_needs_a_system_port, ["--card-port", "9091"], "needs --system-port"),
     (
         worker_rules.card_port_needs_a_system_port,

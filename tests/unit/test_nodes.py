@@ -28,6 +28,22 @@ def test_ranks_in_one_process_are_its_own() -> None:
     assert (found.ports_in_a_row, found.event_port) == (4, None)
 
 
+@pytest.mark.parametrize(
+    ("argv", "engines"),
+    [
+        ((), 1),
+        (("-dp", "4"), 4),
+        (("-tp", "2", "-pp", "3"), 6),
+        (("-tp", "2", "-pcp", "2"), 4),
+        (("-dp", "4", "-dpl", "1", "-tp", "2", *AT), 2),
+        (("-tp", "4", "--nnodes", "2", "--master-addr", "10.0.0.1"), 2),
+        (("-tp", "x"), 1),
+    ],
+)
+def test_every_shard_of_every_rank_of_a_node_is_an_engine(argv: tuple[str, ...], engines: int) -> None:
+    assert node(*argv).engines == engines
+
+
 def test_leader_answers_for_ranks_on_other_nodes() -> None:
     found = node("-dp", "4", "-dpl", "1", *AT)
     assert (found.is_headless, found.remote_ranks, found.has_followers) == (False, range(1, 4), True)

@@ -531,6 +531,39 @@ def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -
     assert all(part in text for part in ("--workers N", "--router ", "Every option of 'dynamo-vllm worker'"))
 
 
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+def engines_told(found: Plan) -> list[str | None]:
+    return [process.env.get("DYN_VLLM_ENGINES_HERE") for process in found.workers]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--workers", "4"), ["4"] * 4),
+        (("--prefill", "1", "--decode", "2"), ["3"] * 3),
+        (("--workers", "2", "-dp", "2"), ["4", "4"]),
+        (("-tp", "2"), ["2"]),
+        ((), [None]),
+        (("--encode", "1", "--workers", "1"), [None, None]),  # an encoder has no KV cache
+        (("--workers", "2", "--engine", "fake"), [None, None]),
+    ],
+)
+def test_workers_are_told_how_many_engines_share_the_memory(
+    words: tuple[str, ...], told: list[str | None]
+) -> None:
+    found = made("m", *words)
+    assert engines_told(found) == told
+    assert "DYN_VLLM_ENGINES_HERE" not in found.processes[0].env
+
+
+def test_number_of_engines_the_user_says_stands() -> None:
+    """Another `serve` on the same machine, for example."""
+    assert engines_told(made("m", "--workers", "2", env={"DYN_VLLM_ENGINES_HERE": "8"})) == ["8", "8"]
+    assert "--engines-here=8" in words_of(made("m", "--workers", "2", "--engines-here", "8"), "worker-2")
+
+
 # --- GPUs -----------------------------------------------------------------------------------------------
 
 
@@ -561,7 +594,8 @@ def test_one_worker_sees_all_gpus() -> None:
 
 
 def test_a_group_that_names_its_gpus_keeps_them() -> None:
-    assert gpus_of(several(2, env={"CUDA_VISIBLE_DEVICES": "0"}), ["0", "1"]) == ["0", "0"]
+    half = ("--gpu-memory-utilization", "0.5")
+    assert gpus_of(several(2, *half, env={"CUDA_VISIBLE_DEVICES": "0"}), ["0", "1"]) == ["0", "0"]
 
 
 def pair(*prefill_args: str) -> Topology:
@@ -579,3 +613,43 @@ def test_too_few_gpus_are_refused() -> None:
         gpus_of(several(3), ["0", "1"])
     with pytest.raises(ConfigError, match="not enough GPUs: decode-2 needs 2, 1 of 4 are left"):
         gpus_of(pair(), ["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--gpu-memory-utilization", "0.45"),
+        ("--kv-cache-memory-bytes", "1G"),
+        ("--num-gpu-blocks-override=99", "--gpu-memory-utilization=0.9"),
+    ],
+)
+def test_workers_whose_size_was_given_may_share_a_gpu(args: tuple[str, ...]) -> None:
+    assert gpus_of(several(2, *args, env={"CUDA_VISIBLE_DEVICES": "1"}), ["0", "1"]) == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "args", "message"),
+    [
+        ("0", (), "worker-1 and worker-2 would take 184 % of the memory of GPU 0"),
+        ("0,1", (), "would take 184 % of the memory of GPU 0"),  # both begin with the first
+        ("1", ("--gpu-memory-utilization", "0.6"), "would take 120 % of the memory of GPU 1"),
+    ],
+)
+def test_workers_that_would_not_fit_on_their_gpu_are_refused(
+    gpus: str, args: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{message}; .*--gpu-memory-utilization"):
+        gpus_of(several(2, *args, env={"CUDA_VISIBLE_DEVICES": gpus}), ["0", "1"])
+
+
+def test_gpu_of_one_worker_is_not_named_for_another() -> None:
+    named = WorkerGroup(env={"CUDA_VISIBLE_DEVICES": "0"})
+    wanted = Topology(model="org/model", workers=(WorkerGroup(), named))
+    with pytest.raises(ConfigError, match="worker-1 and worker-2 would take 184 % of the memory of GPU 0"):
+        gpus_of(wanted, ["0", "1"])
+
+
+def test_pipelines_of_omni_may_share_a_gpu() -> None:
+    """What a stage takes stands in its file, or nowhere: drawing takes what it needs."""
+    omni = WorkerGroup(2, {"omni": True}, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert gpus_of(Topology(model="org/model", workers=(omni,)), ["0", "1"]) == ["0", "0"]

@@ -10,7 +10,8 @@ from dynamo_vllm.errors import WrongState
 
 if TYPE_CHECKING:
     from dynamo_vllm.admin.base import Controls, Nothing, Reply
-    from dynamo_vllm.lora.registry import Entry, Registry
+    from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.lora.slots import Entry
 
 
 class Source(Body, frozen=True):

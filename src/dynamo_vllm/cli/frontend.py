@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
-    from dynamo.llm import EngineType, EntrypointArgs, FrontendRoute, make_engine, run_input
+    from dynamo.llm import FrontendRoute, make_engine, run_input
 
     from dynamo_vllm.serving import keeper, runtime
     from dynamo_vllm.serving.admin import ENDPOINT
@@ -78,22 +78,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
     lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd else 0
     keeping = asyncio.ensure_future(keeper.keep(etcd, lease))
-    engine = await make_engine(
-        drt,
-        EntrypointArgs(
-            EngineType.Dynamic,
-            http_host=options.host,
-            http_port=options.port,
-            router_config=router_config(options),
-            tls_cert_path=options.tls_cert_path,
-            tls_key_path=options.tls_key_path,
-            namespace=options.namespace if options.namespace_prefix is None else None,
-            namespace_prefix=options.namespace_prefix,
-            migration_limit=options.migration_limit,
-            migration_max_seq_len=options.migration_max_seq_len,
-            metrics_prefix=options.metrics_prefix,
-        ),
-    )
+    engine = await make_engine(drt, entrypoint(options))
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 
@@ -114,6 +99,25 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     with contextlib.suppress(asyncio.CancelledError):
         await server
     return 0
+
+
+def entrypoint(options: FrontendOptions) -> Any:
+    """What the runtime's server is told."""
+    from dynamo.llm import EngineType, EntrypointArgs
+
+    return EntrypointArgs(
+        EngineType.Dynamic,
+        http_host=options.host,
+        http_port=options.port,
+        router_config=router_config(options),
+        tls_cert_path=options.tls_cert_path,
+        tls_key_path=options.tls_key_path,
+        namespace=options.namespace if options.namespace_prefix is None else None,
+        namespace_prefix=options.namespace_prefix,
+        migration_limit=options.migration_limit,
+        migration_max_seq_len=options.migration_max_seq_len,
+        metrics_prefix=options.metrics_prefix,
+    )
 
 
 def load_nixl() -> None:

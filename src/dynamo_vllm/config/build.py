@@ -78,7 +78,7 @@ class Declared:
 
 
 def declared(cls: type) -> tuple[Declared, ...]:
-    """The options of a dataclass in the order they were written."""
+    """The options of a dataclass in the order they were written, or of its GROUPS where it names them."""
     if cls not in _DECLARED:  # reading the types takes 10 ms
         _DECLARED[cls] = _read(cls)
     return _DECLARED[cls]
@@ -95,6 +95,8 @@ def _read(cls: type) -> tuple[Declared, ...]:
         if option is not None:
             kind, many = _kind(hints[field.name])
             found.append(Declared(field.name, kind, many, field.default, option))
+    if order := getattr(cls, "GROUPS", ()):
+        found.sort(key=lambda item: order.index(item.option.group))
     return tuple(found)
 
 

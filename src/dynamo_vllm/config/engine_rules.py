@@ -46,6 +46,8 @@ class Situation:
     """Where spans of requests go."""
     free_bytes: int | None = None
     """Memory that is free on a CPU; None where the user says by environment what the cache may take."""
+    engines: int = 1
+    """How many on this machine take a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,12 @@ def block_size(user: UserArgs, at: Situation) -> Fired | None:
 def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or at.free_bytes is None or not _leaves_cache_size(user):
         return None
-    room = min(max(at.free_bytes // 4, LEAST_CPU_CACHE), MOST_CPU_CACHE)
+    room = min(max(at.free_bytes // 4 // at.engines, LEAST_CPU_CACHE), MOST_CPU_CACHE)
+    part = "a quarter of the free memory" + (f" for {at.engines} engines together" if at.engines > 1 else "")
     return Fired(
         "kv_cache_memory_bytes",
         room // MIB * MIB,
-        "a quarter of the free memory, 8 GiB at most; vLLM would take 92 % of all and not start without",
+        f"{part}, 8 GiB at most for one; vLLM would take 92 % of all and not start without",
     )
 
 

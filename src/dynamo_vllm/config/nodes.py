@@ -27,6 +27,8 @@ class Node:
     local_ranks: int = 1
     nodes_per_rank: int = 1
     """Above 1, the shards of one rank lie on several nodes."""
+    local_shards: int = 1
+    """Of each rank, on this node."""
     node_rank: int = 0
     leader: str = LEADER
     port: int = DATA_PARALLEL_PORT
@@ -49,6 +51,11 @@ class Node:
     def runs_ranks(self) -> bool:
         """It has whole engines, not only shards of one that another node leads."""
         return self.node_rank % self.nodes_per_rank == 0
+
+    @property
+    def engines(self) -> int:
+        """Processes with weights and a KV cache of their own on this node; on GPUs each has one."""
+        return self.local_ranks * self.local_shards
 
     @property
     def ports_in_a_row(self) -> int:
@@ -82,7 +89,9 @@ def of(headless: bool, flags: Mapping[str, str | None]) -> Node:
     one_each = own is not None or "data_parallel_external_lb" in flags
     few_each = "data_parallel_hybrid_lb" in flags
     headless = headless or (node_rank > 0 and start is None and not one_each and not few_each)
-    by_place = _first_rank_by_place(flags, ranks, nodes, node_rank)
+    shards = _shards(flags)
+    # Nodes share all shards of all ranks out evenly, in their order.
+    by_place = node_rank * (ranks * shards // nodes) // shards
     if one_each:
         local, first = 1, by_place if own is None else own
     else:
@@ -100,6 +109,7 @@ def of(headless: bool, flags: Mapping[str, str | None]) -> Node:
         first_rank=first,
         local_ranks=local,
         nodes_per_rank=nodes_per_rank,
+        local_shards=max(shards // nodes_per_rank, 1),
         node_rank=node_rank,
         leader=(flags.get("data_parallel_address") if ranks > 1 else None)
         or flags.get("master_addr")
@@ -108,13 +118,13 @@ def of(headless: bool, flags: Mapping[str, str | None]) -> Node:
     )
 
 
-def _first_rank_by_place(flags: Mapping[str, str | None], ranks: int, nodes: int, node_rank: int) -> int:
-    """Nodes share all shards of all ranks out evenly, in their order."""
+def _shards(flags: Mapping[str, str | None]) -> int:
+    """Of one rank."""
     widths = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
     shards = 1
     for name in widths:
         shards *= _number(flags, name) or 1
-    return node_rank * (ranks * shards // nodes) // shards
+    return shards
 
 
 def _number(flags: Mapping[str, str | None], name: str) -> int | None:

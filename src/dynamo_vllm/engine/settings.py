@@ -61,6 +61,8 @@ class EngineSettings:
     """Where the connector serves series of its own."""
     merged_kv_events: str | None = None
     """Where the connector publishes the engine's KV events together with its own."""
+    engines_here: int | None = None
+    """Engines on this machine, those of other workers too; None where nobody counted them."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
 

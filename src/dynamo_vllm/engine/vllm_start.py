@@ -177,6 +177,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         takes_encoded=settings.takes_encoded,
         traces_url=settings.traces_url,
         free_bytes=None if settings.environment.get(_CACHE_SPACE) else free_bytes(),
+        engines=settings.engines_here or node.engines,
     )
     fired = tuple(apply(given, situation))
     for rule in fired:

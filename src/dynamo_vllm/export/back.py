@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OURS = {
     "DYN_NAMESPACE", "DYN_DISCOVERY_BACKEND", "ETCD_ENDPOINTS", "DYN_REQUEST_PLANE", "DYN_EVENT_PLANE",
     "NATS_SERVER", "HOME", "HF_HOME", "HF_TOKEN", "DYN_SYSTEM_PORT", "DYN_HTTP_HOST", "POD_NAME",
-    "POD_NAMESPACE", "POD_UID", "NODE_RANK",
+    "POD_NAMESPACE", "POD_UID", "NODE_RANK", "DYN_VLLM_ENGINES_HERE",
 }  # fmt: skip
 _PLANES = ("request_plane", "event_plane")
 _OF_NODES = ("--node-rank", "--master-addr")

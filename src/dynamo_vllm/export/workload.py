@@ -141,7 +141,7 @@ def of_machine(wanted: Topology, gpus: bool) -> Workloads:
                 "leave --nnodes and --data-parallel-size-local out"
             )
     bare = _bare(wanted, "etcd", notes)
-    width = sum(process.gpus for process in _plan(bare).workers)
+    width = sum(process.engines for process in _plan(bare).workers)
     plan = _plan(bare, [str(number) for number in range(width)] if gpus else [])
     groups = [(group, ports) for group, ports in zip(bare.workers, _ports(wanted), strict=True)]
     each = [pair for pair in groups for _ in range(pair[0].count)]
@@ -149,9 +149,11 @@ def of_machine(wanted: Topology, gpus: bool) -> Workloads:
     for process, (group, ports) in zip(plan.workers, each, strict=True):
         workload = _workload(process, group, process.name, ports)
         ids = [gpu for gpu in process.env.get(GPUS, "").split(",") if gpu]
-        if gpus and process.gpus:
-            ids = ids or [str(number) for number in range(process.gpus)]
+        if gpus and process.engines:
+            ids = ids or [str(number) for number in range(process.engines)]
             workload = dataclasses.replace(workload, gpu_ids=tuple(ids))
+        elif engines := process.env.get(plans.ENGINES_HERE):  # the containers share the machine's memory
+            workload = dataclasses.replace(workload, env={plans.ENGINES_HERE: engines, **workload.env})
         made.append(workload)
     return _all(plan, wanted, made, notes)
 
@@ -190,7 +192,7 @@ def _workload(process: Process, group: WorkerGroup, name: str, ports: Values) ->
         args=(*process.argv[_ENDS_WITH:], *topology.to_argv(WorkerOptions, ports)),
         env={key: value for key, value in group.env.items() if key != GPUS},
         drain_seconds=process.drain_seconds,
-        gpus=process.gpus,
+        gpus=process.engines,
         secrets=tuple(secrets),
         shares_embeddings=in_folder,
     )

@@ -3,8 +3,7 @@
     fetching → verifying → adding → publishing → loaded → unloading → gone
         └──────────┴──────────┴─────────┴→ failed (visible with its reason until the next load of the name)
 
-One act at a time per name, in the order they were asked for. Acts are tasks of the registry: a caller that
-goes away does not stop one half way. A call that asks for what the latest act of the name is about to do
+One act at a time per name (`lora.acts`). A call that asks for what the latest act of the name is about to do
 joins it: fifty loads of one name fetch once, and all unloads that wait for the same end succeed.
 
 A load of a name that is loaded fetches again and compares the content, because a path or a branch may hold
@@ -16,38 +15,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
-import weakref
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dynamo_vllm.errors import AdapterConflict, AdapterUnknown, BadCommand, NoRoom, UnknownModel, WrongState
+from dynamo_vllm.errors import AdapterConflict, AdapterUnknown, NoRoom, UnknownModel, WrongState
 from dynamo_vllm.job import Adapter
+from dynamo_vllm.lora import names
+from dynamo_vllm.lora.acts import Acts
+from dynamo_vllm.lora.slots import Entry, Lease, Slot, State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+    from collections.abc import Awaitable, Callable, Collection
 
     from dynamo_vllm.lora.base import AdapterFacts, Fetched, OnProgress
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-MAX_NAME = 200
-_NAME = re.compile(r"[A-Za-z0-9._:/-]+")
-_OTHER = re.compile(r"[^a-z0-9_-]")
 MAX_FAILED = 64
 """Failed loads that stay visible; the oldest is forgotten first."""
-
-
-class State(StrEnum):
-    FETCHING = "fetching"
-    VERIFYING = "verifying"
-    ADDING = "adding"
-    PUBLISHING = "publishing"
-    LOADED = "loaded"
-    UNLOADING = "unloading"
-    FAILED = "failed"
 
 
 class Steps(Protocol):
@@ -64,115 +48,6 @@ class Steps(Protocol):
     async def publish(self, adapter: Adapter) -> None: ...
     async def withdraw(self, adapter: Adapter) -> None:
         """Also of an adapter that was not published."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One adapter at one moment."""
-
-    name: str
-    uri: str
-    state: State
-    id: int | None
-    leases: int
-    is_published: bool
-    done_bytes: int
-    total_bytes: int | None
-    error: str | None
-    facts: AdapterFacts | None
-    already_loaded: bool = False
-    """In the answer to a load: it was there before."""
-
-
-class Lease:
-    """The right to use an adapter: it stays in the engine until `release`."""
-
-    __slots__ = ("_slot", "adapter")
-
-    def __init__(self, slot: _Slot, adapter: Adapter) -> None:
-        self._slot: _Slot | None = slot
-        self.adapter = adapter
-        slot.leases += 1
-
-    def release(self) -> None:
-        """Idempotent."""
-        slot, self._slot = self._slot, None
-        if slot is None:
-            return
-        slot.leases -= 1
-        if slot.leases == 0 and slot.idle is not None:
-            slot.idle.set()
-
-
-class _Slot:
-    """One load of one name and what became of it."""
-
-    __slots__ = (
-        "adapter",
-        "error",
-        "facts",
-        "fetched",
-        "idle",
-        "in_engine",
-        "is_listed",
-        "is_open",
-        "is_published",
-        "leases",
-        "name",
-        "progress",
-        "state",
-        "uri",
-    )
-
-    def __init__(self, name: str, uri: str) -> None:
-        self.name, self.uri = name, uri
-        self.state = State.FETCHING
-        self.progress: tuple[int, int | None] = (0, None)
-        self.fetched: Fetched | None = None
-        self.facts: AdapterFacts | None = None
-        self.adapter: Adapter | None = None
-        self.error: str | None = None
-        self.in_engine = False  # from before it is added until it has been removed, whatever fails between
-        self.is_listed = False  # likewise in discovery
-        self.is_published = False
-        self.is_open = False  # whether new leases are granted
-        self.leases = 0
-        self.idle: asyncio.Event | None = None  # only while somebody waits for the last lease
-
-    @property
-    def takes_room(self) -> bool:
-        return self.state is not State.FAILED or self.in_engine
-
-    @property
-    def known_adapter(self) -> Adapter:
-        assert self.adapter is not None
-        return self.adapter
-
-    def note_progress(self, done: int, total: int | None) -> None:
-        self.progress = (done, total)
-
-    async def wait_until_idle(self) -> None:
-        self.idle = asyncio.Event()
-        while self.leases:
-            self.idle.clear()
-            await self.idle.wait()
-        self.idle = None
-
-    def entry(self, *, already_loaded: bool = False) -> Entry:
-        done, total = self.progress
-        return Entry(
-            name=self.name,
-            uri=self.uri,
-            state=self.state,
-            id=self.adapter.id if self.adapter else None,
-            leases=self.leases,
-            is_published=self.is_published,
-            done_bytes=done,
-            total_bytes=total,
-            error=self.error,
-            facts=self.facts,
-            already_loaded=already_loaded,
-        )
 
 
 class Registry:
@@ -193,10 +68,8 @@ class Registry:
         self._reserved = frozenset(reserved)
         self._settle_seconds = settle_seconds
         self._sleep = sleep
-        self._slots: dict[str, _Slot] = {}
-        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._acts: set[asyncio.Task[Any]] = set()
-        self._latest: dict[str, tuple[Hashable, asyncio.Task[Any]]] = {}
+        self._slots: dict[str, Slot] = {}
+        self._acts = Acts()
         self._identities: dict[str, dict[str, tuple[int, str]]] = {}  # name → digest → id, engine name
         self._ids = itertools.count(1)
         self._is_hidden = False
@@ -205,19 +78,19 @@ class Registry:
 
     async def load(self, name: str, uri: str) -> Entry:
         """Raises BadCommand, AdapterConflict, NoRoom, WrongState, and what the steps raise."""
-        self._check_name(name)
-        return await self._act(name, ("load", uri), lambda: self._load(name, uri))
+        names.check(name, self._reserved)
+        return await self._acts.join(name, ("load", uri), lambda: self._load(name, uri))
 
     async def unload(self, name: str) -> None:
         """Returns once the engine no longer has it. Of a failed one: forgets it. Raises AdapterUnknown."""
-        await self._act(name, "unload", lambda: self._unload(name))
+        await self._acts.join(name, "unload", lambda: self._unload(name))
 
     def entries(self) -> list[Entry]:
         return [self._slots[name].entry() for name in sorted(self._slots)]
 
     def changing(self) -> str | None:
         """The name of one that somebody asked to load or unload, until that is done."""
-        return next(iter(self._latest), None)
+        return self._acts.changing()
 
     # -- asked by requests -------------------------------------------------------------------------
 
@@ -250,16 +123,13 @@ class Registry:
     async def close(self) -> None:
         """Stop what is going on; loads are rolled back, and nobody finds the others any more."""
         self._is_hidden = True
-        acts = list(self._acts)
-        for act in acts:
-            act.cancel()
-        await asyncio.gather(*acts, return_exceptions=True)
+        await self._acts.cancel()
         await self.withdraw_all()
 
     # -- loading -----------------------------------------------------------------------------------
 
     async def _load(self, name: str, uri: str) -> Entry:
-        async with self._lock(name):
+        async with self._acts.lock(name):
             old = self._slots.get(name)
             if old is not None and old.state is State.LOADED:
                 return await self._load_again(old, uri)
@@ -274,7 +144,7 @@ class Registry:
             logger.info("adapter %s: loaded from %s, id %d", name, uri, slot.known_adapter.id)
             return slot.entry()
 
-    def _reserve(self, name: str, uri: str) -> _Slot:
+    def _reserve(self, name: str, uri: str) -> Slot:
         self._check_awake()
         self._check_card(name)
         taken = sum(slot.takes_room for slot in self._slots.values() if slot.name != name)
@@ -284,10 +154,10 @@ class Registry:
                 "unload one, or start the worker with a larger --max-loras"
             )
         self._slots.pop(name, None)  # so that the newest is the last to be forgotten
-        slot = self._slots[name] = _Slot(name, uri)
+        slot = self._slots[name] = Slot(name, uri)
         return slot
 
-    async def _bring_up(self, slot: _Slot) -> None:
+    async def _bring_up(self, slot: Slot) -> None:
         slot.fetched = await self._steps.fetch(slot.name, slot.uri, slot.note_progress)
         slot.state = State.VERIFYING
         slot.facts = await self._steps.verify(slot.fetched)
@@ -311,7 +181,7 @@ class Registry:
         number, engine_name = contents[fetched.digest]
         return Adapter(name, number, str(fetched.path), engine_name)
 
-    async def _load_again(self, slot: _Slot, uri: str) -> Entry:
+    async def _load_again(self, slot: Slot, uri: str) -> Entry:
         assert slot.fetched is not None
         fetched = await self._steps.fetch(slot.name, uri, lambda _done, _total: None)
         if fetched.digest != slot.fetched.digest:
@@ -322,7 +192,7 @@ class Registry:
             await self._publish(slot)
         return slot.entry(already_loaded=True)
 
-    async def _roll_back(self, slot: _Slot, reason: BaseException) -> None:
+    async def _roll_back(self, slot: Slot, reason: BaseException) -> None:
         """Undo what was done; what the engine does not let go keeps its place."""
         slot.error = _text(reason)
         self.failures += 1
@@ -333,12 +203,12 @@ class Registry:
         await self._undo(slot, self._remove)
         self._mark_failed(slot)
 
-    async def _undo(self, slot: _Slot, step: Callable[[_Slot], Awaitable[None]]) -> None:
+    async def _undo(self, slot: Slot, step: Callable[[Slot], Awaitable[None]]) -> None:
         error = await _attempt(step, slot)
         if error is not None:
             logger.error("adapter %s: %s", slot.name, error)
 
-    def _mark_failed(self, slot: _Slot) -> None:
+    def _mark_failed(self, slot: Slot) -> None:
         slot.state, slot.is_open = State.FAILED, False
         gone = [s.name for s in self._slots.values() if not s.takes_room and not s.is_listed]
         for name in gone[:-MAX_FAILED]:
@@ -347,7 +217,7 @@ class Registry:
     # -- unloading ---------------------------------------------------------------------------------
 
     async def _unload(self, name: str) -> None:
-        async with self._lock(name):
+        async with self._acts.lock(name):
             slot = self._slots.get(name)
             if slot is None:
                 raise AdapterUnknown(f"there is no adapter {name!r}; loaded: {self._loaded_names()}")
@@ -357,7 +227,7 @@ class Registry:
             del self._slots[name]
             logger.info("adapter %s: unloaded", name)
 
-    async def _take_away(self, slot: _Slot) -> None:
+    async def _take_away(self, slot: Slot) -> None:
         """From then on nobody uses it."""
         slot.state = State.UNLOADING
         try:
@@ -369,7 +239,7 @@ class Registry:
         slot.is_open = False
         await slot.wait_until_idle()
 
-    async def _clear(self, slot: _Slot) -> None:
+    async def _clear(self, slot: Slot) -> None:
         """Nothing is left of it, or it has failed: what nobody uses, or what an earlier roll-back left."""
         try:
             await self._withdraw(slot)
@@ -384,20 +254,20 @@ class Registry:
 
     # -- sleep and wake ----------------------------------------------------------------------------
 
-    async def _for_each(self, step: Callable[[_Slot], Awaitable[None]]) -> dict[str, str]:
+    async def _for_each(self, step: Callable[[Slot], Awaitable[None]]) -> dict[str, str]:
         """At once: where discovery is away each waits for its deadline."""
         # The others may take minutes: fetching, an engine that is slow, requests that keep one from leaving.
         slots = [slot for slot in self._slots.values() if slot.state in (State.PUBLISHING, State.LOADED)]
         errors = await asyncio.gather(*(self._for_one(step, slot) for slot in slots))
         return {slot.name: error for slot, error in zip(slots, errors, strict=True) if error is not None}
 
-    async def _for_one(self, step: Callable[[_Slot], Awaitable[None]], slot: _Slot) -> str | None:
-        async with self._lock(slot.name):
+    async def _for_one(self, step: Callable[[Slot], Awaitable[None]], slot: Slot) -> str | None:
+        async with self._acts.lock(slot.name):
             if self._slots.get(slot.name) is slot and slot.state is State.LOADED:
                 return await _attempt(step, slot)
         return None
 
-    async def _add_again(self, slot: _Slot) -> None:
+    async def _add_again(self, slot: Slot) -> None:
         assert slot.fetched is not None
         slot.is_open = False
         await slot.wait_until_idle()
@@ -414,52 +284,23 @@ class Registry:
 
     # -- one step, with its mark -------------------------------------------------------------------
 
-    async def _publish(self, slot: _Slot) -> None:
+    async def _publish(self, slot: Slot) -> None:
         if not slot.is_published:
             slot.is_listed = True
             await self._steps.publish(slot.known_adapter)
             slot.is_published = True
 
-    async def _withdraw(self, slot: _Slot) -> None:
+    async def _withdraw(self, slot: Slot) -> None:
         if slot.is_listed:
             await self._steps.withdraw(slot.known_adapter)
             slot.is_listed = slot.is_published = False
 
-    async def _remove(self, slot: _Slot) -> None:
+    async def _remove(self, slot: Slot) -> None:
         if slot.in_engine:
             await self._steps.remove(slot.known_adapter)
             slot.in_engine = False
 
-    # -- acts --------------------------------------------------------------------------------------
-
-    async def _act(self, name: str, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        latest, task = self._latest.get(name, (None, None))
-        if task is None or latest != key:
-            task = asyncio.create_task(start(), name=f"adapter {name}")
-            self._acts.add(task)
-            self._latest[name] = (key, task)
-            task.add_done_callback(lambda done: self._forget(name, done))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if task.cancelled() and caller is not None and not caller.cancelling():
-                raise WrongState("the worker is ending") from None
-            raise
-
-    def _forget(self, name: str, task: asyncio.Task[Any]) -> None:
-        self._acts.discard(task)
-        if not task.cancelled():
-            task.exception()  # all callers may have gone; the entry keeps the reason
-        if name in self._latest and self._latest[name][1] is task:
-            del self._latest[name]
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        """Lives as long as somebody holds it or waits for it."""
-        lock = self._locks.get(name)
-        if lock is None:
-            lock = self._locks[name] = asyncio.Lock()
-        return lock
+    # -- what is refused ---------------------------------------------------------------------------
 
     def _check_awake(self) -> None:
         if self._is_hidden:
@@ -467,35 +308,16 @@ class Registry:
 
     def _check_card(self, name: str) -> None:
         """Two adapters cannot have one card: the second is not listed, and takes the first along."""
+        card = names.card(name)
         for slot in self._slots.values():
-            if (slot.takes_room or slot.is_listed) and slot.name != name and card(slot.name) == card(name):
+            if (slot.takes_room or slot.is_listed) and slot.name != name and names.card(slot.name) == card:
                 raise AdapterConflict(
-                    f"{name!r} and {slot.name!r}, which is loaded, are the same to discovery ({card(name)}); "
+                    f"{name!r} and {slot.name!r}, which is loaded, are the same to discovery ({card}); "
                     "give it another name"
                 )
 
-    def _check_name(self, name: str) -> None:
-        if name in self._reserved:
-            raise AdapterConflict(f"{name!r} is the base model's name; give the adapter another one")
-        if (
-            len(name) > MAX_NAME
-            or not _NAME.fullmatch(name)
-            or any(part in ("", ".", "..") for part in name.split("/"))
-            or not card(name)  # the base model's own card, which it would take away
-        ):
-            raise BadCommand(
-                f"{name[:MAX_NAME]!r} is no name for an adapter; use letters, digits and . _ - / : "
-                f"(at most {MAX_NAME} characters, one letter or digit, "
-                "no empty, . or .. parts between slashes)"
-            )
 
-
-def card(name: str) -> str:
-    """What the runtime (1.6.1) makes of a name for the key of its card in discovery."""
-    return _OTHER.sub("_", name.lower()).lstrip("_")
-
-
-async def _attempt(step: Callable[[_Slot], Awaitable[None]], slot: _Slot) -> str | None:
+async def _attempt(step: Callable[[Slot], Awaitable[None]], slot: Slot) -> str | None:
     """Why it failed, if it did. The steps come from outside and may raise anything."""
     try:
         await step(slot)

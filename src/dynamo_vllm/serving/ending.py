@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dynamo_vllm.errors import EngineDead
+
+logger = logging.getLogger(__name__)
 EXIT_ENGINE_DEAD = 3
+
+
+def on_dead_engine(ending: asyncio.Future[int]) -> Callable[[EngineDead], None]:
+    """To be called with the reason, by whoever finds out; only the first is told."""
+
+    def died(exc: EngineDead) -> None:
+        if not ending.done():
+            logger.error("the engine is dead: %s", exc)
+            ending.set_result(EXIT_ENGINE_DEAD)
+
+    return died
 
 
 def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> None:

@@ -141,6 +141,7 @@ def engine_settings(
         if options.kv_events is None
         else options.kv_events,
         kv_event_port=options.kv_event_port,
+        engines_here=options.engines_here,
         scratch_folder=scratch,
         bind_host=options.bind_host,
         prometheus_folder=options.prometheus_multiproc_dir

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.base import Engine, Sink
     from dynamo_vllm.job import Output
-    from dynamo_vllm.lora.registry import Lease, Registry
+    from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.lora.slots import Lease
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.cancel import Cancellable, InFlight, Watch
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dynamo_vllm.admin.base import State
-from dynamo_vllm.lora.registry import State as AdapterState
+from dynamo_vllm.lora.slots import State as AdapterState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

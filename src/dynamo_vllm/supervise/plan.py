@@ -14,6 +14,7 @@ from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
 from dynamo_vllm.config.rules.ranks import node_of
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise.gpus import VARIABLE, Gpus, share_of
 from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 # -P keeps the current folder off the module path, as the installed command does.
 COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
 LOOPBACK = "127.0.0.1"
-_GPUS = "CUDA_VISIBLE_DEVICES"
+ENGINES_HERE = "DYN_VLLM_ENGINES_HERE"
 _ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 
@@ -45,8 +46,8 @@ class Process:
     drain_seconds: float
     role: str | None
     """What a worker does; None for the frontend."""
-    gpus: int = 0
-    """How many its engines need on this node."""
+    engines: int = 0
+    """How many it runs on this node, on GPUs each has one; the fake engine does not count."""
 
     @property
     def is_worker(self) -> bool:
@@ -116,7 +117,8 @@ def make(
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
-    return Plan(url, front.host, front.port, tuple(workers.models), (frontend, *workers.made), front)
+    processes = (frontend, *counted(workers.made))
+    return Plan(url, front.host, front.port, tuple(workers.models), processes, front)
 
 
 def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[str, str]:
@@ -148,6 +150,13 @@ def with_planes(
     if is_shared and "DYN_VLLM_BIND_HOST" not in environment:
         del found["DYN_VLLM_BIND_HOST"]
     return found
+
+
+def counted(workers: Sequence[Process]) -> list[Process]:
+    """Every worker is told how many engines there are, so that the KV caches of all fit into memory."""
+    engines = sum(worker.engines for worker in workers if worker.role != "encode")  # those have no KV cache
+    told = {ENGINES_HERE: str(engines)} if engines > 1 else {}
+    return [dataclasses.replace(worker, env={**told, **worker.env}) for worker in workers]
 
 
 def reachable(host: str) -> str:
@@ -190,8 +199,7 @@ class _Workers:
         """By address and name of the model."""
         self._folders: dict[str, str] = {}
         """The model at each address."""
-        self._gpus = list(gpus)
-        self._all_gpus = len(gpus)
+        self._gpus = Gpus(gpus)
 
     def add(self, group: WorkerGroup) -> None:
         values = {"model": self._model} if self._model is not None else {}
@@ -207,15 +215,15 @@ class _Workers:
         self._check_planes(options)
         self._check_address(options)
         self.models.append(str(options.model))
-        node = node_of(options, engine_flags(engine_argv))
-        ranks = node.local_ranks
-        shards = _number(engine_argv, "tensor_parallel_size") * _number(engine_argv, "pipeline_parallel_size")
-        shards //= node.nodes_per_rank
+        engine = engine_flags(engine_argv)
+        node = node_of(options, engine)
+        engines = 0 if options.engine == "fake" else node.engines
+        share = 0.0 if options.omni else share_of(engine)  # a pipeline's stages have theirs in its file
         argv = _argv(values, group)
         for _ in range(group.count):
             name = self._name(options)
-            gpus = self._gpus_for(name, group, options, ranks * shards)
-            self._one(name, options, argv, env | gpus, ranks, ranks * shards)
+            gpus = self._gpus.give(name, group.env.get(VARIABLE), engines, share)
+            self._one(name, options, argv, env | gpus, node.local_ranks, engines)
 
     def check_roles(self) -> None:
         """When all groups are known."""
@@ -286,22 +294,6 @@ class _Workers:
         self._names[kind] += 1
         return f"{kind}-{self._names[kind]}"
 
-    def _gpus_for(self, name: str, group: WorkerGroup, options: WorkerOptions, width: int) -> dict[str, str]:
-        """The next GPUs for one worker; a group that names its own keeps them."""
-        if not self._all_gpus or options.engine == "fake":
-            return {}
-        if _GPUS in group.env:
-            self._gpus = [gpu for gpu in self._gpus if gpu not in group.env[_GPUS].split(",")]
-            return {}
-        if len(self._gpus) < width:
-            raise ConfigError(
-                f"there are not enough GPUs: {name} needs {width}, {len(self._gpus)} of {self._all_gpus} are "
-                f"left; start fewer workers, or let groups of a --config file share with 'env: {{{_GPUS}: "
-                '"0"}\' and a lower --gpu-memory-utilization'
-            )
-        mine, self._gpus = self._gpus[:width], self._gpus[width:]
-        return {_GPUS: ",".join(mine)}
-
     def _one(
         self,
         name: str,
@@ -309,7 +301,7 @@ class _Workers:
         argv: list[str],
         env: Mapping[str, str],
         ranks: int,
-        width: int,
+        engines: int,
     ) -> None:
         ports = {
             "kv_event_port": self._ports.next(name, "kv_event_port", options.kv_event_port, ranks),
@@ -329,7 +321,7 @@ class _Workers:
                 port=self._ports.next(name, "system_port", options.system_port),
                 drain_seconds=options.drain_seconds,
                 role=options.role,
-                gpus=0 if options.engine == "fake" else width,
+                engines=engines,
             )
         )
 
@@ -368,8 +360,3 @@ def _parse(
     values: topology.Values, group: WorkerGroup, env: Mapping[str, str]
 ) -> tuple[WorkerOptions, list[str]]:
     return build.parse(WorkerOptions, _argv(values, group), env, "dynamo-vllm worker", "")
-
-
-def _number(engine_argv: Sequence[str], name: str) -> int:
-    text = engine_flags(engine_argv).get(name) or "1"
-    return int(text) if text.isdigit() else 1

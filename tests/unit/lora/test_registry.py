@@ -25,7 +25,8 @@ from dynamo_vllm.errors import (
 from dynamo_vllm.job import Adapter
 from dynamo_vllm.lora import registry as registry_module
 from dynamo_vllm.lora.base import AdapterFacts, Fetched, OnProgress
-from dynamo_vllm.lora.registry import Entry, Lease, Registry, State
+from dynamo_vllm.lora.registry import Registry
+from dynamo_vllm.lora.slots import Entry, Lease, State
 
 FACTS = AdapterFacts(rank=8, alpha=16, modules=("q_proj",), bytes=100, base_name="tiny")
 

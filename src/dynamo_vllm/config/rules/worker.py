@@ -55,6 +55,11 @@ def card_port_needs_a_system_port(o: WorkerOptions, _: EngineFlags) -> None:
         )
 
 
+def engines_are_a_count(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.engines_here is not None and o.engines_here < 1:
+        raise ConfigError(f"--engines-here {o.engines_here} must be 1 or more, or left out")
+
+
 def worker_traces_have_an_address(o: WorkerOptions, _: EngineFlags) -> None:
     flags.traces_have_an_address(o.otlp_endpoint)
 
@@ -118,6 +123,7 @@ RULES = (
     budgets_are_positive,
     worker_threads_are_a_count,
     card_port_needs_a_system_port,
+    engines_are_a_count,
     worker_traces_have_an_address,
     worker_migration_is_a_count,
     fake_settings_need_the_fake_engine,

@@ -1,0 +1,217 @@
+"""Options of a worker about the media it is sent: who encodes them, whence they come, how much is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_vllm.config.build import opt
+from dynamo_vllm.config.options.runtime import RuntimeOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaOptions(RuntimeOptions):
+    """A process that takes pictures, video and sound too."""
+
+    enable_multimodal: bool = opt(
+        False,
+        "multimodal",
+        "Accept pictures, video and sound, as far as the model does (docs/multimodal.md).",
+        env="DYN_VLLM_ENABLE_MULTIMODAL",
+    )
+    multimodal_worker: bool = opt(
+        False,
+        "multimodal",
+        "Older name of --enable-multimodal with --route-to-encoder.",
+        env="DYN_VLLM_MULTIMODAL_WORKER",
+    )
+    multimodal_encode_worker: bool = opt(
+        False,
+        "multimodal",
+        "Older name of --disaggregation-mode encode.",
+        env="DYN_VLLM_MULTIMODAL_ENCODE_WORKER",
+    )
+    multimodal_decode_worker: bool = opt(
+        False,
+        "multimodal",
+        "Older name of --disaggregation-mode decode.",
+        env="DYN_VLLM_MULTIMODAL_DECODE_WORKER",
+    )
+    multimodal_encode_prefill_worker: bool = opt(
+        False,
+        "multimodal",
+        "Older name of --disaggregation-mode prefill: a prefill worker has its own encoder.",
+        env="DYN_VLLM_MULTIMODAL_ENCODE_PREFILL_WORKER",
+    )
+    multimodal_processor: bool = opt(
+        False, "multimodal", "Processor in front of encoder workers.", env="DYN_VLLM_MULTIMODAL_PROCESSOR"
+    )
+    ec_processor: bool = opt(
+        False, "multimodal", "Processor in front of native encoders.", env="DYN_VLLM_EC_PROCESSOR"
+    )
+    route_to_encoder: bool = opt(
+        False,
+        "multimodal",
+        "Have media encoded by encode workers; by its own encoder where none answers.",
+        env="DYN_ROUTE_TO_ENCODER",
+    )
+    vllm_native_encoder_worker: bool = opt(
+        False,
+        "multimodal",
+        "Older name of --disaggregation-mode encode.",
+        env="DYN_VLLM_NATIVE_ENCODER_WORKER",
+    )
+    ec_connector_backend: str | None = opt(
+        None,
+        "multimodal",
+        "Encoder cache connector: ECExampleConnector, which stands for our own over a folder.",
+        env="DYN_VLLM_EC_CONNECTOR_BACKEND",
+        metavar="NAME",
+    )
+    ec_storage_path: str | None = opt(
+        None,
+        "multimodal",
+        "Folder that encode workers and the workers they encode for share.",
+        env="DYN_VLLM_EC_STORAGE_PATH",
+        metavar="FOLDER",
+    )
+    ec_storage_gb: float = opt(
+        4.0,
+        "multimodal",
+        "Most that encode workers keep in that folder, in GB; what was not used for longest goes first.",
+        env="DYN_VLLM_EC_STORAGE_GB",
+        metavar="GB",
+    )
+    encoder_transfer: str = opt(
+        "file",
+        "multimodal",
+        "How a worker gets what was encoded: from the same folder, or over NIXL into a folder of its own.",
+        env="DYN_VLLM_ENCODER_TRANSFER",
+        choices=("file", "nixl"),
+    )
+    encoder_component: str = opt(
+        "encoder",
+        "multimodal",
+        "Component of the encode workers to ask.",
+        env="DYN_VLLM_ENCODER_COMPONENT",
+        metavar="NAME",
+    )
+    encoder_seconds: float = opt(
+        10.0,
+        "multimodal",
+        "How long encode workers may take before a worker encodes media itself.",
+        env="DYN_VLLM_ENCODER_SECONDS",
+        metavar="SECONDS",
+    )
+    ec_extra_config: str | None = opt(
+        None,
+        "multimodal",
+        "Connector settings: shared_storage_path is --ec-storage-path.",
+        env="DYN_VLLM_EC_EXTRA_CONFIG",
+        metavar="JSON",
+    )
+    ec_consumer_mode: bool = opt(
+        False,
+        "multimodal",
+        "Like --route-to-encoder, and the engine itself takes what it needs from the folder.",
+        env="DYN_VLLM_EC_CONSUMER_MODE",
+    )
+    frontend_decoding: bool = opt(
+        False,
+        "multimodal",
+        "Have the frontend fetch and decode pictures; the worker reads the pixels over NIXL.",
+        env="DYN_VLLM_FRONTEND_DECODING",
+    )
+    mm_prompt_template: str | None = opt(
+        None,
+        "multimodal",
+        "The prompt of a chat with media, for a model whose chat template has no place for them, such as "
+        "'USER: <image>\\n<prompt> ASSISTANT:'.",
+        env="DYN_VLLM_MM_PROMPT_TEMPLATE",
+        metavar="TEXT",
+    )
+    media_max_images: int = opt(
+        16, "multimodal", "Pictures in one request.", env="DYN_VLLM_MEDIA_MAX_IMAGES", metavar="N"
+    )
+    media_max_videos: int = opt(
+        2, "multimodal", "Videos in one request.", env="DYN_VLLM_MEDIA_MAX_VIDEOS", metavar="N"
+    )
+    media_max_audios: int = opt(
+        4, "multimodal", "Sounds in one request.", env="DYN_VLLM_MEDIA_MAX_AUDIOS", metavar="N"
+    )
+    media_max_mb: float = opt(
+        64.0, "multimodal", "Largest encoded item, in MB.", env="DYN_VLLM_MEDIA_MAX_MB", metavar="MB"
+    )
+    media_max_megapixels: float = opt(
+        64.0,
+        "multimodal",
+        "Most pixels of a picture or of a frame of a video, in millions.",
+        env="DYN_VLLM_MEDIA_MAX_MEGAPIXELS",
+        metavar="N",
+    )
+    media_max_frames: int = opt(
+        768, "multimodal", "Most frames taken of a video.", env="DYN_VLLM_MEDIA_MAX_FRAMES", metavar="N"
+    )
+    media_max_video_megapixels: float = opt(
+        512.0,
+        "multimodal",
+        "Most pixels of all frames taken of a video together, in millions; each takes three bytes.",
+        env="DYN_VLLM_MEDIA_MAX_VIDEO_MEGAPIXELS",
+        metavar="N",
+    )
+    media_max_seconds: float = opt(
+        600.0,
+        "multimodal",
+        "Longest video or sound.",
+        env="DYN_VLLM_MEDIA_MAX_SECONDS",
+        metavar="SECONDS",
+    )
+    media_timeout_seconds: float = opt(
+        20.0,
+        "multimodal",
+        "Time to fetch and decode one item.",
+        env="DYN_VLLM_MEDIA_TIMEOUT_SECONDS",
+        metavar="SECONDS",
+    )
+    media_redirects: int = opt(
+        3, "multimodal", "Redirects that are followed.", env="DYN_VLLM_MEDIA_REDIRECTS", metavar="N"
+    )
+    media_hosts: tuple[str, ...] = opt(
+        (),
+        "multimodal",
+        "Ask only these hosts for media; *.example.com stands for all below it (default: all public ones).",
+        env="DYN_VLLM_MEDIA_HOSTS",
+        flags=("--media-hosts", "--allowed-media-domains"),
+        metavar="HOST",
+    )
+    media_networks: tuple[str, ...] = opt(
+        (),
+        "multimodal",
+        "Private networks that may be asked for media, such as 10.1.0.0/16 (default: none).",
+        env="DYN_VLLM_MEDIA_NETWORKS",
+        metavar="NETWORK",
+    )
+    media_folder: str | None = opt(
+        None,
+        "multimodal",
+        "Folder below which file: URLs are read (default: none is).",
+        env="DYN_VLLM_MEDIA_FOLDER",
+        flags=("--media-folder", "--allowed-local-media-path"),
+        metavar="FOLDER",
+    )
+    media_cache_mb: float = opt(
+        512.0,
+        "multimodal",
+        "Memory for decoded media, in MB; 0 keeps none.",
+        env="DYN_VLLM_MEDIA_CACHE_MB",
+        metavar="MB",
+    )
+    media_at_once: int = opt(
+        32,
+        "multimodal",
+        "Items fetched and decoded at a time; one request gets a quarter of them.",
+        env="DYN_VLLM_MEDIA_AT_ONCE",
+        metavar="N",
+    )
+    media_threads: int = opt(
+        4, "multimodal", "Threads that decode media.", env="DYN_VLLM_MEDIA_THREADS", metavar="N"
+    )

@@ -1,0 +1,64 @@
+"""Acts on names: one at a time per name, in the order they were asked for, and to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dynamo_vllm.errors import WrongState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Hashable
+
+T = TypeVar("T")
+
+
+class Acts:
+    """Tasks of their own: a caller that goes away stops none half way."""
+
+    def __init__(self) -> None:
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._latest: dict[str, tuple[Hashable, asyncio.Task[Any]]] = {}
+
+    async def join(self, name: str, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The latest act of the name where it has this key, else a new one."""
+        latest, task = self._latest.get(name, (None, None))
+        if task is None or latest != key:
+            task = asyncio.create_task(start(), name=f"adapter {name}")
+            self._running.add(task)
+            self._latest[name] = (key, task)
+            task.add_done_callback(lambda done: self._forget(name, done))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise WrongState("the worker is ending") from None
+            raise
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """For one act at a time; lives as long as somebody holds it or waits for it."""
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
+
+    def changing(self) -> str | None:
+        """The name of one that somebody asked to change, until that is done."""
+        return next(iter(self._latest), None)
+
+    async def cancel(self) -> None:
+        """Returns when all have ended."""
+        running = list(self._running)
+        for act in running:
+            act.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _forget(self, name: str, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # all callers may have gone; the entry keeps the reason
+        if name in self._latest and self._latest[name][1] is task:
+            del self._latest[name]

@@ -1,0 +1,221 @@
+"""From a started engine to the parts that serve it: role, registration, life, metrics, admin."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dynamo.llm import WorkerMetricsPublisher
+
+from dynamo_vllm.admin.base import Controls
+from dynamo_vllm.serving import adapters, lending, metrics, parts
+from dynamo_vllm.serving.admin import Admin
+from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.endpoints import Registration
+from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
+from dynamo_vllm.serving.monitor import Monitor
+from dynamo_vllm.serving.request import Service
+from dynamo_vllm.serving.series import Exposition
+from dynamo_vllm.serving.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from dynamo.runtime import Endpoint
+
+    from dynamo_vllm.config.encoders import EncoderFolder
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.planes import EtcdAccess
+    from dynamo_vllm.engine.base import Engine, TextEngine
+    from dynamo_vllm.errors import EngineDead
+    from dynamo_vllm.job import EngineFacts, Job
+    from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.media.base import MediaLoader
+    from dynamo_vllm.roles.base import Role
+    from dynamo_vllm.serving import lifeline
+    from dynamo_vllm.serving.progress import Progress
+    from dynamo_vllm.serving.runtime import Runtime
+    from dynamo_vllm.serving.system_port import SystemPort
+    from dynamo_vllm.serving.tracing import Generate, Tracing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A worker whose engine runs."""
+
+    options: WorkerOptions
+    drt: Runtime
+    engine: TextEngine
+    facts: EngineFacts
+    meter: metrics.LoadMeter
+    progress: Progress
+    connector: Connector | None
+    encoder_folder: EncoderFolder | None
+    followers: lifeline.Followers
+    front: SystemPort | None
+    adapter_cache: Path
+    etcd: EtcdAccess | None
+    scratch_folder: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it serves requests."""
+        return self.drt.endpoint(self.options.address)
+
+    @property
+    def model(self) -> str:
+        """The name clients know it by."""
+        return (self.options.served_model_name or (str(self.options.model),))[0]
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """What this worker writes to, by what it is for."""
+        found = {"scratch": self.scratch_folder}
+        if self.encoder_folder is not None:
+            found["encodings"] = self.encoder_folder.path
+        if self.facts.adapters is not None:
+            found["adapters"] = str(self.adapter_cache)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """What requests, operators and the worker's life meet."""
+
+    role: Role[Any]
+    in_flight: InFlight
+    registration: Registration
+    registry: Registry | None
+    lifecycle: Lifecycle
+    answers: Callable[[], Awaitable[None]]
+    """Raises where the engine does not answer."""
+
+
+async def assemble(started: Started, loader: MediaLoader | None) -> Assembled:
+    options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
+    meter, folder = started.meter, started.encoder_folder
+    reader = await parts.media_reader(options, folder, facts, engine, loader, drt, meter.count_lost_encoding)
+    role = parts.make_role(
+        options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
+    )
+    if options.role == "encode" and options.encoder_transfer == "nixl" and folder is not None:
+        lending.Lender(parts.encoded_folder(folder, facts), lending.Nixl()).serve(drt, options.address)
+    in_flight = InFlight(engine)
+    registration = Registration(started.endpoint, options, role.card, facts)
+    registry = await adapters.make_registry(options, started.adapter_cache, facts, engine, registration)
+    answers = functools.partial(warm_up, engine, role, facts)
+    lifecycle = Lifecycle(
+        Parts(
+            discovery=registration,
+            health=drt,
+            in_flight=in_flight,
+            engine=engine,
+            adapters=registry or adapters.NONE,
+            answers=answers,
+            sleep_refusal=facts.sleep_refusal,
+        )
+    )
+    return Assembled(
+        role=role,
+        in_flight=in_flight,
+        registration=registration,
+        registry=registry,
+        lifecycle=lifecycle,
+        answers=answers,
+    )
+
+
+def answering(
+    started: Started,
+    made: Assembled,
+    on_dead: Callable[[EngineDead], None],
+    last_error: metrics.LastError,
+    traces: Tracing | None,
+) -> Generate:
+    """What the endpoint calls for each request."""
+    service = Service(
+        made.role,
+        started.engine,
+        made.in_flight,
+        on_dead,
+        made.registry,
+        last_error.note,
+        traces.headers if traces is not None else None,
+    )
+    return traces.around(service.generate) if traces is not None else service.generate
+
+
+async def expose(started: Started, made: Assembled) -> Exposition:
+    """Load figures for the router, and series for /metrics."""
+    engine, facts = started.engine, started.facts
+    publisher = WorkerMetricsPublisher()
+    await publisher.create_endpoint(started.endpoint)
+    started.meter.connect(publisher, facts.total_kv_blocks, ranks(facts))
+    exposition = Exposition(
+        model=made.registration.names[0],
+        role=started.options.role,
+        meter=started.meter,
+        in_flight=lambda: len(made.in_flight),
+        life=made.lifecycle,
+        adapters=made.registry,
+        folders=started.folders,
+    )
+    started.endpoint.metrics.register_prometheus_expfmt_callback(
+        lambda: engine.metrics_text() + exposition.text()
+    )
+    return exposition
+
+
+def open_to_operators(
+    started: Started, made: Assembled, last_error: metrics.LastError, on_dead: Callable[[EngineDead], None]
+) -> None:
+    """Admin verbs over the runtime, and over HTTP where there is a system port."""
+    options, facts = started.options, started.facts
+    instance, names = started.endpoint.connection_id(), made.registration.names
+    status = Status(options, facts, instance, names, started.meter, made.in_flight, last_error)
+    controls = Controls(
+        life=made.lifecycle,
+        engine=started.engine,
+        facts=facts,
+        adapters=made.registry,
+        drain_seconds=options.drain_seconds,
+        status=lambda: status.reply(made.lifecycle.state, made.registry),
+    )
+    performer = Admin(controls, options.admin_token, on_dead)
+    performer.serve(started.drt, options.address)
+    if started.front is not None:
+        started.front.admin = performer
+
+
+async def warm_up(engine: Engine, role: Role[Any], facts: EngineFacts) -> None:
+    """One small request to each rank before anybody sends one: the first takes seconds on some machines."""
+    for rank in ranks(facts):
+        await engine.stream(await small_job(role, facts, "warm-up", rank), lambda _: None)
+
+
+async def small_job(role: Role[Any], facts: EngineFacts, job_id: str, rank: int) -> Job:
+    """The role's smallest job, for one rank."""
+    job: Job = await role.prepare(role.parse(role.health_check()), job_id)
+    return job if facts.data_parallel_size == 1 else dataclasses.replace(job, data_parallel_rank=rank)
+
+
+def ranks(facts: EngineFacts) -> range:
+    return range(facts.data_parallel_start_rank, facts.data_parallel_start_rank + facts.data_parallel_size)
+
+
+def monitor(started: Started, made: Assembled) -> Monitor:
+    options, lifecycle = started.options, made.lifecycle
+    return Monitor(
+        started.engine,
+        functools.partial(small_job, made.role, started.facts),
+        lifecycle.unwell,
+        lifecycle.well,
+        lambda: lifecycle.is_watched,
+        health_seconds=options.health_seconds,
+        canary_seconds=options.canary_seconds,
+        canary_timeout_seconds=options.canary_timeout_seconds,
+    )
