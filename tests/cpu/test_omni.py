@@ -22,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from harness.bad_pictures import BAD_PICTURES
 from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack, survivors
 from harness.waiting import until
 
@@ -232,24 +233,7 @@ def test_a_client_that_leaves_frees_the_stage(omni: Stack, painter: Worker) -> N
     assert time.monotonic() - began < 1.5  # a second, and the time of the picture itself
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"size": "0x0"}, "size"),
-        ({"size": "60x60"}, "size"),
-        ({"size": "100000x100000"}, "size"),
-        ({"num_inference_steps": 0}, "num_inference_steps"),
-        ({"num_inference_steps": 10**6}, "num_inference_steps"),
-        ({"n": 0}, "n:"),
-        ({"n": 100}, "n:"),
-        ({"n": 10, "size": "2048x2048"}, "n: 10 pictures"),
-        ({"response_format": "gif"}, "gif"),
-        ({"output_format": "tiff"}, "tiff"),
-        ({"prompt": "word " * 200}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"guidance_scale": -1}, "guidance_scale"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), BAD_PICTURES)
 def test_bad_input_is_refused_by_name(
     omni: Stack, painter: Worker, change: dict[str, Any], named: str
 ) -> None:
