@@ -7,8 +7,9 @@ import io
 import json
 import os
 import tempfile
+import threading
 import wave
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from vllm_omni.diffusion.models.diffusers_adapter import pipeline_diffusers_adap
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
-from dynamo_vllm.engine import omni_pipelines, plugin
+from dynamo_vllm.engine import omni, omni_pipelines, plugin
 from dynamo_vllm.engine.omni import OmniEngine
 from dynamo_vllm.engine.omni_convert import media_of
 from dynamo_vllm.engine.omni_text import stage_class
@@ -77,7 +78,6 @@ CASES: dict[str, list[Any]] = {
     "no output at all": [],
     "error": [OmniRequestOutput.from_error("j", "no memory")],
     "abort": [text("", "abort")],
-    "dead": [EngineDeadError("gone")],
     "sound": [
         image(0, multimodal_output={"audio": torch.zeros(480), "sr": 24000}, final_output_type="audio")
     ],
@@ -127,6 +127,44 @@ async def aborted_while_drawing() -> Any:
     made: list[Output] = []
     await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
     return [[o.finish, o.finished, len(o.media)] for o in made], pipeline.aborted
+
+
+class Dead(Pipeline):
+    """A stage of it has ended; the others take their time to."""
+
+    def __init__(self) -> None:
+        super().__init__([EngineDeadError("gone")])
+        self.may_end = threading.Event()
+
+    async def check_health(self) -> None:
+        raise EngineDeadError("gone")
+
+    def shutdown(self) -> None:
+        self.may_end.wait(60)
+
+
+async def dead() -> dict[str, list[str]]:
+    """What a dead stage becomes, by who meets it first, and whether the other stages are waited for."""
+    omni.DEAD_SECONDS = 0.01
+    job = Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC)
+    meetings: dict[str, Callable[[OmniEngine], Awaitable[None]]] = {
+        "job": lambda engine: engine.stream(job, lambda _: None),
+        "health check": lambda engine: engine.check_health(),
+    }
+    found = {}
+    for name, meet in meetings.items():
+        engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+        engine._omni = pipeline = Dead()
+        try:
+            await meet(engine)
+        except Exception as exc:
+            error = type(exc).__name__
+        closing = asyncio.create_task(engine.close())
+        done, _ = await asyncio.wait({closing}, timeout=omni.SHUTDOWN_SECONDS / 2)
+        found[name] = [error, "left behind" if done else "waited for"]
+        pipeline.may_end.set()
+        await closing
+    return found
 
 
 async def silence() -> dict[str, bool]:
@@ -203,6 +241,7 @@ async def main() -> None:
             "cut": (await written([text("a", None)]))[0],
             "salted": (await written([text("b")], "me"))[1],
         },
+        "dead": await dead(),
         "silence": await silence(),
         "prompt": pipeline.asked["prompt"],
         "picture": {
