@@ -16,12 +16,15 @@ from typing import Any
 os.environ["DYN_VLLM_OMNI_ARCHITECTURE"] = "Qwen3ForCausalLM"
 os.environ["DYN_VLLM_OMNI_STAGES"] = "1"
 
+import msgspec
 import torch
+import zmq
 from PIL import Image
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.models.diffusers_adapter import pipeline_diffusers_adapter as adapter
+from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -167,6 +170,19 @@ async def dead() -> dict[str, list[str]]:
     return found
 
 
+def goodbye() -> bool:
+    """Whether the client of a drawing stage that nobody listens at comes back from its shutdown."""
+    client = object.__new__(StageDiffusionClient)
+    client._zmq_ctx, client._encoder, client._proc_manager = zmq.Context(), msgspec.msgpack.Encoder(), None
+    client._request_socket = client._zmq_ctx.socket(zmq.PUSH)
+    client._request_socket.bind("inproc://requests")
+    client._response_socket = client._zmq_ctx.socket(zmq.PULL)
+    thread = threading.Thread(target=client.shutdown, daemon=True)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
+
+
 async def silence() -> dict[str, bool]:
     """Whether outputs_seen grows while a job of that name is silent."""
     found = {}
@@ -242,6 +258,7 @@ async def main() -> None:
             "salted": (await written([text("b")], "me"))[1],
         },
         "dead": await dead(),
+        "goodbye": goodbye(),
         "silence": await silence(),
         "prompt": pipeline.asked["prompt"],
         "picture": {

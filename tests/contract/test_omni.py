@@ -62,6 +62,10 @@ def test_a_dead_stage_is_a_dead_engine_whoever_meets_it_first(seen: dict[str, An
     assert seen["dead"][first] == ["EngineDead", "left behind"]
 
 
+def test_a_dead_drawing_stage_is_let_go(seen: dict[str, Any]) -> None:
+    assert seen["goodbye"] is True
+
+
 def test_an_aborted_drawing_is_no_success(seen: dict[str, Any]) -> None:
     assert seen["aborted"] == [[["abort", True, 0]], ["j"]]
 

@@ -328,12 +328,12 @@ def test_a_killed_drawing_stage_ends_its_worker(painter: Worker) -> None:
 
 
 @pytest.mark.long
-def test_a_text_stage_of_two_that_is_killed_at_work_ends_its_worker(omni: Stack, studio: Worker) -> None:
+def test_a_drawing_stage_of_two_that_is_killed_at_work_ends_its_worker(omni: Stack, studio: Worker) -> None:
     with ThreadPoolExecutor(1) as users:
         asked = users.submit(draw, omni, model="studio", num_inference_steps=LONG)
         running = "dynamo_component_requests_running"
         until("it runs", lambda: studio.metric(running) > 0 or asked.done(), 30)
-        kill_a_stage(studio, "StageEngineCore")
+        kill_a_stage(studio, "DiffusionWorker")
         assert asked.result(60).status_code == 503
 
 

@@ -275,10 +275,6 @@ class OmniEngine:
         )
 
     async def check_health(self) -> None:
-        """Of a drawing stage that died beside others nobody else tells.
-
-        vLLM-Omni 0.30 says goodbye to its socket and waits for good; the jobs on their way wait with it.
-        """
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
