@@ -7,24 +7,28 @@ import io
 import json
 import os
 import tempfile
+import threading
 import wave
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 os.environ["DYN_VLLM_OMNI_ARCHITECTURE"] = "Qwen3ForCausalLM"
 os.environ["DYN_VLLM_OMNI_STAGES"] = "1"
 
+import msgspec
 import torch
+import zmq
 from PIL import Image
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.models.diffusers_adapter import pipeline_diffusers_adapter as adapter
+from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
-from dynamo_vllm.engine import omni_pipelines, plugin
+from dynamo_vllm.engine import omni, omni_pipelines, plugin
 from dynamo_vllm.engine.omni import OmniEngine
 from dynamo_vllm.engine.omni_convert import media_of
 from dynamo_vllm.engine.omni_text import stage_class
@@ -77,7 +81,6 @@ CASES: dict[str, list[Any]] = {
     "no output at all": [],
     "error": [OmniRequestOutput.from_error("j", "no memory")],
     "abort": [text("", "abort")],
-    "dead": [EngineDeadError("gone")],
     "sound": [
         image(0, multimodal_output={"audio": torch.zeros(480), "sr": 24000}, final_output_type="audio")
     ],
@@ -127,6 +130,57 @@ async def aborted_while_drawing() -> Any:
     made: list[Output] = []
     await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
     return [[o.finish, o.finished, len(o.media)] for o in made], pipeline.aborted
+
+
+class Dead(Pipeline):
+    """A stage of it has ended; the others take their time to."""
+
+    def __init__(self) -> None:
+        super().__init__([EngineDeadError("gone")])
+        self.may_end = threading.Event()
+
+    async def check_health(self) -> None:
+        raise EngineDeadError("gone")
+
+    def shutdown(self) -> None:
+        self.may_end.wait(60)
+
+
+async def dead() -> dict[str, list[str]]:
+    """What a dead stage becomes, by who meets it first, and whether the other stages are waited for."""
+    omni.DEAD_SECONDS = 0.01
+    job = Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC)
+    meetings: dict[str, Callable[[OmniEngine], Awaitable[None]]] = {
+        "job": lambda engine: engine.stream(job, lambda _: None),
+        "health check": lambda engine: engine.check_health(),
+    }
+    found = {}
+    for name, meet in meetings.items():
+        engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+        engine._omni = pipeline = Dead()
+        try:
+            await meet(engine)
+        except Exception as exc:
+            error = type(exc).__name__
+        closing = asyncio.create_task(engine.close())
+        done, _ = await asyncio.wait({closing}, timeout=omni.SHUTDOWN_SECONDS / 2)
+        found[name] = [error, "left behind" if done else "waited for"]
+        pipeline.may_end.set()
+        await closing
+    return found
+
+
+def goodbye() -> bool:
+    """Whether the client of a drawing stage that nobody listens at comes back from its shutdown."""
+    client = object.__new__(StageDiffusionClient)
+    client._zmq_ctx, client._encoder, client._proc_manager = zmq.Context(), msgspec.msgpack.Encoder(), None
+    client._request_socket = client._zmq_ctx.socket(zmq.PUSH)
+    client._request_socket.bind("inproc://requests")
+    client._response_socket = client._zmq_ctx.socket(zmq.PULL)
+    thread = threading.Thread(target=client.shutdown, daemon=True)
+    thread.start()
+    thread.join(10)
+    return not thread.is_alive()
 
 
 async def silence() -> dict[str, bool]:
@@ -203,6 +257,8 @@ async def main() -> None:
             "cut": (await written([text("a", None)]))[0],
             "salted": (await written([text("b")], "me"))[1],
         },
+        "dead": await dead(),
+        "goodbye": goodbye(),
         "silence": await silence(),
         "prompt": pipeline.asked["prompt"],
         "picture": {

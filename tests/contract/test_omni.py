@@ -57,8 +57,13 @@ def test_a_cache_salt_reaches_the_text_stage(seen: dict[str, Any]) -> None:
     assert seen["written"]["salted"] == {"prompt_token_ids": [1, 2], "cache_salt": "me"}
 
 
-def test_a_dead_stage_is_a_dead_engine(seen: dict[str, Any]) -> None:
-    assert seen["outcomes"]["dead"].startswith("EngineDead: ")
+@pytest.mark.parametrize("first", ["job", "health check"])
+def test_a_dead_stage_is_a_dead_engine_whoever_meets_it_first(seen: dict[str, Any], first: str) -> None:
+    assert seen["dead"][first] == ["EngineDead", "left behind"]
+
+
+def test_a_dead_drawing_stage_is_let_go(seen: dict[str, Any]) -> None:
+    assert seen["goodbye"] is True
 
 
 def test_an_aborted_drawing_is_no_success(seen: dict[str, Any]) -> None:

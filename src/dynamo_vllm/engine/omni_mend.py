@@ -1,10 +1,13 @@
-"""What our plugin mends in vLLM-Omni 0.30, inside the processes of its stages.
+"""What our plugin mends in vLLM-Omni 0.30, inside the processes of its stages and the worker that has them.
 
 Pictures through the diffusers adapter are drawn to the end also when nobody waits for them any more: the
 adapter never looks whether its request was cancelled. Here it looks after every step.
 
 A request that names no guidance gets none from it, whatever the model's own pipeline would do by itself, and
 draws much worse for it. And it writes every prompt and every step into the log.
+
+To a drawing stage that died beside others the worker says goodbye, and waits for good until somebody listens;
+every job on its way waits with it, and the worker's end too.
 """
 
 from __future__ import annotations
@@ -43,3 +46,16 @@ def mend() -> None:
 
     adapter._build_call_kwargs = mended
     adapter.supports_request_cancellation = True
+    _mend_goodbye()
+
+
+def _mend_goodbye() -> None:
+    from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
+
+    shutdown = StageDiffusionClient.shutdown
+
+    def mended(self: Any) -> None:
+        self._request_socket.sndtimeo = 0  # a stage that lives is connected, and gets it at once
+        shutdown(self)
+
+    StageDiffusionClient.shutdown = mended

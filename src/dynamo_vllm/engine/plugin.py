@@ -10,8 +10,8 @@ takes a whole core per engine.
 
 KV events about prompt embeddings can be read by the router (`kv_event_mend`).
 
-In the stages of vLLM-Omni, plain language models become stages (`omni_text`) and cancelled drawings end
-(`omni_mend`).
+In the stages of vLLM-Omni, plain language models become stages (`omni_text`), cancelled drawings end
+and dead stages are let go (`omni_mend`).
 """
 
 from __future__ import annotations

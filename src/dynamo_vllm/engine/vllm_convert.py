@@ -178,8 +178,6 @@ def _error(exc: Exception) -> DynamoVllmError:
     match exc:
         case DynamoVllmError():
             return exc
-        case EngineDeadError():
-            return EngineDead(str(exc))
         case VLLMNotFoundError():
             return UnknownModel(str(exc))
         case VLLMClientError():
