@@ -43,9 +43,15 @@ def run_tier(tier: str) -> tuple[str, float, str]:
     chosen = () if "-m" in asked else ("-m", "not long")
     arguments = [*AT_ONCE.get(tier, ()), *chosen, *asked]
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
-    code = subprocess.run([sys.executable, "-m", "pytest", *folders, *arguments], cwd=ROOT).returncode
+    command = [sys.executable, "-m", "pytest", *folders, *arguments]
+    code = subprocess.run(command, cwd=ROOT, env=environment()).returncode
     result = {0: "passed", NO_TESTS: "no tests"}.get(code, "FAILED")
     return tier, time.monotonic() - began, result
+
+
+def environment() -> dict[str, str]:
+    """Where bytecode is forbidden, each of the hundreds of processes would compile the package anew."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts us in the background passes this on, and commands under test could not be stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# httpx reads all authorities it could trust for each client, so for each `httpx.get`: 50 ms of a processor.
+# Tests speak plain HTTP on this machine or bring a certificate of their own; this folder has none.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(TESTS)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def planes_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -13,14 +13,14 @@ from harness.stack import Stack, Worker, environment
 from harness.warm import FORKED, Zygote
 
 LORA = ("--enable-lora", "--max-loras", "2")
-PROMPTS = 12
+PROMPTS = 6
 Expected = dict[tuple[str, int], str]
 """Model and number of the prompt → text."""
 
 
 def prompt(number: int) -> list[int]:
     chance = random.Random(number)
-    return [chance.randrange(10, 900) for _ in range((1, 7, 32, 33, 64, 100)[number % 6])]
+    return [chance.randrange(10, 900) for _ in range((1, 7, 32, 33, 64, 100)[number % PROMPTS])]
 
 
 def bare_answers(warm: Zygote, model: Path, adapters: dict[str, Path], folder: Path) -> Expected:

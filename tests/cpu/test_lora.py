@@ -20,7 +20,7 @@ from harness.stack import Stack, stack
 from harness.waiting import until
 from harness.warm import Zygote
 
-REQUESTS, CONCURRENCY = 200, 8
+REQUESTS, CONCURRENCY = 100, 8
 
 
 @pytest.fixture(scope="module")

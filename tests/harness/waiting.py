@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import openai
-
 T = TypeVar("T")
 
 
@@ -26,6 +24,7 @@ def until(what: str, condition: Callable[[], T], seconds: float = 30.0, every: f
 
 def joined(what: str, condition: Callable[[], T], seconds: float = 30.0) -> T:
     """`until` for a condition that asks: the frontend says 503 for a moment while a worker joins."""
+    import openai  # 0.8 s, which other waits need not pay
 
     def answered() -> T | None:
         try:
