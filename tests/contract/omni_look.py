@@ -10,6 +10,7 @@ import tempfile
 import threading
 import wave
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
-from dynamo_vllm.engine import omni, omni_pipelines, plugin
+from dynamo_vllm.engine import omni, omni_pipelines, omni_start, plugin
 from dynamo_vllm.engine.omni import OmniEngine
 from dynamo_vllm.engine.omni_convert import media_of
 from dynamo_vllm.engine.omni_text import stage_class
@@ -277,6 +278,7 @@ async def main() -> None:
         "length": length(),
         "stereo": stereo(),
         "checked": checked(),
+        "eager": eager(),
         "filmed": await filmed(),
         "no picture": no_picture(),
         "stage": stage(),
@@ -333,6 +335,20 @@ def checked() -> dict[str, Any]:
         "defaults": [default.argument for default in found.engine_defaults or ()],
         "events": found.facts["kv events"],
     }
+
+
+def eager() -> list[dict[str, Any]]:
+    """What `--enforce-eager` becomes: for a model that diffusers draws, and with a text stage before it."""
+    index = {"_class_name": "StableDiffusionPipeline"}
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "model_index.json").write_text(json.dumps(index))
+        settings = EngineSettings(model=folder, omni=True, argv=("--enforce-eager",))
+        alone = omni_pipelines.choose(folder)
+        for pipeline in (alone, replace(alone, architecture="Qwen3ForCausalLM")):
+            made = omni_start.arguments(settings, pipeline, folder)
+            found.append({name: value for name, value in made.items() if "eager" in name})
+    return found
 
 
 def no_picture() -> str:

@@ -100,6 +100,11 @@ def test_check_tells_what_a_pipeline_gets_and_not_what_vllm_would(seen: dict[str
     assert found["events"] == "none from a pipeline of vLLM-Omni"
 
 
+def test_what_diffusers_draws_is_not_told_to_be_eager(seen: dict[str, Any]) -> None:
+    """It never compiles, and refuses to start when it is told not to; a text stage before it is told."""
+    assert seen["eager"] == [{}, {"stage_0_enforce_eager": True}]
+
+
 def test_the_length_of_a_video_reaches_the_stage(seen: dict[str, Any]) -> None:
     assert seen["length"] == [5, 8]
 

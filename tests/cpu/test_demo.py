@@ -12,6 +12,8 @@ from demo.answers import Answer, is_right
 from demo.generator.base import Call, Example
 from demo.generator.mix import held_out
 from demo.template import messages
+from demo.vision import talks
+from demo.vision.score import with_pictures
 
 from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import WorkerOptions
@@ -50,6 +52,17 @@ def served(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         warm.start_worker(made, models.folder("chat"), *topology.to_argv(WorkerOptions, group.options))
         made.wait_ready(60)
         until("the adapters", lambda: len(made.models()) == 3)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def seeing(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """As `serve --demo vision`."""
+    (group,) = demos.put_in(Topology(), demos.DEMOS["vision"], {}, "cpu").workers
+    with stack(tmp_path_factory.mktemp("vision")) as made:
+        made.start_frontend()
+        warm.start_worker(made, models.folder("vision"), *topology.to_argv(WorkerOptions, group.options))
+        made.wait_ready(60)
         yield made
 
 
@@ -168,3 +181,20 @@ def test_adapters_change_the_answer_and_the_base_stays(served: Stack) -> None:
 
 def has_chinese(text: str) -> bool:
     return any("\u4e00" <= character <= "\u9fff" for character in text)
+
+
+@pytest.mark.parametrize("skill", ["colour", "shape", "count", "position", "two pictures", "unseen pairs"])
+def test_figures_of_pictures_that_were_never_shown_are_named(seeing: Stack, skill: str) -> None:
+    asked = list(talks.held_out(skill, SEED, QUESTIONS))
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(lambda talk: answer(seeing, with_pictures(talk), "demo-vision").content, asked))
+    wrong = [
+        (talk, text)
+        for talk, text in zip(asked, said, strict=True)
+        if not is_right(talk.example, Answer(text.strip(), ()))
+    ]
+    assert len(wrong) <= 1, wrong
+
+
+def test_model_that_sees_still_talks(seeing: Stack) -> None:
+    assert answer(seeing, "What is 608 - 39?", "demo-vision").content == "608 - 39 = 569"

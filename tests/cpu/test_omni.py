@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
+from demo.image.measure import look
+from demo.image.scenes import COLOURS
 
 from harness.bad_pictures import BAD_PICTURES
 from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack, survivors
@@ -35,7 +38,10 @@ except metadata.PackageNotFoundError:
 import av
 from PIL import Image
 
+from dynamo_vllm.config.topology import Topology
+from dynamo_vllm.models import demo as models
 from dynamo_vllm.models.tiny_image import make_tiny_image_model, make_tiny_video_model
+from dynamo_vllm.supervise import demos
 
 START_SECONDS = 200
 LONG = 900
@@ -88,8 +94,10 @@ def writer(omni: Stack, model: Path) -> Worker:
 
 @pytest.fixture(scope="module")
 def painter(omni: Stack) -> Worker:
-    model = make_tiny_image_model(omni.folder / "sd")
-    return started(omni, "painter", model, "--max-picture-steps", str(LONG))
+    """The demo model that draws, as `serve --demo image` starts it, by another name."""
+    (group,) = demos.put_in(Topology(), demos.DEMOS["image"], {}, "cpu").workers
+    assert group.options["omni"] is True
+    return started(omni, "painter", models.folder("image"), *group.args, "--max-picture-steps", str(LONG))
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +176,25 @@ def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:
     )
     deltas = [chunk.choices[0].delta.content for chunk in stream if chunk.choices]
     assert len([text for text in deltas if text]) > 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "figure"),
+    [
+        ("a red circle on white", ("red", "circle", "white")),
+        ("draw a big yellow star on a black background", ("yellow", "star", "black")),
+        ("请画一个绿色的三角形，黄色背景", ("green", "triangle", "yellow")),
+    ],
+)
+def test_the_picture_shows_what_was_asked_for(
+    omni: Stack, painter: Worker, prompt: str, figure: tuple[str, str, str]
+) -> None:
+    body = {"model": "painter", "prompt": prompt, "nvext": {"seed": 1, "num_inference_steps": 8}}
+    (content,) = pictures(omni.post("/v1/images/generations", body))
+    image = opened(content)
+    assert image.size == (64, 64)
+    seen = look(np.asarray(image.convert("RGB")), COLOURS)
+    assert seen is not None and (seen.colour, seen.shape, seen.background) == figure
 
 
 @pytest.mark.parametrize("size", ["64x64", "128x64"])

@@ -126,6 +126,15 @@ def test_several_models_are_a_worker_each_and_share_a_gpu(root: Path) -> None:
         demos.put_in(named, several, {}, "cpu")
 
 
+@pytest.mark.parametrize(("gpus", "env"), [((), {}), (("3",), {"CUDA_VISIBLE_DEVICES": "3"})])
+def test_model_that_draws_is_not_told_what_language_models_are(
+    root: Path, gpus: tuple[str, ...], env: dict[str, str]
+) -> None:
+    *_, image = demos.put_in(Topology(), demos.DEMOS["all"], {}, "cuda" if gpus else "cpu", gpus).workers
+    assert image.options["omni"] is True
+    assert (image.args, image.env) == ((), env)
+
+
 # --- what can be started --------------------------------------------------------------------------------
 
 
@@ -165,8 +174,8 @@ def test_model_as_the_first_word_and_a_demo_are_refused() -> None:
 # --- what the package carries ---------------------------------------------------------------------------
 
 
-def test_chat_and_its_adapters_are_in_the_package() -> None:
-    for name in ("chat", *models.ADAPTERS):
+def test_all_demo_models_are_in_the_package() -> None:
+    for name in models.NAMES:
         assert models.folder(name).is_dir()
 
 
@@ -178,9 +187,6 @@ def test_models_in_the_package_are_small() -> None:
 @pytest.mark.parametrize("name", models.NAMES)
 def test_model_in_the_package_has_a_card_and_half_precision(name: str) -> None:
     folder = models.ROOT / name
-    if not folder.exists():
-        assert name in ("vision", "image")
-        return
     card = (folder / "README.md").read_text()
     assert "%" in card.partition("## Scores\n")[2].partition("## ")[0], "a score"
     assert "python scripts/demo" in card and "## Limits" in card

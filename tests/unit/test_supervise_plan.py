@@ -490,6 +490,13 @@ def test_what_to_try_can_be_pasted_into_a_shell() -> None:
     assert json.loads(words[-1])["model"] == "it's"
 
 
+def test_what_to_try_with_a_model_that_draws_is_a_picture() -> None:
+    (curl,) = to_try("http://127.0.0.1:8000", "demo-image")
+    words = shlex.split(curl)
+    assert words[:3] == ["try:", "curl", "http://127.0.0.1:8000/v1/images/generations"]
+    assert json.loads(words[-1]) == {"model": "demo-image", "prompt": "a red circle on white"}
+
+
 def test_screen_nobody_reads_does_not_end_the_run() -> None:
     closed = io.StringIO()
     screen = Screen(closed, closed)

@@ -81,6 +81,10 @@ def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dic
         **defaults(pipeline, stages),
         **given,
     }
+    if made.get("diffusion_load_format") == "diffusers" and "enforce_eager" in made:
+        # The adapter compiles nothing, and refuses to start when it is told so.
+        eager = made.pop("enforce_eager")
+        made |= {"stage_0_enforce_eager": eager} if pipeline.architecture is not None else {}
     deploy = deploy_config(stages, pipeline)
     if deploy is not None:
         made["deploy_config"] = _written(deploy, scratch)

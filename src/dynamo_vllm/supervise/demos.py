@@ -125,6 +125,10 @@ def _group(
     options = {"model": str(models.folder(demo.model)), **_unset(_options(demo), env), **group.options}
     if _engine(group, environment) == "fake":
         return dataclasses.replace(group, options=options)
+    # What follows is for language models: a quick start, and caches that leave room for others.
+    if options.get("omni"):
+        gpu = {_GPUS: shared_gpu[0]} if shared_gpu else {}
+        return dataclasses.replace(group, options=options, env={**gpu, **group.env})
     more = {}
     # vLLM 0.30: the variable wins over the flag.
     if (

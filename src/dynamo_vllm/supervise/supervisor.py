@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
+from dynamo_vllm.models import demo
 from dynamo_vllm.supervise import child as children
 from dynamo_vllm.supervise import discovery, logs
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
@@ -256,9 +257,15 @@ class Supervisor:
 
 def to_try(url: str, model: str) -> list[str]:
     """What a person may do next."""
-    body = {"model": model, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
-    words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
-    return [f"try: dynamo-vllm chat {url}", f"or:  {shlex.join(words)} -d {shlex.quote(json.dumps(body))}"]
+    if model == demo.served_name("image"):
+        drawn = {"model": model, "prompt": "a red circle on white"}
+        return [f"try: {_curl(f'{url}/v1/images/generations', drawn)}"]
+    said = {"model": model, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+    return [f"try: dynamo-vllm chat {url}", f"or:  {_curl(f'{url}/v1/chat/completions', said)}"]
+
+
+def _curl(url: str, body: Mapping[str, object]) -> str:
+    return shlex.join(["curl", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)])
 
 
 def describe(code: int) -> str:
