@@ -20,7 +20,7 @@ from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.targets import Targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dynamo_vllm.supervise.child import Child
