@@ -18,24 +18,31 @@ def _plain(count: int) -> Weight:
     return Weight(Part.VISION, count)
 
 
-def _clip(facts: Facts, hidden: int) -> Iterator[Weight]:
-    """LLaVA: a CLIP tower and two linear layers."""
+def _llava(facts: Facts, hidden: int) -> Iterator[Weight]:
+    """A CLIP or SigLIP tower and two linear layers."""
     eye = _inner(facts)
-    if eye.values.get("model_type") != "clip_vision_model":
+    kind = eye.values.get("model_type")
+    if kind not in _BEFORE_THE_LAYERS:
         raise ConfigError(
-            f"{eye.source}: model_type {eye.values.get('model_type')!r} is no tower that is known here; "
-            "clip_vision_model is"
+            f"{eye.source}: model_type {kind!r} is no tower that is known here; "
+            f"{' and '.join(_BEFORE_THE_LAYERS)} are"
         )
     size, inner = eye.positive("hidden_size"), eye.positive("intermediate_size")
     patch, side = eye.positive("patch_size"), eye.positive("image_size")
-    yield _plain(size)
     yield _plain(size * 3 * patch * patch)
-    yield _plain(((side // patch) ** 2 + 1) * size)
-    yield _plain(2 * 2 * size)
+    yield _plain((side // patch) ** 2 * size)
+    yield _plain(_BEFORE_THE_LAYERS[kind] * size)
     block = [*_linear(4 * size, size), *_linear(inner, size), *_linear(size, inner), _plain(4 * size)]
     yield from times(block, eye.positive("num_hidden_layers"))
     yield from _linear(hidden, size)
     yield from _linear(hidden, hidden)
+
+
+_BEFORE_THE_LAYERS = {
+    "clip_vision_model": 1 + 1 + 2 * 2,  # the class token, its position, two norms
+    "siglip_vision_model": 1,  # the bias of the patches; LLaVA leaves out what is behind the layers
+}
+"""Rows of the tower's width beside the patches and their positions."""
 
 
 def _qwen2(facts: Facts, hidden: int) -> Iterator[Weight]:
@@ -107,7 +114,7 @@ def _merger(eye: Facts, size: int, hidden: int, norm: int) -> Iterator[Weight]:
 
 
 FAMILIES: dict[str, Tower] = {
-    "llava": _clip,
+    "llava": _llava,
     "qwen2_vl": _qwen2,
     "qwen2_5_vl": _qwen2_5,
     "qwen3_vl": _qwen3,
