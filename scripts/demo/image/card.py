@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demo.card import curve
-from demo.image.pipeline import STEPS, Pipeline
+from demo.image.pipeline import GUIDANCE, STEPS, Pipeline
 from demo.image.score import ASKED, FIGURE, NEEDED, ImageScore, table
 
 SHEET = (
@@ -56,8 +56,9 @@ MAKING = """\
 SCORES = """\
 ## Scores
 Drawn {how} from prompts with wordings and figures (colour, shape and background together) that are never
-trained on. What a picture shows is measured by geometry, not by a network. Needed: {needed:.0%} of "{asked}",
-which is {traits} together. A size or place that the prompt does not name must not show either.
+trained on. What a picture shows is measured by geometry, not by a network. A size or place that the prompt
+does not name must not show either. Needed: {needed:.0%} of "{asked}", which is {traits} together,
+at {steps} steps and guidance {guidance:g}, the defaults.
 
 {table}
 """
@@ -94,6 +95,8 @@ def write(record: Path, folder: Path, pipeline: Pipeline) -> Path:
                 needed=NEEDED,
                 asked=ASKED,
                 traits=", ".join(FIGURE),
+                steps=STEPS,
+                guidance=GUIDANCE,
                 table=table(scores),
             ),
             LIMITS.format(side=pipeline.side, length=length),

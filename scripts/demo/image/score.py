@@ -23,8 +23,10 @@ ASKED = "figure"
 """The traits that every prompt names, all right: "a red circle on white"."""
 ALL = "all of them"
 COLUMNS = (*TRAITS, ASKED, ALL)
-SETTINGS = ((STEPS, 1.0), (STEPS, GUIDANCE), (20, 4.0), (8, 1.0), (8, GUIDANCE))
-"""Steps and guidance scale. First what vLLM-Omni 0.30 asks for by itself, then what diffusers does."""
+USUAL = (STEPS, GUIDANCE)
+"""Steps and guidance scale that diffusers takes by itself, and our workers when a request names none."""
+SETTINGS = ((STEPS, 1.0), USUAL, (20, 4.0), (8, 1.0), (8, GUIDANCE))
+"""First what bare vLLM-Omni 0.30 asks for by itself."""
 
 Drawing = Callable[[Sequence[str]], NDArray[np.uint8]]
 

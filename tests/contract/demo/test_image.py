@@ -16,7 +16,7 @@ from demo.image.card import png, sheet
 from demo.image.measure import look
 from demo.image.render import SIDE, Scenes, as_bytes, draw
 from demo.image.scenes import BACKGROUNDS, CHINESE, COLOURS, FIGURE_COLOURS, PLACES, SHAPES, Prompt, Scene
-from demo.image.score import TRAITS, agreeing, score_of, table
+from demo.image.score import COLUMNS, agreeing, score_of, table
 from demo.image.text import LENGTH, ids_of, learn_tokens
 from numpy.typing import NDArray
 
@@ -107,7 +107,7 @@ def test_measuring_sees_what_is_not_a_clean_figure() -> None:
 def test_a_score_counts_pictures_that_show_what_was_asked() -> None:
     answers = {one.text: one.scene for one in scenes.held_out(2, 12)}
     right = score_of(lambda asked: pictures([answers[text] for text in asked], 0.2), 12, 8, 1.0, batch=5)
-    assert right.right == dict.fromkeys((*TRAITS, "all of them"), 12) and not right.wrong
+    assert right.right == dict.fromkeys(COLUMNS, 12) and not right.wrong
     wrong = score_of(lambda asked: pictures([Scene("red", "circle", "blue")] * len(asked), 0.0), 12, 8, 1.0)
     assert wrong.share() < 0.1 and len(wrong.wrong) == 5
     assert "| 8 | 1 | 100.0% |" in table([right])
