@@ -47,7 +47,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     """Loopback only, no outside services but those of `harness.planes`, nothing of the caller's settings."""
     from harness.planes import chosen_env  # which starts servers with what stands here
 
-    others = ("DYN_", "VLLM_", "PROMETHEUS_", "ETCD_", "NATS_")
+    others = ("DYN_", "VLLM_", "PROMETHEUS_", "ETCD_", "NATS_", "SSL_CERT_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     if device() == "cpu":
         kept["CUDA_VISIBLE_DEVICES"] = ""
