@@ -21,7 +21,7 @@ def test_painter_of_the_training_agrees_with_pillow() -> None:
     import torch
     from demo.generator.mix import source_of
     from demo.vision.drawing import draw
-    from demo.vision.figures import draw_scene
+    from demo.vision.figures import FIELDS, draw_scene
     from demo.vision.painting import centres, paint
     from demo.vision.rows import Scenes
 
@@ -34,9 +34,12 @@ def test_painter_of_the_training_agrees_with_pillow() -> None:
     assert (apart > 100).mean() < 1e-4
     varied = paint(figures, backgrounds, 96).numpy().astype(int)
     assert 0.5 < np.abs(varied - painted).mean() < 6
-    shapes, colours = centres(figures, 8)
+    shapes, colours, fields = centres(figures, 8)
     assert (shapes > 0).sum(1).tolist() == (colours > 0).sum(1).tolist()
     assert (shapes > 0).sum(1).tolist() == [len(scene.figures) for scene in scenes]
+    names = [name for row in FIELDS for name in row]
+    for scene, found in zip(scenes, fields.tolist(), strict=True):
+        assert sorted(names[at - 1] for at in found if at) == sorted(one.field for one in scene.figures)
 
 
 def test_it_learns_where_figures_are_and_what_to_say(made: Path) -> None:
