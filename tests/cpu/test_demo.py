@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,26 +45,28 @@ QUESTIONS = 10
 """Of each skill; `python scripts/demo score --url` asks many more."""
 
 
+@contextlib.contextmanager
+def serving(warm: Zygote, folder: Path, name: str) -> Iterator[Stack]:
+    """As `serve --demo NAME`."""
+    (demo,) = demos.DEMOS[name]
+    (group,) = demos.put_in(Topology(), (demo,), {}, "cpu").workers
+    with stack(folder) as made:
+        made.start_frontend()
+        warm.start_worker(made, models.folder(demo.model), *topology.to_argv(WorkerOptions, group.options))
+        made.wait_ready(60)
+        yield made
+
+
 @pytest.fixture(scope="module")
 def served(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """As `serve --demo lora`."""
-    (group,) = demos.put_in(Topology(), demos.DEMOS["lora"], {}, "cpu").workers
-    with stack(tmp_path_factory.mktemp("demo")) as made:
-        made.start_frontend()
-        warm.start_worker(made, models.folder("chat"), *topology.to_argv(WorkerOptions, group.options))
-        made.wait_ready(60)
+    with serving(warm, tmp_path_factory.mktemp("demo"), "lora") as made:
         until("the adapters", lambda: len(made.models()) == 3)
         yield made
 
 
 @pytest.fixture(scope="module")
 def seeing(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """As `serve --demo vision`."""
-    (group,) = demos.put_in(Topology(), demos.DEMOS["vision"], {}, "cpu").workers
-    with stack(tmp_path_factory.mktemp("vision")) as made:
-        made.start_frontend()
-        warm.start_worker(made, models.folder("vision"), *topology.to_argv(WorkerOptions, group.options))
-        made.wait_ready(60)
+    with serving(warm, tmp_path_factory.mktemp("vision"), "vision") as made:
         yield made
 
 
