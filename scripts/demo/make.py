@@ -43,7 +43,7 @@ from demo.vision.train import train as train_vision
 
 @dataclass(frozen=True)
 class Size:
-    """How big everything is; with the time limits all models take less than half an hour on one H200."""
+    """How big everything is; the time limits are meant for half an hour in all on one H200."""
 
     shape: Shape = Shape()
     examples: int = 1_500_000
