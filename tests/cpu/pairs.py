@@ -58,7 +58,7 @@ class Pairs:
 
     def replace(self, role: str) -> Worker:
         worker = self.add(role)
-        self.stack.wait_ready(60)
+        self.stack.wait_ready(60).wait_over_two()
         return worker
 
     def is_alive(self) -> bool:
@@ -75,7 +75,7 @@ def pairs(
         found = Pairs(made, warm, model, flags)
         for role in ["decode"] * decodes + ["prefill"] * prefills:
             found.add(role)
-        made.wait_ready(90)
+        made.wait_ready(90).wait_over_two()
         yield found
 
 

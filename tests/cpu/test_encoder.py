@@ -112,7 +112,9 @@ def split(
             for role, more in (("decode", ()), ("prefill", SPLIT[HAND])):
                 found.start(role, "--connector", "nixl", "--disaggregation-mode", role, *more)
         found.start_encoder()
-        made.wait_ready(120)
+        made.wait_ready(120).wait_listed(ALONE, *ways(found))
+        if PAIR in ways(found):
+            made.wait_over_two(PAIR)
         yield found
 
 

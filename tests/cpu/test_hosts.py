@@ -45,7 +45,7 @@ def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
             warm.start_worker(made, model, *NIXL, role, env=ONLY_NETWORK, host=places[place])
             for role, place in (("prefill", "b"), ("decode", "c"))
         )
-        made.wait_ready(90)
+        made.wait_ready(90).wait_over_two()
         yield Pair(places, made, prefill, decode)
 
 

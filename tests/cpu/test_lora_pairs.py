@@ -13,7 +13,7 @@ import pytest
 
 from cpu.lora import LORA, PROMPTS, Expected, ask, load, loaded, prompt, text
 from cpu.pairs import Pairs, pairs
-from harness.waiting import joined, until
+from harness.waiting import until
 from harness.warm import Zygote
 
 LOST = "dynamo_component_kv_transfers_lost_total"
@@ -51,6 +51,8 @@ def test_adapters_on_both_equal_one_engine_and_nothing_is_computed_twice(
             answer = load(worker, name, adapters[name])
             assert answer.status_code == 200, answer.text
     until("the adapters", lambda: sorted(pair.stack.models()) == ["a", "b", "tiny"])
+    for name in "ab":
+        pair.stack.wait_over_two(name)
     asked = [(name, number) for name in ("tiny", "a", "b") for number in range(PROMPTS)]
     random.Random(3).shuffle(asked)
     with ThreadPoolExecutor(8) as pool:
@@ -90,12 +92,13 @@ def test_paused_prefill_worker_is_done_without(
         assert (answer.status_code, answer.json()["error"]) == (409, "wrong_state")
         assert "registered with other engines" in answer.json()["message"]
     until("the adapter", lambda: "a" in pair.stack.models())
+    pair.stack.wait_over_two("a")
     assert prefill.admin("pause").status_code == 200
     cases = [("tiny", 5), ("a", 5), ("a", 3)]
     alone = [ask(pair.stack, *case) for case in cases]
     assert {prefilled_by(answer) for answer in alone} == {pair.instance(decode)}
     assert prefill.admin("resume").status_code == 200
-    joined("both", lambda: prefilled_by(ask(pair.stack, "a", 3)) == pair.instance(prefill))
+    pair.stack.wait_over_two("a")
     for answers in (alone, [ask(pair.stack, *case) for case in cases]):
         assert [answer.choices[0].text for answer in answers] == [expected[case] for case in cases]
 

@@ -81,7 +81,8 @@ def served(warm: Zygote, model: Path, folder: Path) -> Iterator[Stack]:
         for role in ("prefill", "decode"):
             flags = ("--served-model-name", PAIR, "--enable-multimodal", *NIXL, role)
             warm.start_worker(made, folder / WIDE, *flags)
-        yield made.wait_ready(120)
+        every = (*FAMILIES, TEXT_MODE, DECODED, PLAIN, TEXT_ONLY, PAIR)
+        yield made.wait_ready(120).wait_listed(*every).wait_over_two(PAIR)
 
 
 def body(model: str, parts: Parts, **more: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def started(omni: Stack, name: str, model: Path, *flags: str) -> Worker:
     named = ["--served-model-name", name, "--component", name]
     worker = omni.start_worker("--omni", "--model", str(model), *named, *flags)
     until(f"{name} ready", lambda: omni._alive(worker) and worker.is_ready(), START_SECONDS)
-    until(f"{name} listed", lambda: name in omni.get("/v1/models").text, 30)
+    omni.wait_listed(name)
     return worker
 
 

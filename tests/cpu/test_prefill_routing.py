@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from harness.stack import Stack, stack
-from harness.waiting import joined, until
+from harness.waiting import until
 from harness.warm import Zygote
 
 ROLE = ("--connector", "nixl", "--disaggregation-mode")
@@ -23,11 +23,7 @@ def start(warm: Zygote, made: Stack, model: Path, prefill: int, decode: int, *de
         warm.start_worker(made, model, *ROLE, "decode", *decode_flags)
     for _ in range(prefill):
         warm.start_worker(made, model, *ROLE, "prefill")
-    made.wait_ready(90)
-    joined(
-        "prefill workers in use", lambda: prefill_of(ask(made, [10, 11])) != decode_of(ask(made, [10, 11]))
-    )
-    return made
+    return made.wait_ready(90).wait_over_two()
 
 
 @pytest.fixture(scope="module")

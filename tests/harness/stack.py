@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from dynamo_vllm.engine.vllm_start import device
+from dynamo_vllm.supervise.probe import went_over_two
 from harness.hosts import Host
 from harness.waiting import until
 
@@ -216,6 +217,24 @@ class Stack:
             until(f"{worker.log.name} ready", lambda w=worker: self._alive(w) and w.is_ready(), seconds)
         until("frontend ready", lambda: self.get("/health").status_code == 200, seconds)
         until("all workers seen", lambda: len(self.instances()) == len(self.workers), seconds)
+        return self
+
+    def wait_listed(self, *models: str) -> Stack:
+        """With several models the frontend is ready as soon as it knows one of them."""
+        until(f"{', '.join(models)} listed", lambda: set(models) <= set(self.models()))
+        return self
+
+    def wait_over_two(self, model: str = "tiny", length: int = 1, seconds: float = 30.0) -> Stack:
+        """A prompt of this length goes over a prefill worker, which the frontend refuses while one joins."""
+        body = {"model": model, "prompt": [10] * length, "max_tokens": 1}
+        body["nvext"] = {"extra_fields": ["worker_id"]}
+
+        def answered() -> bool:
+            found = self.post("/v1/completions", body)
+            assert found.status_code in (200, 503), found.text
+            return found.status_code == 200 and went_over_two(found.json())
+
+        until(f"prefill workers of {model} in use", answered, seconds)
         return self
 
     def _alive(self, worker: Worker) -> bool:

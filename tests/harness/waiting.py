@@ -22,23 +22,6 @@ def until(what: str, condition: Callable[[], T], seconds: float = 30.0, every: f
         time.sleep(every)
 
 
-def joined(what: str, condition: Callable[[], T], seconds: float = 30.0) -> T:
-    """`until` for a condition that asks: the frontend says 503 for a moment while a worker joins."""
-    import openai  # 0.8 s, which other waits need not pay
-
-    def answered() -> T | None:
-        try:
-            return condition()
-        except openai.InternalServerError as error:
-            if error.status_code != 503:
-                raise
-            return None
-
-    found = until(what, answered, seconds)
-    assert found is not None
-    return found
-
-
 class Promptness:
     """How long the same thing takes, several times: on a busy machine one may be late, most may not."""
 

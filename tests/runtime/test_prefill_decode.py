@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness.stack import Stack, stack
-from harness.waiting import until
 
 REQUESTS = "dynamo_component_requests_total"
 Start = Callable[..., Stack]
@@ -26,9 +25,7 @@ def start(tmp_path: Path, model: Path) -> Iterator[Start]:
             deployment.start_frontend(*frontend)
             for role in roles:
                 deployment.start_worker(*fake, "--disaggregation-mode", role)
-            deployment.wait_ready()
-            until("prefill workers in use", lambda: "prefill_worker_id" in who(deployment, [999]))
-            return deployment
+            return deployment.wait_ready().wait_over_two()
 
         yield begin
 
@@ -67,8 +64,7 @@ def test_short_prompt_is_computed_where_it_is_answered(tmp_path: Path, model: Pa
         made.start_frontend()
         decode = made.start_worker(*fake, "--disaggregation-mode", "decode")
         made.start_worker(*fake, "--disaggregation-mode", "prefill", "--local-prefill-tokens", "10")
-        made.wait_ready()
-        until("prefill workers in use", lambda: "prefill_worker_id" in who(made, [999] * 20))
+        made.wait_ready().wait_over_two(length=20)
         cached = [
             made.post("/v1/completions", {"model": "tiny", "prompt": [30] * length, "max_tokens": 3}).json()[
                 "usage"

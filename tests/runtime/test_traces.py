@@ -64,16 +64,8 @@ def traced(
         deployment.start_frontend(*sends)
         for role in ("decode", "prefill"):
             deployment.start_worker(*fake, "--disaggregation-mode", role)
-        deployment.wait_ready()
-        made = Traced(deployment, at)
-        until("prefill workers in use", lambda: goes_over_prefill(made))
-        yield made
-
-
-def goes_over_prefill(made: Traced) -> bool:
-    body = {"model": "tiny", "prompt": [999], "max_tokens": 1, "nvext": {"extra_fields": ["worker_id"]}}
-    reply = made.deployment.post("/v1/completions", body).json()
-    return "prefill_worker_id" in reply.get("nvext", {}).get("worker_id", {})
+        deployment.wait_ready().wait_over_two()
+        yield Traced(deployment, at)
 
 
 def chain(spans: list[Span], leaf: Span) -> list[Span]:
