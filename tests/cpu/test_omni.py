@@ -27,7 +27,7 @@ from demo.image.scenes import COLOURS
 
 from harness.bad_pictures import BAD_PICTURES
 from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack, survivors
-from harness.waiting import until
+from harness.waiting import Promptness, until
 
 try:
     for package in ("vllm-omni", "vllm-omni-cpu"):
@@ -255,12 +255,13 @@ def test_eight_users_at_a_time(omni: Stack, painter: Worker) -> None:
 
 
 def test_a_client_that_leaves_frees_the_stage(omni: Stack, painter: Worker) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        asked = {"model": "painter", "prompt": "a cat", "size": "64x64", "num_inference_steps": LONG}
-        httpx.post(f"{omni.url}/v1/images/generations", json=asked, timeout=1.5)
-    began = time.monotonic()
-    pictures(draw(omni, num_inference_steps=1))
-    assert time.monotonic() - began < 1.5  # a second, and the time of the picture itself
+    freed = Promptness()
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            asked = {"model": "painter", "prompt": "a cat", "size": "64x64", "num_inference_steps": LONG}
+            httpx.post(f"{omni.url}/v1/images/generations", json=asked, timeout=1.5)
+        freed.until("a picture", lambda: pictures(draw(omni, num_inference_steps=1)))
+    freed.assert_within(1.5)  # a second, and the time of the picture itself
 
 
 @pytest.mark.parametrize(("change", "named"), BAD_PICTURES)

@@ -53,17 +53,19 @@ def test_stages_over_two_client_processes_are_measured(
     done = bench(deployment.url, *words, *watch, "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["c=1", "c=4"]
-    first, second = figures(tmp_path / "out.json")
-    for stage in (first, second):
+    stages = figures(tmp_path / "out.json")
+    assert len(stages) == 2
+    for stage in stages:
         assert stage["requests"]["ok"] == 12 and not stage["errors"]
         assert (stage["tokens"]["prompt"], stage["tokens"]["output"]) == (12 * 16, 12 * 8)
         assert 20 <= stage["ttft_ms"]["p50"] <= stage["ttft_ms"]["max"] < 5000
         assert 1 < stage["itl_ms"]["mean"] < 1000
-        assert stage["e2e_ms"]["p50"] > stage["ttft_ms"]["p50"] + 7 * 2
+        # A client that is late for the first token reads it together with others.
+        assert stage["e2e_ms"]["p50"] >= max(stage["ttft_ms"]["p50"], 20 + 7 * 2)
+        assert stage["requests"]["per_second"] == pytest.approx(12 / stage["seconds"], rel=0.01)
         assert stage["goodput"]["fraction"] == 1.0
         assert stage["processes"]["worker"]["tree_cpu_seconds"] >= stage["processes"]["worker"]["cpu_seconds"]
         assert stage["client"]["processes"] == 2
-    assert second["requests"]["per_second"] > first["requests"]["per_second"]
 
 
 @pytest.mark.parametrize(

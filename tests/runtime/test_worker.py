@@ -142,7 +142,7 @@ def test_refused_start(deployment: Stack, model: Path, flags: list[str], code: i
     began = time.monotonic()
     worker = deployment.start_worker("--model", str(model), *flags)
     assert worker.process.wait(30) == code
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # one on a machine that does nothing else
     lines = [line for line in worker.log.read_text().splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and said in lines[0]
 
