@@ -515,15 +515,42 @@ def test_cache_folder_follows_the_environment() -> None:
 
 def test_run_folder_has_fresh_discovery_and_one_user(tmp_path: Path) -> None:
     folder = run_folder.choose(str(tmp_path), {"HOME": str(tmp_path / "home")})
-    folder.discovery.mkdir()
-    (folder.discovery / "stale").touch()
+    with folder.opened():  # of a serve that failed
+        (folder.discovery / "stale").touch()
+        (tmp_path / "embeddings").mkdir()
+        folder.targets.touch()
     with folder.opened():
+        assert not (tmp_path / "embeddings").exists() and not folder.targets.exists()
         assert list(folder.discovery.iterdir()) == []
         with pytest.raises(run_folder.StartError, match="in use by another serve"), folder.opened():
             pass
     with folder.opened():
         folder.forget()
     assert not folder.discovery.exists()
+
+
+@pytest.mark.parametrize("name", ["discovery", "embeddings", "prometheus.json", "serve.json"])
+@pytest.mark.parametrize("was_used", [False, True], ids=["new", "after a clean stop"])
+def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
+    tmp_path: Path, name: str, was_used: bool
+) -> None:
+    folder = run_folder.choose(str(tmp_path / "project"), {"HOME": str(tmp_path / "home")})
+    folder.path.mkdir()
+    if was_used:
+        with folder.opened():
+            folder.note("http://127.0.0.1:8000")
+            folder.forget()
+    theirs = folder.path / name / "theirs.npy" if "." not in name else folder.path / name
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("[]")
+    before = sorted(folder.path.rglob("*"))
+    for _ in range(2):  # the refusal leaves no mark either
+        with (
+            pytest.raises(run_folder.StartError, match=f"project has {name}, .*; name a folder"),
+            folder.opened(),
+        ):
+            pass
+    assert sorted(folder.path.rglob("*")) == before
 
 
 def test_free_ports_differ_and_suit_the_runtime() -> None:
