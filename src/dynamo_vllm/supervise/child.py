@@ -104,6 +104,7 @@ async def start(plan: Process, log: Path, on_status: Callable[[Child, Status], N
     port = plan.port or ports.free()
     read_end, write_end = os.pipe()
     try:
+        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have cleared it away
         with log.open("ab") as output:
             log_start = output.tell()
             running = await asyncio.create_subprocess_exec(
