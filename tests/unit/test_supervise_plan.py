@@ -406,6 +406,12 @@ def test_process_that_is_not_ready_gets_longer() -> None:
     assert pulse.verdict(503, 241) == "was not ready for 121 s"
 
 
+def test_missed_look_does_not_make_a_process_well() -> None:
+    pulse = Pulse(Limits(hang_seconds=30, unwell_seconds=120), now=0)
+    assert [pulse.verdict(status, now) for status, now in ((503, 100), (None, 110), (503, 120))] == [None] * 3
+    assert pulse.verdict(503, 121) == "was not ready for 121 s"
+
+
 def test_exit_statuses_are_said_in_words() -> None:
     assert [describe(code) for code in (1, 2, 3, -9)] == [
         "exited with code 1",
