@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import shlex
 from pathlib import Path
@@ -92,10 +93,11 @@ def test_groups_become_named_workers_with_their_environment() -> None:
     assert found.models == ("m", "n")
 
 
-def test_worker_gets_a_port_of_its_own_at_each_start() -> None:
+def test_worker_gets_two_ports_of_its_own_at_each_start() -> None:
     (worker,) = made("m").workers
-    assert worker.port is None
-    assert worker.command(1234, 5)[-4:] == ["--system-port", "1234", "--status-fd", "5"]
+    assert (worker.port, worker.card_port) == (None, None)
+    told = worker.command(1234, 5, 1235)[len(worker.argv) :]
+    assert told == ["--system-port", "1234", "--card-port", "1235", "--status-fd", "5"]
     assert worker.health_url(1234) == "http://127.0.0.1:1234/live", "where one that sleeps is well"
 
 
@@ -105,6 +107,14 @@ def test_first_system_port_counts_up_over_workers(env: dict[str, str]) -> None:
     found = made("m", "--workers", "2", *words, env=env)
     assert [worker.port for worker in found.workers] == [9000, 9001]
     assert "--system-port=9000" not in words_of(found, "frontend")
+
+
+def test_first_card_port_counts_up_over_workers() -> None:
+    found = made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9100")
+    assert [worker.card_port for worker in found.workers] == [9100, 9101]
+    assert found.named_ports == {8000, 9000, 9001, 9100, 9101}
+    with pytest.raises(ConfigError, match="9001 for worker-2 is taken by --card-port of worker-1"):
+        made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9001")
 
 
 def test_kv_event_ports_leave_room_for_the_ranks() -> None:
@@ -563,6 +573,14 @@ def test_free_ports_differ_and_suit_the_runtime() -> None:
     found = [ports.free() for _ in range(5)]
     assert len(set(found)) == 5
     assert all(port <= 32767 for port in found)
+
+
+def test_named_ports_are_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ports.free()
+    monkeypatch.setattr(ports, "_candidates", itertools.count(first - 20000))
+    monkeypatch.setattr(ports, "_named", set())
+    ports.leave_out(range(first, first + 50))
+    assert ports.free() not in range(first, first + 50)
 
 
 def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:

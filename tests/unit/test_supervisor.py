@@ -58,7 +58,14 @@ class Kept:
         return self._err.getvalue()
 
     def pid(self, name: str) -> int:
-        (found,) = [child.pid for child in psutil.Process().children() if name in child.cmdline()]
+        return self._process(name).pid
+
+    def ports(self, name: str) -> list[str]:
+        words = self._process(name).cmdline()
+        return [words[words.index(flag) + 1] for flag in ("--system-port", "--card-port")]
+
+    def _process(self, name: str) -> psutil.Process:
+        (found,) = [child for child in psutil.Process().children() if name in child.cmdline()]
         return found
 
     async def ready(self, name: str, times: int = 1) -> None:
@@ -97,6 +104,14 @@ async def test_killed_worker_whose_logs_are_gone_is_replaced(tmp_path: Path) -> 
         assert found.pid("worker-2") == other
         assert "worker-1 was killed by SIGKILL; starting it again" in found.said
         assert (found.logs / "worker-1.log").exists()
+
+
+async def test_no_two_processes_are_given_the_same_port(tmp_path: Path) -> None:
+    async with kept(tmp_path) as found:
+        first = [*found.ports("worker-1"), *found.ports("worker-2")]
+        os.kill(found.pid("worker-1"), signal.SIGKILL)
+        await found.ready("worker-1", times=2)
+        assert len({*first, *found.ports("worker-1")}) == 6
 
 
 async def test_error_of_ours_costs_the_process_it_concerns_only(

@@ -143,7 +143,7 @@ class Supervisor:
         self._screen.phase(process.name, "starting")
         try:
             child = await children.start(process, self._log(process), self._status)
-        except OSError as exc:
+        except (OSError, StartError) as exc:
             return Ended(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
         self._targets.started(process, child.port)
