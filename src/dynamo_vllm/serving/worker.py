@@ -74,12 +74,12 @@ async def run(
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:
-            return await headless.run(settings, drt, progress)
+            return await headless.run(settings, drt, progress, options.admin_token)
         meter = metrics.LoadMeter()
         engine = parts.make_engine(options, settings, meter.record, progress.phase)
         with system_port.opened(options, runtime_port) as front:
             try:
-                async with lifeline.followers(node) as followers:
+                async with lifeline.followers(node, options.admin_token) as followers:
                     facts = await engine.start()
                     started = Started(
                         options=options,
