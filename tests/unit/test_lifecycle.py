@@ -29,10 +29,12 @@ class Discovery:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.is_there = True
+        self.lets_go = True
         self.hangs: set[str] = set()
 
-    async def withdraw(self) -> None:
+    async def withdraw(self) -> bool:
         self.log.append("withdraw")
+        return self.lets_go
 
     async def restore(self) -> bool:
         self.log.append("restore")
@@ -118,11 +120,21 @@ async def test_unwell_and_well_again() -> None:
     life, seen = made(await make_worker())
     life.ready()
     await life.unwell("hung")
-    await life.unwell("still hung")
     assert life.state is State.UNWELL
     await life.well()
     await life.well()
     assert seen.log == ["ready", "notready", "withdraw", "restore", "publish adapters", "ready"]
+
+
+async def test_worker_that_goes_on_hanging_asks_again_to_leave() -> None:
+    """Discovery may not have let it go the first time."""
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.lets_go = False
+    await life.unwell("hung")
+    await life.unwell("still hung")
+    assert seen.log == ["ready", "notready", "withdraw", "withdraw"]
+    assert life.state is State.UNWELL
 
 
 async def test_not_ready_until_discovery_has_it_again() -> None:
@@ -273,6 +285,18 @@ async def test_failed_sleep_puts_the_worker_back() -> None:
         await life.sleep(1, 10)
     assert life.state is State.READY
     assert seen.log == ["ready", *AWAY, "Sleep(level=1)", "Wake()", *BACK]
+
+
+async def test_worker_that_discovery_does_not_let_go_does_not_sleep() -> None:
+    """Frontends would go on sending it requests."""
+    worker = await make_worker()
+    life, seen = made(worker)
+    life.ready()
+    seen.lets_go = False
+    with pytest.raises(NotListed, match="does not let this worker go"):
+        await life.sleep(1, 10)
+    assert (life.state, worker.engine.operations) == (State.READY, [])
+    assert seen.log == ["ready", *AWAY, *BACK]
 
 
 async def test_failed_pause_lets_the_engine_go_on() -> None:

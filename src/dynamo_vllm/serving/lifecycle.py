@@ -32,7 +32,8 @@ _POLL_SECONDS = 0.02
 
 
 class Discovery(Protocol):
-    async def withdraw(self) -> None: ...
+    async def withdraw(self) -> bool:
+        """Whether the worker is out; where not, a later call tries anew."""
 
     async def restore(self) -> bool: ...
 
@@ -110,6 +111,7 @@ class Lifecycle:
                 logger.error("taken out of service: %s", reason)
                 self.state = State.UNWELL
                 self._parts.health.set_health_status(False)
+            if self.state is State.UNWELL:  # every look of the monitor, should discovery not have let it go
                 await self._parts.discovery.withdraw()
 
     async def well(self) -> None:
@@ -235,7 +237,8 @@ class Lifecycle:
         self._parts.health.set_health_status(False)
         try:
             await self._hide_adapters()
-            await self._parts.discovery.withdraw()
+            if not await self._parts.discovery.withdraw():
+                raise NotListed("discovery does not let this worker go, so it stays in service; try again")
             yield
         except EngineDead:  # there is nothing to come back with
             raise
