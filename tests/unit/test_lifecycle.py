@@ -31,23 +31,24 @@ class Discovery:
         self.is_there = True
         self.lets_go = True
         self.hangs: set[str] = set()
+        self.goes_on = asyncio.Event()
 
     async def withdraw(self) -> bool:
         self.log.append("withdraw")
         return self.lets_go
 
     async def restore(self) -> bool:
-        self.log.append("restore")
+        await self.reached("restore")
         return self.is_there
 
     async def remove(self) -> None:
         self.log.append("remove")
 
     async def reached(self, step: str) -> None:
-        """Where it was told to hang."""
+        """Where it was told to hang, until `goes_on`."""
         self.log.append(step)
         if step in self.hangs:
-            await asyncio.Event().wait()
+            await self.goes_on.wait()
 
     def set_health_status(self, ready: bool) -> None:
         self.log.append("ready" if ready else "notready")
@@ -83,13 +84,14 @@ class Adapters:
 class Engine:
     """The fake engine's operations, in the log; the one in `fails` raises."""
 
-    def __init__(self, worker: FakeWorker, log: list[str]) -> None:
+    def __init__(self, worker: FakeWorker, discovery: Discovery) -> None:
         self.worker = worker
-        self.log = log
+        self.log = discovery.log
+        self.reached = discovery.reached
         self.fails: type[EngineOp] | None = None
 
     async def control(self, op: EngineOp) -> int | None:
-        self.log.append(str(op))
+        await self.reached(str(op))
         if self.fails is not None and isinstance(op, self.fails):
             raise EngineRequestFailed("told to fail")
         await self.worker.engine.control(op)
@@ -98,8 +100,7 @@ class Engine:
 
 def made(worker: FakeWorker, sleep_refusal: str | None = None) -> tuple[Lifecycle, Discovery]:
     discovery = Discovery()
-    log = discovery.log
-    discovery.adapters, discovery.engine = Adapters(discovery), Engine(worker, log)
+    discovery.adapters, discovery.engine = Adapters(discovery), Engine(worker, discovery)
 
     async def answers() -> None:
         await discovery.reached("answers")
@@ -420,22 +421,19 @@ async def test_drain_of_a_paused_worker_lets_its_requests_finish() -> None:
     assert running.done() and len(sender.tokens) == 100
 
 
-async def test_cancelled_sleep_puts_the_worker_back() -> None:
-    worker = await make_worker(token_ms=50)
-    life, _ = made(worker)
+async def test_sleep_goes_on_when_whoever_asked_is_gone() -> None:
+    """Half way it would come back into discovery with an engine that sleeps."""
+    life, seen = made(await make_worker())
     life.ready()
-    sender = FakeSender()
-    running = asyncio.create_task(worker.generate(request(max_tokens=40), sender=sender))
-    await sender.first.wait()
-    falling = asyncio.create_task(life.sleep(1, 60))
-    while life.state is not State.FALLING_ASLEEP:
-        await asyncio.sleep(0)
-    falling.cancel()
+    seen.hangs.add("Sleep(level=1)")
+    asking = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "Sleep(level=1)")
+    asking.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await falling
-    assert life.state is State.READY
-    await worker.engine.abort("r1")
-    await asyncio.wait({running})
+        await asking
+    seen.goes_on.set()
+    assert (await life.sleep(1, 10)).already, "it waits for the one under way"
+    assert life.state is State.ASLEEP and "restore" not in seen.log
 
 
 # --- the end comes meanwhile ------------------------------------------------------------------------------
@@ -477,6 +475,38 @@ async def test_drain_does_not_wait_for_a_wake_that_hangs() -> None:
     with pytest.raises(WrongState, match="this worker is ending"):
         await waking
     assert life.state is State.STOPPED and "restore" not in seen.log
+
+
+async def test_drain_while_a_failed_sleep_comes_back() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.engine.fails = Sleep
+    seen.hangs.add("restore")
+    asking = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "restore")
+    await asyncio.wait_for(life.drain(0.1), 2)
+    seen.goes_on.set()
+    with pytest.raises(WrongState, match="this worker is ending"):
+        await asking
+    if orphans := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(orphans)
+    assert life.state is State.STOPPED
+    end = ["notready", "withdraw adapters", "remove", "close adapters"]
+    assert seen.log[seen.log.index("restore") + 1 :] == end
+
+
+async def test_drain_while_a_worker_that_was_unwell_comes_back() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.unwell("hung")
+    seen.hangs.add("restore")
+    returning = asyncio.create_task(life.well())
+    await reached(seen, "restore")
+    draining = asyncio.create_task(life.drain(0.1))
+    await asyncio.sleep(0)
+    seen.goes_on.set()
+    await asyncio.gather(returning, draining)
+    assert seen.log.count("ready") == 1 and "remove" in seen.log[seen.log.index("restore") :]
 
 
 async def test_drain_does_not_wait_for_adapters_beyond_its_budget() -> None:

@@ -90,14 +90,16 @@ class Lifecycle:
         self._parts = parts
         self._in_flight = parts.in_flight
         self._turn = asyncio.Lock()
-        self._limit: asyncio.Timeout | None = None
+        self._acts: set[asyncio.Task[Report]] = set()
         self._is_ending = False
         self._level = 0
         self.state = State.STARTING
 
     def ready(self) -> None:
-        self.state = State.READY
-        self._parts.health.set_health_status(True)
+        """Unless it is ending, which takes out what came into discovery meanwhile."""
+        if not self._is_ending:
+            self.state = State.READY
+            self._parts.health.set_health_status(True)
 
     @property
     def is_watched(self) -> bool:
@@ -158,18 +160,23 @@ class Lifecycle:
         return await self._in_turn(self._resume)
 
     async def _in_turn(self, act: Callable[[], Awaitable[Report]]) -> Report:
-        """One act of an operator at a time; the end of the worker waits for none and cuts it short."""
+        """A task of its own: whoever asked may go, and only the end of the worker leaves it half done."""
+        if self._is_ending:
+            raise WrongState("this worker is ending")
+        task = asyncio.create_task(self._alone(act))
+        self._acts.add(task)
+        task.add_done_callback(self._acts.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise WrongState("this worker is ending") from None
+            raise
+
+    async def _alone(self, act: Callable[[], Awaitable[Report]]) -> Report:
+        """One act of an operator at a time."""
         async with self._turn:
-            try:
-                if not self._is_ending:
-                    async with asyncio.timeout(None) as self._limit:
-                        return await act()
-            except TimeoutError:
-                if not self._is_ending:
-                    raise
-            finally:
-                self._limit = None
-        raise WrongState("this worker is ending")
+            return await act()
 
     async def _sleep(self, level: int, drain_seconds: float) -> Report:
         if self.state is State.ASLEEP and level == self._level:
@@ -242,8 +249,8 @@ class Lifecycle:
             yield
         except EngineDead:  # there is nothing to come back with
             raise
-        except BaseException:
-            await asyncio.shield(self._return())
+        except Exception:
+            await self._return()
             raise
 
     async def _emptied(self, began: float, budget_seconds: float) -> None:
@@ -284,8 +291,8 @@ class Lifecycle:
         if self._is_ending:
             return
         self._is_ending = True
-        if self._limit is not None:
-            self._limit.reschedule(0)
+        for act in self._acts:
+            act.cancel()
         async with self._turn:
             was_paused, self.state = self.state is State.PAUSED, State.DRAINING
         began = time.monotonic()
