@@ -10,8 +10,9 @@ import pytest
 from dynamo_vllm.admin.base import State
 from dynamo_vllm.engine.base import EngineOp, Pause, Resume, Sleep, Wake
 from dynamo_vllm.errors import EngineDead, EngineRequestFailed, NotListed, WrongState
-from dynamo_vllm.serving import lifecycle
+from dynamo_vllm.serving import lifecycle, operations
 from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
+from dynamo_vllm.serving.operations import Bounded
 from harness.fakes import FakeContext, FakeSender, FakeWorker, make_worker, request
 
 
@@ -32,6 +33,7 @@ class Discovery:
         self.lets_go = True
         self.hangs: set[str] = set()
         self.goes_on = asyncio.Event()
+        self.deaths: list[EngineDead] = []
 
     async def withdraw(self) -> bool:
         self.log.append("withdraw")
@@ -109,7 +111,7 @@ def made(worker: FakeWorker, sleep_refusal: str | None = None) -> tuple[Lifecycl
         discovery=discovery,
         health=discovery,
         in_flight=worker.in_flight,
-        engine=discovery.engine,
+        engine=Bounded(discovery.engine, discovery.deaths.append),
         adapters=discovery.adapters,
         answers=answers,
         sleep_refusal=sleep_refusal,
@@ -310,6 +312,44 @@ async def test_failed_pause_lets_the_engine_go_on() -> None:
     assert seen.log == ["ready", *AWAY, "Pause()", "Resume()", *BACK]
 
 
+async def test_engine_that_hangs_while_it_falls_asleep_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Sleep(level=1)")
+    with pytest.raises(EngineDead, match=r"Sleep had no end within 0.02 s"):
+        await life.sleep(1, 10)
+    assert len(seen.deaths) == 1, "also where nobody waits for the answer"
+    assert seen.log == ["ready", *AWAY, "Sleep(level=1)"], "nothing is undone, and it does not come back"
+
+
+async def test_engine_that_hangs_while_it_wakes_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "WAKE_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    seen.hangs.add("Wake()")
+    with pytest.raises(EngineDead, match=r"Wake had no end within 0.02 s"):
+        await life.wake()
+    assert len(seen.deaths) == 1 and "restore" not in seen.log
+
+
+async def test_commands_do_not_queue_behind_one_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "TURN_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Sleep(level=1)")
+    first = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "Sleep(level=1)")
+    for act in (life.sleep(1, 10), life.wake(), life.pause(keep=True, drain_seconds=1)):
+        with pytest.raises(WrongState, match="is falling asleep and busy with another command"):
+            await act
+    seen.goes_on.set()
+    await first
+    assert life.state is State.ASLEEP
+    assert (await life.sleep(1, 10)).already
+
+
 async def test_failed_wake_leaves_it_asleep_and_out_of_discovery() -> None:
     life, seen = made(await make_worker())
     life.ready()
@@ -464,17 +504,18 @@ async def test_drain_does_not_wait_for_a_sleep_that_waits_for_requests() -> None
     assert "restore" not in seen.log and worker.engine.operations == []
 
 
-async def test_drain_does_not_wait_for_a_wake_that_hangs() -> None:
+@pytest.mark.parametrize("step", ["Wake()", "answers"])
+async def test_drain_does_not_wait_for_a_wake_that_hangs(step: str) -> None:
     life, seen = made(await make_worker())
     life.ready()
     await life.sleep(1, 10)
-    seen.hangs.add("answers")
+    seen.hangs.add(step)
     waking = asyncio.create_task(life.wake())
-    await reached(seen, "answers")
+    await reached(seen, step)
     await asyncio.wait_for(life.drain(0.1), 2)
     with pytest.raises(WrongState, match="this worker is ending"):
         await waking
-    assert life.state is State.STOPPED and "restore" not in seen.log
+    assert life.state is State.STOPPED and "restore" not in seen.log and seen.deaths == []
 
 
 async def test_drain_while_a_failed_sleep_comes_back() -> None:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from dynamo_vllm.admin.base import Report, State
 from dynamo_vllm.engine.base import Pause, Resume, Sleep, Wake
-from dynamo_vllm.errors import EngineDead, EngineError, NotListed, WrongState
+from dynamo_vllm.errors import EngineDead, EngineError, EngineRequestFailed, NotListed, WrongState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from dynamo_vllm.engine.base import EngineOp
     from dynamo_vllm.serving.cancel import InFlight
+    from dynamo_vllm.serving.operations import Controlled
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ ABORT_SECONDS = 3.0
 ANSWER_SECONDS = 120.0
 """What an engine may take for its first answer after a sleep."""
 HIDE_SECONDS = 5.0
+TURN_SECONDS = 15.0
+"""What an operator's act waits for another: a thread of the system port waits with it."""
 _POLL_SECONDS = 0.02
 
 
@@ -61,12 +63,6 @@ class Adapters(Protocol):
 
     def changing(self) -> str | None:
         """The name of one that is being loaded or unloaded."""
-
-
-class Controlled(Protocol):
-    """The part of an engine we use."""
-
-    async def control(self, op: EngineOp) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +170,18 @@ class Lifecycle:
             raise
 
     async def _alone(self, act: Callable[[], Awaitable[Report]]) -> Report:
-        """One act of an operator at a time."""
-        async with self._turn:
+        """One act of an operator at a time; short ones are waited for."""
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise WrongState(
+                f"this worker is {self.state.value} and busy with another command; try again later"
+            ) from None
+        try:
             return await act()
+        finally:
+            self._turn.release()
 
     async def _sleep(self, level: int, drain_seconds: float) -> Report:
         if self.state is State.ASLEEP and level == self._level:
@@ -263,8 +268,8 @@ class Lifecycle:
         """An engine that fails at it may have stopped half way: it goes on before requests come again."""
         try:
             return await self._parts.engine.control(op)
-        except EngineError:
-            with contextlib.suppress(EngineError):
+        except EngineRequestFailed:
+            with contextlib.suppress(EngineRequestFailed):
                 await self._parts.engine.control(undo)
             raise
 

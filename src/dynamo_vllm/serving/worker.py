@@ -116,10 +116,10 @@ def joined(options: WorkerOptions, engine_argv: Sequence[str]) -> Runtime:
 async def serve(started: Started, loader: MediaLoader | None = None, traces: Tracing | None = None) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     options, progress, endpoint = started.options, started.progress, started.endpoint
-    made = await assembly.assemble(started, loader)
-    registration, lifecycle = made.registration, made.lifecycle
     ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     engine_died = on_dead_engine(ending)
+    made = await assembly.assemble(started, loader, engine_died)
+    registration, lifecycle = made.registration, made.lifecycle
     started.followers.lost.add_done_callback(lambda lost: engine_died(lost.result()))
     last_error = metrics.LastError()
     generate = assembly.answering(started, made, engine_died, last_error, traces)
