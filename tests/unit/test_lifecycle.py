@@ -518,6 +518,19 @@ async def test_drain_does_not_wait_for_a_wake_that_hangs(step: str) -> None:
     assert life.state is State.STOPPED and "restore" not in seen.log and seen.deaths == []
 
 
+async def test_drain_lets_an_engine_go_on_that_was_about_to_pause() -> None:
+    """Its requests would stand still until the budget is used up."""
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Pause()")
+    pausing = asyncio.create_task(life.pause(keep=True, drain_seconds=10))
+    await reached(seen, "Pause()")
+    await asyncio.wait_for(life.drain(0.1), 5)
+    with pytest.raises(WrongState, match="this worker is ending"):
+        await pausing
+    assert "Resume()" in seen.log and life.state is State.STOPPED
+
+
 async def test_drain_while_a_failed_sleep_comes_back() -> None:
     life, seen = made(await make_worker())
     life.ready()

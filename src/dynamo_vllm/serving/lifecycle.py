@@ -299,14 +299,15 @@ class Lifecycle:
         for act in self._acts:
             act.cancel()
         async with self._turn:
-            was_paused, self.state = self.state is State.PAUSED, State.DRAINING
+            stands_still = self.state in (State.PAUSING, State.PAUSED)
+            self.state = State.DRAINING
         began = time.monotonic()
         self._parts.health.set_health_status(False)
         await self._hide_adapters()
         await self._parts.discovery.remove()
         try:
             async with asyncio.timeout(max(budget_seconds, SETTLE_SECONDS)):
-                if was_paused:
+                if stands_still:
                     await self._parts.engine.control(Resume())
                 await self._parts.adapters.close()
         except (EngineError, TimeoutError) as exc:
