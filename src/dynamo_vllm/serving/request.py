@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
 from dynamo_vllm.serving.boundary import boundary
+from dynamo_vllm.serving.cancel import GOING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -105,8 +106,8 @@ def outlet(
     def out(output: Output) -> None:
         if watch.client_left:
             raise ClientLeft  # ends the job also where the abort came before it began
-        if output.finish == "abort":
-            raise Draining("this worker is going away")
+        if output.finish == "abort" or watch.must_move:
+            raise Draining(GOING)
         chunk = encode(output)
         try:
             send(chunk)
