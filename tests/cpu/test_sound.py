@@ -211,6 +211,7 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
     "the second of two": (TOKENS, [sound(wav(1)), sound(wav(2)[:4000]), TEXT], 400, "audio 2 of 2"),
     "no samples": (TOKENS, [sound(wav(1, 0.0)), TEXT], 400, "there is no sound in it"),
     "no numbers": (TOKENS, [sound(floats(0.0, float("nan"))), TEXT], 400, "samples that are no numbers"),
+    "far too loud": (TOKENS, [sound(floats(1e30)), TEXT], 400, "far above full scale"),
     "too short for the model": (TOKENS, [sound(wav(1, 0.01)), TEXT], 400, "too short"),
     "too long for the model": (
         TOKENS,
@@ -253,10 +254,6 @@ def test_refused_by_name_and_the_engine_goes_on(served: Stack, bare: Expected, k
     assert ask(served, model, [TEXT]) == bare["text"]
 
 
-@pytest.mark.parametrize("level", [0.0, 1e30], ids=["silence", "far above full scale"])
-def test_the_engine_outlives_odd_levels(served: Stack, bare: Expected, level: float) -> None:
-    for temperature in (0.0, 1.0):
-        parts = [sound(floats(level)), TEXT]
-        found = served.post("/v1/chat/completions", body(TOKENS, parts, temperature=temperature))
-        assert found.status_code in (200, 400), found.text
-        assert ask(served, TOKENS, CASES["one"]) == bare["one"]
+@pytest.mark.parametrize("level", [0.0, 2.0**31], ids=["silence", "the loudest"])
+def test_odd_levels_have_an_answer(served: Stack, level: float) -> None:
+    assert ask(served, TOKENS, [sound(floats(level)), TEXT])[0]
