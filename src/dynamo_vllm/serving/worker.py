@@ -81,6 +81,7 @@ async def run(
             try:
                 async with lifeline.followers(node, options.admin_token) as followers:
                     facts = await engine.start()
+                    options = parts.with_sounds_noticed(options, facts, scratch_folder)
                     started = Started(
                         options=options,
                         drt=drt,
