@@ -219,9 +219,20 @@ async def test_limits_of_the_encoder_are_no_fault_of_the_client(loader: Loader, 
     role = await make_encode(loader, Folder(tmp_path, 10))
     with pytest.raises(InvalidRequest, match="2 videos in one request; this worker takes 1"):
         await job_for(role, *[MediaRef("video", "http://a/b")] * 2)
-    request = role.parse(encode.request([1] * 4094, [RED], None))
     with pytest.raises(TooLong):
-        await role.prepare(request, "j")
+        await role.prepare(role.parse(encode.request([1] * 4096, [RED], None)), "j")
+
+
+async def test_prompt_that_its_media_make_too_long_comes_back_with_the_limit(
+    loader: Loader, tmp_path: Path
+) -> None:
+    role = await make_encode(loader, Folder(tmp_path, 10))
+    job = await role.prepare(role.parse(encode.request([1] * 4094, [RED], None)), "j")
+    assert job.answer is not None
+    refusal = encode.believed(job.answer.transfer)
+    assert isinstance(refusal, encode.Refusal) and refusal.context_length == 4096
+    error = refusal.error()
+    assert isinstance(error, TooLong) and error.parameter == "prompt" and "4097 tokens" in str(error)
 
 
 # --- the side that asks ----------------------------------------------------------------------------------
@@ -389,7 +400,7 @@ class FakeClient:
 
 def over(client: FakeClient, seconds: float = 30.0, loading_seconds: float = 30.0) -> Encoders:
     found: Any = client
-    return Encoders(found, seconds, loading_seconds)
+    return Encoders(found, seconds, loading_seconds, context_length=4096)
 
 
 def chunk(told: Any) -> wire.Chunk:
@@ -407,6 +418,17 @@ async def test_a_refusal_ends_the_asking(stages: list[wire.Chunk]) -> None:
         await over(client).encode("j", {})
     assert str(raised.value) == "messages: image 1 of 1: 9 MB"
     assert len(client.asked) == 1
+
+
+async def test_a_prompt_too_long_is_refused_where_both_have_the_same_limit() -> None:
+    def too_long(limit: int) -> FakeClient:
+        refused = {"status": 400, "message": "prompt has 5000 tokens", "context_length": limit}
+        return FakeClient([chunk({"refused": refused})])
+
+    with pytest.raises(TooLong, match="5000 tokens"):
+        await over(too_long(4096)).encode("j", {})
+    with pytest.raises(NoEncoder, match="--max-model-len 2048"):
+        await over(too_long(2048)).encode("j", {})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import msgspec
 
 from dynamo_vllm import wire
 from dynamo_vllm.codec import prompt
-from dynamo_vllm.errors import InvalidRequest, MediaRefused, MediaTooLarge, MediaTypeUnknown
+from dynamo_vllm.errors import InvalidRequest, MediaRefused, MediaTooLarge, MediaTypeUnknown, TooLong
 from dynamo_vllm.job import Job, Output, SamplingSpec
 from dynamo_vllm.roles import media
 from dynamo_vllm.roles.base import RoleCard
@@ -60,13 +60,18 @@ class Refusal(msgspec.Struct, frozen=True):
     status: Literal[400, 413, 415]
     message: str
     parameter: str | None = None
+    context_length: int | None = None
+    """The encoder's, where the prompt with its media is longer."""
 
     def error(self) -> RequestError:
         """What the encoder raised, for the client of the worker that asked."""
-        return _REFUSED[self.status](self.message, parameter=self.parameter)
+        kind = _REFUSED[self.status] if self.context_length is None else TooLong
+        return kind(self.message, parameter=self.parameter)
 
 
-_REFUSED = {kind.status: kind for kind in (MediaRefused, MediaTooLarge, MediaTypeUnknown)}
+_REFUSED: dict[int, type[RequestError]] = {
+    kind.status: kind for kind in (MediaRefused, MediaTooLarge, MediaTypeUnknown)
+}
 
 
 def believed(told: Any) -> Handoff | Refusal:
@@ -130,10 +135,11 @@ class Encode:
                 return Job(job_id, ids, _NOTHING, answer=_answer(_handoff(found)))
             logger.debug("request %s: %d media to encode", job_id, len(found))
             seen = await self._media.see(ids, found)
-        except (MediaRefused, InvalidRequest) as exc:
+            prompt.room_behind(seen.tokens, self._facts.context_length)
+        except (MediaRefused, InvalidRequest, TooLong) as exc:
             logger.debug("request %s: refused: %s", job_id, exc)
-            return Job(job_id, ids, _NOTHING, answer=_answer(_refusal(exc)))
-        prompt.room_behind(seen.tokens, self._facts.context_length)
+            limit = self._facts.context_length if isinstance(exc, TooLong) else None
+            return Job(job_id, ids, _NOTHING, answer=_answer(_refusal(exc, limit)))
         return Job(job_id, seen.tokens, _NOTHING, media=seen)
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> EncodeEncoder:
@@ -158,8 +164,9 @@ def _handoff(found: Sequence[Media]) -> dict[str, Any]:
     return made
 
 
-def _refusal(exc: RequestError) -> dict[str, Any]:
-    return {"refused": {"status": exc.status, "message": exc.args[0], "parameter": exc.parameter}}
+def _refusal(exc: RequestError, context_length: int | None) -> dict[str, Any]:
+    told = {"status": exc.status, "message": exc.args[0], "parameter": exc.parameter}
+    return {"refused": {**told, "context_length": context_length}}
 
 
 class EncodeEncoder:

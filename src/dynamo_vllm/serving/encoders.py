@@ -10,7 +10,7 @@ import msgspec
 from dynamo.runtime import Context
 
 from dynamo_vllm import wire
-from dynamo_vllm.roles.encode import Handoff, Refusal, believed
+from dynamo_vllm.roles.encode import Handoff, believed
 from dynamo_vllm.roles.encoded import NoEncoder
 
 if TYPE_CHECKING:
@@ -25,13 +25,22 @@ class Encoders:
     """The encode workers at one address, as discovery shows them."""
 
     def __init__(
-        self, client: Client, seconds: float, loading_seconds: float, borrower: Borrower | None = None
+        self,
+        client: Client,
+        seconds: float,
+        loading_seconds: float,
+        context_length: int,
+        borrower: Borrower | None = None,
     ) -> None:
-        """`seconds` without those in which the encode worker says that it loads media."""
+        """`seconds` without those in which the encode worker says that it loads media.
+
+        `context_length` is that of the worker that asks.
+        """
         self._client = client
         self._borrower = borrower
         self._seconds = seconds
         self._loading_seconds = loading_seconds
+        self._context_length = context_length
         self._turn = 0
 
     async def encode(self, job_id: str, request: dict[str, Any]) -> Handoff:
@@ -78,9 +87,11 @@ class Encoders:
         except Exception as exc:  # the runtime raises nothing narrower
             reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             raise NoEncoder(f"encode worker {instance:x}: {reason}") from None
-        if isinstance(answer, Refusal):
-            raise answer.error()  # another encoder would refuse it too
-        return answer
+        if isinstance(answer, Handoff):
+            return answer
+        if answer.context_length not in (None, self._context_length):
+            raise NoEncoder(f"encode worker {instance:x} has --max-model-len {answer.context_length}")
+        raise answer.error()  # another encoder would refuse it too
 
 
 class _Patience:
