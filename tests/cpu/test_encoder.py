@@ -90,12 +90,17 @@ class Split:
         self.stack.workers.remove(worker)
 
 
-WIDE = "qwen2.5-vl"
-"""The family with every way; what does not depend on the model is tested with it alone."""
+WIDE, DEEP = "qwen2.5-vl", "qwen3-vl"
+"""The family with every way, and the one whose encoder's output is wider than the model."""
+MORE = [pytest.param(family, marks=pytest.mark.long) for family in ("qwen2-vl", "llava")]
 once = pytest.mark.parametrize("split", [WIDE], indirect=True)
+"""For what does not depend on the model."""
+answers = pytest.mark.parametrize("split", [WIDE, DEEP, *MORE], indirect=True)
+videos = pytest.mark.parametrize("split", [WIDE, DEEP, MORE[0]], indirect=True)
 
 
-@pytest.fixture(scope="module", params=[WIDE, pytest.param("llava", marks=pytest.mark.long)])
+# The families have the same order everywhere, so that each is started once.
+@pytest.fixture(scope="module", params=[WIDE, pytest.param(DEEP, marks=pytest.mark.long), *MORE])
 def split(
     request: pytest.FixtureRequest, warm: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Split]:
@@ -122,6 +127,7 @@ def ways(made: Split) -> list[str]:
     return [*SPLIT, *([NIXL, PAIR] if NIXL in made.workers else [])]
 
 
+@answers
 def test_answers_equal_one_engine_and_only_the_encode_worker_encodes(split: Split) -> None:
     for case, parts in cases(split.family).items():
         if "video" in case:
@@ -133,7 +139,7 @@ def test_answers_equal_one_engine_and_only_the_encode_worker_encodes(split: Spli
     assert split.runs("encoder") > 0
 
 
-@once
+@videos
 def test_video_goes_by_connector_and_is_encoded_here_by_hand(split: Split) -> None:
     parts = cases(split.family)["video and image"]
     expected = ask(split.stack, ALONE, parts)
