@@ -219,6 +219,26 @@ def test_damaged_file_never_reaches_the_engine(split: Split) -> None:
 
 
 @once
+def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
+    """By the loader, by the model's processor, and for the prompt's length; no encoder is lost by it."""
+    lost = "dynamo_component_encodings_lost_total"
+    before = {way: split.workers[way].metric(lost) for way in SPLIT}
+    refused = {
+        "cut off": ([image(picture(700)[:200]), TEXT], "image 1 of 1: "),
+        "a line": ([image(picture(701, 1000, 2)), TEXT], "the model's processor does not take the image"),
+        "too long": ([image(picture(3, 640, 480)), {"type": "text", "text": "ba " * 1990}], "prompt has 20"),
+    }
+    for case, (parts, words) in refused.items():
+        found = {
+            way: split.stack.post("/v1/chat/completions", body(way, parts)) for way in (ALONE, *ways(split))
+        }
+        told = {way: (made.status_code, made.json()["message"]) for way, made in found.items()}
+        assert told == dict.fromkeys(told, told[ALONE]), case
+        assert told[ALONE][0] == 400 and words in told[ALONE][1]
+    assert {way: split.workers[way].metric(lost) for way in SPLIT} == before
+
+
+@once
 def test_folder_keeps_to_its_limit(split: Split) -> None:
     for number in range(8):
         ask(split.stack, CONNECTOR, [image(picture(400 + number, 640, 480)), TEXT])
