@@ -255,6 +255,47 @@ def test_of_prefill_and_decode_workers_the_first_asks() -> None:
     assert not any("ec-storage-path" in word for word in words_of(found, "decode-1"))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--ec-consumer-mode",),
+        ("--ec-consumer-mode", "--ec-connector-backend", "ECExampleConnector"),
+        ("--route-to-encoder", "--ec-storage-path", "/e"),
+        ("--ec-storage-path", "/e"),
+        ("--multimodal-worker", "--ec-extra-config", '{"shared_storage_path": "/e"}'),
+        ("--encoder-transfer", "nixl"),
+    ],
+)
+def test_flags_about_encoders_do_not_reach_decode_workers(words: tuple[str, ...]) -> None:
+    found = made(*PAIR, "--encode", "1", "--engine", "fake", *words)
+    options = {worker.name: plan.parse(words_of(found, worker.name))[0] for worker in found.workers}
+    assert {name: made.asks_encoders for name, made in options.items()} == {
+        "prefill-1": True,
+        "decode-1": False,
+        "decode-2": False,
+        "encode-1": False,
+    }
+    given = {word for word in words if word.startswith("--")}
+    assert given <= names_of(found, "prefill-1") and not given & names_of(found, "decode-2")
+    assert options["decode-1"].enable_multimodal
+
+
+def names_of(found: Plan, name: str) -> set[str]:
+    return {word.partition("=")[0] for word in words_of(found, name)}
+
+
+def test_a_decode_group_of_a_file_may_ask_encoders(tmp_path: Path) -> None:
+    """What stands in the group itself is meant for it."""
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers:\n"
+        "- {role: prefill, engine: fake}\n"
+        "- {role: decode, engine: fake, route_to_encoder: true}\n"
+        "- {role: encode, engine: fake}\n"
+    )
+    assert asks(made("--config", str(file)), "decode-1")
+
+
 def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
     found = made("m", "--encode", "1", "--ec-consumer-mode", "--connector", "nixl", "--ec-storage-path", "/e")
     assert {"--ec-consumer-mode", "--connector"} <= set(words_of(found, "worker-1"))

@@ -209,7 +209,8 @@ async def media_reader(
     if options.encoder_transfer == "nixl":
         lenders = await drt.endpoint(lent).client()
         borrower = lending.Borrower(lenders, encoded_folder(folder, facts), lending.Nixl())
-    encoders = Encoders(client, options.encoder_seconds, borrower)
+    seconds = options.encoder_seconds, options.media_timeout_seconds
+    encoders = Encoders(client, *seconds, facts.context_length, borrower)
     return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
 
 
