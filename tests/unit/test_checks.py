@@ -102,6 +102,17 @@ WORKER = [
     (connectors.one_role, ["--is-prefill-worker", "--is-decode-worker"], "name different roles"),
     (connectors.one_role, ["--is-prefill-worker", "--disaggregation-mode", "decode"], "name different roles"),
     (
+        connectors.one_role,
+        ["--enable-multimodal", "--disaggregation-mode", "decode", "--multimodal-encode-worker"],
+        "--multimodal-encode-worker and --disaggregation-mode decode name different roles",
+    ),
+    (
+        connectors.one_role,
+        ["--enable-multimodal", "--is-decode-worker", "--multimodal-encode-prefill-worker"],
+        "--is-decode-worker and --multimodal-encode-prefill-worker name different roles",
+    ),
+    (connectors.one_role, ["--is-decode-worker", "--disaggregation-mode", "agg"], "name different roles"),
+    (
         connectors.known_connectors,
         ["--connector", "carrier-pigeon"],
         "'carrier-pigeon' is unknown; choose from nixl",
@@ -771,6 +782,7 @@ def test_every_rule_has_a_case() -> None:
         ["--connector", "null"],
         ["--is-prefill-worker", "--engine", "fake", "--connector", "nixl"],
         ["--is-prefill-worker", "--connector", "nixl"],
+        ["--is-prefill-worker", "--disaggregation-mode", "prefill", "--connector", "nixl"],
         ["--disaggregation-mode", "decode", "--kv-transfer-config", '{"kv_connector": "Mine"}'],
         ["--engine", "fake", "--connector", "kvbm"],
         ["--kv-event-port", "1024"],

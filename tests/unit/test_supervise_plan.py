@@ -208,7 +208,8 @@ def test_environment_numbers_the_workers_unless_a_file_does(tmp_path: Path) -> N
         ),
         (("--endpoint", "dyn://a.b.c"), "would both be at a.b.c"),
         (("--connector", "none"), "add --connector nixl"),
-        (("--is-prefill-worker",), "name different roles"),
+        (("--is-prefill-worker",), "already say what each worker does; leave --is-prefill-worker out"),
+        (("--enable-multimodal", "--multimodal-decode-worker"), "leave --multimodal-decode-worker out"),
         (("--use-vllm-tokenizer",), "--use-vllm-tokenizer cannot stand beside"),
     ],
 )
@@ -258,6 +259,7 @@ def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
     [
         (("--encode", "0"), "--encode 0 must be 1 or more"),
         (("--encode", "1", "--disaggregation-mode", "agg"), "--encode 1 already says what each worker does"),
+        (("--encode", "1", "--multimodal-encode-worker"), "leave --multimodal-encode-worker out"),
         (("--encode", "1", "--component", "c"), "would both be at dynamo.c.generate"),
     ],
 )
