@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dynamo_vllm.config import build, checks
+from dynamo_vllm.config import build, checks, encoders, worker_line
 from dynamo_vllm.config.options import (
     AdminOptions,
     ExportOptions,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"]
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
+PRODUCES = ["--ec-transfer-config", '{"ec_role": "ec_producer"}']
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (worker_rules.engines_are_a_count, ["--engines-here", "0"], "must be 1 or more"),
@@ -206,6 +207,11 @@ WORKER = [
         "--disaggregation-mode encode needs --enable-multimodal",
     ),
     (
+        media.multimodal_needs_its_switch,
+        ["--ec-transfer-config.ec_role=ec_consumer"],
+        "--ec-transfer-config needs --enable-multimodal",
+    ),
+    (
         media.processors_are_the_frontend,
         ["--enable-multimodal", "--ec-processor"],
         "--ec-processor: the frontend does this",
@@ -232,8 +238,8 @@ WORKER = [
     ),
     (
         media.encoder_cache_flags_need_a_user,
-        ["--ec-transfer-config", '{"ec_connector": "ECExampleConnector"}'],
-        "--ec-transfer-config needs --disaggregation-mode encode",
+        ["--enable-multimodal", "--ec-transfer-config", '{"ec_connector": "ECExampleConnector"}'],
+        "--ec-transfer-config without ec_producer or ec_consumer as its ec_role needs --disaggregation-mode",
     ),
     (
         media.encoders_hand_over_by_folder,
@@ -243,7 +249,22 @@ WORKER = [
     (
         media.encoders_hand_over_by_folder,
         [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", '{"ec_role": "ec_consumer"}'],
-        "ec_role ec_consumer is not what this worker does",
+        "ec_role ec_consumer is not what --disaggregation-mode encode does",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        ["--enable-multimodal", "--is-decode-worker", "--connector", "nixl", *PRODUCES],
+        "ec_role ec_producer is not what --disaggregation-mode decode does; leave one of them out",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        ["--enable-multimodal", "--disaggregation-mode", "agg", *PRODUCES],
+        "ec_role ec_producer is not what --disaggregation-mode agg does",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        ["--enable-multimodal", "--ec-transfer-config.ec_role", "ec_both"],
+        "ec_role 'ec_both': a worker encodes for others, or they encode for it; use ec_producer",
     ),
     (
         media.encoders_hand_over_by_folder,
@@ -604,7 +625,7 @@ def only_nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worker(argv: Iterable[str]) -> tuple[WorkerOptions, list[str]]:
-    return build.parse(WorkerOptions, ["--model", "m", *argv], {}, "prog", "about")
+    return worker_line.parse(["--model", "m", *argv], {})
 
 
 def frontend(argv: Iterable[str]) -> FrontendOptions:
@@ -853,6 +874,9 @@ def test_engine_flags_are_read_in_every_spelling() -> None:
         "--enforce-eager",
         "--hf-overrides.a.b",
         "1",
+        "--hf-overrides.a.c=x",
+        "--hf-overrides.names+",
+        "d,e",
         "-tp",
         "2",
     ]
@@ -860,6 +884,42 @@ def test_engine_flags_are_read_in_every_spelling() -> None:
         "block_size": "16",
         "kv_cache_dtype": "fp8",
         "enforce_eager": None,
-        "hf_overrides": "1",
+        "hf_overrides": '{"a": {"b": 1, "c": "x"}, "names": ["d", "e"]}',
         "tensor_parallel_size": "2",
     }
+
+
+def test_an_object_in_pieces_is_read_as_the_whole_one() -> None:
+    words = ["--kv-transfer-config.kv_connector", "DynamoConnector", "--kv-transfer-config.kv_role=kv_both"]
+    assert flags.engine_flags(words)["kv_transfer_config"] == (
+        '{"kv_connector": "DynamoConnector", "kv_role": "kv_both"}'
+    )
+    assert "pip install 'dynamo-vllm[kvbm]'" in (refusal(lambda: checks.check_worker(*worker(words))) or "")
+
+
+SHARED = '"ec_connector_extra_config": {"shared_storage_path": "/e"}'
+
+
+@pytest.mark.parametrize(
+    ("words", "role", "side"),
+    [
+        (["--ec-transfer-config", f'{{"ec_role": "ec_producer", {SHARED}}}'], "encode", "ec_producer"),
+        (["--ec-transfer-config", f'{{"ec_role": "ec_consumer", {SHARED}}}'], "agg", "ec_consumer"),
+        (["--ec-transfer-config.ec_role", "ec_producer", "--ec-storage-path=/e"], "encode", "ec_producer"),
+        (["--ec-transfer-config.ec_role=ec_consumer", "--ec-storage-path=/e"], "agg", "ec_consumer"),
+        (
+            ["--is-prefill-worker", "--connector", "nixl", "--ec-storage-path=/e"]
+            + ["--ec-transfer-config.ec_role=ec_consumer"],
+            "prefill",
+            "ec_consumer",
+        ),
+    ],
+)
+def test_side_of_the_hand_over_may_stand_in_the_engines_own_flag(
+    words: list[str], role: str, side: str
+) -> None:
+    options, rest = worker(["--enable-multimodal", *words])
+    checks.check_worker(options, rest)
+    folder = encoders.folder_of(options, flags.engine_flags(rest))
+    assert options.role == role
+    assert folder is not None and (folder.path, folder.connector_role) == ("/e", side)

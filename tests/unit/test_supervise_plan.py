@@ -268,6 +268,23 @@ def test_encoders_that_cannot_be_placed_are_refused(words: tuple[str, ...], reas
         made("m", "--engine", "fake", *words)
 
 
+def test_encoder_named_by_the_engines_own_flag_shares_the_folder_too(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers: [{args: [--ec-transfer-config.ec_role, ec_consumer]}, "
+        "{args: [--ec-transfer-config.ec_role, ec_producer]}]\n"
+    )
+    found = made("--config", str(file))
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("worker-1", "agg"),
+        ("encode-1", "encode"),
+    ]
+    for worker in found.workers:
+        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in worker.argv
+    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+        made("--config", str(file), "--encode", "1")
+
+
 def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("model: m\nworkers: [{role: encode, engine: fake}]\n")

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_vllm.config import build
+from dynamo_vllm.config import build, worker_line
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.options.worker import OLDER_ROLES
+from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import ConfigError
 
 Values = Mapping[str, Any]
@@ -238,7 +239,8 @@ def role_flags(given: Values) -> list[str]:
 
 
 def _role(group: WorkerGroup) -> str:
-    return build.from_values(WorkerOptions, group.options, {}).role
+    options = build.from_values(WorkerOptions, group.options, {})
+    return worker_line.with_written_role(options, engine_flags(group.args)).role
 
 
 def to_argv(cls: type, values: Values) -> list[str]:
