@@ -322,6 +322,7 @@ WORKER = [
         "must be a JSON object",
     ),
     (omni_rules.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
+    (omni_rules.stages_need_omni, ["--deploy-config", "deploy.yaml"], "deploy.yaml needs --omni"),
     (
         omni_rules.stage_file_exists,
         ["--omni", "--stage-configs-path", "no.yaml"],
