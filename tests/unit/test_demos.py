@@ -116,6 +116,21 @@ def test_prefill_and_decode_workers_both_serve_the_demo(root: Path) -> None:
     assert prefill.options["lora_modules"] == decode.options["lora_modules"]
 
 
+@pytest.mark.parametrize("name", ["chat", "lora", "image", "all"])
+def test_encoder_of_a_model_without_pictures_is_refused(root: Path, name: str) -> None:
+    _, wanted = serve.understand(["--demo", name, "--encode", "1"], {})
+    with pytest.raises(ConfigError, match=r"nothing to do for demo-\w+, which takes no pictures; add --demo"):
+        demos.put_in(wanted, demos.DEMOS[name], {}, "cpu")
+
+
+def test_encoder_of_the_model_that_sees_is_planned(root: Path) -> None:
+    _, wanted = serve.understand(["--demo", "vision", "--encode", "1"], {})
+    sees, encodes = demos.put_in(wanted, demos.DEMOS["vision"], {}, "cpu").workers
+    assert sees.options["route_to_encoder"] is True
+    assert encodes.options["disaggregation_mode"] == "encode"
+    assert sees.options["model"] == encodes.options["model"] == str(root / "vision")
+
+
 def test_several_models_are_a_worker_each_and_share_a_gpu(root: Path) -> None:
     several = (*demos.DEMOS["lora"], *demos.DEMOS["vision"])
     lora, vision = demos.put_in(Topology(), several, {}, "cuda", ["3", "4"]).workers

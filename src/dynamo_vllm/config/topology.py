@@ -169,7 +169,7 @@ def override(topology: Topology, line: CommandLine) -> Topology:
 def _refuse_role_over_roles(groups: tuple[WorkerGroup, ...], line: CommandLine) -> None:
     """One role for all would make the prefill workers of a file decode workers too."""
     named = role_flags(line.worker)
-    if named and len({_role(group) for group in groups}) > 1:
+    if named and len({role_of(group) for group in groups}) > 1:
         raise ConfigError(
             f"{named[0]}: the file says what each worker does; leave it out, or set 'role' there"
         )
@@ -195,7 +195,7 @@ def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[
     """Encode workers beside the groups; those that see a prompt first ask them."""
     if line.encode is None:
         return groups
-    if any(_role(group) == "encode" for group in groups):
+    if any(role_of(group) == "encode" for group in groups):
         raise ConfigError(f"--encode {line.encode}: the file has such a group; set its count there")
     if named := role_flags(line.worker):
         raise ConfigError(f"--encode {line.encode} already says what each worker does; leave {named[0]} out")
@@ -216,14 +216,14 @@ _NOT_FOR_ENCODERS = (
 
 def _for_group(group: WorkerGroup, given: Values) -> Values:
     """The command line speaks to all workers; what would make no sense to an encoder is for the others."""
-    if _role(group) != "encode":
+    if role_of(group) != "encode":
         return given
     return {name: value for name, value in given.items() if name not in _NOT_FOR_ENCODERS}
 
 
 def _behind_encoders(group: WorkerGroup) -> WorkerGroup:
     """A decode worker gets the KV cache of what was encoded; it has its own encoder for what is lost."""
-    if _role(group) == "decode" or "ec_consumer_mode" in group.options:
+    if role_of(group) == "decode" or "ec_consumer_mode" in group.options:
         return group
     return dataclasses.replace(group, options={"route_to_encoder": True, **group.options})
 
@@ -238,7 +238,8 @@ def role_flags(given: Values) -> list[str]:
     return ["--" + name.replace("_", "-") for name in names if given.get(name)]
 
 
-def _role(group: WorkerGroup) -> str:
+def role_of(group: WorkerGroup) -> str:
+    """From the options and flags of the group; its variables are not looked at."""
     options = build.from_values(WorkerOptions, group.options, {})
     return worker_line.with_written_role(options, engine_flags(group.args)).role
 

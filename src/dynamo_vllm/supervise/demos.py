@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build
+from dynamo_vllm.config import build, topology
 from dynamo_vllm.config.engine_rules import CACHE_SIZE_ARGUMENTS
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
@@ -107,6 +107,7 @@ def put_in(
             groups.append(group)
             continue
         _refuse_one_name_for_several(demos, group, environment)
+        _refuse_encoder_of_text(demos, group)
         groups += (_group(group, demo, environment, device, shared) for demo in demos)
     return dataclasses.replace(wanted, workers=tuple(groups))
 
@@ -117,6 +118,15 @@ def _refuse_one_name_for_several(
     name = group.options.get("served_model_name") or environment.get("DYN_VLLM_SERVED_MODEL_NAME")
     if len(demos) > 1 and name:
         raise ConfigError(f"--served-model-name {name} would name {len(demos)} models; leave it out")
+
+
+def _refuse_encoder_of_text(demos: Sequence[Demo], group: WorkerGroup) -> None:
+    for demo in demos:
+        if topology.role_of(group) == "encode" and not demo.options.get("enable_multimodal"):
+            raise ConfigError(
+                f"an encode worker has nothing to do for {models.served_name(demo.model)}, which takes no "
+                "pictures; add --demo vision, name a model that takes them, or leave --encode out"
+            )
 
 
 def _group(
