@@ -779,6 +779,12 @@ def test_admin_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_admin(options)) is None
 
 
+def test_help_of_what_is_always_refused_says_so_and_what_to_use() -> None:
+    found = {item.name: item.option.help for item in build.declared(WorkerOptions)}
+    for name in ("multimodal_processor", "ec_processor"):
+        assert found[name].startswith("Known and refused") and "start dynamo-vllm frontend" in found[name]
+
+
 def test_namespace_of_a_command_is_checked_too() -> None:
     assert "must be one word" in (refusal(lambda: checks.check_find(AdminOptions(namespace="a.b"))) or "")
 
