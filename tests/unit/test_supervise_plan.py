@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from dynamo_vllm.supervise import logs, plan, ports, run_folder
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.plan import Plan
 from dynamo_vllm.supervise.screen import Screen
-from dynamo_vllm.supervise.supervisor import describe, to_try
+from dynamo_vllm.supervise.supervisor import describe
 
 FAKE = {"engine": "fake"}
 DISCOVERY = Path("/run/x/discovery")
@@ -499,21 +497,6 @@ def test_screen_redraws_its_rows_on_a_terminal() -> None:
     screen.announce("ready: here")
     screen.say("later")
     assert err.getvalue().endswith(" later\n")
-
-
-def test_what_to_try_can_be_pasted_into_a_shell() -> None:
-    chat, curl = to_try("http://127.0.0.1:8000", "it's")
-    assert chat == "try: dynamo-vllm chat http://127.0.0.1:8000"
-    words = shlex.split(curl)
-    assert words[:3] == ["or:", "curl", "http://127.0.0.1:8000/v1/chat/completions"]
-    assert json.loads(words[-1])["model"] == "it's"
-
-
-def test_what_to_try_with_a_model_that_draws_is_a_picture() -> None:
-    (curl,) = to_try("http://127.0.0.1:8000", "demo-image")
-    words = shlex.split(curl)
-    assert words[:3] == ["try:", "curl", "http://127.0.0.1:8000/v1/images/generations"]
-    assert json.loads(words[-1]) == {"model": "demo-image", "prompt": "a red circle on white"}
 
 
 def test_screen_nobody_reads_does_not_end_the_run() -> None:
