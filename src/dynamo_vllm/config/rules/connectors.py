@@ -145,6 +145,7 @@ def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> N
     if (
         o.role in ("prefill", "decode")
         and o.engine != "fake"
+        and not o.omni  # which has no such roles, another rule says
         and not named
         and "kv_transfer_config" not in engine
     ):
