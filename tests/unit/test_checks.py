@@ -374,6 +374,11 @@ WORKER = [
         "--data-parallel-rank cannot stand beside --omni",
     ),
     (
+        omni_rules.omni_is_one_rank,
+        ["--omni", "-dp", "2"],
+        "--data-parallel-size 2 cannot stand beside --omni: to its worker a pipeline is one rank; start more",
+    ),
+    (
         omni_rules.omni_does_everything_of_a_request,
         ["--omni", "--disaggregation-mode", "prefill"],
         "--disaggregation-mode prefill cannot stand beside --omni",

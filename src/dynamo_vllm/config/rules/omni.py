@@ -72,6 +72,16 @@ def stage_file_exists(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--stage-configs-path {o.stage_configs_path}: there is no such file")
 
 
+def omni_is_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
+    """vLLM-Omni 0.30: a text stage of two ranks does not start on a CPU; drawing stages are untried."""
+    ranks = engine.get("data_parallel_size", "1")
+    if o.omni and ranks != "1":
+        raise ConfigError(
+            f"--data-parallel-size {ranks} cannot stand beside --omni: to its worker a pipeline is one rank; "
+            "start more workers instead"
+        )
+
+
 def omni_does_everything_of_a_request(o: WorkerOptions, _: EngineFlags) -> None:
     if o.omni and o.role != "agg":
         raise ConfigError(f"--disaggregation-mode {o.role} cannot stand beside --omni; leave one of them out")
@@ -107,6 +117,7 @@ RULES = (
     omni_has_no_connector,
     omni_publishes_no_kv_events,
     omni_stays_on_one_node,
+    omni_is_one_rank,
     omni_does_everything_of_a_request,
     omni_takes_text_only,
     omni_needs_its_own_engine,
