@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import json
 import os
 import socket
 from pathlib import Path
@@ -25,6 +27,7 @@ from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerSt
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import vllm_convert, vllm_start, vllm_stats
 from dynamo_vllm.engine.base import LoadFigures
 from dynamo_vllm.engine.settings import EngineSettings
@@ -250,6 +253,16 @@ def test_what_the_user_sets_stands(settings: EngineSettings) -> None:
     assert found.args.enable_prefix_caching is False
     assert found.args.max_num_seqs == 7
     assert found.args.kv_events_config is None
+
+
+def test_an_object_in_pieces_is_put_together_as_vllm_does(settings: EngineSettings) -> None:
+    name, argv = "--hf-overrides", []
+    for key, value in (("a.b", "1"), ("a.c", "x"), ("list+", "d,e"), ("list+", "f"), ("on", "true")):
+        argv += [f"{name}.{key}", value]
+    argv += [f"{name}.a.b=2", name, '{"z": 1}']
+    given = vllm_start.given_flags(dataclasses.replace(settings, argv=tuple(argv)))
+    assert given["hf_overrides"]["a"] == {"b": 2, "c": "x"}
+    assert json.loads(engine_flags(argv)["hf_overrides"] or "") == given["hf_overrides"]
 
 
 def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None:

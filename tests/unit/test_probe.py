@@ -68,11 +68,16 @@ def served(frontend: Frontend) -> Iterator[None]:
         frontend.server.server_close()
 
 
-async def ask(frontend: Frontend, split: set[str], seconds: float) -> None:
+TEXT = ("chat", "completions")
+
+
+async def ask(
+    frontend: Frontend, split: set[str], seconds: float, endpoint_types: tuple[str, ...] = TEXT
+) -> None:
     probe = Probe(answer_seconds=5)
     with served(frontend):
         try:
-            await probe.first_answer(frontend.url, ("m",), split, seconds)
+            await probe.first_answer(frontend.url, {"m": endpoint_types}, split, seconds)
         finally:
             await probe.close()
 
@@ -95,19 +100,32 @@ async def test_prefill_workers_nobody_uses_fail_the_start() -> None:
         await ask(Frontend(ALONE), {"m"}, 0.5)
 
 
-DRAWINGS = ("/v1/images/generations", "/v1/videos")
+DRAWINGS = {"images": "/v1/images/generations", "videos": "/v1/videos"}
 
 
-@pytest.mark.parametrize("path", DRAWINGS)
-async def test_a_model_that_draws_is_asked_for_one_step(path: str) -> None:
+@pytest.mark.parametrize(("kind", "path"), DRAWINGS.items())
+async def test_a_model_that_draws_is_asked_for_one_step_and_nothing_else(kind: str, path: str) -> None:
+    """In a chat it would take all its steps; as text it would be an error that the frontend counts."""
     frontend = Frontend(only=path)
+    await ask(frontend, set(), 5, ("chat", kind))
+    assert frontend.paths == [path]
+    assert frontend.asked[0]["nvext"]["num_inference_steps"] == 1
+
+
+@pytest.mark.parametrize("endpoint_types", [("chat",), ("chat", "audios")])
+async def test_a_model_is_asked_where_it_answers_only(endpoint_types: tuple[str, ...]) -> None:
+    frontend = Frontend(only="/v1/chat/completions")
+    await ask(frontend, set(), 5, endpoint_types)
+    assert frontend.paths == ["/v1/chat/completions"]
+
+
+async def test_text_that_is_refused_as_a_completion_is_tried_as_a_chat() -> None:
+    frontend = Frontend(only="/v1/chat/completions")
     await ask(frontend, set(), 5)
-    assert frontend.paths[-1] == path
-    assert frontend.asked[-1]["nvext"]["num_inference_steps"] == 1
-    assert "/v1/chat/completions" not in frontend.paths  # there it would take all of them
+    assert frontend.paths == ["/v1/completions", "/v1/chat/completions"]
 
 
-@pytest.mark.parametrize("path", DRAWINGS)
+@pytest.mark.parametrize("path", DRAWINGS.values())
 def test_a_check_of_a_model_that_draws_asks_for_one_step(path: str) -> None:
     frontend = Frontend(only=path)
     with served(frontend), closing(Client(frontend.url, 5)) as client:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from dynamo_vllm.supervise import logs, plan, ports, run_folder
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.plan import Plan
 from dynamo_vllm.supervise.screen import Screen
-from dynamo_vllm.supervise.supervisor import describe, to_try
+from dynamo_vllm.supervise.supervisor import describe
 
 FAKE = {"engine": "fake"}
 DISCOVERY = Path("/run/x/discovery")
@@ -217,7 +215,8 @@ def test_environment_numbers_the_workers_unless_a_file_does(tmp_path: Path) -> N
         ),
         (("--endpoint", "dyn://a.b.c"), "would both be at a.b.c"),
         (("--connector", "none"), "add --connector nixl"),
-        (("--is-prefill-worker",), "name different roles"),
+        (("--is-prefill-worker",), "already say what each worker does; leave --is-prefill-worker out"),
+        (("--enable-multimodal", "--multimodal-decode-worker"), "leave --multimodal-decode-worker out"),
         (("--use-vllm-tokenizer",), "--use-vllm-tokenizer cannot stand beside"),
     ],
 )
@@ -308,12 +307,30 @@ def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
     [
         (("--encode", "0"), "--encode 0 must be 1 or more"),
         (("--encode", "1", "--disaggregation-mode", "agg"), "--encode 1 already says what each worker does"),
+        (("--encode", "1", "--multimodal-encode-worker"), "leave --multimodal-encode-worker out"),
         (("--encode", "1", "--component", "c"), "would both be at dynamo.c.generate"),
     ],
 )
 def test_encoders_that_cannot_be_placed_are_refused(words: tuple[str, ...], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         made("m", "--engine", "fake", *words)
+
+
+def test_encoder_named_by_the_engines_own_flag_shares_the_folder_too(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers: [{args: [--ec-transfer-config.ec_role, ec_consumer]}, "
+        "{args: [--ec-transfer-config.ec_role, ec_producer]}]\n"
+    )
+    found = made("--config", str(file))
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("worker-1", "agg"),
+        ("encode-1", "encode"),
+    ]
+    for worker in found.workers:
+        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in worker.argv
+    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+        made("--config", str(file), "--encode", "1")
 
 
 def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
@@ -536,21 +553,6 @@ def test_screen_redraws_its_rows_on_a_terminal() -> None:
     screen.announce("ready: here")
     screen.say("later")
     assert err.getvalue().endswith(" later\n")
-
-
-def test_what_to_try_can_be_pasted_into_a_shell() -> None:
-    chat, curl = to_try("http://127.0.0.1:8000", "it's")
-    assert chat == "try: dynamo-vllm chat http://127.0.0.1:8000"
-    words = shlex.split(curl)
-    assert words[:3] == ["or:", "curl", "http://127.0.0.1:8000/v1/chat/completions"]
-    assert json.loads(words[-1])["model"] == "it's"
-
-
-def test_what_to_try_with_a_model_that_draws_is_a_picture() -> None:
-    (curl,) = to_try("http://127.0.0.1:8000", "demo-image")
-    words = shlex.split(curl)
-    assert words[:3] == ["try:", "curl", "http://127.0.0.1:8000/v1/images/generations"]
-    assert json.loads(words[-1]) == {"model": "demo-image", "prompt": "a red circle on white"}
 
 
 def test_screen_nobody_reads_does_not_end_the_run() -> None:

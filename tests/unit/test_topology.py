@@ -121,6 +121,31 @@ def test_numbers_of_roles_are_refused_beside_one_role_for_all() -> None:
         topology.override(Topology(), line)
 
 
+@pytest.mark.parametrize("name", ["disaggregation_mode", "is_decode_worker", "multimodal_decode_worker"])
+def test_one_role_for_all_is_refused_beside_roles_of_a_file(name: str) -> None:
+    line = CommandLine(worker={name: "decode" if name == "disaggregation_mode" else True})
+    with pytest.raises(
+        ConfigError, match=r"the file says what each worker does; leave it out, or set 'role'"
+    ):
+        topology.override(Topology(workers=PAIR), line)
+    (group,) = topology.override(Topology(workers=PAIR[1:]), line).workers
+    assert group.options[name]
+
+
+def test_older_names_of_roles_in_a_file_count_too() -> None:
+    groups = (
+        WorkerGroup(options={"is_prefill_worker": True}),
+        WorkerGroup(options={"is_decode_worker": "yes"}),
+    )
+    prefill, decode, encode = topology.override(Topology(workers=groups), CommandLine(encode=1)).workers
+    assert prefill.options["route_to_encoder"] is True
+    assert "route_to_encoder" not in decode.options
+    assert encode.options == {"disaggregation_mode": "encode"}
+    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+        file = Topology(workers=(WorkerGroup(options={"vllm_native_encoder_worker": True}),))
+        topology.override(file, CommandLine(encode=1))
+
+
 def test_values_become_flags() -> None:
     values = {"served_model_name": ["a", "b"], "kv_events": False, "omni": "yes", "drain_seconds": "5"}
     assert topology.to_argv(WorkerOptions, values) == [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import versions
-from dynamo_vllm.config import build, checks
+from dynamo_vllm.config import build, checks, worker_line
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
@@ -137,8 +137,9 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
 
 def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, str]) -> Report:
     given, engine_argv = build.parser(WorkerOptions, PROG, DESCRIPTION).parse_known_args(list(argv))
-    worker = build.from_values(WorkerOptions, vars(given), environment)
+    named = build.from_values(WorkerOptions, vars(given), environment)
     flags = engine_flags(engine_argv)
+    worker = worker_line.with_written_role(named, flags)
     ports = list(ports_of(worker, flags, environment))
     problems = list(refusals(worker, flags))
     problems += [
@@ -151,7 +152,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
     return Report(
         versions=versions.found(),
         facts=facts_of(worker, flags),
-        settings=list(settings_of(worker, vars(given))),
+        settings=list(settings_of(named, vars(given))),
         engine_flags=engine_argv,
         engine_defaults=defaults,
         ports=ports,

@@ -97,7 +97,7 @@ def answer(client: Client, model: str) -> tuple[str | None, Step]:
     began = time.monotonic()
     complaints = []
     # First: in a chat a model that draws would take all its steps.
-    for path, smallest in smallest_drawings(model):
+    for path, smallest in smallest_drawings(model).values():
         with contextlib.suppress(Unanswered):
             if client.ask(path, smallest).get("data"):
                 return None, drawing(path, began)

@@ -154,7 +154,7 @@ def prepare(
     device = vllm_start.device() if demos.needs_vllm(wanted, environment) else "none"
     gpus = visible_gpus(environment) if device == "cuda" else []
     if demos.lacks_model(wanted, environment):
-        found, left_out = demos.choose(demo or demos.DEFAULT)
+        found, left_out = demos.choose(demo or demos.DEFAULT, device)
         wanted = demos.put_in(wanted, found, environment, device, gpus)
         for why in left_out:
             print(why, file=sys.stderr)

@@ -6,8 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, nodes, planes, runtime_env
-from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config import build, checks, nodes, planes, runtime_env, worker_line
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.supervise import ports
 
@@ -24,7 +23,7 @@ EPILOG = (
 
 def main(argv: Sequence[str]) -> int:
     environment = build.environment()
-    options, engine_argv = build.parse(WorkerOptions, argv, environment, PROG, DESCRIPTION, EPILOG)
+    options, engine_argv = worker_line.parse(argv, environment, PROG, DESCRIPTION, EPILOG)
     checks.check_worker(options, engine_argv)
     anywhere = options.system_host or options.bind_host or "0.0.0.0"
     if options.system_port:

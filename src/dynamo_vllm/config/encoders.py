@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.rules.flags import EngineFlags
 
 GB = 10**9
+PRODUCER, CONSUMER = "ec_producer", "ec_consumer"
+"""vLLM's names for the two sides of the hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class EncoderFolder:
     path: str
     max_bytes: int
     connector_role: str | None
-    """ec_producer or ec_consumer; None for a worker that takes from the folder by hand."""
+    """PRODUCER or CONSUMER; None for a worker that takes from the folder by hand."""
 
 
 def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | None:
@@ -26,15 +28,20 @@ def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | No
     is_encoder = options.role == "encode"
     if not is_encoder and not options.asks_encoders:
         return None
-    written = _object(engine.get("ec_transfer_config"))
-    inside = written.get("ec_connector_extra_config")
+    config = written(engine)
+    inside = config.get("ec_connector_extra_config")
     extra = {**(inside if isinstance(inside, dict) else {}), **_object(options.ec_extra_config)}
     path = options.ec_storage_path or extra.get("shared_storage_path")
     if not path:
         return None
-    by_connector = options.ec_consumer_mode or bool(written)
-    role = "ec_producer" if is_encoder else "ec_consumer" if by_connector else None
+    by_connector = options.ec_consumer_mode or bool(config)
+    role = PRODUCER if is_encoder else CONSUMER if by_connector else None
     return EncoderFolder(str(path), int(options.ec_storage_gb * GB), role)
+
+
+def written(engine: EngineFlags) -> dict[str, Any]:
+    """What --ec-transfer-config says."""
+    return _object(engine.get("ec_transfer_config"))
 
 
 def _object(text: str | None) -> dict[str, Any]:

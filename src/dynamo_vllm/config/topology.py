@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_vllm.config import build
+from dynamo_vllm.config import build, worker_line
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.options.worker import OLDER_ROLES
+from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import ConfigError
 
 Values = Mapping[str, Any]
@@ -148,6 +150,7 @@ def _text(value: object, where: str) -> str:
 
 def override(topology: Topology, line: CommandLine) -> Topology:
     """The file's topology with what the command line said."""
+    _refuse_role_over_roles(topology.workers, line)
     groups = _with_encoders(_counted(topology.workers, line), line)
     return Topology(
         model=topology.model,
@@ -163,14 +166,23 @@ def override(topology: Topology, line: CommandLine) -> Topology:
     )
 
 
+def _refuse_role_over_roles(groups: tuple[WorkerGroup, ...], line: CommandLine) -> None:
+    """One role for all would make the prefill workers of a file decode workers too."""
+    named = role_flags(line.worker)
+    if named and len({role_of(group) for group in groups}) > 1:
+        raise ConfigError(
+            f"{named[0]}: the file says what each worker does; leave it out, or set 'role' there"
+        )
+
+
 def _counted(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[WorkerGroup, ...]:
     """The groups in the numbers the command line gave."""
     if line.prefill is not None and line.decode is not None:
         asked = f"--prefill {line.prefill} --decode {line.decode}"
         if groups != (WorkerGroup(),):
             raise ConfigError(f"{asked}: the file has groups of its own; give them 'role' and 'count' there")
-        if "disaggregation_mode" in line.worker:
-            raise ConfigError(f"{asked} already say what each worker does; leave --disaggregation-mode out")
+        if named := role_flags(line.worker):
+            raise ConfigError(f"{asked} already say what each worker does; leave {named[0]} out")
         return (_of_role("prefill", line.prefill), _of_role("decode", line.decode))
     if line.workers is None:
         return groups
@@ -183,12 +195,10 @@ def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[
     """Encode workers beside the groups; those that see a prompt first ask them."""
     if line.encode is None:
         return groups
-    if any(group.options.get("disaggregation_mode") == "encode" for group in groups):
+    if any(role_of(group) == "encode" for group in groups):
         raise ConfigError(f"--encode {line.encode}: the file has such a group; set its count there")
-    if "disaggregation_mode" in line.worker:
-        raise ConfigError(
-            f"--encode {line.encode} already says what each worker does; leave --disaggregation-mode out"
-        )
+    if named := role_flags(line.worker):
+        raise ConfigError(f"--encode {line.encode} already says what each worker does; leave {named[0]} out")
     return (*(_behind_encoders(group) for group in groups), _of_role("encode", line.encode))
 
 
@@ -215,20 +225,31 @@ _NOT_FOR_DECODE = (
 
 def _for_group(group: WorkerGroup, given: Values) -> Values:
     """The command line speaks to all workers; what would make no sense to a role is for the others."""
-    role = group.options.get("disaggregation_mode")
-    without = {"encode": _NOT_FOR_ENCODERS, "decode": _NOT_FOR_DECODE}.get(str(role), ())
+    without = {"encode": _NOT_FOR_ENCODERS, "decode": _NOT_FOR_DECODE}.get(role_of(group), ())
     return {name: value for name, value in given.items() if name not in without}
 
 
 def _behind_encoders(group: WorkerGroup) -> WorkerGroup:
     """A decode worker gets the KV cache of what was encoded; it has its own encoder for what is lost."""
-    if group.options.get("disaggregation_mode") == "decode" or "ec_consumer_mode" in group.options:
+    if role_of(group) == "decode" or "ec_consumer_mode" in group.options:
         return group
     return dataclasses.replace(group, options={"route_to_encoder": True, **group.options})
 
 
 def _of_role(role: str, count: int) -> WorkerGroup:
     return WorkerGroup(count=count, options={"disaggregation_mode": role})
+
+
+def role_flags(given: Values) -> list[str]:
+    """The flags among them that name a role, the newer name first."""
+    names = ("disaggregation_mode", *OLDER_ROLES)
+    return ["--" + name.replace("_", "-") for name in names if given.get(name)]
+
+
+def role_of(group: WorkerGroup) -> str:
+    """From the options and flags of the group; its variables are not looked at."""
+    options = build.from_values(WorkerOptions, group.options, {})
+    return worker_line.with_written_role(options, engine_flags(group.args)).role
 
 
 def to_argv(cls: type, values: Values) -> list[str]:

@@ -56,17 +56,21 @@ def _names_cache(settings: EngineSettings) -> bool:
 
 
 def refuse_missing() -> None:
-    """The packages a pipeline needs here, by name and with the command."""
+    if (lack := missing(vllm_start.device())) is not None:
+        raise ConfigError(f"--omni {lack}")
+
+
+def missing(device: str) -> str | None:
+    """What a pipeline lacks here: the first package that is not installed, with the command."""
     needed = {"vllm-omni": "pip install --no-deps vllm-omni==0.30.0"}
-    if vllm_start.device() == "cpu":
+    if device == "cpu":
         needed["vllm-omni-cpu"] = "pip install ./packages/omni-cpu"
     for package, command in needed.items():
         try:
             metadata.version(package)
         except metadata.PackageNotFoundError:
-            raise ConfigError(
-                f"--omni needs the package {package}; run 'DYNAMO_VLLM_EXTRAS=omni make venv', or {command}"
-            ) from None
+            return f"needs the package {package}; run 'DYNAMO_VLLM_EXTRAS=omni make venv', or {command}"
+    return None
 
 
 def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, Any]:

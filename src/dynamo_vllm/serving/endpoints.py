@@ -65,6 +65,12 @@ class Registration:
     def names(self) -> tuple[str, ...]:
         return self._options.served_model_name or (str(self._options.model),)
 
+    @property
+    def endpoint_types(self) -> tuple[str, ...]:
+        """What clients may ask this worker for; a role that only helps others offers nothing."""
+        of_role = self._card.endpoint_types
+        return self._options.endpoint_types if of_role is None else of_role
+
     async def publish(self) -> None:
         """Put the model card into discovery. The instance itself appears when the endpoint is served."""
         model, *aliases = self.names
@@ -109,10 +115,7 @@ class Registration:
         )
 
     def _model_type(self) -> ModelType:
-        """What clients may ask this worker for; a role that only helps others offers nothing."""
-        types = (
-            self._options.endpoint_types if self._card.endpoint_types is None else self._card.endpoint_types
-        )
+        types = self.endpoint_types
         return reduce(or_, (_MODEL_TYPES[name] for name in types)) if types else ModelType.Prefill
 
     def _runtime_config(self) -> ModelRuntimeConfig:

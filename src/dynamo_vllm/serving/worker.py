@@ -147,6 +147,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
             progress.phase(
                 "ready",
                 models=list(registration.names),
+                endpoint_types=list(registration.endpoint_types),
                 kv_event_publishers=publishers,
                 instance=endpoint.connection_id(),
             )

@@ -40,6 +40,7 @@ class Child:
         self._log_start = log_start  # behind the lines of the processes before this one
         self.ready = asyncio.Event()
         self.models: tuple[str, ...] = ()
+        self.endpoint_types: tuple[str, ...] = ()
         self.instance: int | None = None
         self._ready_at: float | None = None
         self._running = running
@@ -71,6 +72,7 @@ class Child:
         """Remember what a status line said."""
         if status.get("phase") == "ready" and not self.ready.is_set():
             self.models = tuple(map(str, status.get("models", ())))
+            self.endpoint_types = tuple(map(str, status.get("endpoint_types", ())))
             self.instance = status.get("instance")
             self._ready_at = time.monotonic()
             self.ready.set()

@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build
+from dynamo_vllm.config import build, topology
 from dynamo_vllm.config.engine_rules import CACHE_SIZE_ARGUMENTS
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.config.rules.flags import engine_flags, is_installed
+from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
 
@@ -31,15 +31,13 @@ class Demo:
     model: str
     options: Values = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
-    package: str | None = None
-    """Module it needs beside vLLM."""
 
 
 # The chat template is ChatML with hermes' tool calls and qwen3's thoughts.
 _PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 _LORA = Demo("chat", {**_PARSERS, "lora_enabled": True}, adapters=models.ADAPTERS)
 _VISION = Demo("vision", {**_PARSERS, "enable_multimodal": True})
-_IMAGE = Demo("image", {"omni": True}, package="vllm_omni")
+_IMAGE = Demo("image", {"omni": True})
 DEMOS: dict[str, tuple[Demo, ...]] = {
     DEFAULT: (Demo("chat", _PARSERS),),
     "lora": (_LORA,),
@@ -49,9 +47,9 @@ DEMOS: dict[str, tuple[Demo, ...]] = {
 }
 
 
-def choose(name: str) -> tuple[list[Demo], list[str]]:
+def choose(name: str, device: str) -> tuple[list[Demo], list[str]]:
     """The demos of this name, and why some of `all` are left out."""
-    looked = [(demo, obstacle(demo)) for demo in DEMOS[name]]
+    looked = [(demo, obstacle(demo, device)) for demo in DEMOS[name]]
     found = [demo for demo, why in looked if why is None]
     told = [f"{models.served_name(demo.model)} cannot be served: {why}" for demo, why in looked if why]
     if not found:
@@ -59,16 +57,19 @@ def choose(name: str) -> tuple[list[Demo], list[str]]:
     return found, told
 
 
-def obstacle(demo: Demo) -> str | None:
+def obstacle(demo: Demo, device: str) -> str | None:
     """Why this installation cannot serve it."""
     try:
         for name in (demo.model, *demo.adapters):
             models.folder(name)
     except StartError as exc:
         return str(exc)
-    if demo.package is not None and not is_installed(demo.package):
-        return f"the package {demo.package} is missing; docs/omni.md tells how to install it"
-    return None
+    if not demo.options.get("omni"):
+        return None
+    from dynamo_vllm.engine import omni_start
+
+    lack = omni_start.missing(device)
+    return None if lack is None else f"it {lack}"
 
 
 # --- groups of workers ----------------------------------------------------------------------------------
@@ -106,6 +107,7 @@ def put_in(
             groups.append(group)
             continue
         _refuse_one_name_for_several(demos, group, environment)
+        _refuse_encoder_of_text(demos, group)
         groups += (_group(group, demo, environment, device, shared) for demo in demos)
     return dataclasses.replace(wanted, workers=tuple(groups))
 
@@ -116,6 +118,15 @@ def _refuse_one_name_for_several(
     name = group.options.get("served_model_name") or environment.get("DYN_VLLM_SERVED_MODEL_NAME")
     if len(demos) > 1 and name:
         raise ConfigError(f"--served-model-name {name} would name {len(demos)} models; leave it out")
+
+
+def _refuse_encoder_of_text(demos: Sequence[Demo], group: WorkerGroup) -> None:
+    for demo in demos:
+        if topology.role_of(group) == "encode" and not demo.options.get("enable_multimodal"):
+            raise ConfigError(
+                f"an encode worker has nothing to do for {models.served_name(demo.model)}, which takes no "
+                "pictures; add --demo vision, name a model that takes them, or leave --encode out"
+            )
 
 
 def _group(

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build, checks, encoders, planes, runtime_env, topology
+from dynamo_vllm.config import build, checks, encoders, planes, runtime_env, topology, worker_line
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
 from dynamo_vllm.config.rules.ranks import node_of
@@ -116,7 +116,7 @@ def make(
         role=None,
     )
     several = sum(group.count for group in wanted.workers) > 1
-    has_encoders = any(_is_encoder(group) for group in wanted.workers)
+    has_encoders = any(_is_encoder(group, shared) for group in wanted.workers)
     embeddings = discovery.with_name(EMBEDDINGS) if has_encoders else None
     workers = _Workers(
         wanted.model, shared, environment, gpus if several else (), front, embeddings, elsewhere
@@ -172,10 +172,9 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _is_encoder(group: WorkerGroup) -> bool:
-    old_names = ("multimodal_encode_worker", "vllm_native_encoder_worker")
-    is_named = group.options.get("disaggregation_mode") == "encode"
-    return is_named or any(group.options.get(name) for name in old_names)
+def _is_encoder(group: WorkerGroup, env: Mapping[str, str]) -> bool:
+    options, _ = _parse(group.options, group, {**env, **group.env})
+    return options.role == "encode"
 
 
 class _Workers:
@@ -366,7 +365,7 @@ class _Ports:
 
 def parse(argv: Sequence[str]) -> tuple[WorkerOptions, list[str]]:
     """A worker's options and vLLM's flags as its command says them."""
-    return build.parse(WorkerOptions, argv, {}, "dynamo-vllm worker", "")
+    return worker_line.parse(argv, {})
 
 
 def _argv(values: topology.Values, group: WorkerGroup) -> list[str]:
@@ -376,4 +375,4 @@ def _argv(values: topology.Values, group: WorkerGroup) -> list[str]:
 def _parse(
     values: topology.Values, group: WorkerGroup, env: Mapping[str, str]
 ) -> tuple[WorkerOptions, list[str]]:
-    return build.parse(WorkerOptions, _argv(values, group), env, "dynamo-vllm worker", "")
+    return worker_line.parse(_argv(values, group), env)

@@ -11,8 +11,10 @@ import httpx
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
+Request = tuple[str, dict[str, Any]]
+"""Path and body."""
 _RETRY_SECONDS = 0.1
 # The frontend learns of workers through discovery: a moment after they are ready it may not know them yet.
 _NOT_YET = (404, 503)
@@ -35,24 +37,28 @@ class Probe:
             return None
 
     async def first_answer(
-        self, url: str, models: tuple[str, ...], split: Collection[str], limit_seconds: float
+        self, url: str, models: Mapping[str, Collection[str]], split: Collection[str], limit_seconds: float
     ) -> None:
         """Until the frontend is ready and each model has answered a request; StartError when one does not.
 
-        A model in `split` must answer over two workers, one for the prompt and one for the answer.
+        `models` says on which types of endpoints each answers. A model in `split` must answer over two
+        workers, one for the prompt and one for the answer.
         """
         deadline = time.monotonic() + limit_seconds
         while await self.status(f"{url}/health") != 200:
             if time.monotonic() > deadline:
                 raise StartError(f"{url}/health did not become ready within {limit_seconds:.0f} s")
             await asyncio.sleep(_RETRY_SECONDS)
-        for model in models:
-            await self._answer(url, model, model in split, deadline)
+        for model, endpoint_types in models.items():
+            requests = list(_smallest_requests(model, endpoint_types, model in split))
+            await self._answer(url, model, requests, model in split, deadline)
 
-    async def _answer(self, url: str, model: str, split: bool, deadline: float) -> None:
+    async def _answer(
+        self, url: str, model: str, requests: list[Request], split: bool, deadline: float
+    ) -> None:
         while True:
             refusals = []
-            for path, body in _smallest_requests(model, split):
+            for path, body in requests:
                 refusal = await self._refusal(url + path, body, split, deadline)
                 if refusal is None:
                     return
@@ -76,22 +82,29 @@ class Probe:
         return reply.status_code, f"POST {url} answered {reply.status_code}: {reply.text[:500]}"
 
 
-def _smallest_requests(model: str, split: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A model may answer on one of them only."""
+def _smallest_requests(model: str, endpoint_types: Collection[str], split: bool) -> Iterator[Request]:
+    """Only where the model answers: the frontend counts a request elsewhere as an error of the model."""
+    drawings = [request for kind, request in smallest_drawings(model).items() if kind in endpoint_types]
+    if drawings:  # in a chat it would take all its steps: minutes for some
+        yield from drawings
+        return
     body: dict[str, Any] = {"model": model, "max_tokens": 1}
     if split:
         body["nvext"] = {"extra_fields": ["worker_id"]}
-    yield "/v1/completions", {**body, "prompt": "Hello"}
-    # Before the chat, where a model that draws would take all its steps: minutes for some.
-    yield from smallest_drawings(model)
-    yield "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": "Hello"}]}
+    if "completions" in endpoint_types:
+        yield "/v1/completions", {**body, "prompt": "Hello"}
+    if "chat" in endpoint_types:
+        yield "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": "Hello"}]}
 
 
-def smallest_drawings(model: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For models that make pictures, videos or sounds."""
+def smallest_drawings(model: str) -> dict[str, Request]:
+    """For models that make pictures or videos, by type of endpoint."""
     settings = {"num_inference_steps": 1}
-    yield "/v1/images/generations", {"model": model, "prompt": "Hello", "nvext": settings}
-    yield "/v1/videos", {"model": model, "prompt": "Hello", "nvext": {**settings, "num_frames": 1}}
+    video = {"model": model, "prompt": "Hello", "nvext": {**settings, "num_frames": 1}}
+    return {
+        "images": ("/v1/images/generations", {"model": model, "prompt": "Hello", "nvext": settings}),
+        "videos": ("/v1/videos", video),
+    }
 
 
 def went_over_two(answer: dict[str, Any]) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import shlex
 import signal
 import time
 import traceback
@@ -13,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.models import demo
 from dynamo_vllm.supervise import child as children
-from dynamo_vllm.supervise import discovery, logs
+from dynamo_vllm.supervise import discovery, hints, logs
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.targets import Targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from dynamo_vllm.supervise.child import Child
@@ -215,7 +212,7 @@ class Supervisor:
             self._changed.clear()
             await self._changed.wait()
         found = self._children.values()
-        models = tuple(dict.fromkeys(name for child in found for name in child.models[:1]))
+        models = self._models()
         split = {name for child in found if child.plan.role == "prefill" for name in child.models[:1]}
         try:
             await self._probe.first_answer(self._plan.url, models, split, self._limits.first_answer_seconds)
@@ -225,7 +222,16 @@ class Supervisor:
         self._is_serving = True
         workers = len(self._plan.workers)
         self._screen.announce(f"ready: {self._plan.url}/v1 model={','.join(models)} workers={workers}")
-        self._screen.hint(to_try(self._plan.url, models[0]))
+        first, endpoint_types = next(iter(models.items()))
+        self._screen.hint(hints.to_try(self._plan.url, first, endpoint_types))
+
+    def _models(self) -> dict[str, tuple[str, ...]]:
+        """The name of each model, and the types of endpoints on which it answers."""
+        models: dict[str, tuple[str, ...]] = {}
+        for child in self._children.values():
+            for name in child.models[:1]:
+                models[name] = models.get(name) or child.endpoint_types  # of a worker that helps others: none
+        return models
 
     def _all_ready(self) -> bool:
         found = [self._children.get(process.name) for process in self._plan.processes]
@@ -267,19 +273,6 @@ class Supervisor:
         for child in leaving:
             if child.exit_code is None:
                 self._screen.say(f"{child.name} did not leave within {limit_seconds:.0f} s: killed")
-
-
-def to_try(url: str, model: str) -> list[str]:
-    """What a person may do next."""
-    if model == demo.served_name("image"):
-        drawn = {"model": model, "prompt": "a red circle on white"}
-        return [f"try: {_curl(f'{url}/v1/images/generations', drawn)}"]
-    said = {"model": model, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
-    return [f"try: dynamo-vllm chat {url}", f"or:  {_curl(f'{url}/v1/chat/completions', said)}"]
-
-
-def _curl(url: str, body: Mapping[str, object]) -> str:
-    return shlex.join(["curl", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)])
 
 
 def describe(code: int) -> str:

@@ -43,10 +43,16 @@ class MediaOptions(RuntimeOptions):
         env="DYN_VLLM_MULTIMODAL_ENCODE_PREFILL_WORKER",
     )
     multimodal_processor: bool = opt(
-        False, "multimodal", "Processor in front of encoder workers.", env="DYN_VLLM_MULTIMODAL_PROCESSOR"
+        False,
+        "multimodal",
+        "Known and refused: the frontend does what this processor did; start dynamo-vllm frontend.",
+        env="DYN_VLLM_MULTIMODAL_PROCESSOR",
     )
     ec_processor: bool = opt(
-        False, "multimodal", "Processor in front of native encoders.", env="DYN_VLLM_EC_PROCESSOR"
+        False,
+        "multimodal",
+        "Known and refused, like --multimodal-processor: start dynamo-vllm frontend.",
+        env="DYN_VLLM_EC_PROCESSOR",
     )
     route_to_encoder: bool = opt(
         False,

@@ -10,6 +10,15 @@ from dynamo_vllm.config.options.omni import OmniOptions
 from dynamo_vllm.config.options.runtime import admin_token
 
 ROLES = ("agg", "prefill", "decode", "encode")
+OLDER_ROLES = {
+    "is_prefill_worker": "prefill",
+    "is_decode_worker": "decode",
+    "multimodal_encode_prefill_worker": "prefill",
+    "multimodal_decode_worker": "decode",
+    "multimodal_encode_worker": "encode",
+    "vllm_native_encoder_worker": "encode",
+}
+"""Older names of --disaggregation-mode, and the role that each means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,13 +309,8 @@ class WorkerOptions(OmniOptions):
     @property
     def role(self) -> str:
         """agg, prefill, decode or encode, from whichever flag named it."""
-        if self.is_prefill_worker or self.multimodal_encode_prefill_worker:
-            return "prefill"
-        if self.is_decode_worker or self.multimodal_decode_worker:
-            return "decode"
-        if self.multimodal_encode_worker or self.vllm_native_encoder_worker:
-            return "encode"
-        return self.disaggregation_mode or "agg"
+        older = (role for name, role in OLDER_ROLES.items() if getattr(self, name))
+        return next(older, self.disaggregation_mode or "agg")
 
     @property
     def asks_encoders(self) -> bool:

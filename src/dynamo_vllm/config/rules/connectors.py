@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.options.worker import OLDER_ROLES
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
@@ -24,9 +25,10 @@ OFFLOADERS = ("lmcache", "kvbm")
 
 
 def one_role(o: WorkerOptions, _: EngineFlags) -> None:
-    named = [flags.flag(n) for n in ("is_prefill_worker", "is_decode_worker") if getattr(o, n)]
-    named += ["--disaggregation-mode"] if o.disaggregation_mode not in (None, o.role) else []
-    if len(named) > 1:
+    named = {flags.flag(name): role for name, role in OLDER_ROLES.items() if getattr(o, name)}
+    if o.disaggregation_mode is not None:
+        named[f"--disaggregation-mode {o.disaggregation_mode}"] = o.disaggregation_mode
+    if len(set(named.values())) > 1:
         raise ConfigError(f"{' and '.join(named)} name different roles; a worker has one, give one of them")
 
 
@@ -143,6 +145,7 @@ def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> N
     if (
         o.role in ("prefill", "decode")
         and o.engine != "fake"
+        and not o.omni  # which has no such roles, another rule says
         and not named
         and "kv_transfer_config" not in engine
     ):

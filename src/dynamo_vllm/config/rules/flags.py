@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dynamo_vllm.errors import ConfigError
 
@@ -31,18 +32,50 @@ _SHORT_FLAGS = {
 
 
 def engine_flags(argv: Sequence[str]) -> dict[str, str | None]:
-    """The engine's flags as the user wrote them: '--block-size 16' → {'block_size': '16'}."""
+    """The engine's flags as the user wrote them: '--block-size 16' → {'block_size': '16'}.
+
+    An object in pieces is put together: '--kv-transfer-config.kv_role kv_both' → its JSON.
+    """
     found: dict[str, str | None] = {}
-    last: str | None = None
+    objects: dict[str, dict[str, Any]] = {}
+    for word, value in _words(argv):
+        head, *keys = word.split(".")
+        name = _SHORT_FLAGS.get(head, head.lstrip("-").replace("-", "_"))
+        if keys:
+            _put(objects.setdefault(name, {}), keys, value or "")
+        else:
+            found[name] = value
+    # vLLM 0.30 puts these last: they stand over a whole object, not beside it.
+    return found | {name: json.dumps(whole) for name, whole in objects.items()}
+
+
+def _words(argv: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each flag with its first value, if it has one."""
+    found: list[tuple[str, str | None]] = []
     for word in argv:
-        if word.startswith("--") or word.partition("=")[0] in _SHORT_FLAGS:
-            flag_word, has_value, value = word.partition("=")
-            name = _SHORT_FLAGS.get(flag_word, flag_word.lstrip("-").replace("-", "_").split(".")[0])
-            last = None if has_value else name
-            found[name] = value if has_value else None
-        elif last is not None and found[last] is None:
-            found[last] = word
+        flag_word, has_value, value = word.partition("=")
+        if word.startswith("--") or flag_word in _SHORT_FLAGS:
+            found.append((flag_word, value if has_value else None))
+        elif found and found[-1][1] is None:
+            found[-1] = (found[-1][0], word)
     return found
+
+
+def _put(whole: dict[str, Any], keys: Sequence[str], text: str) -> None:
+    """As vLLM reads '--flag.key value': the value is JSON where it can be, 'key+' appends words to a list."""
+    *outer, key = keys
+    for name in outer:
+        if not isinstance(whole.get(name), dict):
+            whole[name] = {}
+        whole = whole[name]
+    if key.endswith("+"):
+        before = whole.get(key[:-1])
+        whole[key[:-1]] = [*(before if isinstance(before, list) else ()), *text.split(",")]
+        return
+    try:
+        whole[key] = json.loads(text)
+    except json.JSONDecodeError:
+        whole[key] = text
 
 
 def flag(name: str) -> str:

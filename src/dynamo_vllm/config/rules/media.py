@@ -43,8 +43,9 @@ def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"{' and '.join(named)} are different multimodal roles; give one of them")
 
 
-def multimodal_needs_its_switch(o: WorkerOptions, _: EngineFlags) -> None:
-    named = [flags.flag(n) for n in NEED_MEDIA if getattr(o, n)]
+def multimodal_needs_its_switch(o: WorkerOptions, engine: EngineFlags) -> None:
+    named = ["--ec-transfer-config"] if "ec_transfer_config" in engine else []
+    named += [flags.flag(n) for n in NEED_MEDIA if getattr(o, n)]
     named += ["--disaggregation-mode encode"] if o.role == "encode" else []
     if named and not o.enable_multimodal:
         raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")
@@ -61,7 +62,8 @@ def processors_are_the_frontend(o: WorkerOptions, _: EngineFlags) -> None:
 def encoder_cache_flags_need_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
     names = ("ec_connector_backend", "ec_storage_path", "ec_extra_config")
     named = [flags.flag(n) for n in names if getattr(o, n)]
-    named += ["--ec-transfer-config"] if "ec_transfer_config" in engine else []
+    if "ec_transfer_config" in engine:
+        named += ["--ec-transfer-config without ec_producer or ec_consumer as its ec_role"]
     if named and o.role != "encode" and not o.asks_encoders:
         raise ConfigError(
             f"{named[0]} needs --disaggregation-mode encode, --route-to-encoder or --ec-consumer-mode; "
@@ -84,8 +86,16 @@ def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
         if value not in (None, FOLDER_CONNECTOR):
             raise ConfigError(f"{name} {value} is not handed over by this worker; use {FOLDER_CONNECTOR}")
     role = written.get("ec_role")
-    if role is not None and role != ("ec_producer" if o.role == "encode" else "ec_consumer"):
-        raise ConfigError(f"--ec-transfer-config: ec_role {role} is not what this worker does; leave it out")
+    if role is not None and role not in (encoders.PRODUCER, encoders.CONSUMER):
+        raise ConfigError(
+            f"--ec-transfer-config: ec_role {role!r}: a worker encodes for others, or they encode for it; "
+            "use ec_producer or ec_consumer"
+        )
+    if role is not None and (role == encoders.PRODUCER) != (o.role == "encode"):
+        raise ConfigError(
+            f"--ec-transfer-config: ec_role {role} is not what --disaggregation-mode {o.role} does; "
+            "leave one of them out"
+        )
 
 
 def nixl_for_encoders_is_installed(o: WorkerOptions, _: EngineFlags) -> None:

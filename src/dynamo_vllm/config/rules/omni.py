@@ -20,14 +20,66 @@ def stages_need_omni(o: WorkerOptions, _: EngineFlags) -> None:
         )
 
 
-def omni_has_no_connector(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.omni and set(o.connector) - {"none", "null"}:
-        raise ConfigError(f"--connector {' '.join(o.connector)} cannot stand beside --omni; leave it out")
+def omni_has_no_connector(o: WorkerOptions, engine: EngineFlags) -> None:
+    named = [f"--connector {' '.join(o.connector)}"] if set(o.connector) - {"none", "null"} else []
+    named += ["--kv-transfer-config"] if "kv_transfer_config" in engine else []
+    if o.omni and named:
+        raise ConfigError(
+            f"{named[0]} cannot stand beside --omni: a pipeline gives its KV caches to nobody; leave it out"
+        )
+
+
+def omni_publishes_no_kv_events(o: WorkerOptions, engine: EngineFlags) -> None:
+    asked = {
+        "--kv-events": o.kv_events is True,
+        "--kv-event-port": o.kv_event_port is not None,
+        "--kv-events-config": "kv_events_config" in engine,
+    }
+    named = [name for name, is_asked in asked.items() if is_asked]
+    if o.omni and named:
+        raise ConfigError(
+            f"{named[0]} cannot stand beside --omni: a pipeline publishes no KV events; leave it out"
+        )
+
+
+_NODE_FLAGS = (
+    "master_addr",
+    "master_port",
+    "data_parallel_size_local",
+    "data_parallel_start_rank",
+    "data_parallel_rank",
+    "data_parallel_address",
+    "data_parallel_rpc_port",
+    "data_parallel_hybrid_lb",
+    "data_parallel_external_lb",
+)
+
+
+def omni_stays_on_one_node(o: WorkerOptions, engine: EngineFlags) -> None:
+    """A node without an endpoint would start plain vLLM."""
+    named = ["--headless"] if o.headless else []
+    named += ["--nnodes"] if engine.get("nnodes", "1") != "1" else []
+    named += ["--node-rank"] if engine.get("node_rank", "0") != "0" else []
+    named += [flags.flag(name) for name in _NODE_FLAGS if name in engine]
+    if o.omni and named:
+        raise ConfigError(
+            f"{named[0]} cannot stand beside --omni: all stages of a pipeline run on one node; leave it out"
+        )
 
 
 def stage_file_exists(o: WorkerOptions, _: EngineFlags) -> None:
     if o.stage_configs_path and not Path(o.stage_configs_path).is_file():
         raise ConfigError(f"--stage-configs-path {o.stage_configs_path}: there is no such file")
+
+
+def omni_is_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
+    """vLLM-Omni 0.30: a text stage of two ranks does not start on a CPU; drawing stages are untried."""
+    ranks = engine.get("data_parallel_size", "1")
+    if o.omni and ranks != "1":
+        raise ConfigError(
+            f"--data-parallel-size {ranks} cannot stand beside --omni: to its worker a pipeline is one rank; "
+            "start more workers instead"
+        )
 
 
 def omni_does_everything_of_a_request(o: WorkerOptions, _: EngineFlags) -> None:
@@ -38,7 +90,7 @@ def omni_does_everything_of_a_request(o: WorkerOptions, _: EngineFlags) -> None:
 def omni_takes_text_only(o: WorkerOptions, engine: EngineFlags) -> None:
     if not o.omni:
         return
-    for name in ("enable_multimodal", "enable_prompt_embeds", "lora_enabled", "headless"):
+    for name in ("enable_multimodal", "enable_prompt_embeds", "lora_enabled"):
         if getattr(o, name):
             raise ConfigError(f"{flags.flag(name)} cannot stand beside --omni; leave one of them out")
     if "enable_lora" in engine:
@@ -63,6 +115,9 @@ RULES = (
     stages_need_omni,
     stage_file_exists,
     omni_has_no_connector,
+    omni_publishes_no_kv_events,
+    omni_stays_on_one_node,
+    omni_is_one_rank,
     omni_does_everything_of_a_request,
     omni_takes_text_only,
     omni_needs_its_own_engine,

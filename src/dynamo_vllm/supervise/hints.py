@@ -1,0 +1,48 @@
+"""What a person may try once a model is served."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.models import demo
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+CHAT = "/v1/chat/completions"
+# 96 × 96 pixels in two colours, which is short enough for a line.
+RED_SQUARE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAGAAAABgAQMAAADYVuV7AAAABlBMVEX////XJibM1/YSAAAAIElEQVR42mNg"
+    "GHhg/////wYIkwlZfJQzQJxRMAqGCQAAHEMD+eu9mDEAAAAASUVORK5CYII="
+)
+_MADE: dict[str, tuple[str, dict[str, Any]]] = {
+    "images": ("/v1/images/generations", {"prompt": "a red circle on white"}),
+    "videos": ("/v1/videos", {"prompt": "a cat that yawns"}),
+    "audios": (CHAT, {"messages": [{"role": "user", "content": "rain on a roof"}]}),
+}
+"""What to ask a model that makes something else than text, by its type of endpoint."""
+
+
+def to_try(url: str, model: str, endpoint_types: Collection[str]) -> list[str]:
+    """What a person may do next with this model, which answers on these types of endpoints."""
+    for kind, (path, body) in _MADE.items():
+        if kind in endpoint_types:
+            return [f"try: {_curl(url + path, {'model': model, **body})}"]
+    if model == demo.served_name("vision"):
+        return [f"try: {_curl(url + CHAT, _asked(model, _about_a_picture('What colour is the square?')))}"]
+    said = _curl(url + CHAT, _asked(model, "What is 17 + 25?"))
+    return [f"try: dynamo-vllm chat {url}", f"or:  {said}"]
+
+
+def _asked(model: str, content: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}]}
+
+
+def _about_a_picture(question: str) -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": RED_SQUARE}}, {"type": "text", "text": question}]
+
+
+def _curl(url: str, body: dict[str, Any]) -> str:
+    return shlex.join(["curl", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)])

@@ -1,0 +1,54 @@
+"""What `serve` proposes to try, by what it knows of the model."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from dynamo_vllm.supervise.hints import to_try
+
+URL = "http://127.0.0.1:8000"
+TEXT = ("chat", "completions")
+
+
+def asked(line: str, path: str) -> dict[str, Any]:
+    """The body of a line with curl, as a shell reads it."""
+    words = shlex.split(line)
+    assert words[1:3] == ["curl", URL + path]
+    body: dict[str, Any] = json.loads(words[-1])
+    return body
+
+
+def test_what_to_try_can_be_pasted_into_a_shell() -> None:
+    chat, curl = to_try(URL, "it's", TEXT)
+    assert chat == f"try: dynamo-vllm chat {URL}"
+    assert asked(curl, "/v1/chat/completions")["model"] == "it's"
+
+
+@pytest.mark.parametrize(("kind", "path"), [("images", "/v1/images/generations"), ("videos", "/v1/videos")])
+def test_a_model_that_draws_is_asked_to(kind: str, path: str) -> None:
+    (line,) = to_try(URL, "any", ("chat", kind))
+    body = asked(line, path)
+    assert body["model"] == "any" and body["prompt"].startswith("a ")
+
+
+def test_a_model_that_makes_sounds_is_given_a_description() -> None:
+    (line,) = to_try(URL, "any", ("chat", "audios"))
+    assert asked(line, "/v1/chat/completions")["messages"][0]["content"] == "rain on a roof"
+
+
+def test_the_demo_that_sees_is_shown_a_red_square() -> None:
+    (line,) = to_try(URL, "demo-vision", TEXT)
+    assert len(line) < 500
+    picture, question = asked(line, "/v1/chat/completions")["messages"][0]["content"]
+    assert question["text"] == "What colour is the square?"
+    kind, data = picture["image_url"]["url"].split(",")
+    assert kind == "data:image/png;base64"
+    shown = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+    assert (shown.getpixel((25, 25)), shown.getpixel((70, 70))) == ((215, 38, 38), (255, 255, 255))
