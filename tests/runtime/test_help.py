@@ -1,0 +1,37 @@
+"""Help is what one asks for first: it must not wait for vLLM."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from dynamo_vllm.cli import main as cli
+
+HELP_SECONDS = 0.5
+HEAVY = {"vllm", "torch", "transformers", "dynamo", "httpx"}
+RUN = "import sys; from dynamo_vllm.cli.main import run; code = run(sys.argv[1:]);"
+REPORT = f"heavy = sorted({HEAVY!r} & set(sys.modules)); sys.exit(code or ' '.join(heavy) or 0)"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        [],
+        ["--version"],
+        *([name, "--help"] for name in {module: name for name, (module, _) in cli.COMMANDS.items()}.values()),
+        ["bench", "load", "--help"],
+    ],
+)
+def test_help_is_instant_and_imports_nothing_heavy(argv: list[str]) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", RUN + REPORT, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+    # Processor time: the machine may be busy with other things.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < HELP_SECONDS
