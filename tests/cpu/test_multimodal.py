@@ -266,8 +266,8 @@ REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {
         415,
         "",
     ),
-    "this machine": (TEXT_MODE, [image("http://127.0.0.1:9/a.png"), TEXT], {}, 400, "127.0.0.1"),
-    "metadata of a cloud": (WIDE, [image("http://169.254.169.254/latest"), TEXT], {}, 400, "169.254.169.254"),
+    "this machine": (TEXT_MODE, [image("http://127.0.0.1:9/a.png"), TEXT], {}, 400, ""),
+    "metadata of a cloud": (WIDE, [image("http://169.254.169.254/latest"), TEXT], {}, 400, ""),
     "settings of the processor": (
         WIDE,
         [image(picture(1)), TEXT],
