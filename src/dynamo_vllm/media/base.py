@@ -100,7 +100,9 @@ class MediaLimits:
     max_seconds: float = 600.0
     """Duration of a video or sound."""
     timeout_seconds: float = 20.0
-    """From the first byte asked for to the decoded item."""
+    """From the first byte asked for to the decoded item, without waiting for a turn in between."""
+    queue_seconds: float = 60.0
+    """That one item may wait for its turns. Whoever else is slow, it is not this client's fault: 503."""
     redirects: int = 3
     per_request: Mapping[Kind, int] = field(
         default_factory=lambda: MappingProxyType({"image": 16, "video": 2, "audio": 4})
@@ -108,7 +110,7 @@ class MediaLimits:
 
 
 class MediaLoader(Protocol):
-    """Raises MediaRefused (400), MediaTooLarge (413), MediaTypeUnknown (415)."""
+    """Raises MediaRefused (400), MediaTooLarge (413), MediaTypeUnknown (415), Overloaded (503)."""
 
     async def load(self, ref: MediaRef) -> MediaItem: ...
 

@@ -22,6 +22,7 @@ _ABOVE_ZERO = (
     "media_max_video_megapixels",
     "media_max_seconds",
     "media_timeout_seconds",
+    "media_queue_seconds",
 )
 _COUNTS = {
     "media_max_images": 0,
