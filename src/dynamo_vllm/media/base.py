@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from dynamo_vllm.media.memory import Memory
+
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
@@ -109,8 +111,27 @@ class MediaLimits:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much of a worker the loading of media may take."""
+
+    at_once: int = 64
+    """Items that are fetched."""
+    threads: int = 4
+    """That decode."""
+    cache_bytes: int = 512 * MEGABYTE
+    """Of decoded media that are kept for later requests."""
+    memory_bytes: int = 4096 * MEGABYTE
+    """Of media that requests hold until the engine has begun with them; a request alone may hold more."""
+
+
 class MediaLoader(Protocol):
     """Raises MediaRefused (400), MediaTooLarge (413), MediaTypeUnknown (415), Overloaded (503)."""
+
+    @property
+    def memory(self) -> Memory:
+        """What the items take, as long as their requests hold them."""
+        ...
 
     async def load(self, ref: MediaRef) -> MediaItem: ...
 

@@ -15,10 +15,11 @@ from weakref import WeakValueDictionary
 from dynamo_vllm.errors import MediaRefused, MediaTooLarge, Overloaded
 from dynamo_vllm.media import addresses, audio, fetch, files, image, sniff, video
 from dynamo_vllm.media.addresses import Reach
-from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits
+from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits, Room
 from dynamo_vllm.media.cache import MediaCache
+from dynamo_vllm.media.memory import Memory, holding
 from dynamo_vllm.media.sampling import SAMPLERS
-from dynamo_vllm.media.turns import Clock, give, take, turn
+from dynamo_vllm.media.turns import Clock, give
 from dynamo_vllm.media.watch import Watch
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.media.base import Audio, Kind, MediaRef, Pixels, PixelSource, Video
+    from dynamo_vllm.media.memory import Hold
     from dynamo_vllm.media.sampling import Sampler
     from dynamo_vllm.media.turns import Places
 
@@ -40,26 +42,15 @@ def make_loader(
     *,
     folder: Path | None = None,
     reach: Reach | None = None,
-    cache_bytes: int = 512 * MEGABYTE,
     sampler: Sampler = SAMPLERS["opencv"],
-    at_once: int = 64,
-    threads: int = 4,
     pixels: PixelSource | None = None,
+    **room: int,
 ) -> Loader:
-    """`sampler` chooses the frames of videos; `at_once` items are in work at a time.
+    """`sampler` chooses the frames of videos; `room` has fields of `Room`.
 
     `pixels` reads pictures that the frontend decoded; without one they are refused.
     """
-    return Loader(
-        limits or MediaLimits(),
-        folder,
-        reach or Reach(),
-        cache_bytes,
-        sampler,
-        at_once,
-        threads,
-        pixels,
-    )
+    return Loader(limits or MediaLimits(), folder, reach or Reach(), Room(**room), sampler, pixels)
 
 
 def from_options(
@@ -85,12 +76,21 @@ def from_options(
         limits,
         folder=Path(options.media_folder) if options.media_folder else None,
         reach=Reach(options.media_hosts, tuple(map(ipaddress.ip_network, options.media_networks))),
-        cache_bytes=int(options.media_cache_mb * MEGABYTE),
         sampler=sampler,
+        pixels=pixels,
         at_once=options.media_at_once,
         threads=options.media_threads,
-        pixels=pixels,
+        cache_bytes=int(options.media_cache_mb * MEGABYTE),
+        memory_bytes=int(options.media_memory_mb * MEGABYTE),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clocks:
+    """Of one item."""
+
+    working: Clock
+    waiting: Clock
 
 
 @dataclass(slots=True)
@@ -110,17 +110,17 @@ class Loader:
         limits: MediaLimits,
         folder: Path | None,
         reach: Reach,
-        cache_bytes: int,
+        room: Room,
         sampler: Sampler,
-        at_once: int,
-        threads: int,
         pixels: PixelSource | None = None,
     ) -> None:
+        at_once, threads = room.at_once, room.threads
         self._limits = limits
         self._folder = folder
         self._sampler = sampler
         self._pixels = pixels
-        self.cache = MediaCache(cache_bytes)
+        self.cache = MediaCache(room.cache_bytes)
+        self.memory = Memory(room.memory_bytes)
         self._decoding: dict[str, _Decoding] = {}
         self._slots = asyncio.Semaphore(at_once)
         self._slots_of_one = max(1, at_once // 8)
@@ -140,19 +140,20 @@ class Loader:
     async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
         self._check_counts(refs)
         mine = asyncio.Semaphore(self._slots_of_one)  # one request of many slow URLs holds up nobody else
-        if len(refs) == 1:
-            return [await self._load(refs[0], _part(refs, 0), mine)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._load(ref, _part(refs, index), mine))
-                    for index, ref in enumerate(refs)
-                ]
-        except BaseExceptionGroup as failed:
-            first = failed.exceptions[0]  # as one item alone would have failed
-        else:
-            return [task.result() for task in tasks]
-        raise first
+        with holding() as hold:
+            if len(refs) == 1:
+                return [await self._load(refs[0], _part(refs, 0), mine, hold)]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._load(ref, _part(refs, index), mine, hold))
+                        for index, ref in enumerate(refs)
+                    ]
+            except BaseExceptionGroup as failed:
+                first = failed.exceptions[0]  # as one item alone would have failed
+            else:
+                return [task.result() for task in tasks]
+            raise first
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:
         for kind in KINDS:
@@ -160,25 +161,31 @@ class Loader:
             if count > most:
                 raise MediaTooLarge(f"{count} {kind} parts; this worker takes {most} in a request")
 
-    async def _load(self, ref: MediaRef, part: str, mine: asyncio.Semaphore) -> MediaItem:
-        seconds = self._limits.timeout_seconds
-        working = Clock(seconds, MediaRefused(f"not loaded within {seconds:g} s"))
-        waiting = Clock(
-            self._limits.queue_seconds,
-            Overloaded(
-                f"{part}: not its turn within {self._limits.queue_seconds:g} s (--media-queue-seconds)"
-            ),
+    async def _load(self, ref: MediaRef, part: str, mine: asyncio.Semaphore, hold: Hold) -> MediaItem:
+        seconds, queue_seconds = self._limits.timeout_seconds, self._limits.queue_seconds
+        flags = "--media-queue-seconds, --media-memory-mb"
+        clocks = _Clocks(
+            Clock(seconds, MediaRefused(f"not loaded within {seconds:g} s")),
+            Clock(queue_seconds, Overloaded(f"{part}: not its turn within {queue_seconds:g} s ({flags})")),
         )
         async with mine:  # without a clock: whom it waits for are its own, which have theirs
             try:
-                # A slot is kept while decoding, so that no more than `at_once` encoded bodies are in memory.
-                async with turn((*self._asking(ref), self._slots), waiting):
-                    if ref.pixels is not None:
-                        return await self._of_pixels(ref.pixels, waiting, working)
-                    data = await working.spend(self._fetch(ref.url))
-                    return await self._decoded(ref.kind, data, waiting, working)
+                if ref.pixels is not None:
+                    return await self._of_pixels(ref.pixels, hold, clocks)
+                return await self._of_url(ref, hold, clocks)
             except MediaRefused as exc:
                 raise type(exc)(f"{part}: {exc}") from exc
+
+    async def _of_url(self, ref: MediaRef, hold: Hold, clocks: _Clocks) -> MediaItem:
+        async with self.memory.turn(hold, (*self._asking(ref), self._slots), clocks.waiting):
+            data = await clocks.working.spend(self._fetch(ref.url))
+            self.memory.keep(hold, data, len(data))
+        try:
+            item = await self._decoded(ref.kind, data, hold, clocks)
+            self.memory.keep(hold, item, item.size)
+            return item
+        finally:
+            self.memory.drop(hold, data)
 
     def _asking(self, ref: MediaRef) -> Places:
         """Slow servers may have half of the slots, and one of them half of these: whatever else goes on."""
@@ -194,14 +201,16 @@ class Loader:
     def _decoding_places(self, kind: Kind) -> Places:
         return (self._threads,) if kind == "image" else (self._threads_for_slow, self._threads)
 
-    async def _of_pixels(self, pixels: Pixels, waiting: Clock, working: Clock) -> MediaItem:
+    async def _of_pixels(self, pixels: Pixels, hold: Hold, clocks: _Clocks) -> MediaItem:
         if self._pixels is None:
             raise MediaRefused("this worker was started without --frontend-decoding")
         image.check_size(pixels.width, pixels.height, self._limits)  # before memory is taken for it
-        async with turn(self._decoding_places("image"), waiting):
-            data = await working.spend(self._pixels.read(pixels))
+        async with self.memory.turn(hold, self._decoding_places("image"), clocks.waiting):
+            data = await clocks.working.spend(self._pixels.read(pixels))
             loop = asyncio.get_running_loop()
-            return await working.spend(loop.run_in_executor(self._decoders, self._wrap, data, pixels))
+            item = await clocks.working.spend(loop.run_in_executor(self._decoders, self._wrap, data, pixels))
+            self.memory.keep(hold, item, item.size)
+            return item
 
     def _wrap(self, data: bytes, pixels: Pixels) -> MediaItem:
         """In a thread. Not kept: the pixels come each time, and reading them is all it costs."""
@@ -220,14 +229,14 @@ class Loader:
             return await loop.run_in_executor(self._readers, files.read_file, url, self._folder, max_bytes)
         return await self._client.get(url)
 
-    async def _decoded(self, kind: Kind, data: bytes, waiting: Clock, working: Clock) -> MediaItem:
-        key = await working.spend(self._key(kind, data))
-        found = self._found(key) or await self._begun(kind, data, key, waiting)
+    async def _decoded(self, kind: Kind, data: bytes, hold: Hold, clocks: _Clocks) -> MediaItem:
+        key = await clocks.working.spend(self._key(kind, data))
+        found = self._found(key) or await self._begun(kind, data, key, hold, clocks)
         if isinstance(found, MediaItem):
             return found
         found.waiting += 1
         try:
-            return await working.spend(asyncio.shield(found.result))
+            return await clocks.working.spend(asyncio.shield(found.result))
         finally:
             found.waiting -= 1
             if not found.waiting:
@@ -236,9 +245,11 @@ class Loader:
     def _found(self, key: str) -> MediaItem | _Decoding | None:
         return self.cache.get(key) or self._decoding.get(key)
 
-    async def _begun(self, kind: Kind, data: bytes, key: str, waiting: Clock) -> MediaItem | _Decoding:
+    async def _begun(
+        self, kind: Kind, data: bytes, key: str, hold: Hold, clocks: _Clocks
+    ) -> MediaItem | _Decoding:
         places = self._decoding_places(kind)
-        await take(places, waiting)
+        await self.memory.take(hold, places, clocks.waiting)
         found = self._found(key)
         if found is None:
             return self._start(kind, data, key, places)

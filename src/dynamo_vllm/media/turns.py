@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import Awaitable, Sequence
 
 T = TypeVar("T")
 Places = tuple[asyncio.Semaphore, ...]
@@ -23,6 +23,8 @@ class Clock:
         self._late = late
 
     async def spend(self, step: Awaitable[T]) -> T:
+        if self._left == math.inf:
+            return await step
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._left):
@@ -31,6 +33,9 @@ class Clock:
             raise self._late from None
         finally:
             self._left -= time.monotonic() - began
+
+
+FOREVER = Clock(math.inf, TimeoutError())
 
 
 async def take(places: Sequence[asyncio.Semaphore], waiting: Clock) -> None:
@@ -47,12 +52,3 @@ async def take(places: Sequence[asyncio.Semaphore], waiting: Clock) -> None:
 def give(places: Sequence[asyncio.Semaphore]) -> None:
     for place in places:
         place.release()
-
-
-@asynccontextmanager
-async def turn(places: Sequence[asyncio.Semaphore], waiting: Clock) -> AsyncIterator[None]:
-    await take(places, waiting)
-    try:
-        yield
-    finally:
-        give(places)

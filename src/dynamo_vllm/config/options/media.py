@@ -208,8 +208,15 @@ class MediaOptions(RuntimeOptions):
     media_cache_mb: float = opt(
         512.0,
         "multimodal",
-        "Memory for decoded media, in MB; 0 keeps none.",
+        "Memory for decoded media that are kept for later requests, in MB; 0 keeps none.",
         env="DYN_VLLM_MEDIA_CACHE_MB",
+        metavar="MB",
+    )
+    media_memory_mb: float = opt(
+        4096.0,
+        "multimodal",
+        "Memory for the media of requests that the engine has not begun with, in MB; others wait.",
+        env="DYN_VLLM_MEDIA_MEMORY_MB",
         metavar="MB",
     )
     media_at_once: int = opt(
