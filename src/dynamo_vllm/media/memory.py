@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.media.turns import FOREVER, give, take
@@ -71,7 +72,7 @@ class Memory:
         self.bytes = 0
         self._holds: dict[Hold, None] = {}  # the oldest first
         self._held: dict[int, tuple[int, int]] = {}  # of each thing: its bytes, how many hold it
-        self._more_room = asyncio.Event()
+        self._waiting: dict[Hold, asyncio.Event] = {}
 
     def __len__(self) -> int:
         """How many requests hold something, or want to."""
@@ -80,11 +81,16 @@ class Memory:
     async def take(self, hold: Hold, places: Places, waiting: Clock = FOREVER) -> None:
         """Places for a step that makes more bytes."""
         while True:
+            await waiting.spend(self._room(hold))
             await take(places, waiting)
             if self._has_room(hold):
+                self._tell(1)  # there may be room for one more
                 return
             give(places)
-            await waiting.spend(self._more_room.wait())
+
+    async def _room(self, hold: Hold) -> None:
+        while not self._has_room(hold):
+            await self._waiting.setdefault(hold, asyncio.Event()).wait()
 
     @asynccontextmanager
     async def turn(self, hold: Hold, places: Places, waiting: Clock = FOREVER) -> AsyncIterator[None]:
@@ -128,8 +134,17 @@ class Memory:
             self.drop(hold, thing)
         if hold in self._holds:
             del self._holds[hold]
+            self._waiting.pop(hold, None)
             self._tell()  # another may be the oldest now
 
-    def _tell(self) -> None:
-        self._more_room.set()
-        self._more_room = asyncio.Event()
+    def _tell(self, most: int = 64) -> None:
+        """Wakes some who wait, and these others: a thousand at a time, most of them in vain, would hold up
+        the event loop."""
+        self._wake([*islice(self._holds, 1)])  # the oldest, always: it may be so since a moment ago
+        if self.bytes < self._max_bytes:
+            self._wake([*islice(self._waiting, most)])
+
+    def _wake(self, holds: list[Hold]) -> None:
+        for hold in holds:
+            if (event := self._waiting.pop(hold, None)) is not None:
+                event.set()

@@ -82,6 +82,50 @@ async def test_waiting_for_room_ends_and_leaves_nothing() -> None:
     assert not place.locked() and len(memory) == 1
 
 
+async def test_oldest_is_woken_though_many_began_to_wait_before_it() -> None:
+    memory, first, old = Memory(100), Hold(), Hold()
+    memory.keep(first, Thing(), 90)
+    memory.keep(old, Thing(), 10)
+    crowd = [asyncio.create_task(memory.take(Hold(), ())) for _ in range(200)]
+    await settle()
+    waiting = asyncio.create_task(memory.take(old, ()))
+    await settle()
+    first.let_go()  # room for a moment: the first who pass take it
+    memory.keep(Hold(), Thing(), 1000)
+    await asyncio.wait_for(waiting, 5)
+    for task in crowd:
+        task.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+
+
+async def test_all_of_many_have_their_turn() -> None:
+    """More than are woken at a time, with steps that hold a little or nothing."""
+    memory, old, place = Memory(100), Hold(), asyncio.Semaphore(2)
+    memory.keep(old, Thing(), 100)
+    served = 0
+
+    async def one(number: int) -> None:
+        nonlocal served
+        hold = Hold()
+        try:
+            async with memory.turn(hold, (place,)):
+                memory.keep(hold, Thing(), number % 3 * 40)
+            await asyncio.sleep(0)
+            served += 1
+        finally:
+            hold.let_go()
+
+    tasks = [asyncio.create_task(one(number)) for number in range(300)]
+    await settle()
+    for task in tasks[::7]:
+        task.cancel()
+    await settle()
+    assert served == 0
+    old.let_go()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+    assert (served, memory.bytes, len(memory)) == (300 - len(tasks[::7]), 0, 0)
+
+
 async def test_what_two_requests_share_counts_once_and_until_the_last() -> None:
     memory, one, other, thing = Memory(100), Hold(), Hold(), Thing()
     for hold in (one, one, other):
