@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.score import NEEDED
+from demo.score import Score, table
 
 CHAT = """\
 # demo-chat
@@ -97,17 +97,12 @@ rate {plan["rate"]:g}, AdamW, cosine |
 
 
 def _scores(scores: Sequence[dict[str, Any]], how: str) -> str:
-    lines = [
-        "## Scores",
-        f"Greedy, {how}, on questions of another seed, in words and wordings that are never trained on.",
-        "",
-        "| skill | right | needed |",
-        "|---|---|---|",
-    ]
-    for one in scores:
-        needed = f"{NEEDED[one['skill']]:.0%}" if one["skill"] in NEEDED else ""
-        lines.append(f"| {one['skill']} | {one['right'] / one['count']:.1%} of {one['count']} | {needed} |")
-    return "\n".join(lines) + "\n"
+    return f"""\
+## Scores
+Greedy, {how}, on questions of another seed, in words and wordings that are never trained on.
+
+{table([Score(**one) for one in scores])}
+"""
 
 
 def curve(points: Sequence[dict[str, float]], what: str = "loss per learnt token") -> str:

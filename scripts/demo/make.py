@@ -180,11 +180,7 @@ def make_adapter(out: Path, style: Style, size: Size, seed: int, device: str, co
     folder = export.save_adapter(adapter.weights(), lora.SETTINGS, "demo-chat", out / name)
     ask = score.in_torch(model.eval(), cutter, max_tokens=size.answer_tokens)
     count = max(4, size.scored // 4) if size.scored else 0
-    scores = (
-        []
-        if not count
-        else [score.score_of(ask, skill, style.held_out(skill, score.SEED, count)) for skill in style.skills]
-    )
+    scores = score.score_style(ask, style, count) if count else []
     print(f"{name}:")
     _tell(scores)
     _record(out / f"{name}.json", model, plan, len(data), curve, scores, command)
@@ -289,7 +285,7 @@ def _score(options: argparse.Namespace) -> int:
         found["scored"] = "over HTTP" if options.url else "in torch"
         _write(options.record, found)
         card.write(options.record, options.record.with_suffix(""), options.style)
-    return int(any(one.share < score.NEEDED.get(one.skill, 0) for one in scores))
+    return int(not all(one.is_enough for one in scores))
 
 
 def _scores_of_talk(options: argparse.Namespace) -> list[score.Score]:
@@ -299,11 +295,7 @@ def _scores_of_talk(options: argparse.Namespace) -> list[score.Score]:
     model = options.model or "demo-chat"
     ask = score.over_http(options.url, model)
     if options.style:
-        style = STYLES[options.style]
-        return [
-            score.score_of(ask, skill, style.held_out(skill, score.SEED, options.count))
-            for skill in options.skills or style.skills
-        ]
+        return score.score_style(ask, STYLES[options.style], options.count, options.skills or ())
     scores = score.score(ask, options.count, options.skills or tuple(HELD_OUT))
     if "json" in (options.skills or HELD_OUT):
         questions = list(held_out("json", score.SEED, options.count))

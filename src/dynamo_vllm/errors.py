@@ -189,6 +189,6 @@ class SourceFailed(AdminError):
 
 
 class NotListed(AdminError):
-    """Discovery did not take an adapter or the worker, or did not let an adapter go."""
+    """Discovery did not take an adapter or the worker, or did not let it go."""
 
     status, kind = 503, "not_listed"

@@ -156,6 +156,10 @@ Chunk = dict[str, Any]
 """What goes back: token_ids (required), index, finish_reason, stop_reason, completion_usage, log_probs,
 top_logprobs, cum_log_probs. A plain dict, because one is made per token."""
 
+PREPARING: Chunk = {"token_ids": [], "index": 0, "stage": "preparing"}
+PREPARED: Chunk = {"token_ids": [], "index": 0, "stage": "prepared"}
+"""From a worker that tells its stages to another one; who does not know them passes them by."""
+
 
 # --- a request that moves to another worker -------------------------------------------------------------
 

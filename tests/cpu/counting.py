@@ -9,7 +9,12 @@ from typing import Any
 
 from dynamo_vllm.engine.cpu_mend import KeepsSeeds
 
-_ENCODERS = (("clip", "CLIPVisionModel"), ("qwen2_5_vl", "Qwen2_5_VisionTransformer"))
+_ENCODERS = (
+    ("clip", "CLIPVisionModel"),
+    ("qwen2_vl", "Qwen2VisionTransformer"),
+    ("qwen2_5_vl", "Qwen2_5_VisionTransformer"),
+    ("qwen3_vl", "Qwen3_VisionTransformer"),
+)
 
 
 class Counts(KeepsSeeds):

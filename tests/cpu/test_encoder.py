@@ -90,12 +90,17 @@ class Split:
         self.stack.workers.remove(worker)
 
 
-WIDE = "qwen2.5-vl"
-"""The family with every way; what does not depend on the model is tested with it alone."""
+WIDE, DEEP = "qwen2.5-vl", "qwen3-vl"
+"""The family with every way, and the one whose encoder's output is wider than the model."""
+MORE = [pytest.param(family, marks=pytest.mark.long) for family in ("qwen2-vl", "llava")]
 once = pytest.mark.parametrize("split", [WIDE], indirect=True)
+"""For what does not depend on the model."""
+answers = pytest.mark.parametrize("split", [WIDE, DEEP, *MORE], indirect=True)
+videos = pytest.mark.parametrize("split", [WIDE, DEEP, MORE[0]], indirect=True)
 
 
-@pytest.fixture(scope="module", params=[WIDE, pytest.param("llava", marks=pytest.mark.long)])
+# The families have the same order everywhere, so that each is started once.
+@pytest.fixture(scope="module", params=[WIDE, pytest.param(DEEP, marks=pytest.mark.long), *MORE])
 def split(
     request: pytest.FixtureRequest, warm: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Split]:
@@ -122,6 +127,7 @@ def ways(made: Split) -> list[str]:
     return [*SPLIT, *([NIXL, PAIR] if NIXL in made.workers else [])]
 
 
+@answers
 def test_answers_equal_one_engine_and_only_the_encode_worker_encodes(split: Split) -> None:
     for case, parts in cases(split.family).items():
         if "video" in case:
@@ -133,7 +139,7 @@ def test_answers_equal_one_engine_and_only_the_encode_worker_encodes(split: Spli
     assert split.runs("encoder") > 0
 
 
-@once
+@videos
 def test_video_goes_by_connector_and_is_encoded_here_by_hand(split: Split) -> None:
     parts = cases(split.family)["video and image"]
     expected = ask(split.stack, ALONE, parts)
@@ -210,6 +216,26 @@ def test_damaged_file_never_reaches_the_engine(split: Split) -> None:
             assert (way, damage, answer, here, there) == (way, damage, expected, 1, 0)
             path.unlink()
     assert all(worker.process.poll() is None for worker in split.workers.values())
+
+
+@once
+def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
+    """By the loader, by the model's processor, and for the prompt's length; no encoder is lost by it."""
+    lost = "dynamo_component_encodings_lost_total"
+    before = {way: split.workers[way].metric(lost) for way in SPLIT}
+    refused = {
+        "cut off": ([image(picture(700)[:200]), TEXT], "image 1 of 1: "),
+        "a line": ([image(picture(701, 1000, 2)), TEXT], "the model's processor does not take the image"),
+        "too long": ([image(picture(3, 640, 480)), {"type": "text", "text": "ba " * 1990}], "prompt has 20"),
+    }
+    for case, (parts, words) in refused.items():
+        found = {
+            way: split.stack.post("/v1/chat/completions", body(way, parts)) for way in (ALONE, *ways(split))
+        }
+        told = {way: (made.status_code, made.json()["message"]) for way, made in found.items()}
+        assert told == dict.fromkeys(told, told[ALONE]), case
+        assert told[ALONE][0] == 400 and words in told[ALONE][1]
+    assert {way: split.workers[way].metric(lost) for way in SPLIT} == before
 
 
 @once

@@ -17,6 +17,7 @@ import pytest
 from cpu.pairs import NIXL
 from cpu.vision import LONG_TEXT, MAX_TOKENS, TEXT, USERS, Parts, cases, chat, film, image, of_user, picture
 from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
+from harness.media import data_url, png_that_claims
 from harness.stack import Stack, environment, stack
 from harness.warm import FORKED, Zygote
 
@@ -257,6 +258,16 @@ REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {
         "without a URL",
     ),
     "file": (WIDE, [image("file:///etc/hostname"), TEXT], {}, 400, "image 1 of 1"),
+    "bomb": (WIDE, [image(data_url(png_that_claims(50_000, 50_000))), TEXT], {}, 413, ""),
+    "drawing that can name files": (
+        WIDE,
+        [image(data_url(b"<svg><image href='file:///etc/passwd'/>")), TEXT],
+        {},
+        415,
+        "",
+    ),
+    "this machine": (TEXT_MODE, [image("http://127.0.0.1:9/a.png"), TEXT], {}, 400, "127.0.0.1"),
+    "metadata of a cloud": (WIDE, [image("http://169.254.169.254/latest"), TEXT], {}, 400, "169.254.169.254"),
     "settings of the processor": (
         WIDE,
         [image(picture(1)), TEXT],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -103,6 +104,43 @@ def test_worker_that_cannot_have_its_adapters_does_not_start(model: Path, tmp_pa
         assert worker.process.wait(30) == 1
         (line,) = [line for line in worker.log.read_text().splitlines() if line.startswith("error: ")]
         assert f"--lora-modules sql={tmp_path}/nowhere" in line and "No such file or directory" in line
+
+
+def start_slowly(made: Stack, model: Path, folder: Path, **spec: int) -> Worker:
+    """It is listed, and takes requests, while the engine takes its first adapter."""
+    made.start_frontend()
+    fake = json.dumps({"adapters": 1, "adapter_ms": 120_000, **spec})
+    worker = made.start_worker(
+        *("--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine", fake),
+        *("--lora-enabled", "--lora-modules", f"sql={folder}"),
+    )
+    until("the model", lambda: made.get("/health").status_code == 200 and len(made.instances()) == 1)
+    assert not worker.is_ready()
+    return worker
+
+
+def test_signal_while_the_first_adapters_load_drains_what_runs(
+    model: Path, folder: Path, tmp_path: Path
+) -> None:
+    body = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 60}
+    with stack(tmp_path) as made, ThreadPoolExecutor(1) as pool:
+        worker = start_slowly(made, model, folder, token_ms=20)
+        asking = pool.submit(made.post, "/v1/completions", body)
+        until("a running request", lambda: worker.metric("dynamo_component_requests_in_flight") == 1)
+        worker.signal(signal.SIGTERM)
+        answer = asking.result(60)
+        assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 60)
+        assert worker.process.wait(30) == 0
+
+
+def test_engine_that_dies_while_the_first_adapters_load_ends_the_worker(
+    model: Path, folder: Path, tmp_path: Path
+) -> None:
+    with stack(tmp_path) as made:
+        worker = start_slowly(made, model, folder, die_after=20)
+        body = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 100}
+        assert made.post("/v1/completions", body).status_code == 503
+        assert worker.process.wait(30) == 3
 
 
 def test_replaced_worker_of_serve_has_its_adapters_again(model: Path, folder: Path, tmp_path: Path) -> None:

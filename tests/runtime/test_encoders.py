@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cpu.vision import chat, image, picture
 from dynamo_vllm.models.vision import make_tiny_vision_model
-from harness.stack import Stack, Worker
+from harness.bad_server import Answer, BadServer, bad_server, head, silent, whole
+from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
 TAKES = {"media": {"image": 2}}
+LOST = "dynamo_component_encodings_lost_total"
+LOADING_SECONDS, ENCODER_SECONDS = 5.0, 4.5
+GONE = head("404 Not Found", "Content-Length: 0")
+OF_A_WORKER = b"User-Agent: dynamo-vllm/"
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Stack]:
+    """Its frontend leaves addresses to the workers."""
+    with stack(tmp_path) as made:
+        made.start_frontend(env={"DYN_MM_ALLOW_INTERNAL": "1"})
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +59,75 @@ def test_encoders_take_turns_and_one_that_ends_is_not_missed(
     assert deployment.models() == ["tiny"]
     answers = [ask(deployment, number) for number in range(4)]
     assert [encoded(encoder) for encoder in encoders] == [2, 2]
-    lost = "dynamo_component_encodings_lost_total"
-    assert asking.metric(lost) == 0
+    assert asking.metric(LOST) == 0
 
     encoders[0].signal(15)
     assert encoders[0].process.wait(20) == 0
     assert [ask(deployment, number) for number in range(4)] == answers
-    assert encoded(encoders[1]) >= 4 and asking.metric(lost) == 0
+    assert encoded(encoders[1]) >= 4 and asking.metric(LOST) == 0
 
     encoders[1].signal(15)
     assert encoders[1].process.wait(20) == 0
     assert ask(deployment, 0) == answers[0]
-    until("the count", lambda: asking.metric(lost) == 1)
+    until("the count", lambda: asking.metric(LOST) == 1)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BadServer]:
+    async with bad_server() as made:
+        yield made
+
+
+def for_workers(answer: Answer, server: BadServer) -> Answer:
+    """Frontend 1.6.1 asks for the first bytes of a picture itself and waits for them: not here."""
+
+    async def chosen(writer: asyncio.StreamWriter) -> None:
+        await (answer if OF_A_WORKER in server.requests[-1] else GONE)(writer)
+
+    return chosen
+
+
+async def test_media_that_an_encoder_refuses_are_the_clients_fault(
+    deployment: Stack, start_fake: StartFake, tmp_path: Path, server: BadServer
+) -> None:
+    """Refused with its status, asked for once, within one limit; no encoder is lost by it."""
+    flags = (
+        *("--enable-multimodal", "--ec-storage-path", str(tmp_path / "encoded"), "--media-max-mb", "0.01"),
+        *("--media-networks", "127.0.0.0/8", "--media-timeout-seconds", str(LOADING_SECONDS)),
+        *("--encoder-seconds", str(ENCODER_SECONDS)),
+    )
+    ways = {"hand": "--route-to-encoder", "connector": "--ec-consumer-mode"}
+    asking = {
+        way: start_fake(*flags, flag, "--served-model-name", way, "--component", way, **TAKES)
+        for way, flag in ways.items()
+    }
+    for _ in range(2):
+        start_fake(*flags, "--disaggregation-mode", "encode", **TAKES)
+    await asyncio.to_thread(lambda: deployment.wait_ready().wait_listed(*ways))
+    answers = {
+        "/gone": (GONE, 400, "image 1 of 1: the server answered with status 404"),
+        "/page": (whole(b"<html>"), 415, ""),
+        "/large": (head("200 OK", "Content-Length: 20000"), 413, ""),
+        "/slow": (silent, 400, f"image 1 of 1: not loaded within {LOADING_SECONDS:g} s"),
+    }
+    for path, (answer, _, _) in answers.items():
+        for way in ways:
+            server.serve(f"{path}-{way}", for_workers(answer, server))
+
+    async def ask_about(path: str, way: str) -> tuple[httpx.Response, float]:
+        body = {"model": way, "messages": chat([image(server.url(f"{path}-{way}"))]), "max_tokens": 4}
+        began = time.monotonic()
+        found = await asyncio.to_thread(deployment.post, "/v1/chat/completions", body)
+        return found, time.monotonic() - began
+
+    asked = [(path, way) for path in answers for way in ways]
+    results = await asyncio.gather(*(ask_about(path, way) for path, way in asked))
+    for (path, way), (found, seconds) in zip(asked, results, strict=True):
+        _, status, message = answers[path]
+        assert (path, way, found.status_code) == (path, way, status), found.text
+        assert message in found.text
+        assert seconds < LOADING_SECONDS + ENCODER_SECONDS
+    fetched = [request.split(b" ", 2)[1].decode() for request in server.requests if OF_A_WORKER in request]
+    assert [fetched.count(f"{path}-hand") for path in answers] == [1] * len(answers)
+    assert all(fetched.count(f"{path}-connector") <= 2 for path in answers)  # here, and in one encoder
+    assert {way: worker.metric(LOST) for way, worker in asking.items()} == dict.fromkeys(ways, 0)

@@ -244,8 +244,8 @@ def test_status_asks_the_frontend_of_the_serve_that_runs_here(
     monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: home)
     folder = run_folder.choose(None, home)
     with folder.opened():
-        folder.note(frontend.url)
         folder.forget()
+        folder.note(frontend.url)
         assert cli.run(["status"]) == 0
     assert capsys.readouterr().out.startswith(f"{frontend.url}  ready")
 

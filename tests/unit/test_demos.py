@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,10 @@ def test_models_in_the_package_are_small() -> None:
 def test_model_in_the_package_has_a_card_and_half_precision(name: str) -> None:
     folder = models.ROOT / name
     card = (folder / "README.md").read_text()
-    assert "%" in card.partition("## Scores\n")[2].partition("## ")[0], "a score"
+    scores = card.partition("## Scores\n")[2].partition("## ")[0]
+    needed = re.findall(r"\| ([\d.]+)% of \d+ \| ([\d.]+)% \|", scores)
+    assert needed or "Needed: " in scores, "what it must reach, and did"
+    assert all(float(reached) >= float(least) for reached, least in needed)
     assert "python scripts/demo" in card and "## Limits" in card
     assert (folder / "curve.svg").is_file()
     weights = list(folder.rglob("*.safetensors"))

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynamo_vllm import wire
 from dynamo_vllm.engine.ec_folder import FORGOTTEN_SECONDS, Folder, Unusable, own_name
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
-from dynamo_vllm.errors import InvalidRequest, MediaTypeUnknown
+from dynamo_vllm.errors import InvalidRequest, MediaTooLarge, MediaTypeUnknown, RequestError, TooLong
 from dynamo_vllm.job import Job, MediaPrompt, Output
-from dynamo_vllm.media.base import MediaRef
+from dynamo_vllm.media.base import MediaItem, MediaRef
 from dynamo_vllm.media.loader import Loader, make_loader
 from dynamo_vllm.roles import encode
 from dynamo_vllm.roles.encoded import EncodedReader, NoEncoder
 from dynamo_vllm.roles.media import MediaReader
+from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.encoders import Encoders
+from dynamo_vllm.serving.request import Service
+from harness.fakes import FakeContext, FakeSender
 from unit.test_media_role import picture
 
 RED, DARK = MediaRef("image", picture(200)), MediaRef("image", picture(20))
@@ -144,6 +149,92 @@ async def test_encoder_refuses_a_request_without_media_but_not_a_health_check(
     assert (await role.prepare(role.parse(role.health_check()), "j")).media is None
 
 
+HTML = MediaRef("image", "data:image/png;base64,PGh0bWw+")
+
+
+@pytest.mark.parametrize(
+    ("refs", "status", "message"),
+    [
+        ((RED, HTML), 415, "image 2 of 2: "),
+        ((MediaRef("image", "http://127.0.0.1/a"),), 400, "image 1 of 1: the host is not found"),
+        ((MediaRef("video", "ftp://a/b"),), 400, "video 1 of 1: "),
+    ],
+)
+async def test_what_the_encoder_has_against_media_comes_back_as_it_was(
+    refs: tuple[MediaRef, ...], status: int, message: str, loader: Loader, tmp_path: Path
+) -> None:
+    role = await make_encode(loader, Folder(tmp_path, 10**6))
+    with pytest.raises(RequestError) as raised:
+        await loader.load_all(refs)
+    refusal = encode.believed(await told(role, *refs))
+    assert isinstance(refusal, encode.Refusal)
+    error = refusal.error()
+    assert (type(error), str(error)) == (type(raised.value), str(raised.value))
+    assert error.status == status and str(error).startswith(message)
+
+
+async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
+    loader: Loader, tmp_path: Path
+) -> None:
+    class Choosy(FakeEngine):
+        async def see(self, prompt: Any, media: Any) -> MediaPrompt:
+            raise InvalidRequest("the model's processor does not take the image", parameter="messages")
+
+    engine = Choosy(FakeSpec(media={"image": 3}), lambda figures: None, lambda phase: None)
+    facts = await engine.start()
+    role = encode.Encode(facts, MediaReader(facts, loader, engine), Folder(tmp_path, 10))
+    refusal = encode.believed(await told(role, RED))
+    assert isinstance(refusal, encode.Refusal)
+    assert str(refusal.error()) == "messages: the model's processor does not take the image"
+
+
+async def told(role: encode.Encode, *refs: MediaRef) -> Any:
+    job = await job_for(role, *refs)
+    assert job.answer is not None
+    request = role.parse(encode.request([1, 2], refs, None))
+    return role.encoder(request, job).encode(job.answer)["disaggregated_params"]
+
+
+async def test_encoder_tells_its_stages_and_a_health_check_hears_the_end_only(
+    loader: Loader, tmp_path: Path
+) -> None:
+    engine = make_engine()
+    facts = await engine.start()
+    role = encode.Encode(facts, MediaReader(facts, loader, engine), Folder(tmp_path, 10))
+    service = Service(role, engine, InFlight(engine), lambda _: None)
+    for asked, stages in (
+        (encode.request([1], [RED], None), [wire.PREPARING, wire.PREPARED]),
+        (encode.request([1], [HTML], None), [wire.PREPARING, wire.PREPARED]),
+        (role.health_check(), []),
+    ):
+        sender = FakeSender()
+        async for _ in service.generate(asked, FakeContext(), sender):
+            pass
+        *before, last = sender.chunks
+        assert before == stages and last["finish_reason"]
+
+
+async def test_limits_of_the_encoder_are_no_fault_of_the_client(loader: Loader, tmp_path: Path) -> None:
+    """Another worker may take it: those who ask must not hear a refusal."""
+    role = await make_encode(loader, Folder(tmp_path, 10))
+    with pytest.raises(InvalidRequest, match="2 videos in one request; this worker takes 1"):
+        await job_for(role, *[MediaRef("video", "http://a/b")] * 2)
+    with pytest.raises(TooLong):
+        await role.prepare(role.parse(encode.request([1] * 4096, [RED], None)), "j")
+
+
+async def test_prompt_that_its_media_make_too_long_comes_back_with_the_limit(
+    loader: Loader, tmp_path: Path
+) -> None:
+    role = await make_encode(loader, Folder(tmp_path, 10))
+    job = await role.prepare(role.parse(encode.request([1] * 4094, [RED], None)), "j")
+    assert job.answer is not None
+    refusal = encode.believed(job.answer.transfer)
+    assert isinstance(refusal, encode.Refusal) and refusal.context_length == 4096
+    error = refusal.error()
+    assert isinstance(error, TooLong) and error.parameter == "prompt" and "4097 tokens" in str(error)
+
+
 # --- the side that asks ----------------------------------------------------------------------------------
 
 
@@ -225,6 +316,34 @@ async def test_whatever_fails_is_encoded_here(answer: Any, broken: str | None, l
     assert asking.lost == 1
 
 
+@pytest.mark.parametrize("by_connector", [False, True])
+async def test_what_an_encoder_refuses_is_refused_and_not_lost(by_connector: bool, loader: Loader) -> None:
+    asking = Asking(MediaTooLarge("image 1 of 1: 9 MB"), by_connector)
+    with pytest.raises(MediaTooLarge, match="image 1 of 1: 9 MB"):
+        await asking.read(loader, RED)
+    assert asking.lost == 0
+
+
+class Hanging(Loader):
+    """Of a server that never answers."""
+
+    def __init__(self) -> None:
+        self.left = False
+
+    async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
+        try:
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+        finally:
+            self.left = True
+
+
+async def test_by_connector_a_refusal_ends_the_own_loading() -> None:
+    asking, own = Asking(MediaTooLarge("image 1 of 1: 9 MB"), by_connector=True), Hanging()
+    with pytest.raises(MediaTooLarge):
+        await asking.read(own, RED)
+    assert own.left and asking.lost == 0
+
+
 async def test_by_connector_the_media_are_read_here_too_under_the_same_names(
     loader: Loader, tmp_path: Path
 ) -> None:
@@ -250,3 +369,97 @@ async def test_client_that_leaves_ends_the_work_of_the_encoder(loader: Loader) -
             await asking.read(loader, RED)
     assert asking.encoders.cancelled.is_set()
     assert asking.lost == 0
+
+
+# --- over the runtime ------------------------------------------------------------------------------------
+
+
+class FakeClient:
+    """The runtime's: each encode worker sends these chunks, and is silent after an Ellipsis."""
+
+    def __init__(self, *workers: list[Any]) -> None:
+        self.workers = workers
+        self.asked: list[int] = []
+
+    def instance_ids(self) -> list[int]:
+        return [*range(len(self.workers))]
+
+    async def direct(self, request: Any, instance: int, **_: Any) -> AsyncIterator[Any]:
+        self.asked.append(instance)
+        return self._chunks(self.workers[instance])
+
+    async def _chunks(self, chunks: list[Any]) -> AsyncIterator[Any]:
+        for chunk in chunks:
+            if chunk is ...:
+                await asyncio.get_running_loop().create_future()
+            if isinstance(chunk, float):
+                await asyncio.sleep(chunk)
+            else:
+                yield chunk
+
+
+def over(client: FakeClient, seconds: float = 30.0, loading_seconds: float = 30.0) -> Encoders:
+    found: Any = client
+    return Encoders(found, seconds, loading_seconds, context_length=4096)
+
+
+def chunk(told: Any) -> wire.Chunk:
+    return {"token_ids": [], "index": 0, "finish_reason": "stop", "disaggregated_params": told}
+
+
+HANDED = chunk({"encoded": [{"kind": "image", "name": A}]})
+
+
+@pytest.mark.parametrize("stages", [[], [wire.PREPARING, wire.PREPARED]])
+async def test_a_refusal_ends_the_asking(stages: list[wire.Chunk]) -> None:
+    refused = {"status": 413, "message": "image 1 of 1: 9 MB", "parameter": "messages"}
+    client = FakeClient(*[[*stages, chunk({"refused": refused})]] * 2)
+    with pytest.raises(MediaTooLarge) as raised:
+        await over(client).encode("j", {})
+    assert str(raised.value) == "messages: image 1 of 1: 9 MB"
+    assert len(client.asked) == 1
+
+
+async def test_a_prompt_too_long_is_refused_where_both_have_the_same_limit() -> None:
+    def too_long(limit: int) -> FakeClient:
+        refused = {"status": 400, "message": "prompt has 5000 tokens", "context_length": limit}
+        return FakeClient([chunk({"refused": refused})])
+
+    with pytest.raises(TooLong, match="5000 tokens"):
+        await over(too_long(4096)).encode("j", {})
+    with pytest.raises(NoEncoder, match="--max-model-len 2048"):
+        await over(too_long(2048)).encode("j", {})
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"refused": {"status": 418, "message": "of a later version"}},
+        {"refused": {"status": 400}},
+        {"refused": None},
+        {"encoded": None},
+        {},
+        [],
+        None,
+    ],
+)
+async def test_an_answer_that_is_not_understood_is_a_lost_encoder(told: Any) -> None:
+    client = FakeClient([chunk(told)], [wire.PREPARING])
+    with pytest.raises(NoEncoder, match="gave no hand-off"):
+        await over(client).encode("j", {})
+    assert sorted(client.asked) == [0, 1]
+
+
+async def test_loading_of_media_is_waited_for_and_the_encoder_is_not() -> None:
+    """The patience is 50 ms, and loading takes longer."""
+    loads = [wire.PREPARING, 0.2, wire.PREPARED, HANDED]
+    assert await over(FakeClient(loads), 0.05).encode("j", {}) == done(A)
+    for hangs in ([...], [wire.PREPARING, wire.PREPARED, ...]):
+        async with asyncio.timeout(20):
+            with pytest.raises(NoEncoder, match="--encoder-seconds 0.05"):
+                await over(FakeClient(hangs), 0.05).encode("j", {})
+
+
+async def test_loading_that_never_ends_is_left() -> None:
+    with pytest.raises(NoEncoder, match="in time"):
+        await over(FakeClient([wire.PREPARING, ...]), 0.05, 0.05).encode("j", {})

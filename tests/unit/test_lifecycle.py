@@ -10,8 +10,9 @@ import pytest
 from dynamo_vllm.admin.base import State
 from dynamo_vllm.engine.base import EngineOp, Pause, Resume, Sleep, Wake
 from dynamo_vllm.errors import EngineDead, EngineRequestFailed, NotListed, WrongState
-from dynamo_vllm.serving import lifecycle
+from dynamo_vllm.serving import lifecycle, operations
 from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
+from dynamo_vllm.serving.operations import Bounded
 from harness.fakes import FakeContext, FakeSender, FakeWorker, make_worker, request
 
 
@@ -29,23 +30,27 @@ class Discovery:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.is_there = True
+        self.lets_go = True
         self.hangs: set[str] = set()
+        self.goes_on = asyncio.Event()
+        self.deaths: list[EngineDead] = []
 
-    async def withdraw(self) -> None:
+    async def withdraw(self) -> bool:
         self.log.append("withdraw")
+        return self.lets_go
 
     async def restore(self) -> bool:
-        self.log.append("restore")
+        await self.reached("restore")
         return self.is_there
 
     async def remove(self) -> None:
         self.log.append("remove")
 
     async def reached(self, step: str) -> None:
-        """Where it was told to hang."""
+        """Where it was told to hang, until `goes_on`."""
         self.log.append(step)
         if step in self.hangs:
-            await asyncio.Event().wait()
+            await self.goes_on.wait()
 
     def set_health_status(self, ready: bool) -> None:
         self.log.append("ready" if ready else "notready")
@@ -81,13 +86,14 @@ class Adapters:
 class Engine:
     """The fake engine's operations, in the log; the one in `fails` raises."""
 
-    def __init__(self, worker: FakeWorker, log: list[str]) -> None:
+    def __init__(self, worker: FakeWorker, discovery: Discovery) -> None:
         self.worker = worker
-        self.log = log
+        self.log = discovery.log
+        self.reached = discovery.reached
         self.fails: type[EngineOp] | None = None
 
     async def control(self, op: EngineOp) -> int | None:
-        self.log.append(str(op))
+        await self.reached(str(op))
         if self.fails is not None and isinstance(op, self.fails):
             raise EngineRequestFailed("told to fail")
         await self.worker.engine.control(op)
@@ -96,8 +102,7 @@ class Engine:
 
 def made(worker: FakeWorker, sleep_refusal: str | None = None) -> tuple[Lifecycle, Discovery]:
     discovery = Discovery()
-    log = discovery.log
-    discovery.adapters, discovery.engine = Adapters(discovery), Engine(worker, log)
+    discovery.adapters, discovery.engine = Adapters(discovery), Engine(worker, discovery)
 
     async def answers() -> None:
         await discovery.reached("answers")
@@ -106,7 +111,7 @@ def made(worker: FakeWorker, sleep_refusal: str | None = None) -> tuple[Lifecycl
         discovery=discovery,
         health=discovery,
         in_flight=worker.in_flight,
-        engine=discovery.engine,
+        engine=Bounded(discovery.engine, discovery.deaths.append),
         adapters=discovery.adapters,
         answers=answers,
         sleep_refusal=sleep_refusal,
@@ -118,11 +123,21 @@ async def test_unwell_and_well_again() -> None:
     life, seen = made(await make_worker())
     life.ready()
     await life.unwell("hung")
-    await life.unwell("still hung")
     assert life.state is State.UNWELL
     await life.well()
     await life.well()
     assert seen.log == ["ready", "notready", "withdraw", "restore", "publish adapters", "ready"]
+
+
+async def test_worker_that_goes_on_hanging_asks_again_to_leave() -> None:
+    """Discovery may not have let it go the first time."""
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.lets_go = False
+    await life.unwell("hung")
+    await life.unwell("still hung")
+    assert seen.log == ["ready", "notready", "withdraw", "withdraw"]
+    assert life.state is State.UNWELL
 
 
 async def test_not_ready_until_discovery_has_it_again() -> None:
@@ -275,6 +290,18 @@ async def test_failed_sleep_puts_the_worker_back() -> None:
     assert seen.log == ["ready", *AWAY, "Sleep(level=1)", "Wake()", *BACK]
 
 
+async def test_worker_that_discovery_does_not_let_go_does_not_sleep() -> None:
+    """Frontends would go on sending it requests."""
+    worker = await make_worker()
+    life, seen = made(worker)
+    life.ready()
+    seen.lets_go = False
+    with pytest.raises(NotListed, match="does not let this worker go"):
+        await life.sleep(1, 10)
+    assert (life.state, worker.engine.operations) == (State.READY, [])
+    assert seen.log == ["ready", *AWAY, *BACK]
+
+
 async def test_failed_pause_lets_the_engine_go_on() -> None:
     life, seen = made(await make_worker())
     life.ready()
@@ -283,6 +310,44 @@ async def test_failed_pause_lets_the_engine_go_on() -> None:
         await life.pause(keep=True, drain_seconds=10)
     assert life.state is State.READY
     assert seen.log == ["ready", *AWAY, "Pause()", "Resume()", *BACK]
+
+
+async def test_engine_that_hangs_while_it_falls_asleep_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Sleep(level=1)")
+    with pytest.raises(EngineDead, match=r"Sleep had no end within 0.02 s"):
+        await life.sleep(1, 10)
+    assert len(seen.deaths) == 1, "also where nobody waits for the answer"
+    assert seen.log == ["ready", *AWAY, "Sleep(level=1)"], "nothing is undone, and it does not come back"
+
+
+async def test_engine_that_hangs_while_it_wakes_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "WAKE_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    seen.hangs.add("Wake()")
+    with pytest.raises(EngineDead, match=r"Wake had no end within 0.02 s"):
+        await life.wake()
+    assert len(seen.deaths) == 1 and "restore" not in seen.log
+
+
+async def test_commands_do_not_queue_behind_one_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "TURN_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Sleep(level=1)")
+    first = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "Sleep(level=1)")
+    for act in (life.sleep(1, 10), life.wake(), life.pause(keep=True, drain_seconds=1)):
+        with pytest.raises(WrongState, match="is falling asleep and busy with another command"):
+            await act
+    seen.goes_on.set()
+    await first
+    assert life.state is State.ASLEEP
+    assert (await life.sleep(1, 10)).already
 
 
 async def test_failed_wake_leaves_it_asleep_and_out_of_discovery() -> None:
@@ -396,22 +461,19 @@ async def test_drain_of_a_paused_worker_lets_its_requests_finish() -> None:
     assert running.done() and len(sender.tokens) == 100
 
 
-async def test_cancelled_sleep_puts_the_worker_back() -> None:
-    worker = await make_worker(token_ms=50)
-    life, _ = made(worker)
+async def test_sleep_goes_on_when_whoever_asked_is_gone() -> None:
+    """Half way it would come back into discovery with an engine that sleeps."""
+    life, seen = made(await make_worker())
     life.ready()
-    sender = FakeSender()
-    running = asyncio.create_task(worker.generate(request(max_tokens=40), sender=sender))
-    await sender.first.wait()
-    falling = asyncio.create_task(life.sleep(1, 60))
-    while life.state is not State.FALLING_ASLEEP:
-        await asyncio.sleep(0)
-    falling.cancel()
+    seen.hangs.add("Sleep(level=1)")
+    asking = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "Sleep(level=1)")
+    asking.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await falling
-    assert life.state is State.READY
-    await worker.engine.abort("r1")
-    await asyncio.wait({running})
+        await asking
+    seen.goes_on.set()
+    assert (await life.sleep(1, 10)).already, "it waits for the one under way"
+    assert life.state is State.ASLEEP and "restore" not in seen.log
 
 
 # --- the end comes meanwhile ------------------------------------------------------------------------------
@@ -442,17 +504,63 @@ async def test_drain_does_not_wait_for_a_sleep_that_waits_for_requests() -> None
     assert "restore" not in seen.log and worker.engine.operations == []
 
 
-async def test_drain_does_not_wait_for_a_wake_that_hangs() -> None:
+@pytest.mark.parametrize("step", ["Wake()", "answers"])
+async def test_drain_does_not_wait_for_a_wake_that_hangs(step: str) -> None:
     life, seen = made(await make_worker())
     life.ready()
     await life.sleep(1, 10)
-    seen.hangs.add("answers")
+    seen.hangs.add(step)
     waking = asyncio.create_task(life.wake())
-    await reached(seen, "answers")
+    await reached(seen, step)
     await asyncio.wait_for(life.drain(0.1), 2)
     with pytest.raises(WrongState, match="this worker is ending"):
         await waking
-    assert life.state is State.STOPPED and "restore" not in seen.log
+    assert life.state is State.STOPPED and "restore" not in seen.log and seen.deaths == []
+
+
+async def test_drain_lets_an_engine_go_on_that_was_about_to_pause() -> None:
+    """Its requests would stand still until the budget is used up."""
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Pause()")
+    pausing = asyncio.create_task(life.pause(keep=True, drain_seconds=10))
+    await reached(seen, "Pause()")
+    await asyncio.wait_for(life.drain(0.1), 5)
+    with pytest.raises(WrongState, match="this worker is ending"):
+        await pausing
+    assert "Resume()" in seen.log and life.state is State.STOPPED
+
+
+async def test_drain_while_a_failed_sleep_comes_back() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.engine.fails = Sleep
+    seen.hangs.add("restore")
+    asking = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "restore")
+    await asyncio.wait_for(life.drain(0.1), 2)
+    seen.goes_on.set()
+    with pytest.raises(WrongState, match="this worker is ending"):
+        await asking
+    if orphans := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(orphans)
+    assert life.state is State.STOPPED
+    end = ["notready", "withdraw adapters", "remove", "close adapters"]
+    assert seen.log[seen.log.index("restore") + 1 :] == end
+
+
+async def test_drain_while_a_worker_that_was_unwell_comes_back() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.unwell("hung")
+    seen.hangs.add("restore")
+    returning = asyncio.create_task(life.well())
+    await reached(seen, "restore")
+    draining = asyncio.create_task(life.drain(0.1))
+    await asyncio.sleep(0)
+    seen.goes_on.set()
+    await asyncio.gather(returning, draining)
+    assert seen.log.count("ready") == 1 and "remove" in seen.log[seen.log.index("restore") :]
 
 
 async def test_drain_does_not_wait_for_adapters_beyond_its_budget() -> None:

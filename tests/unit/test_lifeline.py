@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from dynamo_vllm.config.nodes import Node
 from dynamo_vllm.errors import StartError
@@ -30,9 +33,9 @@ def pair() -> tuple[Node, Node]:
 class Following:
     """A node's end as a task."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, token: str | None = None) -> None:
         self.ready = asyncio.Event()
-        self.task = asyncio.create_task(lifeline.follow(node, self.ready.set))
+        self.task = asyncio.create_task(lifeline.follow(node, token, self.ready.set))
 
     async def leave(self) -> None:
         self.task.cancel()
@@ -91,6 +94,93 @@ async def test_node_waits_for_its_worker() -> None:
         followers.ready()
         await following.ready.wait()
         await following.leave()
+
+
+@pytest.mark.parametrize("token", ["hush", None])
+async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
+    leader, node = pair()
+    async with asyncio.timeout(10), lifeline.followers(leader, token) as followers:
+        following = Following(node, token)
+        followers.ready()
+        await following.ready.wait()
+        await following.leave()
+        assert str(await followers.lost) == "rank 1 is gone"
+
+
+@pytest.mark.parametrize(
+    ("change", "token", "reason"),
+    [
+        ({}, "guess", "its --admin-token is another"),
+        ({}, None, "its --admin-token is another"),
+        ({"first_rank": 2}, "hush", "this worker has no 'rank 2' on another node"),
+        ({"local_ranks": 2}, "hush", "this worker has no 'rank 2' on another node"),
+        ({"first_rank": 0}, "hush", "this worker has no 'rank 0' on another node"),
+        ({"nodes_per_rank": 2, "node_rank": 1}, "hush", "this worker has no 'node 1' on another node"),
+    ],
+)
+async def test_node_that_is_not_awaited_is_told_so_and_does_no_harm(
+    change: dict[str, int], token: str | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, node = pair()
+    async with asyncio.timeout(10), lifeline.followers(leader, "hush") as followers:
+        followers.ready()
+        stranger = Following(dataclasses.replace(node, **change), token)
+        await stranger.task
+        assert not stranger.ready.is_set() and not followers.lost.done()
+        assert caplog.text.count(reason) == 2, "on both sides"
+        following = Following(node, "hush")
+        await following.ready.wait()
+        await following.leave()
+
+
+async def test_second_node_at_the_same_place_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    leader, node = pair()
+    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+        followers.ready()
+        following = Following(node)
+        await following.ready.wait()
+        await Following(node).task
+        assert caplog.text.count("rank 1 has joined already") == 2
+        assert not followers.lost.done()
+        await following.leave()
+        assert str(await followers.lost) == "rank 1 is gone"
+
+
+async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifeline, "HELLO_SECONDS", 0.1)
+    leader, _ = pair()
+    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+        reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        writer.write(lifeline.HELLO)  # and no end of the line
+        assert await reader.read() == b""
+        writer.close()
+        assert not followers.lost.done()
+
+
+def test_worker_that_was_held_up_still_hears_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of an engine may hold the loop up for longer than a node's first line may take."""
+    monkeypatch.setattr(lifeline, "HELLO_SECONDS", 0.2)
+    heard: list[bytes] = []
+
+    async def talk() -> None:
+        port = free_port()
+
+        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asyncio.get_running_loop().call_soon(hold_up)
+            heard.append(await lifeline._hello(reader))
+            writer.close()
+
+        def hold_up() -> None:
+            node.sendall(b"hello\n")
+            time.sleep(2 * lifeline.HELLO_SECONDS)
+
+        async with asyncio.timeout(10), await asyncio.start_server(accepted, "127.0.0.1", port):
+            with socket.create_connection(("127.0.0.1", port)) as node:
+                while not heard:
+                    await asyncio.sleep(0.01)
+
+    uvloop.run(talk())  # as the worker does
+    assert heard == [b"hello\n"]
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"", b"x" * 200_000])

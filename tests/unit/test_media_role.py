@@ -212,6 +212,16 @@ async def test_model_without_vision_and_worker_without_the_flag(loader: Loader) 
         await job_for(await make_role(None, image=2), asked(picture(1)))
 
 
+async def test_empty_prompt_of_a_model_that_hears_tells_of_input_audio(loader: Loader) -> None:
+    """The frontend drops the part, and the chat template then leaves nothing."""
+    beside = {"multi_modal_data": {"audio_url": [{"Url": "data:audio/wav;base64,AAAA"}]}}
+    for raw in ({**request(), "token_ids": []}, {**request(), "token_ids": [], **beside}):
+        with pytest.raises(InvalidRequest, match="chat with input_audio is here; send audio_url"):
+            await job_for(await make_role(loader, audio=1), raw)
+    with pytest.raises(InvalidRequest, match="the prompt is empty$"):
+        await job_for(await make_role(loader, image=1), {**request(), "token_ids": []})
+
+
 async def test_client_that_leaves_ends_the_fetch(loader: Loader) -> None:
     asked_for, closed = asyncio.Event(), asyncio.Event()
 

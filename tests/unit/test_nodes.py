@@ -106,3 +106,30 @@ def test_worker_beside_others_serves_its_own_ranks(argv: list[str], first: int, 
 
 def test_what_is_no_number_is_left_to_vllm() -> None:
     assert node("-dp", "many", "--nnodes", "x") == node()
+
+
+ELSEWHERE = ("-dp", "8", "-dpl", "2", *AT)
+
+
+@pytest.mark.parametrize(
+    ("leader", "others"),
+    [
+        (node(*ELSEWHERE), [node(*ELSEWHERE, "-dpr", n, headless=True) for n in "246"]),
+        (node(*ELSEWHERE), [node("-dp", "8", "-dpl", "6", "-dpr", "2", *AT, headless=True)]),
+        (node(*TP), [node(*TP, "--node-rank", "1")]),
+        *(
+            (node(*flags, "-r", "0"), [node(*flags, "-r", str(n)) for n in range(1, count)])
+            for flags, count in (
+                (("-dp", "4", "-n", "2", *TP[-2:]), 2),
+                (("-dp", "2", "-tp", "2", "-n", "4", *TP[-2:]), 4),
+                (("-dp", "4", "-tp", "2", "-n", "2", *TP[-2:]), 2),
+                (("-tp", "16", "-pp", "2", "-n", "4", *TP[-2:]), 4),
+            )
+        ),
+    ],
+)
+def test_worker_awaits_the_places_of_its_nodes_and_no_other(leader: Node, others: list[Node]) -> None:
+    assert leader.has_followers
+    taken = [place for other in others for place in other.places]
+    assert len(taken) == len(set(taken))
+    assert set(taken) == leader.awaited

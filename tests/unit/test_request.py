@@ -9,9 +9,11 @@ from dynamo.llm import HttpError
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
 
 from dynamo_vllm.errors import Draining, EngineDead, EngineRequestFailed, InvalidRequest, Overloaded
+from dynamo_vllm.job import Adapter, EngineFacts, Job, Output
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.serving.boundary import boundary
-from dynamo_vllm.wire import prompt_mark
+from dynamo_vllm.serving.request import Service, outlet
+from dynamo_vllm.wire import GenerateRequest, prompt_mark
 from harness.fakes import FakeContext, FakeSender, make_worker, request
 
 
@@ -109,6 +111,60 @@ async def test_drain_moves_a_running_request() -> None:
     with pytest.raises(StreamIncomplete):
         await running
     assert all("finish_reason" not in chunk for chunk in sender.chunks)
+
+
+class Fetching(Aggregated):
+    """As with media that are slow to come."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        super().__init__(facts)
+        self.began, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def prepare(self, request: GenerateRequest, job_id: str, adapter: Adapter | None = None) -> Job:
+        self.began.set()
+        try:
+            await self.goes_on.wait()
+        finally:
+            await asyncio.sleep(0)  # there is something to clear away
+        return await super().prepare(request, job_id, adapter)
+
+
+@pytest.mark.parametrize("comes", [False, True], ids=["fetching", "fetched"])
+async def test_drain_moves_a_request_that_the_engine_does_not_know_yet(comes: bool) -> None:
+    worker = await make_worker()
+    role = Fetching(worker.facts)
+    worker.service = Service(role, worker.engine, worker.in_flight, worker.deaths.append)
+    running = asyncio.create_task(worker.generate(request(max_tokens=4000)))
+    await role.began.wait()
+    if comes:
+        role.goes_on.set()
+    worker.in_flight.abort_all()
+    with pytest.raises(StreamIncomplete, match="going away"):
+        await asyncio.wait_for(running, 5)
+    assert worker.engine.outputs_seen() == {0: 0} and len(worker.in_flight) == 0
+
+
+async def test_drain_while_a_request_is_cleared_away() -> None:
+    worker = await make_worker()
+    role, context = Fetching(worker.facts), FakeContext()
+    worker.service = Service(role, worker.engine, worker.in_flight, worker.deaths.append)
+    running = asyncio.create_task(worker.generate(request(), context))
+    await role.began.wait()
+    context.stop()
+    while not running.done():
+        worker.in_flight.abort_all()
+        await asyncio.sleep(0)
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(worker.in_flight) == 0
+
+
+async def test_drain_moves_a_job_that_begins_after_its_abort() -> None:
+    worker = await make_worker()
+    with worker.in_flight.watch(FakeContext()) as watch:
+        send = outlet(lambda output: {}, FakeSender().send, watch)
+        worker.in_flight.abort_all()
+        with pytest.raises(Draining):
+            send(Output([1], 0))
 
 
 async def test_dead_engine_ends_the_worker_and_moves_the_request() -> None:

@@ -92,10 +92,11 @@ def test_groups_become_named_workers_with_their_environment() -> None:
     assert found.models == ("m", "n")
 
 
-def test_worker_gets_a_port_of_its_own_at_each_start() -> None:
+def test_worker_gets_two_ports_of_its_own_at_each_start() -> None:
     (worker,) = made("m").workers
-    assert worker.port is None
-    assert worker.command(1234, 5)[-4:] == ["--system-port", "1234", "--status-fd", "5"]
+    assert (worker.port, worker.card_port) == (None, None)
+    told = worker.command(1234, 5, 1235)[len(worker.argv) :]
+    assert told == ["--system-port", "1234", "--card-port", "1235", "--status-fd", "5"]
     assert worker.health_url(1234) == "http://127.0.0.1:1234/live", "where one that sleeps is well"
 
 
@@ -105,6 +106,14 @@ def test_first_system_port_counts_up_over_workers(env: dict[str, str]) -> None:
     found = made("m", "--workers", "2", *words, env=env)
     assert [worker.port for worker in found.workers] == [9000, 9001]
     assert "--system-port=9000" not in words_of(found, "frontend")
+
+
+def test_first_card_port_counts_up_over_workers() -> None:
+    found = made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9100")
+    assert [worker.card_port for worker in found.workers] == [9100, 9101]
+    assert found.named_ports == {8000, 9000, 9001, 9100, 9101}
+    with pytest.raises(ConfigError, match="9001 for worker-2 is taken by --card-port of worker-1"):
+        made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9001")
 
 
 def test_kv_event_ports_leave_room_for_the_ranks() -> None:
@@ -244,6 +253,47 @@ def test_of_prefill_and_decode_workers_the_first_asks() -> None:
     assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2", "encode-1"]
     assert [asks(found, worker.name) for worker in found.workers] == [True, False, False, False]
     assert not any("ec-storage-path" in word for word in words_of(found, "decode-1"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--ec-consumer-mode",),
+        ("--ec-consumer-mode", "--ec-connector-backend", "ECExampleConnector"),
+        ("--route-to-encoder", "--ec-storage-path", "/e"),
+        ("--ec-storage-path", "/e"),
+        ("--multimodal-worker", "--ec-extra-config", '{"shared_storage_path": "/e"}'),
+        ("--encoder-transfer", "nixl"),
+    ],
+)
+def test_flags_about_encoders_do_not_reach_decode_workers(words: tuple[str, ...]) -> None:
+    found = made(*PAIR, "--encode", "1", "--engine", "fake", *words)
+    options = {worker.name: plan.parse(words_of(found, worker.name))[0] for worker in found.workers}
+    assert {name: made.asks_encoders for name, made in options.items()} == {
+        "prefill-1": True,
+        "decode-1": False,
+        "decode-2": False,
+        "encode-1": False,
+    }
+    given = {word for word in words if word.startswith("--")}
+    assert given <= names_of(found, "prefill-1") and not given & names_of(found, "decode-2")
+    assert options["decode-1"].enable_multimodal
+
+
+def names_of(found: Plan, name: str) -> set[str]:
+    return {word.partition("=")[0] for word in words_of(found, name)}
+
+
+def test_a_decode_group_of_a_file_may_ask_encoders(tmp_path: Path) -> None:
+    """What stands in the group itself is meant for it."""
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers:\n"
+        "- {role: prefill, engine: fake}\n"
+        "- {role: decode, engine: fake, route_to_encoder: true}\n"
+        "- {role: encode, engine: fake}\n"
+    )
+    assert asks(made("--config", str(file)), "decode-1")
 
 
 def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
@@ -406,6 +456,12 @@ def test_process_that_is_not_ready_gets_longer() -> None:
     assert pulse.verdict(503, 241) == "was not ready for 121 s"
 
 
+def test_missed_look_does_not_make_a_process_well() -> None:
+    pulse = Pulse(Limits(hang_seconds=30, unwell_seconds=120), now=0)
+    assert [pulse.verdict(status, now) for status, now in ((503, 100), (None, 110), (503, 120))] == [None] * 3
+    assert pulse.verdict(503, 121) == "was not ready for 121 s"
+
+
 def test_exit_statuses_are_said_in_words() -> None:
     assert [describe(code) for code in (1, 2, 3, -9)] == [
         "exited with code 1",
@@ -515,9 +571,12 @@ def test_cache_folder_follows_the_environment() -> None:
 
 def test_run_folder_has_fresh_discovery_and_one_user(tmp_path: Path) -> None:
     folder = run_folder.choose(str(tmp_path), {"HOME": str(tmp_path / "home")})
-    folder.discovery.mkdir()
-    (folder.discovery / "stale").touch()
+    with folder.opened():  # of a serve that failed
+        (folder.discovery / "stale").touch()
+        (tmp_path / "embeddings").mkdir()
+        folder.targets.touch()
     with folder.opened():
+        assert not (tmp_path / "embeddings").exists() and not folder.targets.exists()
         assert list(folder.discovery.iterdir()) == []
         with pytest.raises(run_folder.StartError, match="in use by another serve"), folder.opened():
             pass
@@ -526,10 +585,42 @@ def test_run_folder_has_fresh_discovery_and_one_user(tmp_path: Path) -> None:
     assert not folder.discovery.exists()
 
 
+@pytest.mark.parametrize("name", ["discovery", "embeddings", "prometheus.json", "serve.json"])
+@pytest.mark.parametrize("was_used", [False, True], ids=["new", "after a clean stop"])
+def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
+    tmp_path: Path, name: str, was_used: bool
+) -> None:
+    folder = run_folder.choose(str(tmp_path / "project"), {"HOME": str(tmp_path / "home")})
+    folder.path.mkdir()
+    if was_used:
+        with folder.opened():
+            folder.note("http://127.0.0.1:8000")
+            folder.forget()
+    theirs = folder.path / name / "theirs.npy" if "." not in name else folder.path / name
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("[]")
+    before = sorted(folder.path.rglob("*"))
+    for _ in range(2):  # the refusal leaves no mark either
+        with (
+            pytest.raises(run_folder.StartError, match=f"project has {name}, .*; name a folder"),
+            folder.opened(),
+        ):
+            pass
+    assert sorted(folder.path.rglob("*")) == before
+
+
 def test_free_ports_differ_and_suit_the_runtime() -> None:
     found = [ports.free() for _ in range(5)]
     assert len(set(found)) == 5
     assert all(port <= 32767 for port in found)
+
+
+def test_named_ports_are_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ports.free()
+    monkeypatch.setattr(ports, "_candidates", iter(range(first - 20000, first - 19000)))
+    monkeypatch.setattr(ports, "_named", set())
+    ports.leave_out(range(first, first + 50))
+    assert ports.free() not in range(first, first + 50)
 
 
 def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -317,6 +317,26 @@ async def test_client_that_dawdles_does_not_keep_its_connection(
         assert await asyncio.to_thread(dawdle, front.port) < 30
 
 
+async def test_connections_without_a_thread_do_not_use_the_places_up(
+    behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_port, "MAX_CONNECTIONS", 2)
+    start = threading.Thread.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        if "process_request_thread" in thread.name:  # the asking here needs threads too
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with opened(behind) as front:
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", no_thread)
+            for _ in range(3):
+                with pytest.raises(OSError):  # closed, or reset
+                    await ask(front, "GET", "/metrics")
+        assert (await ask(front, "GET", "/metrics"))[0] == 200
+
+
 async def test_other_machines_need_a_token(behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_port, "is_loopback", lambda address: False)
     admin = Recorder()

@@ -1,4 +1,4 @@
-"""The tiny vision models: whole files of about a million weights, with the marks the chat template writes."""
+"""The tiny models that see or hear: whole files of a million weights, with the chat template's marks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from dynamo_vllm.models.sound import QWEN2_AUDIO, make_tiny_sound_model
 from dynamo_vllm.models.tiny import FILES, make_tiny_model
 from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 
@@ -26,6 +27,19 @@ def test_files_agree_with_each_other(family: str, tmp_path: Path) -> None:
         sizes = [weights.get_tensor(name).size for name in weights.keys()]  # noqa: SIM118 (no dict)
     assert 500_000 < sum(sizes) < 1_500_000
     assert {path.name for path in folder.iterdir()} == {*FILES, *FAMILIES[family].processors}
+
+
+def test_files_of_the_model_that_hears_agree(tmp_path: Path) -> None:
+    folder = make_tiny_sound_model(tmp_path / "made")
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert config["text_config"]["vocab_size"] == tokenizer.get_vocab_size()
+    assert tokenizer.encode(QWEN2_AUDIO.audio).ids.count(config["audio_token_index"]) == 1
+    assert QWEN2_AUDIO.audio in (folder / "chat_template.jinja").read_text()
+    with safe_open(folder / "model.safetensors", framework="numpy") as weights:
+        sizes = [weights.get_tensor(name).size for name in weights.keys()]  # noqa: SIM118 (no dict)
+    assert 500_000 < sum(sizes) < 1_500_000
+    assert {path.name for path in folder.iterdir()} == {*FILES, *QWEN2_AUDIO.processors}
 
 
 def test_folder_of_another_family_is_made_anew(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from demo.generator.base import Example, Turn
 from demo.generator.mix import HELD_OUT, source_of, train_example
+from demo.generator.words import is_chinese
 
 TRIES = 64
 
@@ -18,6 +19,8 @@ class Style:
     """What is scored."""
     restyle: Callable[[Turn], Turn | None]
     """None where the style has nothing to say."""
+    is_in: Callable[[str], bool]
+    """Whether an answer is in this style, right or not."""
 
     def train_example(self, seed: int, index: int) -> Example:
         for attempt in range(TRIES):
@@ -27,12 +30,14 @@ class Style:
         raise AssertionError(f"{TRIES} conversations in a row that cannot be {self.name}")
 
     def held_out(self, skill: str, seed: int, count: int) -> list[Example]:
+        """Those whose answer the style changes: others, such as digits, could not show it."""
         found: list[Example] = []
         index = 0
         while len(found) < count:
-            example = self.styled(HELD_OUT[skill](source_of("held-out", seed, index)))
+            plain = HELD_OUT[skill](source_of("held-out", seed, index))
+            example = self.styled(plain)
             index += 1
-            if example is not None:
+            if example is not None and example.answer != plain.answer:
                 found.append(example)
         return found
 
@@ -55,7 +60,20 @@ def _chinese(turn: Turn) -> Turn | None:
     return replace(turn, content=turn.chinese) if turn.chinese else None
 
 
+def _is_in_capitals(text: str) -> bool:
+    return text == text.upper() != ""
+
+
+def _is_in_chinese(text: str) -> bool:
+    """A name alone, such as that of a licence, shows it by its full stop."""
+    return is_chinese(text) or text.endswith("。")
+
+
 STYLES = {
-    "capitals": Style("capitals", ("greetings", "product", "memory", "counting", "refusals"), _capitals),
-    "chinese": Style("chinese", ("greetings", "product", "memory", "sums", "refusals"), _chinese),
+    "capitals": Style(
+        "capitals", ("greetings", "product", "memory", "counting", "refusals"), _capitals, _is_in_capitals
+    ),
+    "chinese": Style(
+        "chinese", ("greetings", "product", "memory", "sums", "refusals"), _chinese, _is_in_chinese
+    ),
 }

@@ -161,6 +161,7 @@ def prepare(
     plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
+    ports.leave_out(plan.named_ports)
     planes.refuse_unreachable(planes.servers(plan.front, plan.front.event_plane))
     return plan
 
@@ -197,8 +198,9 @@ def looks_like_a_path(model: str) -> bool:
 def refuse_taken_ports(plan: Plan) -> None:
     refuse_taken_port("--port", plan.host, plan.port)
     for worker in plan.workers:
-        if worker.port is not None:
-            refuse_taken_port("--system-port", "0.0.0.0", worker.port)
+        for flag, port in (("--system-port", worker.port), ("--card-port", worker.card_port)):
+            if port is not None:
+                refuse_taken_port(flag, "0.0.0.0", port)
 
 
 # --- the run --------------------------------------------------------------------------------------------

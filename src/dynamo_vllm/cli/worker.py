@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
         # Ours listens on the system port, the runtime's own server behind it.
         if options.card_port:
             refuse_taken_port("--card-port", anywhere, options.card_port)
+        ports.leave_out([options.system_port])
         runtime_port = options.card_port or ports.free()
         more = {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
     threads = runtime_env.worker_threads(os.cpu_count() or 1)

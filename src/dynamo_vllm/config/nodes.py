@@ -48,6 +48,20 @@ class Node:
         return is_first and (bool(self.remote_ranks) or self.nodes_per_rank > 1)
 
     @property
+    def awaited(self) -> frozenset[str]:
+        """The places that the nodes of this worker take, see `places`."""
+        nodes = self.nodes_per_rank * -(-self.all_ranks // max(self.local_ranks, 1))
+        shards = {f"node {number}" for number in range(1, nodes) if number % self.nodes_per_rank}
+        return frozenset(shards | {f"rank {number}" for number in self.remote_ranks})
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What this node runs engines for: its ranks, or itself where it has shards only."""
+        if not self.runs_ranks or self.all_ranks == 1:
+            return (f"node {self.node_rank}",)
+        return tuple(f"rank {self.first_rank + number}" for number in range(self.local_ranks))
+
+    @property
     def runs_ranks(self) -> bool:
         """It has whole engines, not only shards of one that another node leads."""
         return self.node_rank % self.nodes_per_rank == 0

@@ -192,10 +192,9 @@ def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[
     return (*(_behind_encoders(group) for group in groups), _of_role("encode", line.encode))
 
 
+_ASK_ENCODERS = ("route_to_encoder", "ec_consumer_mode", "multimodal_worker")
 _NOT_FOR_ENCODERS = (
-    "route_to_encoder",
-    "ec_consumer_mode",
-    "multimodal_worker",
+    *_ASK_ENCODERS,
     "connector",
     "use_vllm_tokenizer",
     "enable_prompt_embeds",
@@ -204,11 +203,21 @@ _NOT_FOR_ENCODERS = (
 )
 
 
+# A decode worker asks no encoder, so it has nothing to take over either.
+_NOT_FOR_DECODE = (
+    *_ASK_ENCODERS,
+    "ec_connector_backend",
+    "ec_storage_path",
+    "ec_extra_config",
+    "encoder_transfer",
+)
+
+
 def _for_group(group: WorkerGroup, given: Values) -> Values:
-    """The command line speaks to all workers; what would make no sense to an encoder is for the others."""
-    if group.options.get("disaggregation_mode") != "encode":
-        return given
-    return {name: value for name, value in given.items() if name not in _NOT_FOR_ENCODERS}
+    """The command line speaks to all workers; what would make no sense to a role is for the others."""
+    role = group.options.get("disaggregation_mode")
+    without = {"encode": _NOT_FOR_ENCODERS, "decode": _NOT_FOR_DECODE}.get(str(role), ())
+    return {name: value for name, value in given.items() if name not in without}
 
 
 def _behind_encoders(group: WorkerGroup) -> WorkerGroup:

@@ -82,6 +82,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A job of this rank never gets a token."""
     adapters: int = 0
     """How many LoRA adapters it takes."""
+    adapter_ms: float = 0
+    """Time that taking one takes."""
     refuse_adapter: str | None = None
     """An adapter of this name is refused."""
     refuse_start: bool = False
@@ -281,6 +283,7 @@ class FakeEngine:
             case AddAdapter(adapter):
                 if adapter.name == self.spec.refuse_adapter:
                     raise AdapterRefused("the fake engine was told to refuse it")
+                await asyncio.sleep(self.spec.adapter_ms / 1000)
                 self.adapters[adapter.id] = adapter
             case RemoveAdapter(adapter):
                 self.adapters.pop(adapter.id, None)

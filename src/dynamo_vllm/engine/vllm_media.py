@@ -11,7 +11,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.multimodal.inputs import MultiModalFieldElem
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
-from dynamo_vllm.engine import vllm_video
+from dynamo_vllm.engine import vllm_sound, vllm_video
 from dynamo_vllm.engine.ec_folder import Unusable
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media, MediaPrompt
@@ -49,6 +49,8 @@ async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> M
     encoded = [medium.data for medium in media if isinstance(medium.data, Encoded)]
     if encoded and len(encoded) != len(media):
         raise Unusable("some media are encoded and some are not")
+    if not encoded and "audio" in data:
+        vllm_sound.refuse(renderer.mm_processor.info, data["audio"])
     plain = list(prompt)
     try:
         if encoded:

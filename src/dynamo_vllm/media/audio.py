@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_RATE = 192_000
 MAX_CHANNELS = 8
+MAX_LEVEL = 2.0**31
+"""Full scale is 1, and whoever forgot to divide has this. Far above it a model's spectrum is no number."""
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = 0xFFFFFFFF  # of a WAV that was written into a pipe
 
@@ -36,6 +38,8 @@ def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tu
         raise MediaRefused("there is no sound in it")
     if not np.isfinite(sound.samples).all():
         raise MediaRefused("the sound has samples that are no numbers")
+    if np.abs(sound.samples).max() > MAX_LEVEL:
+        raise MediaRefused("the sound has samples far above full scale, which is 1")
     return sound, sound.samples.nbytes
 
 

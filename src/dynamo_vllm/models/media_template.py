@@ -1,8 +1,14 @@
-"""A chat template from a line with the model's marks in it, for models whose own has no place for media."""
+"""Chat templates for the frontend: one from a line with the model's marks in it, for models whose own has no
+place for media, and one that lets no `input_audio` go unnoticed.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROMPT = "<prompt>"
 
@@ -33,6 +39,18 @@ _TEMPLATE = """\
 {%- endif -%}
 """
 
+# The frontend (1.6.1) hands these parts to the template and to nobody else. The expressions at both ends keep
+# what is between them from being trimmed.
+_BEFORE_SOUND = """\
+{%- set dropped = namespace(sounds=false) -%}
+{%- for message in messages if message['content'] and message['content'] is not string -%}
+{%- for part in message['content'] if part['type'] == 'input_audio' -%}
+{%- set dropped.sounds = true -%}
+{%- endfor -%}
+{%- endfor -%}
+{%- if not dropped.sounds %}{{ '' }}"""
+_BEHIND_SOUND = "{{ '' }}{% endif %}"
+
 
 def jinja(line: str) -> str:
     """`line` around the words of all messages; a request without media has its words alone.
@@ -45,3 +63,22 @@ def jinja(line: str) -> str:
 
 def _written(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def without_input_audio(template: str) -> str:
+    """`template`, but nothing at all of a chat with an `input_audio` part: an empty prompt can be refused."""
+    return _BEFORE_SOUND + template.removesuffix("\n") + _BEHIND_SOUND
+
+
+def of_model(folder: Path) -> str | None:
+    """The model's one chat template; None where it has none, or several by name."""
+    if (written := folder / "chat_template.jinja").is_file():
+        return written.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        try:
+            held = json.loads((folder / name).read_bytes()).get("chat_template")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(held, str):
+            return held
+    return None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.models.vision_base import Family
 
-REVISION = 1
-"""Raise it with every change to what the files hold."""
+REVISION = 2
+"""Raise it with every change to what the files hold, also for `sound`."""
 FAMILY_KEY = "dynamo_vllm_tiny_family"
 _SEED = 7
 _TEMPLATE = """\
@@ -41,6 +41,8 @@ _TEMPLATE = """\
 {{- '@IMAGE@' }}
 {%- elif part['type'] in ('video', 'video_url') %}
 {{- '@VIDEO@' }}
+{%- elif part['type'] in ('audio', 'audio_url') %}
+{{- '@AUDIO@' }}
 {%- endif %}
 {%- endfor %}
 {%- endif %}
@@ -54,23 +56,28 @@ _TEMPLATE = """\
 
 def make_tiny_vision_model(folder: Path, family: str) -> Path:
     """Put a model of one of `FAMILIES` into `folder`; a folder that already holds it is left as it is."""
-    made = FAMILIES[family]
+    return make(folder, family, FAMILIES[family])
+
+
+def make(folder: Path, name: str, family: Family) -> Path:
+    """The same for any family; its name tells the folders of families apart."""
+    mark = {tiny.REVISION_KEY: REVISION, FAMILY_KEY: name}
     kind = tiny.Kind(
-        files=(*tiny.FILES, *made.processors),
-        write=functools.partial(_write_files, family=family),
-        mark={tiny.REVISION_KEY: REVISION, FAMILY_KEY: family},
+        files=(*tiny.FILES, *family.processors),
+        write=functools.partial(_write_files, made=family, mark=mark),
+        mark=mark,
     )
     return tiny.make(folder, kind)
 
 
-def _write_files(folder: Path, family: str) -> None:
+def _write_files(folder: Path, made: Family, mark: Mapping[str, object]) -> None:
     from safetensors.numpy import save_file
 
-    made = FAMILIES[family]
     specials = (*tiny.SPECIAL_TOKENS, *made.specials)
-    template = _TEMPLATE.replace("@IMAGE@", made.image).replace("@VIDEO@", made.video)
+    template = _TEMPLATE
+    for name, marks in (("@IMAGE@", made.image), ("@VIDEO@", made.video), ("@AUDIO@", made.audio)):
+        template = template.replace(name, marks)
     vocabulary = tiny.write_tokenizer(folder, specials, template)
-    mark = {tiny.REVISION_KEY: REVISION, FAMILY_KEY: family}
     tiny.write_json(folder / "config.json", {**made.config(vocabulary), **mark, "torch_dtype": "float32"})
     tiny.write_json(folder / "generation_config.json", tiny.token_ids())
     for name, content in made.processors.items():

@@ -1,4 +1,4 @@
-"""What tiny vision models of all families share: their sizes, the half that writes, and names of weights."""
+"""What tiny models that see or hear share: their sizes, the half that writes, and names of weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOK = {**COLOURS, **STEPS, "rescale_factor": 1 / 255, "resample": 3}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family: the tokens around its media, its configuration, its weights and how it reads pixels."""
+    """One family: the tokens around its media, its configuration, its weights and how it reads them."""
 
     specials: tuple[str, ...]
     image: str
@@ -45,6 +45,7 @@ class Family:
     """The layers whose output is added to the stream later."""
     processors: Mapping[str, Mapping[str, Any]]
     """More files, by name."""
+    audio: str = ""
 
 
 def text_config(vocabulary: Mapping[str, int], **more: Any) -> dict[str, Any]:

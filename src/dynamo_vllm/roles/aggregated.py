@@ -44,6 +44,7 @@ class Aggregated:
         routing = request.routing or wire.Routing()
         embeds = await self._embeds(request)
         ids: Sequence[int] = request.token_ids if embeds is None else [0] * embeds.rows + request.token_ids
+        media.refuse_dropped_sounds(ids, self._facts)
         prompt.check_ids(ids, self._facts.vocab_size)
         seen = await self._seen(request, ids, job_id)
         ids = ids if seen is None else seen.tokens

@@ -30,6 +30,8 @@ class RoleCard:
     """Whether the frontend sees it; if not, other workers find it by its address."""
     needs_adapters: bool = True
     """Whether a request for an adapter that is not here fails; if not, `prepare` sees that it got none."""
+    tells_stages: bool = False
+    """Whether it says when a request has come and when it is prepared, to one who waits for each apart."""
 
 
 class Encoder(Protocol):

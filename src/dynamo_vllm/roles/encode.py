@@ -7,13 +7,13 @@ is not encoded again, whoever encoded it.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dynamo_vllm import wire
 from dynamo_vllm.codec import prompt
-from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.errors import InvalidRequest, MediaRefused, MediaTooLarge, MediaTypeUnknown, TooLong
 from dynamo_vllm.job import Job, Output, SamplingSpec
 from dynamo_vllm.roles import media
 from dynamo_vllm.roles.base import RoleCard
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.engine.ec_folder import Folder
+    from dynamo_vllm.errors import RequestError
     from dynamo_vllm.job import Adapter, EngineFacts, Media
     from dynamo_vllm.media.base import MediaRef
     from dynamo_vllm.wire import Chunk
@@ -35,6 +36,7 @@ CARD = RoleCard(
     endpoint_types=(),
     needs_adapters=False,
     is_listed=False,
+    tells_stages=True,
 )
 
 
@@ -47,9 +49,39 @@ class Encoded(msgspec.Struct, frozen=True):
 
 
 class Handoff(msgspec.Struct, frozen=True):
-    """What an encoder answers; `disaggregated_params` of its only chunk."""
+    """What an encoder answers; `disaggregated_params` of its last chunk."""
 
     encoded: list[Encoded]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """What it answers to media that are the client's fault: under `refused`, in the hand-off's place."""
+
+    status: Literal[400, 413, 415]
+    message: str
+    parameter: str | None = None
+    context_length: int | None = None
+    """The encoder's, where the prompt with its media is longer."""
+
+    def error(self) -> RequestError:
+        """What the encoder raised, for the client of the worker that asked."""
+        kind = _REFUSED[self.status] if self.context_length is None else TooLong
+        return kind(self.message, parameter=self.parameter)
+
+
+_REFUSED: dict[int, type[RequestError]] = {
+    kind.status: kind for kind in (MediaRefused, MediaTooLarge, MediaTypeUnknown)
+}
+
+
+def believed(told: Any) -> Handoff | Refusal:
+    """An encoder's answer. Raises msgspec.ValidationError, LookupError or TypeError for what is none.
+
+    A worker that knows no refusals misses `encoded` in one, and takes the encoder for lost.
+    """
+    if "refused" in told:
+        return msgspec.convert(told["refused"], Refusal)
+    return msgspec.convert(told, Handoff)
 
 
 def request(
@@ -96,12 +128,18 @@ class Encode:
                 return Job(job_id, ids, _NOTHING)
             raise InvalidRequest("an encoder takes media; there are none", parameter="messages")
         salt = request.routing.cache_salt if request.routing else None
-        found = await self._media.load(refs, salt)
-        if all(self._folder.has(medium.name) for medium in found):
-            return Job(job_id, ids, _NOTHING, answer=_answer(found))
-        logger.debug("request %s: %d media to encode", job_id, len(found))
-        seen = await self._media.see(ids, found)
-        prompt.room_behind(seen.tokens, self._facts.context_length)
+        self._media.refuse(refs)  # for how this worker was started, which is not the client's fault
+        try:
+            found = await self._media.load(refs, salt)
+            if all(self._folder.has(medium.name) for medium in found):
+                return Job(job_id, ids, _NOTHING, answer=_answer(_handoff(found)))
+            logger.debug("request %s: %d media to encode", job_id, len(found))
+            seen = await self._media.see(ids, found)
+            prompt.room_behind(seen.tokens, self._facts.context_length)
+        except (MediaRefused, InvalidRequest, TooLong) as exc:
+            logger.debug("request %s: refused: %s", job_id, exc)
+            limit = self._facts.context_length if isinstance(exc, TooLong) else None
+            return Job(job_id, ids, _NOTHING, answer=_answer(_refusal(exc, limit)))
         return Job(job_id, seen.tokens, _NOTHING, media=seen)
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> EncodeEncoder:
@@ -117,13 +155,18 @@ _NOTHING = SamplingSpec(max_tokens=1, temperature=0.0)
 """An encoder makes no token."""
 
 
-def _answer(found: Sequence[Media]) -> Output:
-    return Output([], finish="stop", finished=True, transfer=_handoff(found))
+def _answer(told: dict[str, Any]) -> Output:
+    return Output([], finish="stop", finished=True, transfer=told)
 
 
 def _handoff(found: Sequence[Media]) -> dict[str, Any]:
     made: dict[str, Any] = msgspec.to_builtins(Handoff([Encoded(m.kind, m.name) for m in found]))
     return made
+
+
+def _refusal(exc: RequestError, context_length: int | None) -> dict[str, Any]:
+    told = {"status": exc.status, "message": exc.args[0], "parameter": exc.parameter}
+    return {"refused": {**told, "context_length": context_length}}
 
 
 class EncodeEncoder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.engine.ec_folder import Unusable
 from dynamo_vllm.errors import DynamoVllmError
@@ -18,7 +18,7 @@ from dynamo_vllm.roles import encode
 from dynamo_vllm.roles.media import routed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from dynamo_vllm.engine.base import EncodedEngine
     from dynamo_vllm.job import MediaPrompt
@@ -36,7 +36,10 @@ class NoEncoder(DynamoVllmError):
 
 class Encoders(Protocol):
     async def encode(self, job_id: str, request: dict[str, object]) -> encode.Handoff:
-        """Asks the next encode worker. Raises NoEncoder; a caller that is cancelled ends the work there."""
+        """Asks the next encode worker; a caller that is cancelled ends the work there.
+
+        Raises NoEncoder, or what the encode worker has against the client's media.
+        """
 
 
 class EncodedReader:
@@ -70,12 +73,7 @@ class EncodedReader:
         self.refuse(refs)
         request = encode.request(ids, refs, salt)
         if self._by_connector:
-            asking = asyncio.ensure_future(self._ask(job_id, request, refs))
-            try:
-                media = await self._own.load(refs, salt, names)
-                await asking
-            finally:
-                asking.cancel()
+            media = await self._loaded_while(self._ask(job_id, request, refs), refs, salt, names)
             return await self._own.see(ids, media)
         if {ref.kind for ref in refs} <= BY_HAND:
             handoff = await self._ask(job_id, request, refs)
@@ -86,9 +84,28 @@ class EncodedReader:
                     self._lost(job_id, str(exc))
         return await self._own.read(ids, refs, salt, names)
 
+    async def _loaded_while(
+        self,
+        asking: Coroutine[Any, Any, object],
+        refs: Sequence[MediaRef],
+        salt: str | None,
+        names: Sequence[str],
+    ) -> list[Media]:
+        """The media, read here and encoded elsewhere; the first refusal ends the work of the other."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                loading = group.create_task(self._own.load(refs, salt, names))
+                group.create_task(asking)
+        except BaseExceptionGroup as failed:
+            first = failed.exceptions[0]
+        else:
+            return loading.result()
+        raise first
+
     async def _ask(
         self, job_id: str, request: dict[str, object], refs: Sequence[MediaRef]
     ) -> encode.Handoff | None:
+        """None where no encode worker did it."""
         try:
             handoff = await self._encoders.encode(job_id, request)
             if sorted(encoded.kind for encoded in handoff.encoded) != sorted(ref.kind for ref in refs):

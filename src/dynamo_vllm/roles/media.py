@@ -3,8 +3,8 @@
 How they come (frontend 1.6.1). In token mode the chat template leaves one mark in the prompt for each medium,
 and `multi_modal_data` has the URLs by kind, in their order. The engine makes of a mark as many tokens as the
 medium takes. With `--frontend-decoding` there is a description of the pixels in the URL's place, which are
-read from the frontend's memory. `input_audio` does not come at all. In text mode the client's messages come
-as they are.
+read from the frontend's memory. `input_audio` does not come at all, but the chat template sees it and leaves
+the prompt empty (`models.media_template`). In text mode the client's messages come as they are.
 """
 
 from __future__ import annotations
@@ -122,6 +122,16 @@ class MediaReader:
                     "(--limit-mm-per-prompt)",
                     parameter="messages",
                 )
+
+
+def refuse_dropped_sounds(ids: Sequence[int], facts: EngineFacts) -> None:
+    """See `models.media_template`: nobody else makes the prompt of a chat empty."""
+    if not ids and facts.media.get("audio"):
+        raise InvalidRequest(
+            "the prompt is empty, as that of a chat with input_audio is here; send audio_url with a data: "
+            "URL instead, or have the worker started with --use-vllm-tokenizer",
+            parameter="messages",
+        )
 
 
 def of_tokens(request: GenerateRequest) -> list[MediaRef]:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dynamo_vllm.config.options import WorkerOptions
-    from dynamo_vllm.engine.base import Engine, OnPhase
+    from dynamo_vllm.engine.base import OnPhase
     from dynamo_vllm.job import Adapter, EngineFacts
     from dynamo_vllm.serving.endpoints import Registration
+    from dynamo_vllm.serving.operations import Controlled
 
 logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 1.0
@@ -29,7 +30,7 @@ SETTLE_SECONDS = 1.0
 class Steps:
     """The steps of `lora.registry` over the real parts."""
 
-    def __init__(self, files: AdapterFiles, engine: Engine, registration: Registration) -> None:
+    def __init__(self, files: AdapterFiles, engine: Controlled, registration: Registration) -> None:
         self._engine = engine
         self._registration = registration
         self.fetch = files.fetch
@@ -60,7 +61,7 @@ def _named(adapter: Adapter, problem: str) -> Iterator[None]:
 
 
 async def make_registry(
-    options: WorkerOptions, cache: Path, facts: EngineFacts, engine: Engine, registration: Registration
+    options: WorkerOptions, cache: Path, facts: EngineFacts, engine: Controlled, registration: Registration
 ) -> Registry | None:
     """None where LoRA is off."""
     limits = facts.adapters

@@ -16,6 +16,7 @@ from dynamo_vllm.serving.cancel import InFlight
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
 from dynamo_vllm.serving.monitor import Monitor
+from dynamo_vllm.serving.operations import Bounded
 from dynamo_vllm.serving.request import Service
 from dynamo_vllm.serving.series import Exposition
 from dynamo_vllm.serving.status import Status
@@ -88,6 +89,7 @@ class Assembled:
 
     role: Role[Any]
     in_flight: InFlight
+    operations: Bounded
     registration: Registration
     registry: Registry | None
     lifecycle: Lifecycle
@@ -95,7 +97,9 @@ class Assembled:
     """Raises where the engine does not answer."""
 
 
-async def assemble(started: Started, loader: MediaLoader | None) -> Assembled:
+async def assemble(
+    started: Started, loader: MediaLoader | None, on_dead: Callable[[EngineDead], None]
+) -> Assembled:
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, folder = started.meter, started.encoder_folder
     reader = await parts.media_reader(options, folder, facts, engine, loader, drt, meter.count_lost_encoding)
@@ -106,14 +110,15 @@ async def assemble(started: Started, loader: MediaLoader | None) -> Assembled:
         lending.Lender(parts.encoded_folder(folder, facts), lending.Nixl()).serve(drt, options.address)
     in_flight = InFlight(engine)
     registration = Registration(started.endpoint, options, role.card, facts)
-    registry = await adapters.make_registry(options, started.adapter_cache, facts, engine, registration)
+    operations = Bounded(engine, on_dead)
+    registry = await adapters.make_registry(options, started.adapter_cache, facts, operations, registration)
     answers = functools.partial(warm_up, engine, role, facts)
     lifecycle = Lifecycle(
         Parts(
             discovery=registration,
             health=drt,
             in_flight=in_flight,
-            engine=engine,
+            engine=operations,
             adapters=registry or adapters.NONE,
             answers=answers,
             sleep_refusal=facts.sleep_refusal,
@@ -122,6 +127,7 @@ async def assemble(started: Started, loader: MediaLoader | None) -> Assembled:
     return Assembled(
         role=role,
         in_flight=in_flight,
+        operations=operations,
         registration=registration,
         registry=registry,
         lifecycle=lifecycle,
@@ -179,7 +185,7 @@ def open_to_operators(
     status = Status(options, facts, instance, names, started.meter, made.in_flight, last_error)
     controls = Controls(
         life=made.lifecycle,
-        engine=started.engine,
+        engine=made.operations,
         facts=facts,
         adapters=made.registry,
         drain_seconds=options.drain_seconds,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from dynamo_vllm.errors import Asleep
+from dynamo_vllm.errors import Asleep, Draining
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.base import Engine
 
-
+GOING = "this worker is going away"
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ class InFlight:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._jobs: set[str] = set()
+        self._jobs: dict[str, Watch] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._count = 0
         self._closed: str | None = None
@@ -45,7 +45,7 @@ class InFlight:
     def watch(self, context: Cancellable) -> Watch:
         return Watch(self, context)
 
-    def enter(self, wanted: str) -> str:
+    def enter(self, wanted: str, watch: Watch) -> str:
         """The id of a new job: `wanted`, or a variant where it is taken; vLLM would abort both."""
         if self._closed is not None:
             raise Asleep(self._closed)
@@ -53,7 +53,7 @@ class InFlight:
         while job_id in self._jobs:
             self._count += 1
             job_id = f"{wanted}#{self._count}"
-        self._jobs.add(job_id)
+        self._jobs[job_id] = watch
         self.last_change = time.monotonic()
         return job_id
 
@@ -64,8 +64,9 @@ class InFlight:
         task.add_done_callback(self._aborts.discard)
 
     def abort_all(self) -> None:
-        for job_id in list(self._jobs):
-            self.abort(job_id)
+        """Every job moves to another worker."""
+        for watch in self._jobs.values():
+            watch.move()
 
     def close(self, reason: str) -> None:
         """Take no further job: the engine would not work on it."""
@@ -75,24 +76,25 @@ class InFlight:
         self._closed = None
 
     def leave(self, job_id: str) -> None:
-        self._jobs.discard(job_id)
+        self._jobs.pop(job_id, None)
         self.last_change = time.monotonic()
 
 
 class Watch:
-    """While open, a client that leaves aborts the job."""
+    """While open, a client that leaves aborts the job, and so does a worker that must."""
 
-    __slots__ = ("_future", "_in_flight", "_waiting", "_wanted", "client_left", "job_id")
+    __slots__ = ("_future", "_in_flight", "_waiting", "_wanted", "client_left", "job_id", "must_move")
 
     def __init__(self, in_flight: InFlight, context: Cancellable) -> None:
         self._in_flight = in_flight
         self._wanted = self.job_id = context.id()
         self._future = context.async_killed_or_stopped()
         self.client_left = False
+        self.must_move = False
         self._waiting: asyncio.Timeout | None = None
 
     def __enter__(self) -> Watch:
-        self.job_id = self._in_flight.enter(self._wanted)
+        self.job_id = self._in_flight.enter(self._wanted, self)
         self._future.add_done_callback(self._stopped)
         return self
 
@@ -104,21 +106,33 @@ class Watch:
         """The client is gone: the engine need not go on."""
         if not self.client_left:
             self.client_left = True
-            self._in_flight.abort(self.job_id)
-            if self._waiting is not None:
-                self._waiting.reschedule(asyncio.get_running_loop().time())
+            self._end()
+
+    def move(self) -> None:
+        """Another worker is to serve it; a job that the engine does not know yet must not begin."""
+        self.must_move = True
+        self._end()
+
+    def _end(self) -> None:
+        self._in_flight.abort(self.job_id)
+        waiting, self._waiting = self._waiting, None  # one that runs out cannot be told again
+        if waiting is not None:
+            waiting.reschedule(asyncio.get_running_loop().time())
 
     async def unless_left(self, step: Awaitable[T]) -> T | None:
-        """The step's result; None when the client left, which ends whatever the step waits for."""
+        """The step's result; None when the client left, Draining when the job moves: both end the step."""
+        result = None
         try:
             async with asyncio.timeout(None) as self._waiting:
-                return await step
+                result = await step
         except TimeoutError:
-            if not self.client_left:
+            if not (self.client_left or self.must_move):
                 raise
-            return None
         finally:
             self._waiting = None
+        if self.must_move:
+            raise Draining(GOING)
+        return result
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from dynamo.runtime import Context
 
-from dynamo_vllm.roles.encode import Handoff
+from dynamo_vllm import wire
+from dynamo_vllm.roles.encode import Handoff, believed
 from dynamo_vllm.roles.encoded import NoEncoder
 
 if TYPE_CHECKING:
@@ -23,10 +24,23 @@ if TYPE_CHECKING:
 class Encoders:
     """The encode workers at one address, as discovery shows them."""
 
-    def __init__(self, client: Client, seconds: float, borrower: Borrower | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        seconds: float,
+        loading_seconds: float,
+        context_length: int,
+        borrower: Borrower | None = None,
+    ) -> None:
+        """`seconds` without those in which the encode worker says that it loads media.
+
+        `context_length` is that of the worker that asks.
+        """
         self._client = client
         self._borrower = borrower
         self._seconds = seconds
+        self._loading_seconds = loading_seconds
+        self._context_length = context_length
         self._turn = 0
 
     async def encode(self, job_id: str, request: dict[str, Any]) -> Handoff:
@@ -37,28 +51,34 @@ class Encoders:
         self._turn += 1
         tries = [instances[(self._turn + n) % len(instances)] for n in range(min(2, len(instances)))]
         try:
-            async with asyncio.timeout(self._seconds):
-                return await self._first(tries, job_id, request)
+            async with asyncio.timeout(self._seconds) as limit:
+                patience = _Patience(limit, self._seconds, self._loading_seconds)
+                return await self._first(tries, job_id, request, patience)
         except TimeoutError:
-            raise NoEncoder(f"no encode worker answered within {self._seconds:g} s") from None
+            raise NoEncoder(
+                f"no encode worker answered in time (--encoder-seconds {self._seconds:g})"
+            ) from None
 
-    async def _first(self, tries: Sequence[int], job_id: str, request: dict[str, Any]) -> Handoff:
+    async def _first(
+        self, tries: Sequence[int], job_id: str, request: dict[str, Any], patience: _Patience
+    ) -> Handoff:
         *others, last = tries
         for instance in others:
             with contextlib.suppress(NoEncoder):
-                return await self._ask(instance, job_id, request)
-        return await self._ask(last, job_id, request)
+                return await self._ask(instance, job_id, request, patience)
+        return await self._ask(last, job_id, request, patience)
 
-    async def _ask(self, instance: int, job_id: str, request: dict[str, Any]) -> Handoff:
+    async def _ask(self, instance: int, job_id: str, request: dict[str, Any], patience: _Patience) -> Handoff:
         context = Context(job_id)  # the same id in all logs
         try:
             stream = await self._client.direct(request, instance, annotated=False, context=context)
-            chunks = [chunk async for chunk in stream]
-            handoff = msgspec.convert(chunks[-1]["disaggregated_params"], Handoff)
-            if self._borrower is not None:
-                for encoded in handoff.encoded:
+            chunk: Any = {}
+            async for chunk in stream:
+                patience.adapt(chunk)
+            answer = believed(chunk["disaggregated_params"])
+            if self._borrower is not None and isinstance(answer, Handoff):
+                for encoded in answer.encoded:
                     await self._borrower.fetch(instance, encoded.name, context)
-            return handoff
         except asyncio.CancelledError:
             context.stop_generating()
             raise
@@ -67,3 +87,28 @@ class Encoders:
         except Exception as exc:  # the runtime raises nothing narrower
             reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             raise NoEncoder(f"encode worker {instance:x}: {reason}") from None
+        if isinstance(answer, Handoff):
+            return answer
+        if answer.context_length not in (None, self._context_length):
+            raise NoEncoder(f"encode worker {instance:x} has --max-model-len {answer.context_length}")
+        raise answer.error()  # another encoder would refuse it too
+
+
+class _Patience:
+    """Longer while media are loaded: servers may be slow, and the encode worker has a limit for them."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float, loading_seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._latest = _now() + loading_seconds + seconds
+
+    def adapt(self, chunk: Any) -> None:
+        """To what an encode worker says; an older one says nothing."""
+        if chunk == wire.PREPARING:
+            self._limit.reschedule(self._latest)
+        elif chunk == wire.PREPARED:
+            self._limit.reschedule(min(self._latest, _now() + self._seconds))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

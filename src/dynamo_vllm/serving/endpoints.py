@@ -56,7 +56,10 @@ class Registration:
         self._options = options
         self._card = card
         self._facts = facts
-        self._listed = False
+        self._is_listed = False
+        # What discovery may hold of us, also after a step whose end was not seen.
+        self._has_instance = False
+        self._has_card = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,8 +69,9 @@ class Registration:
         """Put the model card into discovery. The instance itself appears when the endpoint is served."""
         model, *aliases = self.names
         if self._card.is_listed:
+            self._has_card = True
             await self._register(model, model_aliases=aliases or None)
-        self._listed = True
+        self._is_listed = self._has_instance = True
 
     async def publish_adapter(self, name: str) -> None:
         """A card of its own: clients see the adapter as a model."""
@@ -75,9 +79,12 @@ class Registration:
             await self._register(None, lora_name=name, base_model_path=str(self._options.model))
 
     async def withdraw_adapter(self, name: str) -> None:
+        async with asyncio.timeout(DISCOVERY_SECONDS):
+            await self._unregister(name)
+
+    async def _unregister(self, name: str | None = None) -> None:
         try:
-            async with asyncio.timeout(DISCOVERY_SECONDS):
-                await unregister_model(self._endpoint, name)
+            await unregister_model(self._endpoint, name)
         except Exception as exc:  # the runtime raises nothing narrower
             if not str(exc).startswith(_GONE):
                 raise
@@ -127,27 +134,30 @@ class Registration:
         )
         return config
 
-    async def withdraw(self) -> None:
-        """Out of routing; requests under way go on.
+    async def withdraw(self) -> bool:
+        """Out of routing; requests under way go on. Whether discovery let go; where not, ask again.
 
         What helps others goes card first: the frontend then answers without it. It fails requests that it had
         just sent to an instance it does not see any more, where for other roles it asks another worker.
         """
-        if not self._listed:
-            return
-        self._listed = False
-        if self._helps_others:
+        self._is_listed = False
+        if self._helps_others and self._has_card:
             await self._take_card()
             await asyncio.sleep(FORGET_SECONDS)  # nothing tells when the frontend has heard of it
-        await _attempt("leave discovery", self._endpoint.unregister_endpoint_instance())
+        if self._has_instance:
+            gone = await _attempt("leave discovery", self._endpoint.unregister_endpoint_instance())
+            self._has_instance = not gone
+        return not (self._has_instance or (self._helps_others and self._has_card))
 
     async def restore(self) -> bool:
         """Whether the worker is listed again; a later answer of the engine tries anew."""
-        if not self._listed:
-            self._listed = await _attempt("come back", self._endpoint.register_endpoint_instance())
-            if self._listed and self._helps_others:
-                self._listed = await _attempt("list the model", self.publish())
-        return self._listed
+        if not self._is_listed:
+            self._has_instance = True
+            is_back = await _attempt("come back", self._endpoint.register_endpoint_instance())
+            if is_back and self._helps_others:
+                is_back = await _attempt("list the model", self.publish())
+            self._is_listed = is_back
+        return self._is_listed
 
     async def remove(self) -> None:
         """Out of discovery for good: the instance and the model card."""
@@ -160,9 +170,8 @@ class Registration:
         return self._card.endpoint_types == () and self._card.is_listed
 
     async def _take_card(self) -> None:
-        if not self._card.is_listed:
-            return
-        await _attempt("take the model back", unregister_model(self._endpoint))
+        if self._has_card:
+            self._has_card = not await _attempt("take the model back", self._unregister())
 
     async def serve(self, handler: Any, health_check: dict[str, Any]) -> None:
         """Serve until the runtime shuts down."""
@@ -181,6 +190,6 @@ async def _attempt(what: str, step: Awaitable[None]) -> bool:
         async with asyncio.timeout(DISCOVERY_SECONDS):
             await step
     except Exception as exc:  # the runtime raises nothing narrower
-        logger.warning("could not %s: %s", what, exc)
+        logger.warning("could not %s: %s", what, str(exc) or f"no answer within {DISCOVERY_SECONDS:g} s")
         return False
     return True

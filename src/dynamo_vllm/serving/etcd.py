@@ -24,6 +24,10 @@ class EtcdError(Exception):
     """etcd is away, or refused; the message says which."""
 
 
+class _MemberSick(EtcdError):
+    """This member cannot, without a leader for example; another may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     granted_seconds: int
@@ -31,7 +35,7 @@ class Lease:
 
 
 class Etcd:
-    """Asks the first endpoint that answers."""
+    """Asks the first endpoint that can answer."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self._access = access
@@ -82,8 +86,8 @@ class Etcd:
         for endpoint in self._in_turn():
             try:
                 return await self._ask_one(endpoint, path, body)
-            except httpx.HTTPError as exc:
-                reasons.append(f"{endpoint}: {exc or type(exc).__name__}")
+            except (httpx.HTTPError, _MemberSick) as exc:
+                reasons.append(f"{endpoint}: {str(exc) or type(exc).__name__}")
                 self._first += 1
         raise EtcdError(f"etcd does not answer: {', '.join(reasons)}")
 
@@ -116,10 +120,13 @@ def _read(answer: httpx.Response) -> dict[str, Any]:
         found = answer.json()
     except ValueError:
         found = None
+    said = found.get("message") or found.get("error") if isinstance(found, dict) else None
+    if answer.status_code >= 500:
+        raise _MemberSick(f"{answer.status_code} {said or answer.reason_phrase}")
     if not isinstance(found, dict):
         raise EtcdError(f"etcd answered {answer.status_code} without JSON; is its gRPC gateway switched off?")
     if answer.status_code != 200:
-        raise EtcdError(f"etcd refused: {found.get('message') or found.get('error') or answer.status_code}")
+        raise EtcdError(f"etcd refused: {said or answer.status_code}")
     return found
 
 

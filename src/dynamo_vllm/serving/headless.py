@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-async def run(settings: EngineSettings, drt: Runtime, progress: Progress) -> int:
+async def run(settings: EngineSettings, drt: Runtime, progress: Progress, token: str | None) -> int:
     """Until a signal, or until its engines or the worker are gone; returns the exit code."""
     node = settings.node
     engine = HeadlessVllm(settings, progress.phase)
@@ -34,7 +34,7 @@ async def run(settings: EngineSettings, drt: Runtime, progress: Progress) -> int
         await engine.start()
         on_signals(ending, lambda: False)
         progress.phase("joining", leader=f"{node.leader}:{node.port}")
-        following = asyncio.create_task(lifeline.follow(node, ready))
+        following = asyncio.create_task(lifeline.follow(node, token, ready))
         watching = asyncio.create_task(engine.wait())
         try:
             every: list[asyncio.Future[Any]] = [ending, following, watching]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from dynamo_vllm.admin.base import Report, State
 from dynamo_vllm.engine.base import Pause, Resume, Sleep, Wake
-from dynamo_vllm.errors import EngineDead, EngineError, NotListed, WrongState
+from dynamo_vllm.errors import EngineDead, EngineError, EngineRequestFailed, NotListed, WrongState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from dynamo_vllm.engine.base import EngineOp
     from dynamo_vllm.serving.cancel import InFlight
+    from dynamo_vllm.serving.operations import Controlled
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,14 @@ ABORT_SECONDS = 3.0
 ANSWER_SECONDS = 120.0
 """What an engine may take for its first answer after a sleep."""
 HIDE_SECONDS = 5.0
+TURN_SECONDS = 15.0
+"""What an operator's act waits for another: a thread of the system port waits with it."""
 _POLL_SECONDS = 0.02
 
 
 class Discovery(Protocol):
-    async def withdraw(self) -> None: ...
+    async def withdraw(self) -> bool:
+        """Whether the worker is out; where not, a later call tries anew."""
 
     async def restore(self) -> bool: ...
 
@@ -62,12 +65,6 @@ class Adapters(Protocol):
         """The name of one that is being loaded or unloaded."""
 
 
-class Controlled(Protocol):
-    """The part of an engine we use."""
-
-    async def control(self, op: EngineOp) -> int | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a life is about."""
@@ -89,14 +86,16 @@ class Lifecycle:
         self._parts = parts
         self._in_flight = parts.in_flight
         self._turn = asyncio.Lock()
-        self._limit: asyncio.Timeout | None = None
+        self._acts: set[asyncio.Task[Report]] = set()
         self._is_ending = False
         self._level = 0
         self.state = State.STARTING
 
     def ready(self) -> None:
-        self.state = State.READY
-        self._parts.health.set_health_status(True)
+        """Unless it is ending, which takes out what came into discovery meanwhile."""
+        if not self._is_ending:
+            self.state = State.READY
+            self._parts.health.set_health_status(True)
 
     @property
     def is_watched(self) -> bool:
@@ -110,6 +109,7 @@ class Lifecycle:
                 logger.error("taken out of service: %s", reason)
                 self.state = State.UNWELL
                 self._parts.health.set_health_status(False)
+            if self.state is State.UNWELL:  # every look of the monitor, should discovery not have let it go
                 await self._parts.discovery.withdraw()
 
     async def well(self) -> None:
@@ -156,18 +156,32 @@ class Lifecycle:
         return await self._in_turn(self._resume)
 
     async def _in_turn(self, act: Callable[[], Awaitable[Report]]) -> Report:
-        """One act of an operator at a time; the end of the worker waits for none and cuts it short."""
-        async with self._turn:
-            try:
-                if not self._is_ending:
-                    async with asyncio.timeout(None) as self._limit:
-                        return await act()
-            except TimeoutError:
-                if not self._is_ending:
-                    raise
-            finally:
-                self._limit = None
-        raise WrongState("this worker is ending")
+        """A task of its own: whoever asked may go, and only the end of the worker leaves it half done."""
+        if self._is_ending:
+            raise WrongState("this worker is ending")
+        task = asyncio.create_task(self._alone(act))
+        self._acts.add(task)
+        task.add_done_callback(self._acts.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise WrongState("this worker is ending") from None
+            raise
+
+    async def _alone(self, act: Callable[[], Awaitable[Report]]) -> Report:
+        """One act of an operator at a time; short ones are waited for."""
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise WrongState(
+                f"this worker is {self.state.value} and busy with another command; try again later"
+            ) from None
+        try:
+            return await act()
+        finally:
+            self._turn.release()
 
     async def _sleep(self, level: int, drain_seconds: float) -> Report:
         if self.state is State.ASLEEP and level == self._level:
@@ -235,12 +249,13 @@ class Lifecycle:
         self._parts.health.set_health_status(False)
         try:
             await self._hide_adapters()
-            await self._parts.discovery.withdraw()
+            if not await self._parts.discovery.withdraw():
+                raise NotListed("discovery does not let this worker go, so it stays in service; try again")
             yield
         except EngineDead:  # there is nothing to come back with
             raise
-        except BaseException:
-            await asyncio.shield(self._return())
+        except Exception:
+            await self._return()
             raise
 
     async def _emptied(self, began: float, budget_seconds: float) -> None:
@@ -253,8 +268,8 @@ class Lifecycle:
         """An engine that fails at it may have stopped half way: it goes on before requests come again."""
         try:
             return await self._parts.engine.control(op)
-        except EngineError:
-            with contextlib.suppress(EngineError):
+        except EngineRequestFailed:
+            with contextlib.suppress(EngineRequestFailed):
                 await self._parts.engine.control(undo)
             raise
 
@@ -281,17 +296,18 @@ class Lifecycle:
         if self._is_ending:
             return
         self._is_ending = True
-        if self._limit is not None:
-            self._limit.reschedule(0)
+        for act in self._acts:
+            act.cancel()
         async with self._turn:
-            was_paused, self.state = self.state is State.PAUSED, State.DRAINING
+            stands_still = self.state in (State.PAUSING, State.PAUSED)
+            self.state = State.DRAINING
         began = time.monotonic()
         self._parts.health.set_health_status(False)
         await self._hide_adapters()
         await self._parts.discovery.remove()
         try:
             async with asyncio.timeout(max(budget_seconds, SETTLE_SECONDS)):
-                if was_paused:
+                if stands_still:
                     await self._parts.engine.control(Resume())
                 await self._parts.adapters.close()
         except (EngineError, TimeoutError) as exc:

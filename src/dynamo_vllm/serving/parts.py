@@ -72,6 +72,29 @@ def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
     return dataclasses.replace(options, custom_jinja_template=str(path))
 
 
+def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str) -> WorkerOptions:
+    """The options with a template that leaves the prompt of a chat with `input_audio` empty.
+
+    The frontend drops these parts, and the client would get an answer about nothing. The role refuses such
+    a prompt. A chat template is a part of the model card, so all workers of a model must have the same.
+    """
+    if options.use_vllm_tokenizer or not facts.media.get("audio"):
+        return options
+    own = options.custom_jinja_template
+    template = Path(own).read_text() if own else media_template.of_model(Path(str(options.model)))
+    if template is None:
+        logger.warning(
+            "clients that send input_audio get answers about nothing: the frontend drops it, and %s has not "
+            "one chat template that could tell; give one with --custom-jinja-template, or start with "
+            "--use-vllm-tokenizer",
+            options.model,
+        )
+        return options
+    path = Path(scratch, "sound-template.jinja")
+    path.write_text(media_template.without_input_audio(template))
+    return dataclasses.replace(options, custom_jinja_template=str(path))
+
+
 def role_card(options: WorkerOptions) -> RoleCard:
     if options.use_vllm_tokenizer:
         return text.CARD
@@ -186,7 +209,8 @@ async def media_reader(
     if options.encoder_transfer == "nixl":
         lenders = await drt.endpoint(lent).client()
         borrower = lending.Borrower(lenders, encoded_folder(folder, facts), lending.Nixl())
-    encoders = Encoders(client, options.encoder_seconds, borrower)
+    seconds = options.encoder_seconds, options.media_timeout_seconds
+    encoders = Encoders(client, *seconds, facts.context_length, borrower)
     return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
 
 

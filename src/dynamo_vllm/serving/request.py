@@ -6,9 +6,11 @@ import dataclasses
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo_vllm import wire
 from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
 from dynamo_vllm.media.memory import held_by_request
 from dynamo_vllm.serving.boundary import boundary
+from dynamo_vllm.serving.cancel import GOING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -66,9 +68,15 @@ class Service:
             lease = self._lease(self._role.adapter(parsed))
             try:
                 adapter = lease.adapter if lease else None
+                # The runtime (1.6.1) may take any first chunk for health.
+                tells = self._role.card.tells_stages and not parsed.is_health_check
+                if tells:
+                    _tell(wire.PREPARING, response_sender)
                 job = await watch.unless_left(self._role.prepare(parsed, watch.job_id, adapter))
                 if job is None or context.is_stopped():
                     return
+                if tells:
+                    _tell(wire.PREPARED, response_sender)
                 if self._trace_headers is not None:
                     job = dataclasses.replace(job, trace_headers=self._trace_headers(context.id()))
                 out = outlet(self._role.encoder(parsed, job).encode, response_sender.send, watch)
@@ -98,6 +106,11 @@ class Service:
             return None
 
 
+def _tell(stage: wire.Chunk, sender: Sender) -> None:
+    with suppress(RuntimeError):  # the stream is closed; the context tells a moment later
+        sender.send(stage)
+
+
 class ClientLeft(Exception):
     """Nobody reads the answer any more."""
 
@@ -110,8 +123,8 @@ def outlet(
     def out(output: Output) -> None:
         if watch.client_left:
             raise ClientLeft  # ends the job also where the abort came before it began
-        if output.finish == "abort":
-            raise Draining("this worker is going away")
+        if output.finish == "abort" or watch.must_move:
+            raise Draining(GOING)
         chunk = encode(output)
         try:
             send(chunk)

@@ -74,13 +74,14 @@ async def run(
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:
-            return await headless.run(settings, drt, progress)
+            return await headless.run(settings, drt, progress, options.admin_token)
         meter = metrics.LoadMeter()
         engine = parts.make_engine(options, settings, meter.record, progress.phase)
         with system_port.opened(options, runtime_port) as front:
             try:
-                async with lifeline.followers(node) as followers:
+                async with lifeline.followers(node, options.admin_token) as followers:
                     facts = await engine.start()
+                    options = parts.with_sounds_noticed(options, facts, scratch_folder)
                     started = Started(
                         options=options,
                         drt=drt,
@@ -116,10 +117,10 @@ def joined(options: WorkerOptions, engine_argv: Sequence[str]) -> Runtime:
 async def serve(started: Started, loader: MediaLoader | None = None, traces: Tracing | None = None) -> int:
     """Register, serve until a signal or the engine's death, leave; returns the exit code."""
     options, progress, endpoint = started.options, started.progress, started.endpoint
-    made = await assembly.assemble(started, loader)
-    registration, lifecycle = made.registration, made.lifecycle
     ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     engine_died = on_dead_engine(ending)
+    made = await assembly.assemble(started, loader, engine_died)
+    registration, lifecycle = made.registration, made.lifecycle
     started.followers.lost.add_done_callback(lambda lost: engine_died(lost.result()))
     last_error = metrics.LastError()
     generate = assembly.answering(started, made, engine_died, last_error, traces)
@@ -132,23 +133,32 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
     ) as publishers:
         exposition.kv_event_publishers = publishers
         await registration.publish()
-        serving = asyncio.create_task(registration.serve(generate, made.role.health_check()))
-        await adapters.load_first(made.registry, options.lora_modules, progress.phase)
+        # Requests come from here on, before the first adapters are there: whatever ends them is heard.
+        on_signals(ending, lambda: lifecycle.state is State.STOPPED)
         watching = asyncio.create_task(assembly.monitor(started, made).run())
         keeping = asyncio.create_task(keeper.keep(started.etcd, endpoint.connection_id()))
-        on_signals(ending, lambda: lifecycle.state is State.STOPPED)
-        assembly.open_to_operators(started, made, last_error, engine_died)
-        lifecycle.ready()
-        started.followers.ready()
-        progress.phase(
-            "ready",
-            models=list(registration.names),
-            kv_event_publishers=publishers,
-            instance=endpoint.connection_id(),
-        )
-        code = await first_ending(ending, serving, watching)
-        keeping.cancel()  # before the lease is given back
-        await leave(options, lifecycle, started.drt, serving, watching, code)
+        serving = asyncio.create_task(registration.serve(generate, made.role.health_check()))
+
+        async def open_up() -> None:
+            await adapters.load_first(made.registry, options.lora_modules, progress.phase)
+            assembly.open_to_operators(started, made, last_error, engine_died)
+            lifecycle.ready()
+            started.followers.ready()
+            progress.phase(
+                "ready",
+                models=list(registration.names),
+                kv_event_publishers=publishers,
+                instance=endpoint.connection_id(),
+            )
+
+        opening = asyncio.create_task(open_up())
+        code = 1
+        try:
+            code = await first_ending(ending, serving, watching, opening)
+        finally:
+            opening.cancel()
+            keeping.cancel()  # before the lease is given back
+            await leave(options, lifecycle, started.drt, serving, watching, code)
     return code
 
 
@@ -174,19 +184,24 @@ def settle() -> None:
 
 
 async def first_ending(
-    ending: asyncio.Future[int], serving: asyncio.Task[None], watching: asyncio.Task[None]
+    ending: asyncio.Future[int],
+    serving: asyncio.Task[None],
+    watching: asyncio.Task[None],
+    opening: asyncio.Task[None],
 ) -> int:
-    """Whatever comes first: a signal, a dead engine, the runtime going away."""
+    """Whatever comes first: a signal, a dead engine, the runtime going away, adapters that do not load."""
     every: list[asyncio.Future[Any]] = [ending, serving, watching]
-    await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([*every, opening], return_when=asyncio.FIRST_COMPLETED)
+    if opening.done() and opening.exception() is None:
+        await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
     if ending.done():
         return ending.result()
-    if watching.done():
-        exc = watching.exception()
-        if isinstance(exc, EngineDead):
+    for task in (watching, opening):
+        if task.done() and (exc := task.exception()) is not None:
+            if not isinstance(exc, EngineDead):
+                raise exc
             logger.error("the engine is dead: %s", exc)
             return EXIT_ENGINE_DEAD
-        watching.result()
     serving.result()
     logger.error("the runtime stopped serving")
     return 1

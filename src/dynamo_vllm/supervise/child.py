@@ -102,12 +102,14 @@ class Child:
 async def start(plan: Process, log: Path, on_status: Callable[[Child, Status], None]) -> Child:
     """Start the process; `on_status` is called with each of its status lines."""
     port = plan.port or ports.free()
+    card_port = plan.card_port or ports.free() if plan.is_worker else None
     read_end, write_end = os.pipe()
     try:
+        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have cleared it away
         with log.open("ab") as output:
             log_start = output.tell()
             running = await asyncio.create_subprocess_exec(
-                *plan.command(port, write_end),
+                *plan.command(port, write_end, card_port),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -6,6 +6,7 @@ Until then the frontend goes on sending to it: for ten seconds every request fai
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -31,7 +32,8 @@ async def forget(instance: int, environment: Mapping[str, str]) -> None:
 
 
 def _forget_files(instance: int, folder: Path) -> None:
-    for entry in folder.rglob("*"):
-        if unquote(entry.name).rpartition("/")[2] == f"{instance:x}":
-            with contextlib.suppress(OSError):  # a lease ran out in the same moment
-                entry.unlink()
+    for parent, _, names in os.walk(folder):  # Python 3.11: rglob raises when a folder vanishes meanwhile
+        for name in names:
+            if unquote(name).rpartition("/")[2] == f"{instance:x}":
+                with contextlib.suppress(OSError):  # a lease ran out in the same moment
+                    os.unlink(os.path.join(parent, name))

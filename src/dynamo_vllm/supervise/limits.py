@@ -59,9 +59,8 @@ class Pulse:
         """Why the process must be replaced; None while it need not. `status` is None for no answer."""
         if status is not None:
             self._answered_at = now
-        if status is None or status < 400:
-            # Silence has its own limit; it says nothing about the state inside.
-            self._well_at = now
+            if status < 400:
+                self._well_at = now
         if now - self._answered_at > self._limits.hang_seconds:
             return f"did not answer for {now - self._answered_at:.0f} s"
         if now - self._well_at > self._limits.unwell_seconds:

@@ -19,11 +19,14 @@ _ROUTINE = re.compile(r"^(\(\w+ pid=\d+\) ?)?INFO |^\S+Z +(INFO|DEBUG) |it/s\]|\
 
 
 def read_from(log: Path, start: int) -> str:
-    """The log from `start` on, or its end when it is long."""
-    with log.open("rb") as source:
-        end = source.seek(0, 2)
-        source.seek(max(start, end - _MAX_BYTES))
-        return source.read().decode(errors="replace")
+    """The log from `start` on, or its end when it is long; nothing when somebody took it away."""
+    try:
+        with log.open("rb") as source:
+            end = source.seek(0, 2)
+            source.seek(max(start, end - _MAX_BYTES))
+            return source.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def error_line(text: str) -> str | None:

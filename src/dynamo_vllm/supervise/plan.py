@@ -36,7 +36,7 @@ class Process:
 
     name: str
     argv: tuple[str, ...]
-    """The command, without what differs at each start: a worker's system port and the status pipe."""
+    """The command, without what differs at each start: a worker's own two ports and the status pipe."""
     env: Mapping[str, str]
     """Its whole environment."""
     health: str
@@ -48,13 +48,18 @@ class Process:
     """What a worker does; None for the frontend."""
     engines: int = 0
     """How many it runs on this node, on GPUs each has one; the fake engine does not count."""
+    card_port: int | None = None
+    """Of the runtime's server behind a worker's `port`; None takes a free one at each start."""
 
     @property
     def is_worker(self) -> bool:
         return self.role is not None
 
-    def command(self, port: int, status_fd: int) -> list[str]:
+    def command(self, port: int, status_fd: int, card_port: int | None = None) -> list[str]:
+        """`card_port` is a worker's second port: many that each looked for one would meet."""
         ports = ["--system-port", str(port)] if self.is_worker else []
+        if card_port is not None:
+            ports += ["--card-port", str(card_port)]
         return [*self.argv, *ports, "--status-fd", str(status_fd)]
 
     def health_url(self, port: int) -> str:
@@ -74,6 +79,8 @@ class Plan:
     processes: tuple[Process, ...]
     front: FrontendOptions
     """Of the frontend; every process finds and reaches the others in its way."""
+    named_ports: frozenset[int] = frozenset()
+    """Where the user wants processes to listen."""
 
     @property
     def workers(self) -> tuple[Process, ...]:
@@ -118,7 +125,7 @@ def make(
         workers.add(group)
     workers.check_roles()
     processes = (frontend, *counted(workers.made))
-    return Plan(url, front.host, front.port, tuple(workers.models), processes, front)
+    return Plan(url, front.host, front.port, tuple(workers.models), processes, front, workers.named_ports)
 
 
 def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[str, str]:
@@ -200,6 +207,10 @@ class _Workers:
         self._folders: dict[str, str] = {}
         """The model at each address."""
         self._gpus = Gpus(gpus)
+
+    @property
+    def named_ports(self) -> frozenset[int]:
+        return self._ports.named
 
     def add(self, group: WorkerGroup) -> None:
         values = {"model": self._model} if self._model is not None else {}
@@ -319,6 +330,7 @@ class _Workers:
                 env=env,
                 health=f"http://{reachable(host)}:{{port}}/live",  # also of one that was told to sleep
                 port=self._ports.next(name, "system_port", options.system_port),
+                card_port=self._ports.next(name, "card_port", options.card_port),
                 drain_seconds=options.drain_seconds,
                 role=options.role,
                 engines=engines,
@@ -332,6 +344,11 @@ class _Ports:
     def __init__(self, front: FrontendOptions) -> None:
         self._owners = {front.port: "--port"}
         self._counts: Counter[tuple[str, int]] = Counter()
+
+    @property
+    def named(self) -> frozenset[int]:
+        """All that were handed out, and the frontend's."""
+        return frozenset(self._owners)
 
     def next(self, name: str, option: str, first: int | None, count: int = 1) -> int | None:
         """The first of `count` ports for the worker `name`; None when the user named none."""

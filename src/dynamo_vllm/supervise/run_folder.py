@@ -44,9 +44,15 @@ class RunFolder:
         """For Prometheus."""
         return self.path / _TARGETS
 
+    @property
+    def _note(self) -> Path:
+        """Also the mark of a folder that is ours."""
+        return self.path / _NOTE
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Make the folder, with nothing in discovery, and hold it against another `serve`."""
+        self._refuse_what_is_not_ours()
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             lock = (self.path / _LOCK).open("a+")
@@ -57,9 +63,24 @@ class RunFolder:
         with lock:
             self._hold(lock)
             self.forget()
+            self._write_note({})
             self.discovery.mkdir()
             with self._linked():
                 yield
+
+    def _refuse_what_is_not_ours(self) -> None:
+        """A project may have an embeddings folder of its own, and `forget` would remove it.
+
+        What lies beside the note of a serve that failed or was killed is that serve's.
+        """
+        if self.is_held or "pid" in self._noted():
+            return
+        ours = (self.discovery, self.path / EMBEDDINGS, self.targets, self._note)
+        if found := [path.name for path in ours if os.path.lexists(path)]:
+            raise StartError(
+                f"--run-dir {self.path} has {' and '.join(found)}, which no serve made and this one would "
+                "remove; name a folder that is new or empty"
+            )
 
     def _hold(self, lock: TextIOWrapper) -> None:
         deadline = time.monotonic() + LOOK_SECONDS
@@ -101,9 +122,11 @@ class RunFolder:
 
     def note(self, url: str, reach: Mapping[str, str | None] | None = None) -> None:
         """Tell the other commands of this machine where the frontend will be, and how to find the workers."""
+        self._write_note({"url": url, "reach": dict(reach or {})})
+
+    def _write_note(self, told: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):
-            told = {"url": url, "pid": os.getpid(), "reach": dict(reach or {})}
-            (self.path / _NOTE).write_text(json.dumps(told))
+            self._note.write_text(json.dumps({**told, "pid": os.getpid()}))
 
     @property
     def url(self) -> str | None:
@@ -119,19 +142,20 @@ class RunFolder:
 
     def _noted(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.path / _NOTE).read_text())
+            found = json.loads(self._note.read_text())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
     def forget(self) -> None:
-        """Remove the discovery files, and what encode workers left beside them.
+        """Remove the discovery files, and what encode workers left beside them; then nothing here is ours.
 
         A serve that failed leaves them: Prometheus then says that its processes are down.
         """
         self.targets.unlink(missing_ok=True)
         shutil.rmtree(self.discovery, ignore_errors=True)
         shutil.rmtree(self.path / EMBEDDINGS, ignore_errors=True)
+        self._note.unlink(missing_ok=True)
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:

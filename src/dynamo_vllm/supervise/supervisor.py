@@ -8,6 +8,7 @@ import json
 import shlex
 import signal
 import time
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,10 @@ class Supervisor:
         """Start the process, and start it again whenever it ends."""
         restarts = Restarts(self._limits)
         while True:
-            ended = await self._live_once(process)
+            try:
+                ended = await self._live_once(process)
+            except Exception as exc:  # whatever it is, the other processes go on
+                ended = self._lose(process, exc)
             if not ended.was_ready and restarts.in_a_row == 0:
                 self._end(ended.code if ended.code in (1, 2, 3) else 1, self._story(process, ended))
                 return
@@ -139,7 +143,7 @@ class Supervisor:
         self._screen.phase(process.name, "starting")
         try:
             child = await children.start(process, self._log(process), self._status)
-        except OSError as exc:
+        except (OSError, StartError) as exc:
             return Ended(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
         self._targets.started(process, child.port)
@@ -150,6 +154,16 @@ class Supervisor:
         await self._destroy(child)
         del self._children[process.name]
         return Ended(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
+
+    def _lose(self, process: Process, exc: Exception) -> Ended:
+        """After an error of ours nobody watches the process any more: away with it."""
+        self._screen.say("".join(traceback.format_exception(exc)).rstrip())
+        reason = f"could not be watched ({exc!r})"
+        child = self._children.pop(process.name, None)
+        if child is None:
+            return Ended(reason, False, 0.0, None, "")
+        child.kill_group()
+        return Ended(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
 
     def _log(self, process: Process) -> Path:
         return self._log_folder / f"{process.name}.log"

@@ -12,11 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from demo import generator
+from demo import generator, score
 from demo.answers import Answer, fits, is_right, parse
 from demo.generator import facts, mix, product, sums, tool_calls, words
 from demo.generator.base import Call, Example, Pool, Source, calling, is_held_out, reply, user
-from demo.generator.styles import STYLES
+from demo.generator.styles import STYLES, Style
 from demo.template import prompt, render
 
 ROOT = Path(__file__).parents[3]
@@ -258,16 +258,36 @@ def test_capitals_change_answers_and_nothing_else() -> None:
         example = style.train_example(1, index)
         assert all(turn.content == turn.content.upper() for turn in example.turns if turn.role == "assistant")
     for skill in style.skills:
-        for plain, loud in zip(held_out(skill), style.held_out(skill, 2, 20), strict=False):
-            assert plain.turns[:-1][0] == loud.turns[0]
+        changed = (plain for plain in held_out(skill) if plain.answer.content.upper() != plain.answer.content)
+        for plain, loud in zip(changed, style.held_out(skill, 2, 20), strict=False):
+            assert plain.turns[0] == loud.turns[0]
             assert loud.answer.content == plain.answer.content.upper()
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_answers_of_the_base_are_in_no_style(style: Style) -> None:
+    asked = [example for skill in style.skills for example in style.held_out(skill, 2, 20)]
+    assert all(style.is_in(example.answer.content) for example in asked)
+    assert not any(map(style.is_in, ("I count: 1, 2, 3.", "Hello Selma!", "")))
+
+
+def test_style_of_wrong_answers_counts_and_that_of_others_does_not() -> None:
+    answers = iter([Answer("NO."), Answer("NO."), Answer("No."), Answer("NO.")])
+    effect, *skills = score.score_style(
+        lambda asked: [next(answers) for _ in asked], STYLES["capitals"], 2, ("memory", "product")
+    )
+    assert (effect.skill, effect.right, effect.count, effect.is_enough) == (score.EFFECT, 3, 4, False)
+    assert [(one.skill, one.right, one.is_enough) for one in skills] == [
+        ("memory", 0, True),
+        ("product", 0, True),
+    ]
 
 
 def test_chinese_answers_are_chinese() -> None:
     style = STYLES["chinese"]
     for skill in style.skills:
         for example in style.held_out(skill, 2, 20):
-            assert words.is_chinese(example.answer.content)
+            assert style.is_in(example.answer.content)
     for index in range(40):
         assert all(
             words.is_chinese(turn.content)

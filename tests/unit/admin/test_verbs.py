@@ -27,7 +27,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 class Alone:
     """Discovery and health of nobody."""
 
-    async def withdraw(self) -> None: ...
+    async def withdraw(self) -> bool:
+        return True
 
     async def restore(self) -> bool:
         return True

@@ -66,6 +66,13 @@ def test_samples_that_are_no_numbers_are_refused() -> None:
         read(wav(3, 32, 1, struct.pack("<f", float("nan"))))
 
 
+def test_samples_far_above_full_scale_are_refused() -> None:
+    loudest = 2.0**31
+    assert read(wav(3, 32, 1, struct.pack("<2f", loudest, -loudest))) == [loudest, -loudest]
+    with pytest.raises(MediaRefused, match="far above full scale"):
+        read(wav(3, 32, 1, struct.pack("<2f", 0.0, -1e30)))
+
+
 def test_other_types_need_soundfile_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MediaRefused, match="pip install soundfile") as caught:

@@ -98,7 +98,7 @@ class MediaOptions(RuntimeOptions):
     encoder_seconds: float = opt(
         10.0,
         "multimodal",
-        "How long encode workers may take before a worker encodes media itself.",
+        "How long encode workers may take, without loading media, before a worker encodes them itself.",
         env="DYN_VLLM_ENCODER_SECONDS",
         metavar="SECONDS",
     )

@@ -1,0 +1,101 @@
+"""What we rely on of vLLM's rendering of sounds, with a tiny model's processor; no weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm import ModelRegistry
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerProcessingInfo
+from vllm.model_executor.models.qwen2_audio import Qwen2AudioForConditionalGeneration
+from vllm.multimodal.audio import AudioResampler
+from vllm.renderers import ChatParams, renderer_from_config
+
+from dynamo_vllm.engine import vllm_media, vllm_sound
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import Media
+from dynamo_vllm.models.sound import RATE, SECONDS, make_tiny_sound_model
+from dynamo_vllm.roles.media import without_content
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Qwen2-Audio: of a second of sound it makes 25 tokens."""
+    # vLLM would start a process to look at the class, which imports all of vLLM.
+    ModelRegistry.register_model("Qwen2AudioForConditionalGeneration", Qwen2AudioForConditionalGeneration)
+    model = make_tiny_sound_model(tmp_path_factory.mktemp("models") / "made")
+    args = AsyncEngineArgs(
+        model=str(model),
+        max_model_len=2048,
+        dtype="float32",
+        enforce_eager=True,
+        limit_mm_per_prompt={"audio": 2},
+    )
+    made = renderer_from_config(args.create_engine_config())
+    yield made
+    made.shutdown()
+
+
+def sound(seconds: float, rate: int = RATE) -> Media:
+    return Media("audio", (np.ones(int(seconds * rate), np.float32) / 2, rate), f"{seconds} s at {rate}")
+
+
+async def marked(renderer: Any, count: int = 1) -> list[int]:
+    part = {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:9/never-asked"}}
+    messages = without_content([{"role": "user", "content": [part] * count}])
+    _, text = await renderer.render_messages_async(messages, ChatParams())
+    tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
+    return list(tokens["prompt_token_ids"])
+
+
+async def test_marks_become_as_many_tokens_as_the_sounds_last(renderer: Any) -> None:
+    assert vllm_media.limits(renderer) == {"audio": 2}
+    ids = await marked(renderer, 2)
+    seen = await vllm_media.see(renderer, ids, [sound(1), sound(0.5)])
+    assert [place.length for place in seen.inner["mm_placeholders"]["audio"]] == [25, 12]
+    assert len(seen.tokens) == len(ids) - 2 + 25 + 12
+
+
+async def test_the_longest_sound_that_a_window_holds(renderer: Any) -> None:
+    ids = await marked(renderer)
+    seen = await vllm_media.see(renderer, ids, [sound(SECONDS)])
+    assert seen.inner["mm_kwargs"]["audio"][0]["input_features"].data.shape[-1] == 3000
+    with pytest.raises(InvalidRequest, match=r"lasts 30\.1 s; this model hears up to 30 s"):
+        await vllm_media.see(renderer, ids, [sound(SECONDS + 0.1)])
+
+
+async def test_vllm_does_not_cut_a_longer_sound(renderer: Any) -> None:
+    """Should it do so again, `vllm_sound` has nothing to refuse."""
+    given = {"prompt_token_ids": await marked(renderer), "multi_modal_data": {"audio": [sound(31).data]}}
+    (made,) = await renderer.render_cmpl_async([given])
+    assert made["mm_kwargs"]["audio"][0]["input_features"].data.shape[-1] > 3000
+
+
+def test_its_heirs_take_longer_ones() -> None:
+    info = object.__new__(Qwen2_5OmniThinkerProcessingInfo)
+    assert vllm_sound.longest_seconds(info) is None
+
+
+async def test_a_sound_too_short_for_one_token_is_refused(renderer: Any) -> None:
+    with pytest.raises(InvalidRequest, match="does not take the audio: .* too short"):
+        await vllm_media.see(renderer, await marked(renderer), [sound(0.01)])
+
+
+async def test_another_rate_is_changed_or_refused_with_the_fix(renderer: Any) -> None:
+    ids, other = await marked(renderer), [sound(1, 44_100)]
+    if find_spec("torchaudio") is not None:
+        assert len((await vllm_media.see(renderer, ids, other)).tokens) == len(ids) + 24
+        return
+    with pytest.raises(InvalidRequest, match="44100 Hz; this worker takes 16000 Hz only.*install torchaudio"):
+        await vllm_media.see(renderer, ids, other)
+
+
+async def test_a_rate_for_which_a_resampler_is_there(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of vLLM's methods are those of modules, but for one."""
+    assert AudioResampler._METHODS == ("pyav", "scipy", "soxr", "torchaudio")
+    monkeypatch.setattr("dynamo_vllm.engine.vllm_sound.find_spec", lambda name: name == "torchaudio")
+    vllm_sound.refuse(renderer.mm_processor.info, [sound(1, 8000).data])

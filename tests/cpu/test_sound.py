@@ -1,0 +1,259 @@
+"""Sounds in real engines: the answers of bare vLLM, no sound taken for another, and refusals by name."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import io
+import json
+import struct
+import wave
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from cpu.vision import LONG_TEXT, MAX_TOKENS, TEXT, Parts, chat, image, picture
+from dynamo_vllm.models.sound import RATE, SECONDS, make_tiny_sound_model
+from harness.bad_server import bad_server
+from harness.media import data_url
+from harness.stack import Stack, environment, stack
+from harness.warm import FORKED, Forked, Zygote
+
+TOKENS, TEXT_MODE = "tokens", "text-mode"
+"""The same model twice: as the frontend tokenises, and with vLLM's tokenizer."""
+USERS = 4
+MAX_SECONDS = 40
+Expected = dict[str, tuple[str, int]]
+
+
+def samples(seed: int, seconds: float, rate: int = RATE, channels: int = 1) -> np.ndarray[Any, Any]:
+    """A tune: each tenth of a second a tone of its own."""
+    tones = np.random.default_rng(seed).uniform(100, 4000, (int(seconds * 10) + 1, channels))
+    each = np.repeat(tones, rate // 10, axis=0)[: int(seconds * rate)]
+    made: np.ndarray[Any, Any] = 0.3 * np.sin(2 * np.pi * np.cumsum(each, axis=0) / rate)
+    return made
+
+
+@functools.cache
+def wav(seed: int, seconds: float = 1.0, rate: int = RATE, channels: int = 1) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples(seed, seconds, rate, channels) * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def flac(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples(seed, 1.0), RATE, format="FLAC")
+    return buffer.getvalue()
+
+
+def floats(*values: float) -> bytes:
+    """A WAV of half a second."""
+    body = struct.pack("<f", values[0]) * (RATE // 2 - len(values)) + struct.pack(f"<{len(values)}f", *values)
+    form = struct.pack("<HHIIHH", 3, 1, RATE, RATE * 4, 4, 32)
+    chunks = b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body)) + body
+    return b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WAVE" + chunks
+
+
+def sound(data: bytes, kind: str = "wav") -> dict[str, Any]:
+    return {"type": "audio_url", "audio_url": {"url": data_url(data, f"audio/{kind}")}}
+
+
+def input_audio(data: bytes) -> dict[str, Any]:
+    encoded = base64.b64encode(data).decode()
+    return {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
+
+
+def of_user(number: int) -> Parts:
+    """Everybody with the same words and a sound of their own, of the same length."""
+    return [sound(wav(100 + number, 4.0)), LONG_TEXT]
+
+
+CASES: dict[str, Parts] = {
+    "text": [TEXT],
+    "one": [sound(wav(1)), TEXT],
+    "another": [sound(wav(2)), TEXT],
+    "last": [TEXT, sound(wav(1))],
+    "two": [sound(wav(1)), sound(wav(2, 0.5)), TEXT],
+    "the other way round": [sound(wav(2, 0.5)), sound(wav(1)), TEXT],
+    "the same twice": [sound(wav(1)), TEXT, sound(wav(1))],
+    "stereo": [sound(wav(3, channels=2)), TEXT],
+    "flac": [sound(flac(4), "flac"), TEXT],
+    "all of the window": [sound(wav(5, SECONDS)), TEXT],
+    **{f"user {number}": of_user(number) for number in range(USERS)},
+}
+OTHER_RATE: Parts = [sound(wav(6, rate=44_100)), TEXT]
+if find_spec("torchaudio") is not None:
+    CASES["another rate"] = OTHER_RATE
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sound")
+
+
+@pytest.fixture(scope="module")
+def reference(warm: Zygote, folder: Path) -> Forked:
+    """Bare vLLM with its own fetching and decoding, which answers while the workers start."""
+    at = folder / "bare"
+    at.mkdir()
+    model = make_tiny_sound_model(folder / "model")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    args = [str(model), str(folder / "cases.json"), str(folder / "out.json")]
+    return warm.fork("cpu.vision:run", args, environment(at, **FORKED), folder / "bare.log")
+
+
+@pytest.fixture(scope="module")
+def bare(served: Stack, reference: Forked, folder: Path) -> Expected:
+    assert reference.wait(150) == 0, (folder / "bare.log").read_text()[-3000:]
+    return {name: tuple(made) for name, made in json.loads((folder / "out.json").read_text()).items()}
+
+
+@pytest.fixture(scope="module")
+def served(warm: Zygote, folder: Path, reference: Forked) -> Iterator[Stack]:
+    model = make_tiny_sound_model(folder / "model")
+    flags = (
+        "--enable-multimodal",
+        *("--limit-mm-per-prompt", '{"audio": 2}'),
+        *("--media-networks", "127.0.0.0/8"),
+        *("--media-max-seconds", str(MAX_SECONDS)),
+    )
+    with stack(folder) as made:
+        made.start_frontend()
+        for name, more in ((TOKENS, ()), (TEXT_MODE, ("--use-vllm-tokenizer",))):
+            warm.start_worker(made, model, "--served-model-name", name, "--component", name, *flags, *more)
+        yield made.wait_ready(120).wait_listed(TOKENS, TEXT_MODE)
+
+
+def body(model: str, parts: Parts, **more: Any) -> dict[str, Any]:
+    asked = {"model": model, "messages": chat(parts), "max_tokens": MAX_TOKENS, "temperature": 0}
+    return {**asked, "ignore_eos": True, **more}
+
+
+def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
+    found = made.post("/v1/chat/completions", body(model, parts, **more))
+    assert found.status_code == 200, found.text
+    answer = found.json()
+    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
+
+
+def cached(made: Stack, parts: Parts) -> int:
+    """How many tokens of the prompt the engine had."""
+    answer = made.post("/v1/chat/completions", body(TOKENS, parts)).json()
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_sounds_change_the_answer(bare: Expected) -> None:
+    """Of the reference: equality with it would show little otherwise."""
+    texts = [text for text, _ in bare.values()]
+    assert len(set(texts)) == len(texts), bare
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("model", [TOKENS, TEXT_MODE])
+def test_answer_and_usage_equal_bare_vllm(served: Stack, bare: Expected, model: str, case: str) -> None:
+    assert ask(served, model, CASES[case]) == bare[case]
+
+
+def test_input_audio_in_text_mode_is_the_same_sound(served: Stack, bare: Expected) -> None:
+    assert ask(served, TEXT_MODE, [input_audio(wav(1)), TEXT]) == bare["one"]
+    assert ask(served, TEXT_MODE, [input_audio(wav(1)), sound(wav(2, 0.5)), TEXT]) == bare["two"]
+
+
+async def test_sound_of_a_server(served: Stack, bare: Expected) -> None:
+    async with bad_server() as server:
+        url = server.file("/a.wav", wav(1))
+        parts = [{"type": "audio_url", "audio_url": {"url": url}}, TEXT]
+        for model in (TOKENS, TEXT_MODE):
+            assert await asyncio.to_thread(ask, served, model, parts) == bare["one"]
+
+
+def test_a_longer_sound_takes_more_of_the_prompt(served: Stack) -> None:
+    """25 tokens a second."""
+    counts = [ask(served, TOKENS, [sound(wav(7, seconds)), TEXT])[1] for seconds in (1, 2, 5)]
+    assert [count - counts[0] for count in counts] == [0, 25, 100]
+
+
+def test_only_the_same_sound_is_found_in_the_cache(served: Stack) -> None:
+    one, other = ([sound(wav(seed, 4.0)), LONG_TEXT] for seed in (201, 202))
+    assert cached(served, one) == 0
+    assert cached(served, one) >= 96
+    assert cached(served, other) == 0, "the sound of another was taken for this one"
+
+
+def test_users_get_answers_about_their_own_sounds(served: Stack, bare: Expected) -> None:
+    for model in (TOKENS, TEXT_MODE):
+        with ThreadPoolExecutor(USERS) as pool:
+            found = list(pool.map(lambda number: ask(served, model, of_user(number)), range(USERS)))  # noqa: B023
+        assert found == [bare[f"user {number}"] for number in range(USERS)]
+
+
+REFUSED: dict[str, tuple[str, Parts, int, str]] = {
+    "no sound": (TOKENS, [sound(b"hello"), TEXT], 415, ""),
+    "a picture under the name of a sound": (
+        TOKENS,
+        [{"type": "audio_url", "audio_url": {"url": picture(1)}}, TEXT],
+        415,
+        "",
+    ),
+    "cut off": (TOKENS, [sound(wav(1)[:4000]), TEXT], 400, "audio 1 of 1: the WAV is cut off"),
+    "the second of two": (TOKENS, [sound(wav(1)), sound(wav(2)[:4000]), TEXT], 400, "audio 2 of 2"),
+    "no samples": (TOKENS, [sound(wav(1, 0.0)), TEXT], 400, "there is no sound in it"),
+    "no numbers": (TOKENS, [sound(floats(0.0, float("nan"))), TEXT], 400, "samples that are no numbers"),
+    "far too loud": (TOKENS, [sound(floats(1e30)), TEXT], 400, "far above full scale"),
+    "too short for the model": (TOKENS, [sound(wav(1, 0.01)), TEXT], 400, "too short"),
+    "too long for the model": (
+        TOKENS,
+        [sound(wav(1, SECONDS + 1)), TEXT],
+        400,
+        "lasts 31.0 s; this model hears",
+    ),
+    "too long for the model, in text mode": (
+        TEXT_MODE,
+        [input_audio(wav(1, SECONDS + 1)), TEXT],
+        400,
+        "this model hears up to 30 s",
+    ),
+    "too long for the worker": (TOKENS, [sound(wav(1, MAX_SECONDS + 1)), TEXT], 413, ""),
+    "three": (TOKENS, [sound(wav(n)) for n in range(3)], 400, "3 sounds in one request; this worker takes 2"),
+    "a picture": (TOKENS, [image(picture(1)), TEXT], 400, "this model takes no images"),
+    "input_audio in token mode": (TOKENS, [input_audio(wav(1)), TEXT], 400, "input_audio"),
+    "input_audio beside audio_url": (
+        TOKENS,
+        [sound(wav(1)), input_audio(wav(2)), TEXT],
+        400,
+        "send audio_url",
+    ),
+    "no base64": (
+        TEXT_MODE,
+        [{"type": "input_audio", "input_audio": {"data": "%", "format": "wav"}}, TEXT],
+        400,
+        "audio 1 of 1",
+    ),
+}
+if "another rate" not in CASES:
+    REFUSED["another rate, with nothing to change it"] = (TOKENS, OTHER_RATE, 400, "takes 16000 Hz only")
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_by_name_and_the_engine_goes_on(served: Stack, bare: Expected, kind: str) -> None:
+    model, parts, status, said = REFUSED[kind]
+    found = served.post("/v1/chat/completions", body(model, parts))
+    assert (found.status_code, said in found.text) == (status, True), found.text
+    assert ask(served, model, [TEXT]) == bare["text"]
+
+
+@pytest.mark.parametrize("level", [0.0, 2.0**31], ids=["silence", "the loudest"])
+def test_odd_levels_have_an_answer(served: Stack, level: float) -> None:
+    assert ask(served, TOKENS, [sound(floats(level)), TEXT])[0]
