@@ -12,6 +12,7 @@ DynamoVllmError
 ├── WorkerError          another worker may serve it
 │   ├── Draining         503
 │   └── Asleep           503
+├── Overloaded           503, this request only: it waited too long for its turn
 ├── EngineError
 │   ├── EngineRequestFailed   500, this request only
 │   ├── EngineOverloaded      503, this request only
@@ -102,6 +103,12 @@ class Draining(WorkerError):
 
 class Asleep(WorkerError):
     """The worker sleeps or is paused, and the frontend has not heard of it yet."""
+
+
+class Overloaded(DynamoVllmError):
+    """The request waited too long for its turn in this worker; sent again, it may be served."""
+
+    status = 503
 
 
 class EngineError(DynamoVllmError):

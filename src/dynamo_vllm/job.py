@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 Terms = dict[str, str | int]
 """What two engines must share before one can read the other's KV cache, by name."""
@@ -128,10 +128,15 @@ class MediaPrompt:
     media: Sequence[Media]
     inner: Any
     """Only the engine looks inside."""
+    size: int = 0
+    """Bytes of `inner`, which the engine made of the media."""
+    let_go: Callable[[], None] = lambda: None
+    """Tells whoever counts the bytes that they are not held any more."""
 
     def forget(self) -> None:
         """Once the engine has them: pictures are large, and answers long."""
         self.media, self.inner = (), None
+        self.let_go()
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,8 @@ async def test_media_seen_twice_come_without_content(renderer: Any) -> None:
     second = await vllm_media.see(renderer, ids, pictures("again"))
     assert first.inner["mm_kwargs"]["image"][0] is not None
     assert second.inner["mm_kwargs"]["image"][0] is None
+    pixels = first.inner["mm_kwargs"]["image"][0]["pixel_values"].data
+    assert pixels.nbytes < first.size < pixels.nbytes + 100 and second.size == 0
     renderer.mm_processor_cache.invalidate("again")
     third = await vllm_media.see(renderer, ids, pictures("again"))
     assert third.inner["mm_kwargs"]["image"][0] is not None

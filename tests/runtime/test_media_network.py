@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.errors import MediaRefused, Overloaded
 from dynamo_vllm.media.addresses import Reach
 from dynamo_vllm.media.base import MEGABYTE, MediaItem, MediaLimits, MediaRef
 from dynamo_vllm.media.loader import Loader, make_loader
@@ -28,6 +28,7 @@ from harness.bad_server import (
     cut,
     drip,
     head,
+    late,
     make_certificate,
     silent,
     whole,
@@ -313,7 +314,7 @@ async def test_first_error_ends_the_other_fetches(server: BadServer, loader: Loa
 
 
 async def test_request_of_slow_urls_leaves_room_for_others(server: BadServer) -> None:
-    loader = make_loader(LIMITS, reach=LOOPBACK, at_once=4)
+    loader = make_loader(LIMITS, reach=LOOPBACK, at_once=16)
     slow = MediaRef("image", server.serve("/slow", silent))
     held = asyncio.create_task(loader.load_all([slow] * 16))
     while not server.requests:
@@ -323,6 +324,50 @@ async def test_request_of_slow_urls_leaves_room_for_others(server: BadServer) ->
     assert not held.done()
     with pytest.raises(MediaRefused, match="not loaded within 1.5 s"):
         await held
+    await loader.aclose()
+
+
+async def names_are_here(host: str, port: int) -> list[str]:
+    return ["127.0.0.1"]
+
+
+async def test_slow_host_leaves_room_for_others(server: BadServer) -> None:
+    """Of eight slots servers have four, and one host two; without its limit it would have all four."""
+    reach = replace(LOOPBACK, resolve=names_are_here)
+    loader = make_loader(MediaLimits(), reach=reach, at_once=8)
+    server.serve("/slow", silent)
+    server.file("/a", PNG)
+    slow = [server.url("/slow", host) for host in ("slow.example", "slow.example.", "SLOW.example") * 2]
+    held = [asyncio.create_task(loader.load(MediaRef("image", url))) for url in slow]
+    await until(lambda: len(server.requests) == 2)
+    for _ in range(3):
+        await asyncio.wait_for(loader.load(MediaRef("image", server.url("/a", "quick.example"))), 10)
+    assert len(server.requests) == 5
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    assert (await loader.load(MediaRef("image", server.url("/a", "slow.example")))).kind == "image"
+    await loader.aclose()
+
+
+async def test_many_requests_wait_for_their_turn_and_are_served(server: BadServer) -> None:
+    """Six that take 0.4 s each, one at a time, of which each may take 2 s."""
+    loader = make_loader(replace(LIMITS, timeout_seconds=2), reach=LOOPBACK, at_once=1)
+    ref = MediaRef("image", server.serve("/a", late(0.4, whole(PNG))))
+    items = await asyncio.gather(*(loader.load(ref) for _ in range(6)))
+    assert {item.kind for item in items} == {"image"}
+    await loader.aclose()
+
+
+async def test_servers_that_hold_all_turns_are_not_the_fault_of_others(server: BadServer) -> None:
+    loader = make_loader(replace(LIMITS, timeout_seconds=20, queue_seconds=0.2), reach=LOOPBACK, at_once=1)
+    slow = asyncio.create_task(loader.load(MediaRef("image", server.serve("/slow", silent))))
+    await until(lambda: len(server.requests) == 1)
+    with pytest.raises(Overloaded, match="image 1 of 1: not its turn within 0.2 s"):
+        await loader.load(MediaRef("image", server.file("/a", PNG)))
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    assert (await loader.load(MediaRef("image", server.url("/a")))).kind == "image"
     await loader.aclose()
 
 

@@ -162,6 +162,8 @@ WORKER = [
     (media_limits.media_limits_are_limits, ["--media-max-mb", "0"], "--media-max-mb 0.0 must be above 0"),
     (media_limits.media_limits_are_limits, ["--media-timeout-seconds", "nan"], "must be above 0"),
     (media_limits.media_limits_are_limits, ["--media-max-seconds", "inf"], "must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-queue-seconds", "0"], "must be above 0"),
+    (media_limits.media_limits_are_limits, ["--media-memory-mb", "0"], "must be above 0"),
     (media_limits.media_limits_are_limits, ["--media-max-megapixels", "90"], "is above 89"),
     (media_limits.media_limits_are_limits, ["--media-cache-mb", "-1"], "must be 0 or more"),
     (media_limits.media_counts_are_counts, ["--media-max-images", "-1"], "--media-max-images -1 must be 0"),

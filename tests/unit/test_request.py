@@ -8,7 +8,7 @@ import pytest
 from dynamo.llm import HttpError
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
 
-from dynamo_vllm.errors import Draining, EngineDead, EngineRequestFailed, InvalidRequest
+from dynamo_vllm.errors import Draining, EngineDead, EngineRequestFailed, InvalidRequest, Overloaded
 from dynamo_vllm.job import Adapter, EngineFacts, Job, Output
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.serving.boundary import boundary
@@ -273,6 +273,7 @@ async def test_an_urgent_request_is_early_in_vllms_order() -> None:
         (KeyError("of the prompt"), ["unexpected KeyError, see the log"]),
         (InvalidRequest("bad"), []),
         (Draining("going"), []),
+        (Overloaded("its turn did not come"), []),
     ],
 )
 def test_operator_hears_of_errors_that_are_ours(raised: Exception, told: list[str]) -> None:
@@ -280,3 +281,10 @@ def test_operator_hears_of_errors_that_are_ours(raised: Exception, told: list[st
     with pytest.raises(Exception), boundary("r", lambda dead: None, heard.append):  # noqa: B017
         raise raised
     assert heard == told
+
+
+def test_request_that_waited_too_long_is_a_503_and_does_not_move() -> None:
+    """A move would keep the frontend's other requests away from this worker."""
+    with pytest.raises(HttpError) as caught, boundary("r", lambda dead: None):
+        raise Overloaded("its turn did not come")
+    assert caught.value.code == 503

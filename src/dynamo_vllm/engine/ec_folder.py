@@ -76,7 +76,7 @@ class Folder:
         if own_name(name) is not None:
             self.keep(name, save({TENSOR: tensor.detach().cpu().contiguous()}, {_ABOUT: json.dumps(about)}))
 
-    def keep(self, name: str, data: bytes) -> None:
+    def keep(self, name: str, data: bytes | memoryview) -> None:
         """The file's bytes as they are; whoever reads it checks them."""
         path = self._path(name)
         if path is None:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 REPORT_SECONDS = 0.1
 """Between figures while jobs run; a real engine has some for every step."""
+SEEN_BYTES = 1000
+"""Of each medium, in what it makes of a prompt: a number to count with, no memory."""
 
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -223,6 +225,8 @@ class FakeEngine:
         if not self._count(count, run):
             return
         run.made += count
+        if job.media is not None:
+            job.media.forget()
         finish = end if run.made == whole else None
         is_last = finish is not None and run.index == job.sampling.n - 1
         output = Output(
@@ -320,7 +324,7 @@ class FakeEngine:
     async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         # Ids of the names, so that other media have other answers.
         places = [10 + byte for medium in media for byte in hashlib.sha256(medium.name.encode()).digest()[:3]]
-        return MediaPrompt([*places, *prompt], prompt, media, None)
+        return MediaPrompt([*places, *prompt], prompt, media, None, SEEN_BYTES * len(media))
 
     async def render_text(self, prompt: str) -> list[int]:
         return [ord(char) % self.spec.vocab_size for char in prompt]

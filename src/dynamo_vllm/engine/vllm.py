@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -144,7 +143,8 @@ class VllmEngine:
         except MediaForgotten:
             logger.info("request %s: its media are sent once more", job.id)
             again = await self.see(job.media.plain, job.media.media)
-            await self._stream(dataclasses.replace(job, media=again), sink)
+            job.media.inner = again.inner  # of the same job: with its first token it forgets all of it
+            await self._stream(job, sink)
 
     async def _stream(self, job: Job, sink: Sink) -> None:
         llm, direct = self._engine, self._direct

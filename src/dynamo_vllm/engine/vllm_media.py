@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.exceptions import VLLMClientError
+from vllm.multimodal.inputs import MultiModalFieldElem
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from dynamo_vllm.engine import vllm_sound, vllm_video
@@ -15,7 +17,7 @@ from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media, MediaPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from dynamo_vllm.engine.base import FrameChooser
     from dynamo_vllm.errors import DynamoVllmError
@@ -64,7 +66,21 @@ async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> M
         raise refusal(exc, media) from exc
     if encoded:
         _check_rows(made, [medium.kind for medium in media], encoded)
-    return MediaPrompt(made["prompt_token_ids"], plain, tuple(media), made)
+    return MediaPrompt(made["prompt_token_ids"], plain, tuple(media), made, _size(made["mm_kwargs"]))
+
+
+def _size(made: Any) -> int:
+    """Bytes of the tensors in what vLLM's processors made; media that the engine has come without."""
+    match made:
+        case torch.Tensor():
+            return int(made.nbytes)
+        case MultiModalFieldElem():
+            return _size(made.data)
+        case Mapping():
+            return sum(map(_size, made.values()))
+        case list() | tuple():
+            return sum(map(_size, made))
+    return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,12 @@ _CARRIERS = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
-# Special addresses that not every Python knows as such; 192.0.0.192 is a cloud's metadata service.
-_SPECIAL = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("192.88.99.0/24"))
+# Special addresses that not every Python knows as such, or that nothing but their use tells.
+_SPECIAL = (
+    ipaddress.IPv4Network("192.0.0.0/24"),  # 192.0.0.192 is Oracle Cloud's metadata service
+    ipaddress.IPv4Network("192.88.99.0/24"),
+    ipaddress.IPv4Network("168.63.129.16/32"),  # public by its number: Azure's host of each machine
+)
 _SPECIAL_6 = (ipaddress.IPv6Network("2001::/23"), ipaddress.IPv6Network("3fff::/20"))
 _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
 # One text for a name that is not there and for one that must not be asked: else anybody could ask which

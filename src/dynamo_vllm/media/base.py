@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from dynamo_vllm.media.memory import Memory
+
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
@@ -100,15 +102,36 @@ class MediaLimits:
     max_seconds: float = 600.0
     """Duration of a video or sound."""
     timeout_seconds: float = 20.0
-    """From the first byte asked for to the decoded item."""
+    """From the first byte asked for to the decoded item, without waiting for a turn in between."""
+    queue_seconds: float = 60.0
+    """That one item may wait for its turns. Whoever else is slow, it is not this client's fault: 503."""
     redirects: int = 3
     per_request: Mapping[Kind, int] = field(
         default_factory=lambda: MappingProxyType({"image": 16, "video": 2, "audio": 4})
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much of a worker the loading of media may take."""
+
+    at_once: int = 64
+    """Items that are fetched."""
+    threads: int = 4
+    """That decode."""
+    cache_bytes: int = 512 * MEGABYTE
+    """Of decoded media that are kept for later requests."""
+    memory_bytes: int = 4096 * MEGABYTE
+    """Of media that requests hold until the engine has begun with them; a request alone may hold more."""
+
+
 class MediaLoader(Protocol):
-    """Raises MediaRefused (400), MediaTooLarge (413), MediaTypeUnknown (415)."""
+    """Raises MediaRefused (400), MediaTooLarge (413), MediaTypeUnknown (415), Overloaded (503)."""
+
+    @property
+    def memory(self) -> Memory:
+        """What the items take, as long as their requests hold them."""
+        ...
 
     async def load(self, ref: MediaRef) -> MediaItem: ...
 

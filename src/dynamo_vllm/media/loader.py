@@ -6,28 +6,32 @@ import asyncio
 import hashlib
 import ipaddress
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from dynamo_vllm.errors import MediaRefused, MediaTooLarge
+from dynamo_vllm.errors import MediaRefused, MediaTooLarge, Overloaded
 from dynamo_vllm.media import addresses, audio, fetch, files, image, sniff, video
 from dynamo_vllm.media.addresses import Reach
-from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits
+from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits, Room
 from dynamo_vllm.media.cache import MediaCache
+from dynamo_vllm.media.memory import Memory, holding
 from dynamo_vllm.media.sampling import SAMPLERS
+from dynamo_vllm.media.turns import Clock, give
 from dynamo_vllm.media.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from PIL.Image import Image
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.media.base import Audio, Kind, MediaRef, Pixels, PixelSource, Video
+    from dynamo_vllm.media.memory import Hold
     from dynamo_vllm.media.sampling import Sampler
+    from dynamo_vllm.media.turns import Places
 
 HASH_INLINE_BYTES = 1 << 18
 """Up to here hashing is quicker than handing it to a thread."""
@@ -38,26 +42,15 @@ def make_loader(
     *,
     folder: Path | None = None,
     reach: Reach | None = None,
-    cache_bytes: int = 512 * MEGABYTE,
     sampler: Sampler = SAMPLERS["opencv"],
-    at_once: int = 32,
-    threads: int = 4,
     pixels: PixelSource | None = None,
+    **room: int,
 ) -> Loader:
-    """`sampler` chooses the frames of videos; `at_once` items are in work at a time.
+    """`sampler` chooses the frames of videos; `room` has fields of `Room`.
 
     `pixels` reads pictures that the frontend decoded; without one they are refused.
     """
-    return Loader(
-        limits or MediaLimits(),
-        folder,
-        reach or Reach(),
-        cache_bytes,
-        sampler,
-        at_once,
-        threads,
-        pixels,
-    )
+    return Loader(limits or MediaLimits(), folder, reach or Reach(), Room(**room), sampler, pixels)
 
 
 def from_options(
@@ -71,6 +64,7 @@ def from_options(
         max_frames=options.media_max_frames,
         max_seconds=options.media_max_seconds,
         timeout_seconds=options.media_timeout_seconds,
+        queue_seconds=options.media_queue_seconds,
         redirects=options.media_redirects,
         per_request={
             "image": options.media_max_images,
@@ -82,12 +76,21 @@ def from_options(
         limits,
         folder=Path(options.media_folder) if options.media_folder else None,
         reach=Reach(options.media_hosts, tuple(map(ipaddress.ip_network, options.media_networks))),
-        cache_bytes=int(options.media_cache_mb * MEGABYTE),
         sampler=sampler,
+        pixels=pixels,
         at_once=options.media_at_once,
         threads=options.media_threads,
-        pixels=pixels,
+        cache_bytes=int(options.media_cache_mb * MEGABYTE),
+        memory_bytes=int(options.media_memory_mb * MEGABYTE),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clocks:
+    """Of one item."""
+
+    working: Clock
+    waiting: Clock
 
 
 @dataclass(slots=True)
@@ -107,22 +110,26 @@ class Loader:
         limits: MediaLimits,
         folder: Path | None,
         reach: Reach,
-        cache_bytes: int,
+        room: Room,
         sampler: Sampler,
-        at_once: int,
-        threads: int,
         pixels: PixelSource | None = None,
     ) -> None:
+        at_once, threads = room.at_once, room.threads
         self._limits = limits
         self._folder = folder
         self._sampler = sampler
         self._pixels = pixels
-        self.cache = MediaCache(cache_bytes)
+        self.cache = MediaCache(room.cache_bytes)
+        self.memory = Memory(room.memory_bytes)
         self._decoding: dict[str, _Decoding] = {}
         self._slots = asyncio.Semaphore(at_once)
+        self._slots_of_one = max(1, at_once // 8)
         self._servers = asyncio.Semaphore(max(1, at_once // 2))  # the other half is for what needs none
-        self._slots_of_one = max(1, at_once // 4)
+        self._slots_of_host = max(1, at_once // 4)
+        self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._decoders = ThreadPoolExecutor(threads, "media-decode")
+        self._threads = asyncio.Semaphore(threads)  # nothing waits inside of the pool: it could not give up
+        self._threads_for_slow = asyncio.Semaphore(max(1, threads // 2))  # pictures go on beside videos
         self._readers = ThreadPoolExecutor(at_once, "media-read")
         self._resolvers = ThreadPoolExecutor(at_once, "media-dns")  # a name server may hold them up for long
         self._client = fetch.Client(limits, reach, addresses.system_resolver(self._resolvers))
@@ -133,19 +140,20 @@ class Loader:
     async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
         self._check_counts(refs)
         mine = asyncio.Semaphore(self._slots_of_one)  # one request of many slow URLs holds up nobody else
-        if len(refs) == 1:
-            return [await self._load(refs[0], _part(refs, 0), mine)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._load(ref, _part(refs, index), mine))
-                    for index, ref in enumerate(refs)
-                ]
-        except BaseExceptionGroup as failed:
-            first = failed.exceptions[0]  # as one item alone would have failed
-        else:
-            return [task.result() for task in tasks]
-        raise first
+        with holding() as hold:
+            if len(refs) == 1:
+                return [await self._load(refs[0], _part(refs, 0), mine, hold)]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._load(ref, _part(refs, index), mine, hold))
+                        for index, ref in enumerate(refs)
+                    ]
+            except BaseExceptionGroup as failed:
+                first = failed.exceptions[0]  # as one item alone would have failed
+            else:
+                return [task.result() for task in tasks]
+            raise first
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:
         for kind in KINDS:
@@ -153,26 +161,56 @@ class Loader:
             if count > most:
                 raise MediaTooLarge(f"{count} {kind} parts; this worker takes {most} in a request")
 
-    async def _load(self, ref: MediaRef, part: str, mine: asyncio.Semaphore) -> MediaItem:
-        seconds = self._limits.timeout_seconds
-        try:
-            # A slot is kept while decoding, so that no more than `at_once` encoded bodies are in memory.
-            async with asyncio.timeout(seconds), mine, self._turn(ref), self._slots:
+    async def _load(self, ref: MediaRef, part: str, mine: asyncio.Semaphore, hold: Hold) -> MediaItem:
+        seconds, queue_seconds = self._limits.timeout_seconds, self._limits.queue_seconds
+        flags = "--media-queue-seconds, --media-memory-mb"
+        clocks = _Clocks(
+            Clock(seconds, MediaRefused(f"not loaded within {seconds:g} s")),
+            Clock(queue_seconds, Overloaded(f"{part}: not its turn within {queue_seconds:g} s ({flags})")),
+        )
+        async with mine:  # without a clock: whom it waits for are its own, which have theirs
+            try:
                 if ref.pixels is not None:
-                    return await self._of_pixels(ref.pixels)
-                data = await self._fetch(ref.url)
-                return await self._decoded(ref.kind, data)
-        except TimeoutError:
-            raise MediaRefused(f"{part}: not loaded within {seconds:g} s") from None
-        except MediaRefused as exc:
-            raise type(exc)(f"{part}: {exc}") from exc
+                    return await self._of_pixels(ref.pixels, hold, clocks)
+                return await self._of_url(ref, hold, clocks)
+            except MediaRefused as exc:
+                raise type(exc)(f"{part}: {exc}") from exc
 
-    async def _of_pixels(self, pixels: Pixels) -> MediaItem:
+    async def _of_url(self, ref: MediaRef, hold: Hold, clocks: _Clocks) -> MediaItem:
+        async with self.memory.turn(hold, (*self._asking(ref), self._slots), clocks.waiting):
+            data = await clocks.working.spend(self._fetch(ref.url))
+            self.memory.keep(hold, data, len(data))
+        try:
+            item = await self._decoded(ref.kind, data, hold, clocks)
+            self.memory.keep(hold, item, item.size)
+            return item
+        finally:
+            self.memory.drop(hold, data)
+
+    def _asking(self, ref: MediaRef) -> Places:
+        """Slow servers may have half of the slots, and one of them half of these: whatever else goes on."""
+        if ref.pixels is not None or _scheme(ref.url) in ("data", "file"):
+            return ()
+        _check_length(ref.url)
+        host = fetch.Hop.parse(ref.url).host.rstrip(".")
+        places = self._hosts.get(host)  # as long as somebody has or wants one
+        if places is None:
+            places = self._hosts[host] = asyncio.Semaphore(self._slots_of_host)
+        return places, self._servers
+
+    def _decoding_places(self, kind: Kind) -> Places:
+        return (self._threads,) if kind == "image" else (self._threads_for_slow, self._threads)
+
+    async def _of_pixels(self, pixels: Pixels, hold: Hold, clocks: _Clocks) -> MediaItem:
         if self._pixels is None:
             raise MediaRefused("this worker was started without --frontend-decoding")
         image.check_size(pixels.width, pixels.height, self._limits)  # before memory is taken for it
-        data = await self._pixels.read(pixels)
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._wrap, data, pixels)
+        async with self.memory.turn(hold, self._decoding_places("image"), clocks.waiting):
+            data = await clocks.working.spend(self._pixels.read(pixels))
+            loop = asyncio.get_running_loop()
+            item = await clocks.working.spend(loop.run_in_executor(self._decoders, self._wrap, data, pixels))
+            self.memory.keep(hold, item, item.size)
+            return item
 
     def _wrap(self, data: bytes, pixels: Pixels) -> MediaItem:
         """In a thread. Not kept: the pixels come each time, and reading them is all it costs."""
@@ -180,36 +218,43 @@ class Loader:
         settings = f"pixels {pixels.height} {pixels.width} {pixels.channels}\0".encode()
         return MediaItem("image", made, _digest(settings, data), size)
 
-    def _turn(self, ref: MediaRef) -> AbstractAsyncContextManager[None]:
-        """Slow servers may have half of the slots: what needs no server goes on."""
-        asks_server = ref.pixels is None and _scheme(ref.url) not in ("data", "file")
-        return self._servers if asks_server else nullcontext()
-
     async def _fetch(self, url: str) -> bytes:
         loop = asyncio.get_running_loop()
         scheme = _scheme(url)
         max_bytes = self._limits.max_bytes
         if scheme == "data":
             return await loop.run_in_executor(self._readers, fetch.read_data_url, url, max_bytes)
-        if len(url) > fetch.MAX_URL:
-            raise MediaRefused(f"the URL has more than {fetch.MAX_URL} characters")
+        _check_length(url)
         if scheme == "file":
             return await loop.run_in_executor(self._readers, files.read_file, url, self._folder, max_bytes)
         return await self._client.get(url)
 
-    async def _decoded(self, kind: Kind, data: bytes) -> MediaItem:
-        key = await self._key(kind, data)
-        item = self.cache.get(key)
-        if item is not None:
-            return item
-        work = self._decoding.get(key) or self._start(kind, data, key)
-        work.waiting += 1
+    async def _decoded(self, kind: Kind, data: bytes, hold: Hold, clocks: _Clocks) -> MediaItem:
+        key = await clocks.working.spend(self._key(kind, data))
+        found = self._found(key) or await self._begun(kind, data, key, hold, clocks)
+        if isinstance(found, MediaItem):
+            return found
+        found.waiting += 1
         try:
-            return await asyncio.shield(work.result)
+            return await clocks.working.spend(asyncio.shield(found.result))
         finally:
-            work.waiting -= 1
-            if not work.waiting:
-                self._drop(key, work)
+            found.waiting -= 1
+            if not found.waiting:
+                self._drop(key, found)
+
+    def _found(self, key: str) -> MediaItem | _Decoding | None:
+        return self.cache.get(key) or self._decoding.get(key)
+
+    async def _begun(
+        self, kind: Kind, data: bytes, key: str, hold: Hold, clocks: _Clocks
+    ) -> MediaItem | _Decoding:
+        places = self._decoding_places(kind)
+        await self.memory.take(hold, places, clocks.waiting)
+        found = self._found(key)
+        if found is None:
+            return self._start(kind, data, key, places)
+        give(places)  # others had the same, and their turn came first
+        return found
 
     async def _key(self, kind: Kind, data: bytes) -> str:
         settings = f"{kind} {self._sampler.name if kind == 'video' else ''}\0".encode()
@@ -217,10 +262,17 @@ class Loader:
             return _digest(settings, data)
         return await asyncio.get_running_loop().run_in_executor(self._readers, _digest, settings, data)
 
-    def _start(self, kind: Kind, data: bytes, key: str) -> _Decoding:
+    def _start(self, kind: Kind, data: bytes, key: str, places: Places) -> _Decoding:
         watch = Watch(self._limits.timeout_seconds)
         loop = asyncio.get_running_loop()
-        work = _Decoding(loop.run_in_executor(self._decoders, self._decode, kind, data, key, watch), watch)
+        thread = self._decoders.submit(self._decode, kind, data, key, watch)
+
+        def leave(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(give, places)
+
+        thread.add_done_callback(leave)  # with the thread's end, which may be after that of all who wait
+        work = _Decoding(asyncio.wrap_future(thread), watch)
         self._decoding[key] = work
 
         def keep(result: asyncio.Future[MediaItem]) -> None:
@@ -256,6 +308,11 @@ class Loader:
         self._decoders.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._resolvers.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_length(url: str) -> None:
+    if len(url) > fetch.MAX_URL:
+        raise MediaRefused(f"the URL has more than {fetch.MAX_URL} characters")
 
 
 def _scheme(url: str) -> str:

@@ -9,6 +9,7 @@ the prompt empty (`models.media_template`). In text mode the client's messages c
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections import Counter
@@ -18,6 +19,7 @@ from dynamo_vllm.engine.kv_event_mend import ROUTED
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.media.base import MAX_CHANNELS, Audio, MediaRef, Pixels, Video
+from dynamo_vllm.media.memory import holding
 from dynamo_vllm.wire_openai import ChatBody
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video", "audio
 KEYS: Mapping[Kind, str] = {kind: key for key, kind in _KINDS.items()}
 _PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
 _ROUTING_NAME = re.compile("[0-9a-f]{16}")
+_SEEN_AT_ONCE = 2
+"""vLLM 0.30 processes media in one thread; the next are ready behind."""
 _SOUND_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
 
 
@@ -62,6 +66,7 @@ class MediaReader:
         self._limits = facts.media
         self._loader = loader
         self._engine = engine
+        self._seeing = asyncio.Semaphore(_SEEN_AT_ONCE)
 
     async def read(
         self,
@@ -74,8 +79,15 @@ class MediaReader:
         return await self.see(ids, await self.load(refs, salt, names))
 
     async def see(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-        assert self._engine is not None
-        return await self._engine.see(ids, media)
+        """Waits without a limit, as for the engine itself: what is held meanwhile was counted before."""
+        assert self._engine is not None and self._loader is not None
+        memory = self._loader.memory
+        with holding() as hold:
+            async with memory.turn(hold, (self._seeing,)):
+                seen = await self._engine.see(ids, media)
+                memory.keep(hold, seen, seen.size)
+        seen.let_go = hold.let_go
+        return seen
 
     async def load(
         self, refs: Sequence[MediaRef], salt: str | None, names: Sequence[str] = ()

@@ -26,6 +26,8 @@ ENDPOINT = "lend"
 LEND_SECONDS = 20.0
 """How long a file is held for somebody who asked for it."""
 MAX_BYTES = 1 << 30
+AT_ONCE = 8
+"""Files in memory at a time, of those lent and of those borrowed; further ones wait for their turn."""
 _PAUSE_US = 1000
 
 
@@ -62,6 +64,7 @@ class Lender:
     def __init__(self, folder: Folder, nixl: Nixl) -> None:
         self._folder = folder
         self._nixl = nixl
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._serving: asyncio.Future[None] | None = None  # ends with the runtime
 
     def serve(self, drt: Runtime, address: str) -> None:
@@ -71,20 +74,27 @@ class Lender:
 
     async def _lend(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         name = request.get("name") if isinstance(request, dict) else None
-        try:
-            data = await asyncio.to_thread(self._folder.contents, str(name), MAX_BYTES)
-        except Unusable as exc:
-            yield {"error": str(exc)}
-            return
-        buffer = ctypes.create_string_buffer(data, len(data))
-        connector = await self._nixl.connector()
-        with await connector.create_readable(described(buffer)) as lent:
-            yield {"nixl": lent.metadata().model_dump(), "size": len(data)}
+        async with self._turns:
+            if context.is_stopped():
+                return
             try:
-                async with asyncio.timeout(LEND_SECONDS):
-                    await lent.wait_for_completion()
-            except TimeoutError:
-                logger.info("request %s: nobody read what was lent", context.id())
+                buffer = await asyncio.to_thread(self._buffer, str(name))
+            except Unusable as exc:
+                yield {"error": str(exc)}
+                return
+            connector = await self._nixl.connector()
+            with await connector.create_readable(described(buffer)) as lent:
+                yield {"nixl": lent.metadata().model_dump(), "size": len(buffer)}
+                try:
+                    async with asyncio.timeout(LEND_SECONDS):
+                        await lent.wait_for_completion()
+                except TimeoutError:
+                    logger.info("request %s: nobody read what was lent", context.id())
+
+    def _buffer(self, name: str) -> Any:
+        """In a thread: of half a gigabyte the copy alone takes a fifth of a second."""
+        data = self._folder.contents(name, MAX_BYTES)
+        return ctypes.create_string_buffer(data, len(data))
 
 
 def _report(serving: asyncio.Future[None]) -> None:
@@ -99,27 +109,29 @@ class Borrower:
         self._client = client
         self._folder = folder
         self._nixl = nixl
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def fetch(self, instance: int, name: str, context: Any) -> None:
         """From the encode worker `instance`; raises Unusable, or whatever NIXL does."""
         if self._folder.has(name):
             return
-        stream = await self._client.direct({"name": name}, instance, annotated=False, context=context)
-        async for told in stream:
-            if not isinstance(told, dict) or "nixl" not in told:
-                raise Unusable(str(told.get("error") if isinstance(told, dict) else told))
-            data = await self._read(told)
-            await asyncio.to_thread(self._folder.keep, name, data)
+        async with self._turns:
+            stream = await self._client.direct({"name": name}, instance, annotated=False, context=context)
+            async for told in stream:
+                if not isinstance(told, dict) or "nixl" not in told:
+                    raise Unusable(str(told.get("error") if isinstance(told, dict) else told))
+                data = await self._read(told)
+                await asyncio.to_thread(self._folder.keep, name, data)
 
-    async def _read(self, told: dict[str, Any]) -> bytes:
+    async def _read(self, told: dict[str, Any]) -> memoryview:
         from dynamo.nixl_connect import RdmaMetadata
 
         lent, size = RdmaMetadata.model_validate(told["nixl"]), told.get("size")
         sizes = [descriptor.size for descriptor in lent.descriptors]
         if not isinstance(size, int) or not 0 < size <= MAX_BYTES or sizes != [size]:
             raise Unusable(f"a file of {size} bytes was offered")
-        buffer = ctypes.create_string_buffer(size)
+        buffer = await asyncio.to_thread(ctypes.create_string_buffer, size)  # which writes zeros into it
         connector = await self._nixl.connector()
         with await connector.begin_read(lent, described(buffer)) as reading:
             await reading.wait_for_completion()
-        return buffer.raw
+        return memoryview(buffer)

@@ -56,9 +56,10 @@ class FrontendPixels:
                 operation_kind=int(OperationKind.READ),
             )
             async with self._turn:
-                buffer = ctypes.create_string_buffer(pixels.size)  # one at a time, however many wait
+                # One at a time, however many wait; in a thread, for it writes zeros into all of it.
+                buffer = await asyncio.to_thread(ctypes.create_string_buffer, pixels.size)
                 with await connector.begin_read(there, described(buffer)) as reading:
                     await reading.wait_for_completion()
         except Exception as exc:  # NIXL raises nothing narrower
             raise EngineRequestFailed(f"the frontend's pixels cannot be read: {exc}") from exc
-        return buffer.raw
+        return await asyncio.to_thread(lambda: buffer.raw)  # a copy

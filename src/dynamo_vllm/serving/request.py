@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm import wire
 from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
+from dynamo_vllm.media.memory import held_by_request
 from dynamo_vllm.serving.boundary import boundary
 from dynamo_vllm.serving.cancel import GOING
 
@@ -58,7 +59,11 @@ class Service:
 
         The parameter names are the runtime's: `response_sender` in the signature switches push egress on.
         """
-        with boundary(context.id(), self._on_dead, self._on_error), self._in_flight.watch(context) as watch:
+        with (
+            boundary(context.id(), self._on_dead, self._on_error),
+            self._in_flight.watch(context) as watch,
+            held_by_request(),
+        ):
             parsed = self._role.parse(request)
             lease = self._lease(self._role.adapter(parsed))
             try:

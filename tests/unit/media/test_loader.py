@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.errors import MediaRefused, Overloaded
+from dynamo_vllm.media import audio, image
 from dynamo_vllm.media.base import MEGABYTE, MediaLimits, MediaRef
 from dynamo_vllm.media.loader import Loader, from_options, make_loader
 from harness import media
@@ -87,6 +91,92 @@ async def test_cancelling_everybody_who_waits_spoils_nothing_for_the_next(loader
         assert (await fresh).kind == "image"
 
 
+def different(count: int) -> list[MediaRef]:
+    return [MediaRef("image", media.data_url(media.picture(size=(9 + n, 8)))) for n in range(count)]
+
+
+async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_an_item(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six that take 0.4 s each in one thread, of which each may take 2 s."""
+    decode = image.decode
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.4)
+        return decode(*given)
+
+    monkeypatch.setattr("dynamo_vllm.media.image.decode", slowly)
+    made = make_loader(MediaLimits(timeout_seconds=2), threads=1)
+    items = await made.load_all(different(6))
+    assert len({item.key for item in items}) == 6
+    await made.aclose()
+
+
+class Stuck:
+    """Decodes when it is told to."""
+
+    def __init__(self, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.begun = 0
+        self._decode = module.decode
+        monkeypatch.setattr(module, "decode", self)
+
+    def __call__(self, *given: Any) -> Any:
+        self.begun += 1
+        assert self.go_on.wait(30)
+        return self._decode(*given)
+
+    async def begins(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while self.begun < count:
+                await asyncio.sleep(0.01)
+
+
+async def test_turn_that_does_not_come_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck(image, monkeypatch)
+    made = make_loader(MediaLimits(queue_seconds=0.1), threads=1)
+    one, other = different(2)
+    first = asyncio.create_task(made.load(one))
+    await stuck.begins(1)
+    with pytest.raises(
+        Overloaded, match=r"image 1 of 1: not its turn within 0.1 s \(--media-queue-seconds"
+    ) as got:
+        await made.load(other)
+    assert got.value.status == 503
+    stuck.go_on.set()
+    assert (await first).kind == "image"
+    assert (await made.load(other)).kind == "image", "the place is free again"
+    await made.aclose()
+
+
+async def test_same_picture_is_decoded_once_also_by_those_who_wait_for_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stuck = Stuck(image, monkeypatch)
+    made = make_loader(threads=1)
+    one, other = different(2)
+    loading = [asyncio.create_task(made.load(ref)) for ref in (one, other, other, other)]
+    await stuck.begins(1)
+    stuck.go_on.set()
+    _, *same = await asyncio.gather(*loading)
+    assert stuck.begun == 2
+    assert same[0] is same[1] is same[2]
+    await made.aclose()
+
+
+async def test_slow_sounds_leave_threads_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck(audio, monkeypatch)
+    made = make_loader(threads=2)
+    sounds = [MediaRef("audio", media.data_url(media.sound(seconds=n))) for n in (1, 2, 3)]
+    slow = asyncio.create_task(made.load_all(sounds))
+    await stuck.begins(1)
+    assert (await asyncio.wait_for(made.load(different(1)[0]), 10)).kind == "image"
+    assert stuck.begun == 1
+    stuck.go_on.set()
+    assert len(await slow) == 3
+    await made.aclose()
+
+
 async def test_options_become_limits(tmp_path: Path) -> None:
     options = WorkerOptions(
         media_max_mb=1,
@@ -114,6 +204,7 @@ def test_defaults_of_flags_and_limits_agree() -> None:
     assert options.media_max_frames == limits.max_frames
     assert options.media_max_seconds == limits.max_seconds
     assert options.media_timeout_seconds == limits.timeout_seconds
+    assert options.media_queue_seconds == limits.queue_seconds
     assert options.media_redirects == limits.redirects
     assert (options.media_max_images, options.media_max_videos, options.media_max_audios) == tuple(
         limits.per_request[kind] for kind in ("image", "video", "audio")

@@ -178,6 +178,13 @@ class MediaOptions(RuntimeOptions):
         env="DYN_VLLM_MEDIA_TIMEOUT_SECONDS",
         metavar="SECONDS",
     )
+    media_queue_seconds: float = opt(
+        60.0,
+        "multimodal",
+        "How long an item may wait for its turn before the request is refused with 503.",
+        env="DYN_VLLM_MEDIA_QUEUE_SECONDS",
+        metavar="SECONDS",
+    )
     media_redirects: int = opt(
         3, "multimodal", "Redirects that are followed.", env="DYN_VLLM_MEDIA_REDIRECTS", metavar="N"
     )
@@ -207,17 +214,28 @@ class MediaOptions(RuntimeOptions):
     media_cache_mb: float = opt(
         512.0,
         "multimodal",
-        "Memory for decoded media, in MB; 0 keeps none.",
+        "Memory for decoded media that are kept for later requests, in MB; 0 keeps none.",
         env="DYN_VLLM_MEDIA_CACHE_MB",
         metavar="MB",
     )
-    media_at_once: int = opt(
-        32,
+    media_memory_mb: float = opt(
+        4096.0,
         "multimodal",
-        "Items fetched and decoded at a time; one request gets a quarter of them.",
+        "Memory for the media of requests that the engine has not begun with, in MB; others wait.",
+        env="DYN_VLLM_MEDIA_MEMORY_MB",
+        metavar="MB",
+    )
+    media_at_once: int = opt(
+        64,
+        "multimodal",
+        "Items fetched and decoded at a time; one request gets an eighth, one host a quarter of them.",
         env="DYN_VLLM_MEDIA_AT_ONCE",
         metavar="N",
     )
     media_threads: int = opt(
-        4, "multimodal", "Threads that decode media.", env="DYN_VLLM_MEDIA_THREADS", metavar="N"
+        4,
+        "multimodal",
+        "Threads that decode media; videos and sounds together get half of them.",
+        env="DYN_VLLM_MEDIA_THREADS",
+        metavar="N",
     )

@@ -22,6 +22,8 @@ _ABOVE_ZERO = (
     "media_max_video_megapixels",
     "media_max_seconds",
     "media_timeout_seconds",
+    "media_queue_seconds",
+    "media_memory_mb",
 )
 _COUNTS = {
     "media_max_images": 0,

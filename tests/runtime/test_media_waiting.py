@@ -1,0 +1,50 @@
+"""Clients whose media must wait, through the real frontend."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cpu.vision import chat, film, image
+from dynamo_vllm.models.vision import make_tiny_vision_model
+from harness import media
+from harness.stack import Stack
+from harness.waiting import until
+from runtime.conftest import StartFake
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_vision_model(tmp_path_factory.mktemp("model") / "tiny", "qwen2-vl")
+
+
+def ask(made: Stack, part: dict[str, Any]) -> httpx.Response:
+    asked = {"model": "tiny", "messages": chat([part]), "max_tokens": 2}
+    return made.post("/v1/chat/completions", asked)
+
+
+def test_who_waits_behind_a_slow_server_is_told_to_come_again_and_may(
+    deployment: Stack, start_fake: StartFake
+) -> None:
+    """The slow one has a video: the frontend (1.6.1) asks for pictures itself, before the worker does."""
+    limits = ("--media-at-once", "1", "--media-queue-seconds", "0.5", "--media-timeout-seconds", "5")
+    start_fake(
+        "--enable-multimodal", "--media-networks", "127.0.0.0/8", *limits, media={"image": 1, "video": 1}
+    )
+    deployment.wait_ready()
+    picture = image(media.data_url(media.picture(size=(64, 64))))
+    assert ask(deployment, picture).status_code == 200
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(ask, deployment, film(f"http://127.0.0.1:{silent.getsockname()[1]}/a.mp4"))
+        silent.settimeout(30)
+        peer, _ = silent.accept()
+        with peer:
+            assert ask(deployment, picture).status_code == 503
+            answer = slow.result(60)
+        assert answer.status_code == 400 and "not loaded within 5 s" in answer.text
+    until("it may come again", lambda: ask(deployment, picture).status_code == 200)
