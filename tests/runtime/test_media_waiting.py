@@ -1,8 +1,9 @@
-"""Clients whose media must wait, through the real frontend."""
+"""Media that must wait: in the loader, and through the real frontend."""
 
 from __future__ import annotations
 
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import httpx
 import pytest
 
 from cpu.vision import chat, film, image
+from dynamo_vllm.media import image as pictures
+from dynamo_vllm.media.base import MediaLimits, MediaRef
+from dynamo_vllm.media.loader import make_loader
 from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness import media
 from harness.stack import Stack
@@ -48,3 +52,22 @@ def test_who_waits_behind_a_slow_server_is_told_to_come_again_and_may(
             answer = slow.result(60)
         assert answer.status_code == 400 and "not loaded within 5 s" in answer.text
     until("it may come again", lambda: ask(deployment, picture).status_code == 200)
+
+
+async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_an_item(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six that take 0.4 s each in one thread, of which each may take 2 s."""
+    decode = pictures.decode
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.4)
+        return decode(*given)
+
+    monkeypatch.setattr("dynamo_vllm.media.image.decode", slowly)
+    made = make_loader(MediaLimits(timeout_seconds=2), threads=1)
+    items = await made.load_all(
+        [MediaRef("image", media.data_url(media.picture(size=(9 + n, 8)))) for n in range(6)]
+    )
+    assert len({item.key for item in items}) == 6
+    await made.aclose()

@@ -97,7 +97,7 @@ async def test_start_is_proven_when_a_prefill_worker_took_part() -> None:
 
 async def test_prefill_workers_nobody_uses_fail_the_start() -> None:
     with pytest.raises(StartError, match="the first request to m failed: .* without a prefill worker"):
-        await ask(Frontend(ALONE), {"m"}, 0.5)
+        await ask(Frontend(ALONE), {"m"}, 0.2)
 
 
 DRAWINGS = {"images": "/v1/images/generations", "videos": "/v1/videos"}

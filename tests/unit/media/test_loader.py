@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -93,23 +92,6 @@ async def test_cancelling_everybody_who_waits_spoils_nothing_for_the_next(loader
 
 def different(count: int) -> list[MediaRef]:
     return [MediaRef("image", media.data_url(media.picture(size=(9 + n, 8)))) for n in range(count)]
-
-
-async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_an_item(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Six that take 0.4 s each in one thread, of which each may take 2 s."""
-    decode = image.decode
-
-    def slowly(*given: Any) -> Any:
-        time.sleep(0.4)
-        return decode(*given)
-
-    monkeypatch.setattr("dynamo_vllm.media.image.decode", slowly)
-    made = make_loader(MediaLimits(timeout_seconds=2), threads=1)
-    items = await made.load_all(different(6))
-    assert len({item.key for item in items}) == 6
-    await made.aclose()
 
 
 class Stuck:
