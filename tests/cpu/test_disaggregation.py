@@ -43,7 +43,7 @@ def assert_equal_and_nothing_computed_twice(made: Pairs, alone: Stack, every: li
 
 
 def test_answers_equal_one_engine_and_nothing_is_computed_twice(pair: Pairs, one_worker: Stack) -> None:
-    assert_equal_and_nothing_computed_twice(pair, one_worker, prompts(50, 1500))
+    assert_equal_and_nothing_computed_twice(pair, one_worker, prompts(24, 1500))
 
 
 def test_several_choices_and_logprobs_equal_one_engine(pair: Pairs, one_worker: Stack) -> None:

@@ -85,7 +85,7 @@ def post(made: Stack, prompt_embeds: Any, **more: Any) -> Any:
 
 
 def test_answers_equal_those_to_the_tokens(made: Stack, embed: Any) -> None:
-    for ids in prompts(20, 1500):
+    for ids in prompts(10, 1500):
         wanted, found = ask(made, ids), ask(made, embed(ids))
         assert text(found) == text(wanted)
         assert found.usage.prompt_tokens == wanted.usage.prompt_tokens == len(ids)
