@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cpu.test_multimodal import ask, body
-from cpu.vision import LONG_TEXT, TEXT, Parts, cases, image, picture
+from cpu.vision import LONG_TEXT, TEXT, Parts, ask, body, cases, image, picture
 from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until

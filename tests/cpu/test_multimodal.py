@@ -15,7 +15,21 @@ import httpx
 import pytest
 
 from cpu.pairs import NIXL
-from cpu.vision import LONG_TEXT, MAX_TOKENS, TEXT, USERS, Parts, cases, chat, film, image, of_user, picture
+from cpu.vision import (
+    LONG_TEXT,
+    MAX_TOKENS,
+    TEXT,
+    USERS,
+    Parts,
+    ask,
+    body,
+    cases,
+    chat,
+    film,
+    image,
+    of_user,
+    picture,
+)
 from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 from harness.media import data_url, png_that_claims
 from harness.stack import Stack, environment, stack
@@ -84,18 +98,6 @@ def served(warm: Zygote, model: Path, folder: Path) -> Iterator[Stack]:
             warm.start_worker(made, folder / WIDE, *flags)
         every = (*FAMILIES, TEXT_MODE, DECODED, PLAIN, TEXT_ONLY, PAIR)
         yield made.wait_ready(120).wait_listed(*every).wait_over_two(PAIR)
-
-
-def body(model: str, parts: Parts, **more: Any) -> dict[str, Any]:
-    asked = {"model": model, "messages": chat(parts), "max_tokens": MAX_TOKENS, "temperature": 0}
-    return {**asked, "ignore_eos": True, **more}
-
-
-def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
-    found = made.post("/v1/chat/completions", body(model, parts, **more))
-    assert found.status_code == 200, found.text
-    answer = found.json()
-    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize("case", ["one image", "image last", "large"])

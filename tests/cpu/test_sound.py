@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from cpu.vision import LONG_TEXT, MAX_TOKENS, TEXT, Parts, chat, image, picture
+from cpu.vision import LONG_TEXT, TEXT, Parts, ask, body, image, picture
 from dynamo_vllm.models.sound import RATE, SECONDS, make_tiny_sound_model
 from harness.bad_server import bad_server
 from harness.media import data_url
@@ -134,18 +134,6 @@ def served(warm: Zygote, folder: Path, reference: Forked) -> Iterator[Stack]:
         for name, more in ((TOKENS, ()), (TEXT_MODE, ("--use-vllm-tokenizer",))):
             warm.start_worker(made, model, "--served-model-name", name, "--component", name, *flags, *more)
         yield made.wait_ready(120).wait_listed(TOKENS, TEXT_MODE)
-
-
-def body(model: str, parts: Parts, **more: Any) -> dict[str, Any]:
-    asked = {"model": model, "messages": chat(parts), "max_tokens": MAX_TOKENS, "temperature": 0}
-    return {**asked, "ignore_eos": True, **more}
-
-
-def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
-    found = made.post("/v1/chat/completions", body(model, parts, **more))
-    assert found.status_code == 200, found.text
-    answer = found.json()
-    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
 
 
 def cached(made: Stack, parts: Parts) -> int:

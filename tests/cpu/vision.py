@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from harness.stack import Stack
 from harness.warm import CACHE_BLOCKS
 
 Parts = list[dict[str, Any]]
@@ -84,6 +85,19 @@ def of_user(number: int) -> Parts:
 
 def chat(parts: Parts) -> list[dict[str, Any]]:
     return [{"role": "user", "content": parts}]
+
+
+def body(model: str, parts: Parts, **more: Any) -> dict[str, Any]:
+    asked = {"model": model, "messages": chat(parts), "max_tokens": MAX_TOKENS, "temperature": 0}
+    return {**asked, "ignore_eos": True, **more}
+
+
+def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
+    """The text over HTTP, and how many tokens the prompt had."""
+    found = made.post("/v1/chat/completions", body(model, parts, **more))
+    assert found.status_code == 200, found.text
+    answer = found.json()
+    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
 
 
 def run(model: str, cases_file: str, out_file: str) -> None:
