@@ -24,16 +24,18 @@ LENGTHS = (64, 96, 128, 192, 256, 384, 512, 1024, LONGEST)
 @dataclass(frozen=True)
 class Batch:
     ids: torch.Tensor
+    answers: torch.Tensor
+    """Where the next id is learnt; positions of all rows, one after the other."""
     targets: torch.Tensor
-    """The next id where it is learnt, else -100."""
-    learnt: int
+    """The next ids there."""
     rows: NDArray[Any]
     """Which of the data they are."""
 
 
 class Batches:
-    """Batches of about equally long rows, in random order, epoch after epoch; the data lies on the device.
+    """Batches of about equally long rows, in random order, epoch after epoch.
 
+    They are made on the CPU and copied without waiting, so that a GPU never waits for the next one.
     With `kinds`, a number for each row, all rows of a batch are of one kind.
     """
 
@@ -49,13 +51,8 @@ class Batches:
         self.tokens, self.device, self.lengths = tokens, device, lengths
         self.kinds = np.zeros(len(data), np.int64) if kinds is None else kinds
         self.random = np.random.default_rng(seed)
-        # One id more than there is: a row is read as its length plus the next id.
-        self.ids = torch.from_numpy(np.append(data.ids, 0).astype(np.int16)).to(device)
-        self.learnt = torch.from_numpy(np.append(data.learnt, 0)).to(device)
-        self.starts = np.asarray(data.starts[:-1])
-        self.sizes = np.diff(data.starts)
-        sums = np.concatenate(([0], np.cumsum(data.learnt, dtype=np.int64)))
-        self.answers = sums[data.starts[1:]] - sums[data.starts[:-1]]
+        self.ids, self.learnt = np.asarray(data.ids), np.asarray(data.learnt)
+        self.starts, self.sizes = np.asarray(data.starts[:-1]), np.diff(data.starts)
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
@@ -77,11 +74,21 @@ class Batches:
                 yield shorter, length, int(kind)
 
     def _batch(self, length: int, rows: NDArray[Any]) -> Batch:
-        starts = torch.from_numpy(self.starts[rows]).to(self.device)
-        sizes = torch.from_numpy(self.sizes[rows]).to(self.device)
-        offsets = torch.arange(length + 1, device=self.device)
-        inside = offsets < sizes[:, None]
-        at = (starts[:, None] + offsets).where(inside, 0)
-        ids = self.ids[at].long().where(inside, 0)
-        targets = ids.where((self.learnt[at] > 0) & inside, -100)
-        return Batch(ids[:, :-1], targets[:, 1:], int(self.answers[rows].sum()), rows)
+        offsets = np.arange(length + 1)
+        inside = offsets < self.sizes[rows, None]
+        at = np.where(inside, self.starts[rows, None] + offsets, 0)
+        ids = np.where(inside, self.ids[at], 0).astype(np.int64)
+        answers = np.flatnonzero((self.learnt[at] > 0)[:, 1:] & inside[:, 1:])
+        targets = ids[:, 1:].reshape(-1)[answers]
+        return Batch(
+            copied(ids[:, :-1], self.device),
+            copied(answers, self.device),
+            copied(targets, self.device),
+            rows,
+        )
+
+
+def copied(numbers: NDArray[Any], device: str) -> torch.Tensor:
+    """On the device; from pinned memory, which is copied while the GPU does something else."""
+    made = torch.from_numpy(np.ascontiguousarray(numbers))
+    return made.pin_memory().to(device, non_blocking=True) if device == "cuda" else made.to(device)

@@ -48,10 +48,10 @@ class Size:
     shape: Shape = Shape()
     examples: int = 1_500_000
     tokenizer_examples: int = tokenizer.EXAMPLES
-    plan: Plan = Plan(minutes=8)
+    plan: Plan = Plan(minutes=7.5)
     adapter_examples: int = 60_000
     adapter_plan: Plan = Plan(
-        steps=500,
+        steps=300,
         step_tokens=65_536,
         rate=1e-3,
         warm_up=20,
@@ -64,9 +64,9 @@ class Size:
     talks: int = 100_000
     """Conversations of demo-chat that demo-vision is trained on too."""
     vision_plan: Plan = Plan(
-        steps=6000, step_tokens=147_456, batch_tokens=49_152, rate=1e-3, warm_up=200, minutes=6.2
+        steps=6000, step_tokens=147_456, batch_tokens=49_152, rate=1e-3, warm_up=200, minutes=6
     )
-    scored: int = 1000
+    scored: int = 500
     answer_tokens: int = score.MAX_TOKENS
 
 

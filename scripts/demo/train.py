@@ -108,16 +108,19 @@ def follow(
 
 def _learn(model: Qwen3, batches: list[Batch], device: str) -> torch.Tensor:
     """The loss is the mean over all learnt tokens of the step."""
-    learnt, total = sum(batch.learnt for batch in batches), torch.zeros((), device=device)
+    learnt, total = sum(len(batch.targets) for batch in batches), torch.zeros((), device=device)
     for batch in batches:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            wanted = batch.targets >= 0
-            # The head is the widest part: only where something is learnt.
-            logits = model.logits(model(batch.ids)[wanted])
-        loss = F.cross_entropy(logits.float(), batch.targets[wanted], reduction="sum") / learnt
+            logits = model.logits(at_answers(model(batch.ids), batch))
+        loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum") / learnt
         loss.backward()
         total += loss.detach()
     return total
+
+
+def at_answers(hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Only where something is learnt: the head is the widest part."""
+    return hidden.flatten(0, 1).index_select(0, batch.answers)
 
 
 def _of_one_step(batches: Iterator[Batch], plan: Plan) -> list[Batch]:

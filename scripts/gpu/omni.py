@@ -527,7 +527,7 @@ def writer(bench: Bench) -> list[object]:
 
 def studio(bench: Bench) -> list[object]:
     stages = bench.folder / "stages.json"  # which is YAML too
-    first = {"stage_id": 0, **TEXT, "default_sampling_params": {"max_tokens": 24}}
+    first = {"stage_id": 0, "enforce_eager": True, **TEXT, "default_sampling_params": {"max_tokens": 24}}
     stages.write_text(json.dumps({"pipeline": "dynamo_rewrite", "stages": [first, {"stage_id": 1}]}))
     model = make_tiny_image_model(bench.folder / "tiny-sd-rewriter", rewriter=True)
     return [model, "--omni", "--stage-configs-path", stages]

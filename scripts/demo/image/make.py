@@ -59,7 +59,7 @@ def with_limit(size: ImageSize, minutes: float | None) -> ImageSize:
     )
 
 
-FULL = with_limit(ImageSize(), 6)
+FULL = with_limit(ImageSize(), 5.5)
 
 
 def make_image(out: Path, size: ImageSize, seed: int, device: str, command: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,25 +58,45 @@ def as_bytes(pictures: torch.Tensor) -> NDArray[np.uint8]:
     return found
 
 
+@dataclass(frozen=True)
+class _Tables:
+    palette: torch.Tensor
+    radii: torch.Tensor
+    directions: torch.Tensor
+    corners: torch.Tensor
+
+
+@functools.cache
+def _tables(device: torch.device) -> _Tables:
+    """What traits mean; copied to the device once, since a copy waits for all that it has to do."""
+    return _Tables(
+        torch.tensor(list(COLOURS.values()), device=device) / 127.5 - 1,
+        torch.tensor(list(RADII.values()), device=device),
+        torch.tensor(list(DIRECTIONS.values()), device=device),
+        _corners().to(device),
+    )
+
+
 def draw(rows: torch.Tensor, looseness: torch.Tensor, side: int = SIDE) -> torch.Tensor:
     """Pictures [n, 3, side, side] from -1 to 1. Looseness, one number each: 0 draws all alike, 1 freely."""
     device, count = rows.device, len(rows)
     colour, shape, background, size, place = rows.unbind(1)
-    palette = torch.tensor(list(COLOURS.values()), device=device) / 127.5 - 1
+    tables = _tables(device)
 
     def loose(reach: float, *more: int) -> torch.Tensor:
         spread = torch.rand(count, *more, device=device) * 2 - 1
         return spread * reach * looseness.view(-1, *(1 for _ in more))
 
-    radius = torch.tensor(list(RADII.values()), device=device)[size] * (1 + loose(LOOSE_RADIUS))
-    away = torch.tensor(list(DIRECTIONS.values()), device=device)[place]
+    radius = tables.radii[size] * (1 + loose(LOOSE_RADIUS))
+    away = tables.directions[place]
     centre = away * (SIDE / 2 - EDGE - radius)[:, None] + loose(LOOSE_SHIFT, 2)
     # A figure is never cut: at a side it moves inwards only.
     room = (SIDE / 2 - 1 - radius)[:, None]
     centre = torch.maximum(torch.minimum(centre, room), -room)
     covered = _cover(shape, centre, radius, loose(LOOSE_TURN), side)[:, None]
     front, back = (
-        (palette[which] + 2 * loose(LOOSE_COLOUR, 3))[..., None, None] for which in (colour, background)
+        (tables.palette[which] + 2 * loose(LOOSE_COLOUR, 3))[..., None, None]
+        for which in (colour, background)
     )
     return (covered * front + (1 - covered) * back).clamp(-1, 1)
 
@@ -92,7 +113,7 @@ def _cover(
     reach = radius[:, None, None]
     circle = away - reach
     ring = (away - 0.75 * reach).abs() - 0.25 * reach
-    corners = _corners().to(shape.device)[shape] * reach
+    corners = _tables(shape.device).corners[shape] * reach
     sine, cosine = turn.sin()[:, None], turn.cos()[:, None]
     corners = torch.stack(
         (

@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from demo.batches import Batch, Batches
+from demo.batches import Batch, Batches, copied
 from demo.corpus import Data
-from demo.train import Curve, Plan, compile_layers, follow
+from demo.train import Curve, Plan, at_answers, compile_layers, follow
 from demo.vision.figures import COLOURS, SHAPES
 from demo.vision.model import Llava, pixels_of
 from demo.vision.painting import centres, paint
@@ -76,7 +77,7 @@ class Looking:
         """Rows, the figures of their scenes, and the pictures."""
         for batch in self.batches:
             chosen = [at for row in batch.rows for at in range(self.starts[row], self.starts[row + 1])]
-            where = torch.tensor(chosen, device=self.device)
+            where = copied(np.array(chosen), self.device)
             yield batch, *self._painted(self.figures[where], where)
 
     def any(self, count: int) -> tuple[Tensor, Tensor]:
@@ -157,6 +158,5 @@ def _train_all(
 
 
 def _answers(model: Llava, x: Tensor, batch: Batch) -> Tensor:
-    wanted = batch.targets >= 0
-    logits = model.language_model.logits(model.language_model.from_embedded(x)[wanted])
-    return F.cross_entropy(logits.float(), batch.targets[wanted])
+    logits = model.language_model.logits(at_answers(model.language_model.from_embedded(x), batch))
+    return F.cross_entropy(logits.float(), batch.targets)
