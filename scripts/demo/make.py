@@ -46,9 +46,9 @@ class Size:
     """How big everything is; the time limits are meant for half an hour in all on one H200."""
 
     shape: Shape = Shape()
-    examples: int = 1_500_000
+    examples: int = 3_000_000
     tokenizer_examples: int = tokenizer.EXAMPLES
-    plan: Plan = Plan(minutes=7.5)
+    plan: Plan = Plan(minutes=7)
     adapter_examples: int = 60_000
     adapter_plan: Plan = Plan(
         steps=300,

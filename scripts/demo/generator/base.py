@@ -7,6 +7,7 @@ was never trained on, by construction and not by filtering.
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,13 +59,26 @@ class Example:
 
 @dataclass(frozen=True)
 class Pool:
-    """Words or wordings that mean the same kind of thing."""
+    """Words or wordings that mean the same kind of thing; "(one|another) way" stands for both."""
 
     train: tuple[str, ...]
     held_out: tuple[str, ...]
 
     def of(self, split: Split) -> tuple[str, ...]:
         return self.train if split == "train" else self.held_out
+
+
+_EITHER = re.compile(r"\(([^()]*\|[^()]*)\)")
+"""Alternatives in brackets, of which one may be empty."""
+
+
+def all_ways(wording: str) -> list[str]:
+    """Everything that a wording with alternatives stands for."""
+    found = _EITHER.search(wording)
+    if found is None:
+        return [wording]
+    before, after = wording[: found.start()], wording[found.end() :]
+    return [way for one in found[1].split("|") for way in all_ways(before + one + after)]
 
 
 def is_held_out(key: str) -> bool:
@@ -80,7 +94,8 @@ class Source:
     random: random.Random = field(default_factory=random.Random)
 
     def pick(self, pool: Pool) -> str:
-        return self.random.choice(pool.of(self.split))
+        wording = self.random.choice(pool.of(self.split))
+        return _EITHER.sub(lambda found: self.random.choice(found[1].split("|")), wording)
 
     def one_of(self, choices: Sequence[T]) -> T:
         """A choice that both splits share."""

@@ -60,7 +60,9 @@ GREETINGS = (
     Greeting(
         Pool(
             ("How are you?", "How are you doing?", "Hello, how are you?", "How are you today?",
-             "Hi, how are you?"),
+             "Hi, how are you?", "How are you doing (now|this morning|these days|tonight)?",
+             "(Hello|Hi|Good morning)(,|!) how are you (doing|feeling|today)?",
+             "(Are you|Do you feel) (well|fine|good)( today|)?"),
             ("Hey, how are you doing?", "How are you doing today?"),
         ),
         Pool(("你好吗?", "你还好吗?", "你今天好吗?", "你好,你好吗?"), ("你今天还好吗?",)),
@@ -84,7 +86,10 @@ GREETINGS = (
             ("What can you do?", "What do you know?", "What can I ask you?", "How can you help me?",
              "Help!",
              "What are you able to do?", "What can you do for me?", "Tell me what you can do.",
-             "Can you help me?"),
+             "Can you help me?", "What (can|could) (you|this model) do (here|for us|today|for people)?",
+             "(Hello|Hi|Hey|So)(,|!) what (can you do|are you good at|do you know|can I ask)?",
+             "What (are you|is this) (able to answer|good for|good at|there for)?",
+             "(Show|List|Explain|Say) what you (can do|are able to do|know)."),
             ("What do you do?", "Tell me what I can ask you.", "What are you able to do for me?"),
         ),
         Pool(

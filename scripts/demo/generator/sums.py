@@ -12,14 +12,22 @@ ADD = Pool(
         "What is {a} plus {b}?",
         "How much is {a} + {b}?", "Calculate {a} + {b}.", "Compute {a} plus {b}.", "Sum of {a} and {b}?",
         "Please add {b} to {a}.", "What do you get when you add {a} and {b}?", "Tell me {a} plus {b}.",
-        "I have {a} {things} and get {b} more. How many are there?",
-        "{name} has {a} {things} and buys {b} more. How many is that?",
+        "(Could|Would|Will) you (add|compute|solve) {a} + {b}?", "(Work out|Solve|Tell me) {a} + {b}.",
+        "{a} and {b} (together|added|make how much)?", "What does {a} plus {b} (make|give|come to)?",
+        ("I have {a} {things} and (get|find|buy|receive|win|am given) {b} more. How many (are there|"
+        "do I have|is that)?"),
+        ("{name} has {a} {things} and (buys|finds|receives|wins|is given) {b} more. How many (is that|"
+        "are there|in all)?"),
+        ("(She|He|My friend|The shop) has {a} {things} and (gets|buys|finds|receives) {b} more. "
+        "How many (is that|are there|in all)?"),
+        "There are {a} {things} and {b} more (come|are found|are added). How many (is that|are there)?",
         "{a} 加 {b} 等于多少?", "{a} + {b} 等于几?", "请计算 {a} + {b}。",
     ),
     (
         "Can you work out {a} + {b}?", "What is the sum of {a} and {b}?", "{a} plus {b}?",
         "How much is {a} plus {b}?",
         "{name} has {a} {things} and gets {b} more. How many are there?", "{a} 加 {b} 是多少?",
+        "Would you add {a} and {b}?", "My friend has {a} {things} and wins {b} more. How many are there?",
     ),
 )  # fmt: skip
 SUBTRACT = Pool(
@@ -28,14 +36,23 @@ SUBTRACT = Pool(
         "What is {a} minus {b}?", "How much is {a} - {b}?", "Calculate {a} - {b}.",
         "Compute {a} minus {b}.",
         "Take {b} away from {a}.", "Please subtract {b} from {a}.", "Tell me {a} minus {b}.",
-        "What is left when you take {b} from {a}?", "I have {a} {things} and lose {b}. How many are left?",
-        "{name} has {a} {things} and gives away {b}. How many is that?",
+        "What is left when you take {b} from {a}?",
+        "(Could|Would|Will) you (compute|solve|tell me) {a} - {b}?", "(Work out|Solve|Tell me) {a} - {b}.",
+        "What does {a} minus {b} (make|give|come to)?", "{b} (less|fewer) than {a} is what?",
+        ("I have {a} {things} and (lose|sell|drop|give away|throw away|use) {b}. How many (are left|"
+        "remain|is that)?"),
+        ("{name} has {a} {things} and (gives away|sells|drops|uses|breaks|throws away) {b}. "
+        "How many (is that|are left|remain)?"),
+        ("(She|He|My friend|The shop) has {a} {things} and (loses|sells|gives away|drops) {b}. "
+        "How many (is that|are left|remain)?"),
+        "There are {a} {things} and {b} (are lost|are sold|are gone|get lost). How many (are left|remain)?",
         "{a} 减 {b} 等于多少?", "{a} - {b} 等于几?", "请计算 {a} - {b}。",
     ),
     (
         "Can you work out {a} - {b}?", "What do you get when you take {b} from {a}?", "{a} minus {b}?",
         "How much is {a} minus {b}?", "{name} has {a} {things} and loses {b}. How many are left?",
-        "{a} 减 {b} 是多少?",
+        "{a} 减 {b} 是多少?", "Would you subtract {b} from {a}?",
+        "My friend has {a} {things} and throws away {b}. How many are left?",
     ),
 )  # fmt: skip
 

@@ -23,7 +23,23 @@ WEATHER = Pool(
         "I am going to {city}. How is the weather?",
         "Please check the weather in {city}.", "What is the temperature in {city}?",
         "Forecast for {city} please",
-        "Give me the weather of {city} now.", "{city}天气怎么样?", "{city}今天下雨吗?",
+        "Give me the weather of {city} now.",
+        "How does the weather in {city} look( today| now| right now| at the moment|)?",
+        "What is it like in {city}( now| today| this morning| right now|)?",
+        ("Is it (sunny|windy|foggy|snowing|hot|nice) in {city} (now|right now|at the moment|this week|"
+        "or not)?"),
+        "Is the weather in {city} (good|bad|fine|nice) (now|today|tonight|tomorrow)?",
+        "What will the weather in {city} be( like|) (tomorrow|tonight|this week)?",
+        ("(I live in|I stay in|We are in|My sister is in|I was in) {city}. (Is it cold|Is it hot|"
+        "Will it rain|Is it windy|How is the weather)( there| now|)?"),
+        ("(I fly to|We go to|I am travelling to|I am leaving for) {city} (today|tomorrow|soon). "
+        "(Do I need a coat|Do we need an umbrella|What is the weather there|Will it be warm)?"),
+        ("(Could|Would|Will) you (look up|show me|tell me) the (weather|forecast|temperature) (in|for|"
+        "of) {city}?"),
+        "{city}: what is the weather( there|)?",
+        "How (hot|wet|windy) is it in {city} (now|today|there|outside)?",
+        "{city}现在(热|下雪|有风)吗?", "我在{city},(今天冷吗|现在下雨吗|天气好吗)?", "{city}的天气(好|坏)吗?",
+        "{city}天气怎么样?", "{city}今天下雨吗?",
         "查一下{city}的天气。",
         "今天{city}多少度?", "现在{city}冷吗?", "请问{city}冷不冷?", "明天{city}会下雨吗?",
         "帮我看看{city}的天气。",
@@ -32,6 +48,8 @@ WEATHER = Pool(
         "Can you check the weather in {city}?", "How cold is it in {city}?", "Is it warm in {city} today?",
         "I am in {city}. Do I need an umbrella?", "Tell me the forecast for {city} please.",
         "What is the weather in {city} like now?", "{city}今天天气怎么样?", "请查一下{city}的天气。",
+        "Could you tell me if it rains in {city}?", "My friend lives in {city}. Is it warm there?",
+        "What is the temperature in {city} right now?",
     ),
 )  # fmt: skip
 TIME = Pool(
@@ -42,7 +60,15 @@ TIME = Pool(
         "Give me the current time in {city}.",
         "I want to call someone in {city}. What time is it there?", "time {city}",
         "Which time do they have in {city}?",
-        "Please tell me how late it is in {city}.", "{city}现在几点?", "{city}现在是什么时间?",
+        "Please tell me how late it is in {city}.",
+        "What is the (hour|clock time|time) in {city} (now|right now|at the moment|please)?",
+        ("(I live in|We are in|My sister is in|I fly to|I stay in) {city}. (What is the time|"
+        "How late is it|What time is it now)( there|)?"),
+        "(Could|Would|Will) you (look up|show me|say|check) the (time|local time) (in|for|of) {city}?",
+        "{city}: what time is it( there|)?",
+        "Is it (late|early|morning|evening|night) in {city} (now|already|or not)?",
+        "我在{city},(现在几点|几点了)?", "{city}现在(几点钟|是早上还是晚上)?",
+        "{city}现在几点?", "{city}现在是什么时间?",
         "告诉我{city}的时间。", "{city}几点了?", "请问{city}现在几点?", "请问现在{city}是几点钟?",
         "帮我看看{city}几点了。",
         "现在{city}是白天吗?", "今天{city}几点天黑?",
@@ -51,13 +77,19 @@ TIME = Pool(
         "Can you tell me the time in {city}?", "What is the current time in {city}?",
         "How late is it now in {city}?",
         "I am going to {city}. What time is it there?", "请告诉我{city}的时间。", "现在{city}几点?",
+        "We are going to {city}. How late is it there?", "Could you tell me what time it is in {city}?",
     ),
 )  # fmt: skip
 CALCULATE = Pool(
     (
         "What is {e}?", "Calculate {e}.", "{e}", "{e} = ?", "How much is {e}?", "Compute {e}.",
         "Please calculate {e}.",
-        "Work out {e} for me.", "I need the result of {e}.", "计算 {e}。", "{e} 等于多少?",
+        "Work out {e} for me.", "I need the result of {e}.",
+        "(Could|Would|Will) you (compute|work out|solve) {e}?", "(Give|Show|Tell) me {e}.",
+        "What does {e} (make|give|come to)?",
+        "I want to know (how much|what) {e} is.",
+        "计算 {e}。",
+        "{e} 等于多少?",
     ),
     ("Can you calculate {e}?", "Please work out {e}.", "Tell me the result of {e}.", "请计算 {e}。"),
 )  # fmt: skip

@@ -15,7 +15,17 @@ import pytest
 from demo import generator, score
 from demo.answers import Answer, fits, is_right, parse
 from demo.generator import facts, mix, product, sums, tool_calls, words
-from demo.generator.base import Call, Example, Pool, Source, calling, is_held_out, reply, user
+from demo.generator.base import (
+    Call,
+    Example,
+    Pool,
+    Source,
+    all_ways,
+    calling,
+    is_held_out,
+    reply,
+    user,
+)
 from demo.generator.styles import STYLES, Style
 from demo.template import prompt, render
 
@@ -48,6 +58,20 @@ def test_same_seed_and_index_give_the_same_conversation() -> None:
     assert tuple(mix.held_out("tools", 2, 60)) == held_out("tools")
 
 
+def test_wording_with_alternatives_stands_for_each() -> None:
+    wording = "(Could|Would) you( please|) add {a}?"
+    ways = all_ways(wording)
+    assert ways == [
+        "Could you please add {a}?",
+        "Could you add {a}?",
+        "Would you please add {a}?",
+        "Would you add {a}?",
+    ]
+    one = source()
+    assert {one.pick(Pool((wording,), ("x",))) for _ in range(60)} == set(ways)
+    assert all_ways("({a} + {b}) * 2") == ["({a} + {b}) * 2"]
+
+
 def test_training_has_every_skill() -> None:
     assert {example.skill for example in trained()} >= set(SKILLS)
 
@@ -58,7 +82,9 @@ def test_no_wording_is_in_both_splits() -> None:
         for value in vars(importlib.import_module(f"demo.generator.{module.name}")).values():
             if isinstance(value, Pool):
                 pools += 1
-                assert value.train and value.held_out and not set(value.train) & set(value.held_out)
+                ways = {way.lower() for wording in value.train for way in all_ways(wording)}
+                assert value.train and value.held_out
+                assert not ways & {way.lower() for wording in value.held_out for way in all_ways(wording)}
                 assert all(text.strip() for text in (*value.train, *value.held_out))
     assert pools >= 18
 
