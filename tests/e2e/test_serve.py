@@ -128,9 +128,7 @@ def test_check_proves_the_running_system(serving: Serving) -> None:
 
 
 def check(running: Serving) -> None:
-    command = [*COMMAND, "check", "--live", running.stack.url]
-    if not os.environ.get("DYNAMO_VLLM_TEST_PLANES", "").endswith("nats"):  # nobody counts those
-        command.append("--strict")
+    command = [*COMMAND, "check", "--live", running.stack.url, "--strict"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
 from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
+from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, MediaPrompt, Output
 
@@ -221,7 +222,9 @@ class VllmEngine:
         if self._receiver is not None:
             self._receiver.close()
         if llm is not None:
-            llm.shutdown()
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # it would take this end for a death, and log all of it
+            await in_thread(llm.shutdown)
         if self._relay is not None:
             self._relay.close()
 
