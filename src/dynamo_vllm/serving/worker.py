@@ -66,11 +66,9 @@ async def run(
     node = nodes.of(options.headless, engine_flags(engine_argv))
     with scratch.folder() as scratch_folder:
         drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
-        named = options.model
-        options = await parts.with_local_model(options, progress)
+        options = await parts.with_local_model(options, engine_argv, environment, progress)
         options = parts.with_media_template(options, scratch_folder)
         settings = parts.engine_settings(options, engine_argv, environment, scratch_folder)
-        settings = dataclasses.replace(settings, is_local=options.model == named)
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:
