@@ -27,6 +27,7 @@ from dynamo_vllm.serving import (
     lending,
     lifeline,
     metrics,
+    parsers,
     parts,
     peers,
     runtime,
@@ -62,6 +63,7 @@ async def run(
     runtime_port: int | None = None,
 ) -> int:
     """The life of a worker, from options to exit code; the runtime's own server is at `runtime_port`."""
+    parsers.refuse_unknown(options)
     progress = Progress(options.status_fd)
     node = nodes.of(options.headless, engine_flags(engine_argv))
     with scratch.folder() as scratch_folder:
