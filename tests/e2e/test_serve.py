@@ -17,6 +17,8 @@ import openai
 import psutil
 import pytest
 
+from harness.adapters import make_adapter
+from harness.hub import hub
 from harness.stack import COMMAND, Stack, environment, free_port, kill_tree, stack, survivors
 from harness.waiting import until
 
@@ -196,6 +198,35 @@ def test_killed_worker_takes_its_engine_along(tmp_path: Path) -> None:
         assert os.getpgid(core.pid) == core.pid, "a Ctrl-C in a terminal must not reach it before the drain"
         os.kill(worker.pid, signal.SIGKILL)
         assert survivors(below, 10) == []
+
+
+@pytest.mark.long
+def test_model_and_adapter_come_from_the_hub_at_their_revisions(tmp_path: Path) -> None:
+    from dynamo_vllm.models.tiny import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "tiny")
+    adapter = make_adapter(tmp_path / "adapter", model)
+    engine = ("--enforce-eager", "--max-model-len", "512", "--enable-lora", "--max-loras", "2")
+    with hub("team/tiny", {"config.json": b"not this one"}) as (remote, address), stack(tmp_path) as made:
+        remote.tags = {"v1": contents(model), "sql": contents(adapter)}
+        made.start_frontend()
+        worker = made.start_worker(
+            *("--model", "team/tiny", "--revision", "v1", "--download-dir", str(tmp_path / "models"), *engine),
+            env={"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
+        )
+        made.wait_ready(150)
+        assert made.models() == ["team/tiny"]
+        loaded = worker.admin("load_lora", lora_name="sql", source={"uri": "hf://team/tiny@sql"})
+        assert loaded.status_code == 200, loaded.text
+        for name in ("team/tiny", "sql"):
+            until(f"{name} listed", lambda name=name: name in made.models())
+            body = {"model": name, "prompt": "once upon", "max_tokens": 3}
+            assert made.post("/v1/completions", body).status_code == 200
+        assert os.listdir(tmp_path / "models")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_python_dash_m_is_a_worker() -> None:

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 class Hub:
     def __init__(self, repository: str, files: dict[str, bytes]) -> None:
         self.repository, self.files = repository, files
+        self.tags: dict[str, dict[str, bytes]] = {}
+        """What other revisions hold; `files` are those of main."""
         self.downloads: list[str] = []
         self.is_gated = False
         self.cut_after: int | None = None
@@ -22,7 +24,20 @@ class Hub:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+        return commit_of(self.files)
+
+    def at(self, revision: str) -> dict[str, bytes] | None:
+        """By branch, tag or commit."""
+        every = {"": self.files, "main": self.files, **self.tags}
+        every |= {commit_of(files): files for files in every.values()}
+        return every.get(revision)
+
+
+def commit_of(files: dict[str, bytes]) -> str:
+    found = hashlib.sha1()
+    for name, body in sorted(files.items()):
+        found.update(b"%s %d\n" % (name.encode(), len(body)) + body)
+    return found.hexdigest()
 
 
 @contextlib.contextmanager
@@ -44,32 +59,41 @@ def hub(repository: str, files: dict[str, bytes]) -> Iterator[tuple[Hub, str]]:
 
         def answer(self, with_body: bool) -> None:
             path = urlsplit(self.path).path
-            described, _, revision = path.removeprefix("/api/models/").partition("/revision/")
             if path.startswith("/api/"):
-                self.describe(described, revision)
+                described = path.removeprefix("/api/models/").replace("/revision/", "/tree/")
+                repository, _, revision = described.partition("/tree/")
+                self.describe(repository, revision, is_tree="/tree/" in path)
                 return
             owner_name, _, rest = path.strip("/").partition("/resolve/")
-            _, _, name = rest.partition("/")
-            if owner_name != state.repository or name not in state.files:
+            revision, _, name = rest.partition("/")
+            files = state.at(revision) or {}
+            if owner_name != state.repository or name not in files:
                 self.send({"X-Error-Code": "EntryNotFound"}, b"", 404)
                 return
-            self.file(name, with_body)
+            self.file(files, name, with_body)
 
-        def describe(self, repository: str, revision: str) -> None:
+        def describe(self, repository: str, revision: str, is_tree: bool) -> None:
+            files = state.at(revision)
             if repository != state.repository:
                 self.send({"X-Error-Code": "RepoNotFound"}, b"{}", 404)
             elif state.is_gated:
                 self.send({"X-Error-Code": "GatedRepo"}, b"{}", 403)
-            elif revision not in ("", "main", state.commit):
+            elif files is None:
                 self.send({"X-Error-Code": "RevisionNotFound"}, b"{}", 404)
+            elif is_tree:
+                entries = [
+                    {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+                    for name, body in files.items()
+                ]
+                self.send({}, json.dumps(entries).encode())
             else:
-                names = [{"rfilename": name, "size": len(body)} for name, body in state.files.items()]
-                info = {"_id": "1", "id": repository, "sha": state.commit, "siblings": names}
+                names = [{"rfilename": name, "size": len(body)} for name, body in files.items()]
+                info = {"_id": "1", "id": repository, "sha": commit_of(files), "siblings": names}
                 self.send({}, json.dumps(info).encode())
 
-        def file(self, name: str, with_body: bool) -> None:
-            body = state.files[name]
-            headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": state.commit}
+        def file(self, files: dict[str, bytes], name: str, with_body: bool) -> None:
+            body = files[name]
+            headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": commit_of(files)}
             if not with_body:
                 self.send(headers | {"Content-Length": str(len(body))}, b"")
                 return

@@ -48,7 +48,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     """Loopback only, no outside services but those of `harness.planes`, nothing of the caller's settings."""
     from harness.planes import chosen_env  # which starts servers with what stands here
 
-    others = ("DYN_", "VLLM_", "PROMETHEUS_", "ETCD_", "NATS_", "SSL_CERT_")
+    hub = {} if "HF_ENDPOINT" in more else {"HF_HUB_OFFLINE": "1"}  # who names a hub has one of their own
+    others = ("HF_HUB_OFFLINE", "DYN_", "VLLM_", "PROMETHEUS_", "ETCD_", "NATS_", "SSL_CERT_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     if device() == "cpu":
         kept["CUDA_VISIBLE_DEVICES"] = ""
@@ -57,8 +58,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "DYN_NAMESPACE": "dynamo",
         "DYN_VLLM_BIND_HOST": "127.0.0.1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        **hub,
         **chosen_env(folder),
         **more,
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.base import Fetched
 from dynamo_vllm.lora.sources.base import Limits, Stopped
 from harness.hub import Hub, hub
-from harness.stack import free_port
+from harness.stack import environment, free_port
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights!" * 100_000, "README.md": b"x", "tokenizer.json": b"x"}
@@ -55,6 +57,34 @@ async def test_adapter_comes_into_the_cache_of_the_hub(remote: Hub, tmp_path: Pa
     assert fetched.bytes == TOTAL and (fetched.path / WEIGHTS).read_bytes() == FILES[WEIGHTS]
     assert {total for _, total in seen} == {TOTAL} and seen[-1][0] == TOTAL
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+AS_IN_A_WORKER = """
+import asyncio, os, sys
+from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.lora import sources
+from dynamo_vllm.lora.sources.base import Limits
+
+vllm_start.set_environment(EngineSettings(model=sys.argv[1], environment=dict(os.environ)))
+print(asyncio.run(sources.fetch("hf://team/sql", None, Limits(), lambda *_: None)).path)
+"""
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_worker_of_a_local_model_asks_the_hub_unless_the_user_forbids_it(
+    model: Path, tmp_path: Path, offline: bool
+) -> None:
+    """In a process of its own: what the engine's start sets counts when the library is imported."""
+    with hub("team/sql", dict(FILES)) as (made, address):
+        env = environment(tmp_path, HF_ENDPOINT=address, HF_HOME=str(tmp_path), HF_HUB_DISABLE_XET="1")
+        command = [sys.executable, "-c", AS_IN_A_WORKER, str(model)]
+        env |= {"HF_HUB_OFFLINE": "1"} if offline else {}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    if offline:
+        assert "the hub does not answer (OfflineModeIsEnabled)" in done.stderr and not made.downloads
+    else:
+        assert done.stdout.strip().endswith(made.commit), done.stderr
 
 
 async def test_second_fetch_downloads_nothing_and_a_new_commit_does(remote: Hub) -> None:

@@ -136,6 +136,12 @@ def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFak
         (["--engine", "fake", "--max-model-len", "5"], 2, "--max-model-len"),
         (["--omni", "--connector", "nixl"], 2, "cannot stand beside --omni"),
         (["--system-port", "40000"], 2, "--system-port"),
+        (
+            ["--tool-call-parser", "hermse"],
+            2,
+            "--tool-call-parser hermse is unknown to the frontend; nearest: hermes",
+        ),
+        (["--reasoning-parser", "qwen-3"], 2, "nearest: qwen3"),
     ],
 )
 def test_refused_start(deployment: Stack, model: Path, flags: list[str], code: int, said: str) -> None:

@@ -314,14 +314,24 @@ WORKER = [
         "--encoder-seconds nan must be above 0",
     ),
     (
-        media.extra_encoder_config_is_json,
+        media.extra_encoder_config_is_known,
         [*EC, "--ec-storage-path", "folder", "--ec-extra-config", "{"],
         "--ec-extra-config is not JSON",
     ),
     (
-        media.extra_encoder_config_is_json,
+        media.extra_encoder_config_is_known,
         [*EC, "--ec-storage-path", "folder", "--ec-extra-config", "[]"],
         "must be a JSON object",
+    ),
+    (
+        media.extra_encoder_config_is_known,
+        [*EC, "--ec-storage-path", "folder", "--ec-extra-config", '{"nonsense": 1}'],
+        "--ec-extra-config has nonsense, which does nothing here; it takes shared_storage_path only",
+    ),
+    (
+        media.extra_encoder_config_is_known,
+        [*EC, "--ec-storage-path=f", "--ec-transfer-config.ec_connector_extra_config.nonsense", "1"],
+        "--ec-transfer-config: ec_connector_extra_config has nonsense",
     ),
     (omni_rules.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
     (omni_rules.stages_need_omni, ["--deploy-config", "deploy.yaml"], "deploy.yaml needs --omni"),
@@ -552,6 +562,19 @@ WORKER = [
         "--custom-jinja-template cannot stand beside --mm-prompt-template",
     ),
     (worker_rules.model_is_named, ["--model="], "--model is missing"),
+    (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=s3://bucket/m"], "copy it into a folder"),
+    (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=/m/chat-Q4.gguf"], "is a GGUF file"),
+    (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=team/chat-GGUF:Q4_K_M"], "a GGUF repository"),
+    (
+        worker_rules.tokenizer_is_of_the_same_revision,
+        ["--model=team/chat", "--revision=v1", "--tokenizer-revision=v2"],
+        "--tokenizer-revision v2 is not the model's --revision v1",
+    ),
+    (
+        worker_rules.tokenizer_is_of_the_same_revision,
+        ["--model=team/chat", "--tokenizer-revision=v2"],
+        "the model's --revision main",
+    ),
 ]
 FRONTEND = [
     (
@@ -873,6 +896,8 @@ def test_every_rule_has_a_case() -> None:
         ["--load-format", "dummy", "--max-model-len", "-1", "--enforce-eager"],
         ["--use-vllm-tokenizer", "--system-port", "0"],
         ["--enable-prompt-embeds", "--connector", "nixl", "--disaggregation-mode", "decode"],
+        ["--revision", "v1", "--tokenizer-revision", "v1"],
+        ["--tokenizer", "team/words", "--tokenizer-revision", "v2"],
         ["-dp", "2"],
         NODE_1,
         [*NODE_1, "--kv-events-config", '{"endpoint": "tcp://10.0.0.1:5557"}'],

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 GB = 10**9
 PRODUCER, CONSUMER = "ec_producer", "ec_consumer"
 """vLLM's names for the two sides of the hand-over."""
+SHARED_FOLDER = "shared_storage_path"
+"""The one setting of vLLM's connector over a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | No
     config = written(engine)
     inside = config.get("ec_connector_extra_config")
     extra = {**(inside if isinstance(inside, dict) else {}), **_object(options.ec_extra_config)}
-    path = options.ec_storage_path or extra.get("shared_storage_path")
+    path = options.ec_storage_path or extra.get(SHARED_FOLDER)
     if not path:
         return None
     by_connector = options.ec_consumer_mode or bool(config)

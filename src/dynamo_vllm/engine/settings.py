@@ -18,8 +18,6 @@ class EngineSettings:
 
     model: str
     served_names: tuple[str, ...] = ()
-    is_local: bool = True
-    """The user named a folder, not a hub id: nothing has to be fetched."""
     argv: tuple[str, ...] = ()
     """The engine's flags as the user wrote them."""
     headless: bool = False

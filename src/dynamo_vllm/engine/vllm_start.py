@@ -68,8 +68,6 @@ def set_environment(settings: EngineSettings) -> None:
     wanted = {"VLLM_NO_USAGE_STATS": "1", _PROCESSES: "spawn"}
     if settings.bind_host:
         wanted["VLLM_HOST_IP"] = settings.bind_host
-    if settings.is_local:
-        wanted["HF_HUB_OFFLINE"] = "1"
     if device() == "cpu":
         # Several workers share a machine; pinning each to the same cores would starve them.
         wanted[_BIND] = "nobind"

@@ -16,10 +16,11 @@ from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import ec_folder, vllm_start
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
-from dynamo_vllm.models import media_template
+from dynamo_vllm.models import hub, media_template
 from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-async def with_local_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:
+async def with_local_model(
+    options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], progress: Progress
+) -> WorkerOptions:
     """The options with the model as a folder; a hub id is fetched and stays the served name."""
     model = str(options.model)
     if os.path.isdir(model):  # noqa: ASYNC240  # nothing else runs yet
@@ -53,14 +56,30 @@ async def with_local_model(options: WorkerOptions, progress: Progress) -> Worker
     if model.startswith(("/", ".", "~")):
         raise StartError(f"--model {model}: there is no such folder")
     progress.phase("fetching", model=model)
+    flags = engine_flags(engine_argv)
+    wanted = hub.Wanted(
+        model=model,
+        revision=flags.get("revision"),
+        download_dir=flags.get("download_dir"),
+        load_format=flags.get("load_format") or "auto",
+        whole=options.omni,
+    )
+    if environment.get("MODEL_EXPRESS_URL") and not (wanted.revision or wanted.download_dir):
+        folder = await _of_model_express(model)
+    else:
+        folder = str(await in_thread(lambda: hub.fetch(wanted)))
+    return dataclasses.replace(options, model=folder, served_model_name=options.served_model_name or (model,))
+
+
+async def _of_model_express(model: str) -> str:
+    """The runtime asks its server, and the hub where that one does not answer."""
     try:
-        folder = await fetch_model(model)
-    except Exception as exc:
+        return str(await fetch_model(model))
+    except Exception as exc:  # the runtime raises nothing narrower
         raise StartError(
             f"--model {model}: not a folder, and the hub does not give it: {exc}. "
             "Check the name and the network, or give a local folder"
         ) from exc
-    return dataclasses.replace(options, model=folder, served_model_name=options.served_model_name or (model,))
 
 
 def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:

@@ -27,6 +27,7 @@ from dynamo_vllm.serving import (
     lending,
     lifeline,
     metrics,
+    parsers,
     parts,
     peers,
     runtime,
@@ -62,15 +63,14 @@ async def run(
     runtime_port: int | None = None,
 ) -> int:
     """The life of a worker, from options to exit code; the runtime's own server is at `runtime_port`."""
+    parsers.refuse_unknown(options)
     progress = Progress(options.status_fd)
     node = nodes.of(options.headless, engine_flags(engine_argv))
     with scratch.folder() as scratch_folder:
         drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
-        named = options.model
-        options = await parts.with_local_model(options, progress)
+        options = await parts.with_local_model(options, engine_argv, environment, progress)
         options = parts.with_media_template(options, scratch_folder)
         settings = parts.engine_settings(options, engine_argv, environment, scratch_folder)
-        settings = dataclasses.replace(settings, is_local=options.model == named)
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:

@@ -163,16 +163,24 @@ def media_template_has_a_place_for_words(o: WorkerOptions, _: EngineFlags) -> No
         )
 
 
-def extra_encoder_config_is_json(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.ec_extra_config is not None:
-        flags.json_object("--ec-extra-config", o.ec_extra_config)
+def extra_encoder_config_is_known(o: WorkerOptions, engine: EngineFlags) -> None:
+    written = {"--ec-extra-config": flags.json_object("--ec-extra-config", o.ec_extra_config or "{}")}
+    inside = encoders.written(engine).get("ec_connector_extra_config")
+    if isinstance(inside, dict):
+        written["--ec-transfer-config: ec_connector_extra_config"] = inside
+    for name, extra in written.items():
+        if unknown := sorted(extra.keys() - {encoders.SHARED_FOLDER}):
+            raise ConfigError(
+                f"{name} has {', '.join(unknown)}, which does nothing here; "
+                f"it takes {encoders.SHARED_FOLDER} only, and --ec-storage-gb is the folder's limit"
+            )
 
 
 RULES = (
     one_multimodal_role,
     multimodal_needs_its_switch,
     processors_are_the_frontend,
-    extra_encoder_config_is_json,
+    extra_encoder_config_is_known,
     encoders_hand_over_by_folder,
     encoder_cache_flags_need_a_user,
     encoders_share_a_folder,

@@ -116,6 +116,33 @@ def model_is_named(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError("--model is missing; give a folder or a hub id")
 
 
+def model_is_a_folder_or_a_hub_id(o: WorkerOptions, _: EngineFlags) -> None:
+    model = o.model or ""
+    if Path(model).is_dir():
+        return
+    fix = None
+    if "://" in model:
+        fix = "is fetched by nobody here; copy it into a folder and give that"
+    elif model.endswith(".gguf"):
+        fix = "is a GGUF file, which vLLM 0.30 does not read; give a folder or a hub id with safetensors"
+    elif ":" in model and not model.startswith(("/", ".", "~")):
+        fix = "names a file of a GGUF repository, which vLLM 0.30 does not read; give one with safetensors"
+    if fix:
+        raise ConfigError(f"--model {model} {fix}")
+
+
+def tokenizer_is_of_the_same_revision(o: WorkerOptions, engine: EngineFlags) -> None:
+    """The frontend reads it from the model's folder, and so does vLLM then."""
+    wanted, given = engine.get("tokenizer_revision"), engine.get("revision") or "main"
+    if wanted is None or "tokenizer" in engine or Path(o.model or "").is_dir():
+        return
+    if wanted != given:
+        raise ConfigError(
+            f"--tokenizer-revision {wanted} is not the model's --revision {given}: "
+            "the tokenizer comes with the model; give both the same, or a folder that has what you want"
+        )
+
+
 RULES = (
     known_endpoint_types,
     template_exists,
@@ -132,4 +159,6 @@ RULES = (
     gpu_memory_service_is_installed,
     dump_has_a_folder,
     model_is_named,
+    model_is_a_folder_or_a_hub_id,
+    tokenizer_is_of_the_same_revision,
 )
