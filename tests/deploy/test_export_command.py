@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from deploy.manifests import validate
 from dynamo_vllm.cli import main
 from dynamo_vllm.export import text
+from dynamo_vllm.export.operator import KIND
+from harness.bad_server import make_certificate
+from harness.live import live
 
 SERVE = "model: org/model\n"
 
@@ -259,6 +266,44 @@ def test_planes_of_the_file_reach_every_process(capsys: pytest.CaptureFixture[st
         assert "name: DYN_REQUEST_PLANE\n          value: nats\n" in written
         assert "nats://there:4222" in written
         assert "--request-plane" not in written
+
+
+def frontend_with_tls(*argv: str) -> dict[str, Any]:
+    """Its container, and what watches it."""
+    Path("serve.yaml").write_text(
+        "model: org/model\nfrontend: {tls_cert_path: /models/c.pem, tls_key_path: /models/k.pem}\n"
+    )
+    assert run(*argv, "--config", "serve.yaml", "-o", "out") == 0
+    found = [d for path in Path("out").iterdir() for d in yaml.safe_load_all(path.read_text())]
+    for document in found:
+        if argv[0] == "k8s" and document["kind"] != "Kustomization":
+            validate(document)
+    return {(d.get("kind"), d.get("metadata", {}).get("name")): d for d in found}
+
+
+@pytest.mark.parametrize("more", [(), ("--operator",)])
+def test_frontend_with_a_certificate_is_probed_over_tls(more: tuple[str, ...]) -> None:
+    found = frontend_with_tls("k8s", *more)
+    if more:
+        pods = [one["podTemplate"] for one in found[KIND, "dynamo-vllm"]["spec"]["components"]]
+    else:
+        names = ("dynamo-vllm-frontend", "dynamo-vllm-worker")
+        pods = [found["Deployment", name]["spec"]["template"] for name in names]
+        (scraped,) = found["ServiceMonitor", "dynamo-vllm-frontend"]["spec"]["endpoints"]
+        assert (scraped["scheme"], scraped["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+    front, worker = (pod["spec"]["containers"][0] for pod in pods)
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert front[probe]["httpGet"]["scheme"] == "HTTPS"
+        assert "scheme" not in worker[probe]["httpGet"]
+
+
+def test_frontend_with_a_certificate_is_healthy_in_compose(tmp_path: Path) -> None:
+    (document,) = frontend_with_tls("compose").values()
+    check = document["services"]["frontend"]["healthcheck"]["test"]
+    assert check[:3] == ["CMD", "python", "-c"]
+    with live(certificate=make_certificate(tmp_path, "models.example")) as port:
+        code = check[3].replace(":8000", f":{port}")
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
 def test_files_can_be_read_by_others() -> None:

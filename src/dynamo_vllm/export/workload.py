@@ -70,6 +70,8 @@ class Workload:
     port: int = SYSTEM_PORT
     secrets: tuple[str, ...] = ()
     """Variables whose values are kept apart."""
+    has_tls: bool = False
+    """Its port speaks HTTPS."""
     shares_embeddings: bool = False
     """It needs the folder of encode workers, and the others must see the same."""
 
@@ -171,6 +173,7 @@ def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Note
         env={},
         drain_seconds=front.drain_seconds,
         port=plan.port,
+        has_tls=plan.front.tls_cert_path is not None,
     )
     host = str(wanted.frontend.get("host", plan.host))
     return Workloads(frontend, tuple(workers), host, tuple(notes.told), **_planes(wanted))
