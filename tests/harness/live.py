@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def live(status: int = 200, certificate: Path | None = None) -> Iterator[int]:
+def live(status: int = 200, certificate: Path | None = None, host: str = "127.0.0.1") -> Iterator[int]:
     """Its port."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -22,7 +22,7 @@ def live(status: int = 200, certificate: Path | None = None) -> Iterator[int]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with Quiet(("127.0.0.1", 0), Handler) as server:
+    with Quiet((host, 0), Handler) as server:
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)

@@ -42,8 +42,9 @@ class Client:
         parts = urlsplit(self.url)
         # A proxy of the environment must not swallow what is meant for this machine.
         trust_env = parts.hostname not in LOOPBACK_HOSTS
-        # Without TLS there is nothing to verify, and to read all authorities takes 50 ms.
-        verify = parts.scheme == "https"
+        # Without TLS there is nothing to verify, and to read all authorities takes 50 ms. On this machine
+        # a certificate is for another name than that of loopback.
+        verify = parts.scheme == "https" and trust_env
         self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=trust_env, verify=verify)
 
     def get(self, path: str) -> httpx.Response:
@@ -106,7 +107,12 @@ class Client:
 
         try:
             yield
-        except httpx.ConnectError:
+        except httpx.ConnectError as exc:
+            if "SSL" in str(exc):
+                raise Unanswered(
+                    f"{self.url}: TLS failed: {exc}; the authority of a certificate of your own is named "
+                    "with SSL_CERT_FILE"
+                ) from None
             raise Unanswered(
                 f"nothing listens at {self.url}; start a system with 'dynamo-vllm serve' or give its URL"
             ) from None
