@@ -153,6 +153,20 @@ def test_values_become_flags() -> None:
     ]  # fmt: skip
 
 
-def test_value_of_the_wrong_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--port='many' is not a whole number"):
-        topology.to_argv(FrontendOptions, {"port": "many"})
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"port": "many"}, "--port='many' is not a whole number"),
+        ({"port": 8080.5}, "--port=8080.5 is not a whole number"),
+        ({"port": True}, "--port=True is not a whole number"),
+        ({"drain_seconds": True}, "--drain-seconds=True is not a number"),
+        ({"host": ["a", "b"]}, r"--host=\['a', 'b'\] is a list; give one value"),
+    ],
+)
+def test_value_of_the_wrong_type_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        topology.to_argv(FrontendOptions, values)
+
+
+def test_one_value_may_stand_for_a_list_of_one_whatever_its_type() -> None:
+    assert topology.to_argv(WorkerOptions, {"served_model_name": 4711}) == ["--served-model-name", "4711"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,7 +124,7 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> Outcome:
 def start_workers(here: Deployment, options: RoutingOptions, folder: Path) -> list[Running]:
     flags = [] if options.model else list(TINY_FLAGS)
     model = options.model or str(make_tiny_model(folder / "tiny"))
-    flags = ["--model", model, "--served-model-name", NAME, *flags, *shlex.split(options.engine_args)]
+    flags = ["--model", model, "--served-model-name", NAME, *flags, *bench_local.engine_args(options)]
     return [here.start_worker(f"worker-{number}", *flags) for number in range(options.workers)]
 
 

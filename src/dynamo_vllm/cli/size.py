@@ -126,7 +126,7 @@ def check(options: SizeOptions) -> None:
         raise ConfigError(
             f"--gpu-memory-utilization {options.gpu_memory_utilization} is no part of a GPU; use 0.1 to 1"
         )
-    if options.reserve_gib is not None and options.reserve_gib < 0:
+    if options.reserve_gib is not None and not 0 <= options.reserve_gib < float("inf"):
         raise ConfigError(f"--reserve-gib {options.reserve_gib} must be 0 or more")
 
 
