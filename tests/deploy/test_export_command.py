@@ -109,7 +109,9 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
     assert "file_kv /run/kv is replaced" in said
     assert "system_port 9000 is left out" in said
     assert "CUDA_VISIBLE_DEVICES of a group is left out" in said
-    assert "the value of DYN_VLLM_ADMIN_TOKEN is written nowhere" in said
+    assert (
+        "DYN_VLLM_ADMIN_TOKEN is written nowhere; put it into the Secret dynamo-vllm-secrets before" in said
+    )
     written = "".join(path.read_text() for path in Path("out").iterdir())
     assert "s3cret" not in written
     assert "/run/kv" not in written
@@ -181,8 +183,35 @@ def test_compose_is_for_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
     Path("serve.yaml").write_text("model: org/model\nworkers: [{args: [-dp, 4, -dpl, 2]}]")
     said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out")
     assert "a worker over 2 nodes is for a cluster" in said
-    said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out", "--operator")
-    assert "are for 'export k8s'" in said
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--operator",),
+        ("--discovery", "kubernetes"),
+        ("--frontends", "2"),
+        ("--worker-memory-gb", "64"),
+        ("--cache-claim", "weights"),
+    ],
+)
+def test_what_compose_has_no_place_for_is_refused(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out", *argv)
+    assert f"{argv[0]} is for 'export k8s'; leave it out" in said
+
+
+def test_addresses_of_an_etcd_that_is_not_used_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "k8s", "--config", "serve.yaml", "-o", "out", "--etcd", "http://etcd:2379")
+    assert "--etcd is read with --discovery etcd only" in said
+
+
+def test_services_of_others_do_not_become_settings() -> None:
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    found = [d for path in Path("out").iterdir() for d in yaml.safe_load_all(path.read_text())]
+    pods = [document["spec"]["template"]["spec"] for document in found if document["kind"] == "Deployment"]
+    assert [spec["enableServiceLinks"] for spec in pods] == [False, False]
 
 
 def test_gpus_that_a_group_names_are_its_containers(capsys: pytest.CaptureFixture[str]) -> None:

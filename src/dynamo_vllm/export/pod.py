@@ -91,6 +91,8 @@ def _probe(path: str, workload: Workload, period: int, seconds: float) -> Docume
 def spec(workload: Workload, settings: Settings, main: Document, *, shm: bool = True) -> Document:
     return {
         "terminationGracePeriodSeconds": workload.grace_seconds,
+        # Of a Service called vllm Kubernetes would make VLLM_PORT=tcp://…, at which vLLM ends.
+        "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,

@@ -112,13 +112,14 @@ class _Notes:
             self.told.append(text)
 
 
-def of_cluster(wanted: Topology, discovery: str) -> Workloads:
+def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") -> Workloads:
     """One workload per group; a worker may span nodes."""
     notes = _Notes()
     groups = [_for_cluster(group) for group in wanted.workers]
     if any(GPUS in group.env for group in wanted.workers):
         notes.say(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
-    bare = _bare(dataclasses.replace(wanted, workers=tuple(group for group, _ in groups)), discovery, notes)
+    ready = dataclasses.replace(wanted, workers=tuple(group for group, _ in groups))
+    bare = _bare(ready, discovery, notes, secrets)
     one_each = tuple(dataclasses.replace(group, count=1) for group in bare.workers)
     plan = _plan(dataclasses.replace(bare, workers=one_each))
     made = []
@@ -219,8 +220,11 @@ def _ports(wanted: Topology) -> list[Values]:
 # --- what is local --------------------------------------------------------------------------------------
 
 
-def _bare(wanted: Topology, discovery: str, notes: _Notes) -> Topology:
-    """Without what only this machine has; files must lie on the volume of models."""
+def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None = None) -> Topology:
+    """Without what only this machine has; files must lie on the volume of models.
+
+    `secrets` is where a cluster keeps them.
+    """
     frontend = _without(wanted.frontend, _LOCAL_OF_FRONTEND, "frontend", discovery, notes)
     _refuse_files(FrontendOptions, frontend, _FILES_OF_FRONTEND)
     workers = []
@@ -230,7 +234,8 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes) -> Topology:
             raise ConfigError("the file names no model; add 'model: ORGANISATION/NAME', or --model")
         _refuse_files(WorkerOptions, {"model": wanted.model, **options}, _FILES)
         if secret := topology.secrets(WorkerOptions, options):
-            notes.say(f"the value of {', '.join(secret)} is written nowhere; put it into a secret")
+            where = "into .env" if secrets is None else f"into the Secret {secrets} before you apply this"
+            notes.say(f"the value of {', '.join(secret)} is written nowhere; put it {where}")
         kept = {name: value for name, value in options.items() if name not in _PORTS}
         workers.append(dataclasses.replace(group, options=kept))
     return dataclasses.replace(wanted, frontend=frontend, workers=tuple(workers))
