@@ -19,7 +19,7 @@ import msgspec
 from dynamo_vllm.bench import load, trace
 from dynamo_vllm.bench.deployment import Deployment, Running, deployment, get
 from dynamo_vllm.bench.report import table
-from dynamo_vllm.bench.rounds import alternating, ratios, say, spread, write_json
+from dynamo_vllm.bench.rounds import alternating, json_file, ratios, say, spread, write_json
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions, RoutingOptions
 from dynamo_vllm.config.rules import bench_local
@@ -90,9 +90,10 @@ def run(given: argparse.Namespace) -> int:
     environment = build.environment()
     options = build.from_values(RoutingOptions, vars(given), environment)
     checks.check_routing(options)
+    file = json_file(options.json)
     outcome = measure(options, environment)
     say(report(outcome))
-    write_json(options.json, {"version": 1, "settings": dataclasses.asdict(options), "outcome": outcome})
+    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "outcome": outcome})
     return 0
 
 
