@@ -202,9 +202,18 @@ def test_what_compose_has_no_place_for_is_refused(
     assert f"{argv[0]} is for 'export k8s'; leave it out" in said
 
 
-def test_addresses_of_an_etcd_that_is_not_used_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "k8s", "--config", "serve.yaml", "-o", "out", "--etcd", "http://etcd:2379")
-    assert "--etcd is read with --discovery etcd only" in said
+def test_the_environment_of_this_machine_is_not_that_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = {
+        "DYN_VLLM_MODEL": "org/other",
+        "NATS_SERVER": "nats://localhost:4222",
+        "ETCD_ENDPOINTS": "http://localhost:2379",
+        "DYN_NAMESPACE": "mine",
+    }
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    monkeypatch.setattr("os.environ", local)
+    assert run("k8s", "--config", "serve.yaml", "-o", "again") == 0
+    for path in Path("out").iterdir():
+        assert Path("again", path.name).read_text().replace("again", "out") == path.read_text()
 
 
 def test_services_of_others_do_not_become_settings() -> None:

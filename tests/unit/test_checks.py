@@ -615,6 +615,7 @@ EXPORT = [
         "--worker-memory-gb 8 leaves nothing beside --shm-gb 8",
     ),
     (export_rules.etcd_has_addresses, [*FROM_TO, "--discovery", "etcd"], "add --etcd http://HOST:2379"),
+    (export_rules.etcd_has_addresses, [*FROM_TO, "--etcd", "http://etcd:2379"], "with --discovery etcd only"),
     (export_rules.numbers_are_above_zero, [*FROM_TO, "--start-seconds", "nan"], "nan must be above 0"),
     (
         export_rules.servers_have_addresses,

@@ -35,7 +35,7 @@ The processes get the flags serve would start them with; nothing is sent anywher
 
 FOR_KUBERNETES = (
     *("operator", "kube_namespace", "discovery", "frontends", "worker_cpus", "worker_memory_gb"),
-    *("cache_gb", "cache_class", "cache_claim", "hf_secret"),
+    *("cache_gb", "cache_class", "cache_claim", "hf_secret", "etcd", "nats"),
 )
 
 
@@ -70,13 +70,11 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str
     checks.check_export(options)
     if kind == "compose":
         refuse_what_is_for_kubernetes(options)
-    elif options.discovery != "etcd" and any(word.partition("=")[0] == "--etcd" for word in rest):
-        raise ConfigError("--etcd is read with --discovery etcd only; add that, or leave it out")
     return kind, options
 
 
 def refuse_what_is_for_kubernetes(options: ExportOptions) -> None:
-    """What a compose file has no place for; servers that the environment names are left alone."""
+    """What a compose file has no place for, or of its own."""
     for item in build.declared(ExportOptions):
         if item.name in FOR_KUBERNETES and getattr(options, item.name) != item.default:
             raise ConfigError(f"{item.flags[0]} is for 'export k8s'; leave it out")

@@ -54,11 +54,13 @@ def shared_memory_fits(o: ExportOptions) -> None:
 def etcd_has_addresses(o: ExportOptions) -> None:
     if o.discovery == "etcd" and not o.etcd:
         raise ConfigError("--discovery etcd needs its addresses; add --etcd http://HOST:2379")
+    if o.discovery != "etcd" and o.etcd:
+        raise ConfigError(f"--etcd {o.etcd} is used with --discovery etcd only; add that, or leave it out")
 
 
 def servers_have_addresses(o: ExportOptions) -> None:
     """As the pods will refuse them."""
-    if o.discovery == "etcd" and o.etcd:
+    if o.etcd:
         planes.check_addresses("--etcd", o.etcd, ("http", "https"))
     if o.nats:
         planes.check_addresses("--nats", o.nats, ("nats", "tls"))
