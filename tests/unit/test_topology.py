@@ -66,6 +66,10 @@ def test_file_without_workers_has_one() -> None:
         ({"workers": [{"max_model_len": 1}]}, "flags of vLLM go under args"),
         ({"workers": [{"args": "--enforce-eager"}]}, "args must be a list"),
         ({"workers": [{"args": [["x"]]}]}, "is no text and no number"),
+        (
+            {"workers": [{"args": ["--max-model-len 8192"]}]},
+            "'--max-model-len 8192' is one word; write [--max-model-len, 8192]",
+        ),
         ({"workers": [{"status_fd": 1}]}, "'status_fd' is unknown"),
     ],
 )
@@ -151,6 +155,12 @@ def test_values_become_flags() -> None:
     assert topology.to_argv(WorkerOptions, values) == [
         "--served-model-name", "a", "b", "--omni", "--no-kv-events", "--drain-seconds=5.0",
     ]  # fmt: skip
+
+
+def test_blanks_inside_a_value_are_its_own() -> None:
+    args = ["--kv-transfer-config", '{"a": "b c"}', '--x={"a": "b c"}', "-tp", -1, ""]
+    (group,) = topology.read({"workers": [{"args": args}]}, "s.yaml").workers
+    assert group.args == tuple(map(str, args))
 
 
 @pytest.mark.parametrize(
