@@ -216,6 +216,18 @@ def test_the_environment_of_this_machine_is_not_that_of_a_cluster(monkeypatch: p
         assert Path("again", path.name).read_text().replace("again", "out") == path.read_text()
 
 
+@pytest.mark.parametrize("kind", ["k8s", "compose"])
+def test_first_ports_are_those_of_every_container(kind: str) -> None:
+    Path("serve.yaml").write_text(
+        "model: org/model\nworkers: [{system_port: 9000, card_port: 9100, kv_event_port: 20000, count: 2}]\n"
+    )
+    assert run(kind, "--config", "serve.yaml", "-o", "out") == 0
+    written = "".join(path.read_text() for path in Path("out").iterdir())
+    assert "--card-port=9100\n" in written
+    assert "--kv-event-port=20000\n" in written
+    assert "9101" not in written and "20001" not in written
+
+
 def test_services_of_others_do_not_become_settings() -> None:
     assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
     found = [d for path in Path("out").iterdir() for d in yaml.safe_load_all(path.read_text())]

@@ -41,7 +41,7 @@ _ENDS_WITH = len(plans.COMMAND)
 _PLANES = ("request_plane", "event_plane")
 _LOCAL = (*PLANES, "bind_host", "system_host", "system_port")
 _LOCAL_OF_FRONTEND = (*_LOCAL, "host")
-_PORTS = ("kv_event_port", "side_channel_port")
+_PORTS = ("kv_event_port", "side_channel_port", "card_port")
 """First ports of several processes on one machine; in containers each has them for itself."""
 _FILES = ("model", "custom_jinja_template", "stage_configs_path", "media_folder", "lora_path")
 _FILES_OF_FRONTEND = ("tls_cert_path", "tls_key_path")
