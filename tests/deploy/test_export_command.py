@@ -142,6 +142,31 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
             (),
             "--tls-cert-path /etc/c.pem is a path of this machine",
         ),
+        (
+            "model: org/model\nworkers: [{lora_enabled: true, lora_modules: ['a=hf://x/y', 'b=/data/b']}]",
+            (),
+            "--lora-modules /data/b is a path of this machine",
+        ),
+        (
+            "model: org/model\nworkers: [{lora_enabled: true, lora_modules: 'b=file:///data/b'}]",
+            (),
+            "--lora-modules /data/b is a path of this machine",
+        ),
+        (
+            "model: org/model\nworkers: [{args: [--tokenizer, /data/tokenizer]}]",
+            (),
+            "--tokenizer /data/tokenizer is a path of this machine",
+        ),
+        (
+            "model: org/model\nworkers: [{dump_config_to: /var/config.json}]",
+            (),
+            "--dump-config-to /var/config.json cannot be written in a container; leave it out",
+        ),
+        (
+            "model: org/model\nworkers: [{role: encode, ec_storage_path: /data/ec}, {role: agg}]",
+            (),
+            "--ec-storage-path /data/ec cannot be written in a container",
+        ),
         ("model: org/model\nworkers: [{role: prefill}]", (), "has prefill workers only"),
         (
             "model: org/model\nworkers: [{args: [-dp, 4, -dpl, 2, --data-parallel-address, 10.0.0.1]}]",
@@ -214,6 +239,14 @@ def test_the_environment_of_this_machine_is_not_that_of_a_cluster(monkeypatch: p
     assert run("k8s", "--config", "serve.yaml", "-o", "again") == 0
     for path in Path("out").iterdir():
         assert Path("again", path.name).read_text().replace("again", "out") == path.read_text()
+
+
+def test_paths_that_containers_see_are_taken() -> None:
+    Path("serve.yaml").write_text(
+        "model: /models/base\nworkers:\n- lora_enabled: true\n  lora_modules: ['a=/models/a', 'b=s3://x/y']\n"
+        "  dump_config_to: /tmp/config.json\n  args: [--tokenizer, org/name, --download-dir, /models/hub]\n"
+    )
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
 
 
 @pytest.mark.parametrize("kind", ["k8s", "compose"])
