@@ -241,6 +241,17 @@ def test_the_environment_of_this_machine_is_not_that_of_a_cluster(monkeypatch: p
         assert Path("again", path.name).read_text().replace("again", "out") == path.read_text()
 
 
+def test_secret_in_the_environment_of_a_group_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text(
+        "model: org/model\nworkers: [{env: {HF_TOKEN: hf_1, AWS_SECRET_ACCESS_KEY: x, OMP_NUM_THREADS: 4}}]\n"
+    )
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: workers[0]: env: {name} is written as it stands; a Secret is a better place"
+        for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
+    ]
+
+
 def test_paths_that_containers_see_are_taken() -> None:
     Path("serve.yaml").write_text(
         "model: /models/base\nworkers:\n- lora_enabled: true\n  lora_modules: ['a=/models/a', 'b=s3://x/y']\n"
