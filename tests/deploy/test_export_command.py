@@ -243,7 +243,8 @@ def test_the_environment_of_this_machine_is_not_that_of_a_cluster(monkeypatch: p
 
 def test_secret_in_the_environment_of_a_group_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
     Path("serve.yaml").write_text(
-        "model: org/model\nworkers: [{env: {HF_TOKEN: hf_1, AWS_SECRET_ACCESS_KEY: x, OMP_NUM_THREADS: 4}}]\n"
+        "model: org/model\nworkers:\n"
+        "- env: {HF_TOKEN: h, AWS_SECRET_ACCESS_KEY: x, TOKENIZERS_PARALLELISM: 0}\n"
     )
     assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
     assert capsys.readouterr().err.splitlines() == [

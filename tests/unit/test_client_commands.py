@@ -219,6 +219,17 @@ def test_status_where_nothing_listens_fails_with_what_to_do(
     assert "error: nothing listens at http://127.0.0.1:1; start a system with" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["status"], ["chat", "-m", "x"], ["check", "--live"]])
+@pytest.mark.parametrize("seconds", ["0", "nan", "-1"])
+def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
+    command: list[str], seconds: str, frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = command.index("-m") if "-m" in command else len(command)
+    argv = [*command[:place], frontend.url, *command[place:], f"--timeout={seconds}"]
+    assert cli.run(argv) == 2
+    assert "must be above 0" in capsys.readouterr().err
+
+
 def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: Path) -> None:
     with live(certificate=make_certificate(tmp_path, "models.example")) as port:
         asked = client.Client(f"https://127.0.0.1:{port}", 5)

@@ -38,6 +38,8 @@ class Client:
     def __init__(self, url: str, timeout: float) -> None:
         import httpx  # 0.2 s, which --help need not pay
 
+        if not 0 < timeout < float("inf"):  # nan is between nothing
+            raise ConfigError(f"--timeout {timeout:g} must be above 0")
         self.url = base(url)
         parts = urlsplit(self.url)
         # A proxy of the environment must not swallow what is meant for this machine.

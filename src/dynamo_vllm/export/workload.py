@@ -53,7 +53,7 @@ _WRITTEN = {
     "prometheus_multiproc_dir": ("/tmp", MODELS),
 }
 """Where containers can write what is written there."""
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|ACCESS_KEY|API_KEY")
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)$")
 _BALANCED = ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_rank")
 
 
@@ -248,11 +248,8 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None =
         if secret := topology.secrets(WorkerOptions, options):
             where = "into .env" if secrets is None else f"into the Secret {secrets} before you apply this"
             notes.say(f"the value of {', '.join(secret)} is written nowhere; put it {where}")
-        for name in group.env:
-            if _SECRET.search(name):
-                notes.say(
-                    f"workers[{number}]: env: {name} is written as it stands; a Secret is a better place"
-                )
+        for name in filter(_SECRET.search, group.env):
+            notes.say(f"workers[{number}]: env: {name} is written as it stands; a Secret is a better place")
         kept = {name: value for name, value in options.items() if name not in _PORTS}
         workers.append(dataclasses.replace(group, options=kept))
     return dataclasses.replace(wanted, frontend=frontend, workers=tuple(workers))
