@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dynamo_vllm.bench import target
 from dynamo_vllm.cli import chat, client, prove, status_text
 from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli.status import Status, Worker
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.serving import control
 from dynamo_vllm.supervise import run_folder
+from harness.bad_server import make_certificate
+from harness.live import live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,6 +224,35 @@ def test_status_where_nothing_listens_fails_with_what_to_do(
 ) -> None:
     assert cli.run(["status", "http://127.0.0.1:1"]) == 1
     assert "error: nothing listens at http://127.0.0.1:1; start a system with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["status"], ["chat", "-m", "x"], ["check", "--live"]])
+@pytest.mark.parametrize("seconds", ["0", "nan", "-1"])
+def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
+    command: list[str], seconds: str, frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = command.index("-m") if "-m" in command else len(command)
+    argv = [*command[:place], frontend.url, *command[place:], f"--timeout={seconds}"]
+    assert cli.run(argv) == 2
+    assert "must be above 0" in capsys.readouterr().err
+
+
+def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: Path) -> None:
+    with live(certificate=make_certificate(tmp_path, "models.example")) as port:
+        asked = client.Client(f"https://127.0.0.1:{port}", 5)
+        assert asked.get("/live").status_code == 200
+        asked.close()
+        assert target.get(f"https://127.0.0.1:{port}/live", 5) == b""
+
+
+def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None:
+    with live(certificate=make_certificate(tmp_path, "models.example"), host="127.0.0.2") as port:
+        asked = client.Client(f"https://127.0.0.2:{port}", 5)
+        with pytest.raises(client.Unanswered, match="TLS failed: .*certificate verify failed.*SSL_CERT_FILE"):
+            asked.get("/live")
+        asked.close()
+        with pytest.raises(target.Unmeasurable, match="certificate verify failed"):
+            target.get(f"https://127.0.0.2:{port}/live", 5)
 
 
 def test_status_of_something_else_than_our_frontend_says_so(

@@ -38,10 +38,10 @@ def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
     for name in ("health_seconds", "canary_seconds", "canary_timeout_seconds"):
-        if getattr(o, name) <= 0:
+        if not 0 < getattr(o, name) < float("inf"):  # nan is between nothing
             raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
-    if o.drain_seconds < 0:
-        raise ConfigError(f"--drain-seconds {o.drain_seconds} must not be negative")
+    if not 0 <= o.drain_seconds < float("inf"):
+        raise ConfigError(f"--drain-seconds {o.drain_seconds} must be 0 or more, and finite")
 
 
 def card_port_needs_a_system_port(o: WorkerOptions, _: EngineFlags) -> None:
