@@ -8,6 +8,7 @@ import pytest
 
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import AnswerPart, Guide, Output
 from dynamo_vllm.roles.text import AggregatedText
 from harness.fakes import outputs
 
@@ -74,6 +75,72 @@ async def test_health_check_is_a_request_it_takes() -> None:
     made, _ = await role()
     job = await made.prepare(made.parse(made.health_check()), "canary")
     assert job.sampling.max_tokens == 1
+
+
+class Shouts:
+    """Capitals are calls, the rest is content; what is in brackets was thought."""
+
+    guide = Guide(regex="[A-Z]+")
+    reads_special_tokens = True
+
+    def choice(self, prompt: object) -> Shouts:
+        return self
+
+    def part(self, output: Output) -> AnswerPart:
+        text = output.text or ""
+        if text.startswith("("):
+            return AnswerPart(reasoning=text.strip("()"))
+        if text.isupper():
+            return AnswerPart(tool_calls=[{"index": 0, "function": {"name": text}}])
+        return AnswerPart(content=text)
+
+
+async def parsed(*outputs: Output, **body: Any) -> list[dict[str, Any]]:
+    """The choices of the chunks that such outputs become."""
+    made, engine = await role()
+    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment,return-value]
+    request = made.parse({"messages": [{"role": "user", "content": "hi"}], **body})
+    encoder = made.encoder(request, await made.prepare(request, "j"))
+    return [encoder.encode(output)["choices"][0] for output in outputs]
+
+
+async def test_thoughts_content_and_calls_have_their_places() -> None:
+    said = [Output([20], text="(well)"), Output([21], text=""), Output([22], text="yes")]
+    said += [Output([23], text="CALL"), Output([24], text="", finish="stop", finished=True)]
+    choices = await parsed(*said)
+    assert [choice["delta"] for choice in choices] == [
+        {"reasoning_content": "well", "role": "assistant"},
+        {},
+        {"content": "yes"},
+        {"tool_calls": [{"index": 0, "function": {"name": "CALL"}}]},
+        {},
+    ]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, None, "tool_calls"]
+
+
+async def test_only_a_choice_with_a_whole_call_ends_with_tool_calls() -> None:
+    one, other = Output([20], text="CALL", finish="stop"), Output([21], index=1, text="yes", finish="stop")
+    cut = Output([20], text="CALL", finish="length", finished=True)
+    assert [choice["finish_reason"] for choice in await parsed(one, other, n=2)] == ["tool_calls", "stop"]
+    assert [choice["finish_reason"] for choice in await parsed(cut)] == ["length"]
+
+
+@pytest.mark.parametrize(
+    ("body", "guide"),
+    [
+        ({}, Shouts.guide),
+        ({"guided_regex": "a"}, Guide(regex="a")),
+        ({"guided_regex": "a", "tool_choice": "auto"}, Guide(regex="a")),
+        ({"guided_regex": "a", "tool_choice": "required"}, Shouts.guide),
+    ],
+)
+async def test_call_the_client_insists_on_comes_before_its_constraint(
+    body: dict[str, Any], guide: Guide
+) -> None:
+    made, engine = await role()
+    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment,return-value]
+    job = await made.prepare(made.parse({"messages": [{"role": "user", "content": "hi"}], **body}), "j")
+    assert job.sampling.guide == guide and not job.sampling.skip_special_tokens
 
 
 @pytest.mark.parametrize("name", ["chat_template_kwargs", "chat_template_args"])

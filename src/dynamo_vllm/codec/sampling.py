@@ -15,6 +15,7 @@ from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dynamo_vllm.job import AnswerParser
     from dynamo_vllm.wire import GenerateRequest, GuidedDecoding, SamplingOptions
 
 MAX_STOP_STRINGS = 4
@@ -67,7 +68,7 @@ def _still_to_come(min_tokens: int | None, request: GenerateRequest, whole: int)
     return max(0, min_tokens - (whole - prompt_length(request, whole)))
 
 
-def from_text(body: Body, room: int, facts: EngineFacts) -> SamplingSpec:
+def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | None = None) -> SamplingSpec:
     """The spec of an OpenAI body; here the engine writes the text and watches the stop strings."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     _stop_strings(stop)
@@ -96,8 +97,9 @@ def from_text(body: Body, room: int, facts: EngineFacts) -> SamplingSpec:
         include_stop_in_output=bool(body.include_stop_str_in_output),
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        skip_special_tokens=body.skip_special_tokens is not False,
-        guide=text_guide(body),
+        skip_special_tokens=body.skip_special_tokens is not False
+        and not (parser is not None and parser.reads_special_tokens),
+        guide=_with_calls(text_guide(body), body, parser),
         logit_bias=_bias(body.logit_bias),
         detokenize=True,
     )
@@ -242,6 +244,14 @@ def text_guide(body: Body) -> Guide | None:
         whitespace_pattern=body.guided_whitespace_pattern,
     )
     return _one_constraint(made, "response_format")
+
+
+def _with_calls(own: Guide | None, body: Body, parser: AnswerParser | None) -> Guide | None:
+    """A call that the client insists on comes before its constraint, which is for texts."""
+    if parser is None or not isinstance(body, ChatBody):
+        return own
+    must_call = body.tool_choice not in (None, "none", "auto")
+    return parser.guide or own if must_call else own or parser.guide
 
 
 def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, str | None]:

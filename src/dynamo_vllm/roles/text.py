@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.engine.base import Renderer
+    from dynamo_vllm.job import AnswerParser
 
 # A request cannot move in this mode: the frontend holds no tokens to send along.
 CARD = RoleCard(worker_type="Aggregated", input="Text", may_migrate=False, router="round-robin")
@@ -57,13 +58,15 @@ class AggregatedText:
         if seen is not None:
             ids = seen.tokens
             room = prompt.room_behind(ids, self._facts.context_length)
+        parser = self._parser(request)
         return Job(
             job_id,
             ids,
-            sampling.from_text(request, room, self._facts),
+            sampling.from_text(request, room, self._facts, parser),
             cache_salt=salt,
             adapter=adapter,
             media=seen,
+            parser=parser,
         )
 
     async def _tokens(self, body: wire_openai.Body) -> list[int]:
@@ -87,7 +90,7 @@ class AggregatedText:
     async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
         if not body.messages:
             raise InvalidRequest("there is no message", parameter="messages")
-        wished = {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}
+        wished = template_wishes(body)
         if {"chat_template", "tokenize"} & set(wished):
             raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
         kwargs: dict[str, Any] = {
@@ -100,9 +103,17 @@ class AggregatedText:
         messages = media.without_content(body.messages)
         return await self._renderer.render_chat(messages, {"template": self._template, "kwargs": kwargs})
 
+    def _parser(self, body: wire_openai.Body) -> AnswerParser | None:
+        if not isinstance(body, wire_openai.ChatBody):
+            return None
+        return self._renderer.answer_parser(body, template_wishes(body))
+
     def encoder(self, request: wire_openai.Body, job: Job) -> openai_chunks.TextEncoder:
         is_chat = isinstance(request, wire_openai.ChatBody)
-        return openai_chunks.TextEncoder(job.id, request.model or self._names[0], len(job.prompt), is_chat)
+        model = request.model or self._names[0]
+        parser = job.parser
+        parsers = [] if parser is None else [parser.choice(job.prompt) for _ in range(job.sampling.n)]
+        return openai_chunks.TextEncoder(job.id, model, len(job.prompt), is_chat, parsers)
 
     def health_check(self) -> dict[str, object]:
         return {"prompt": "a", "max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "_HEALTH_CHECK": True}
@@ -116,6 +127,10 @@ def refuse_unavailable(body: wire_openai.Body) -> None:
         raise InvalidRequest("text mode takes text only", parameter="prompt_embeds")
     if body.prompt_logprobs is not None:
         raise InvalidRequest("text mode has no logprobs of the prompt", parameter="prompt_logprobs")
+
+
+def template_wishes(body: wire_openai.ChatBody) -> dict[str, Any]:
+    return {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}
 
 
 def cache_salt(body: wire_openai.Body) -> str | None:
