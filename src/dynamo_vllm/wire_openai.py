@@ -15,6 +15,8 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 class ResponseFormat(msgspec.Struct, frozen=True):
     type: str
     json_schema: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    """Of a structural tag; the next two are its older form."""
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
 

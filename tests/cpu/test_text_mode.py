@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer
 
+from harness.plane import plane
 from harness.stack import Stack, stack
 from harness.warm import Zygote
 
@@ -85,6 +88,38 @@ def test_refused_by_name(text_mode: Stack, body: dict[str, Any], named: str) -> 
         text_mode.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 3}).status_code
         == 200
     )
+
+
+def test_grammar_holds_in_both_modes(text_mode: Stack, one_worker: Stack) -> None:
+    ask = {**CHAT, "extra_body": {"guided_grammar": 'root ::= "yes" | "no"'}}
+    said = [made.openai.chat.completions.create(**ask).choices[0].message for made in (text_mode, one_worker)]
+    assert {message.content for message in said} <= {"yes", "no"}
+
+
+def test_structural_tag_holds_in_both_modes(text_mode: Stack, one_worker: Stack, model: Path) -> None:
+    """The frontend (1.6.1) refuses response_format of this type; other clients of the runtime may send it."""
+    inside = {"type": "regex", "pattern": "[0-9]{3}"}
+    tag = {
+        "type": "structural_tag",
+        "format": {"type": "tag", "begin": "<a>", "content": inside, "end": "</a>"},
+    }
+    text = {"prompt": "a", "max_tokens": 20, "temperature": 0, "response_format": tag}
+    chunks = on_the_plane(text_mode, text)
+    assert re.fullmatch("<a>[0-9]{3}</a>", "".join(chunk["choices"][0]["text"] for chunk in chunks))
+    tokens = {
+        "token_ids": [20, 21],
+        "stop_conditions": {"max_tokens": 20},
+        "sampling_options": {"temperature": 0.0, "guided_decoding": {"structural_tag": tag}},
+    }
+    ids = [token for chunk in on_the_plane(one_worker, tokens) for token in chunk["token_ids"]]
+    written = Tokenizer.from_file(str(model / "tokenizer.json")).decode(ids)
+    assert re.fullmatch("<a>[0-9]{3}</a>", written)
+
+
+def on_the_plane(made: Stack, request: dict[str, Any]) -> list[dict[str, Any]]:
+    with plane(made.environment(DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
+        chunks: list[dict[str, Any]] = caller.call("backend.generate", request)["chunks"]
+        return chunks
 
 
 def test_unknown_model(text_mode: Stack) -> None:

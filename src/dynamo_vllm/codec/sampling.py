@@ -262,8 +262,10 @@ def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, s
             return None, True, None
         case ResponseFormat(type="json_schema", json_schema={"schema": dict() as schema}):
             return schema, None, None
-        case ResponseFormat(type="structural_tag"):
-            tag = {"type": "structural_tag", "structures": chosen.structures, "triggers": chosen.triggers}
+        case ResponseFormat(type="structural_tag", format=dict() as form):
+            return None, None, json.dumps({"type": "structural_tag", "format": form})
+        case ResponseFormat(type="structural_tag", structures=list() as parts, triggers=list() as triggers):
+            tag = {"type": "structural_tag", "structures": parts, "triggers": triggers}
             return None, None, json.dumps(tag)
     raise InvalidRequest(f"type {chosen.type!r} is unknown or incomplete", parameter="response_format")
 

@@ -301,6 +301,8 @@ def _refusing(parameter: str) -> Iterator[None]:
 
     try:
         yield
+    except DynamoVllmError:
+        raise
     except Exception as exc:
         found = convert.error(exc)
         if isinstance(found, InvalidRequest):
