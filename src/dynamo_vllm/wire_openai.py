@@ -76,6 +76,23 @@ class CompletionBody(_Sampling, frozen=True, kw_only=True):
     echo: bool | None = None
 
 
+class AgentHints(msgspec.Struct, frozen=True):
+    priority: int | None = None
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What text mode reads of nvext; in token mode the frontend takes it out of the body."""
+
+    cache_salt: str | None = None
+    agent_hints: AgentHints | None = None
+    max_thinking_tokens: int | None = None
+
+    @property
+    def priority(self) -> int:
+        """Higher is sooner. A client may also give it as a header, which the frontend puts here."""
+        return (self.agent_hints and self.agent_hints.priority) or 0
+
+
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What OpenAI's body has no place for. The frontend takes it in nvext, and unknown fields of the body."""
 
@@ -158,8 +175,16 @@ def parse_media(raw: object, kind: str) -> MediaBody:
 
 def image_settings(raw: dict[str, Any] | None, where: str) -> ImageSettings:
     """The same settings where a chat body has room for them."""
+    return _nested(raw, where, ImageSettings)
+
+
+def extension(body: Body) -> Extension:
+    return _nested(body.nvext, "nvext", Extension)
+
+
+def _nested(raw: dict[str, Any] | None, where: str, kind: type[StructT]) -> StructT:
     try:
-        return msgspec.convert(raw or {}, ImageSettings)
+        return msgspec.convert(raw or {}, kind)
     except msgspec.ValidationError as exc:
         raise InvalidRequest(f"{where}.{refusal(exc)[0]}") from exc
 

@@ -51,7 +51,9 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": [99999]}, "prompt"),
-        ({"prompt": "a", "nvext": {"cache_salt": 7}}, "cache_salt"),
+        ({"prompt": "a", "nvext": {"cache_salt": 7}}, "nvext.cache_salt"),
+        ({"prompt": "a", "nvext": {"agent_hints": {"priority": "x"}}}, "nvext.agent_hints.priority"),
+        ({"prompt": "a", "nvext": {"max_thinking_tokens": -1}}, "max_thinking_tokens"),
         ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "own template"),
         ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "own template"),
     ],
@@ -69,6 +71,16 @@ async def test_salt_goes_with_the_job() -> None:
         for nvext in (None, {}, {"cache_salt": "mine"})
     ]
     assert salts == [None, None, "mine"]
+
+
+async def test_hints_of_the_client_go_with_the_job() -> None:
+    """A client's higher priority is vLLM's smaller number, as in token mode."""
+    made, _ = await role()
+    nvexts: list[dict[str, Any]] = [{}, {"agent_hints": {"priority": 5}}, {"agent_hints": {"priority": -5}}]
+    jobs = [await made.prepare(made.parse({"prompt": "a", "nvext": nvext}), "j") for nvext in nvexts]
+    assert [job.priority for job in jobs] == [0, -5, 5]
+    thinking = await made.prepare(made.parse({"prompt": "a", "nvext": {"max_thinking_tokens": 7}}), "j")
+    assert thinking.sampling.max_thinking_tokens == 7
 
 
 async def test_health_check_is_a_request_it_takes() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import GUIDE_KINDS, EngineFacts, Guide, SamplingSpec
 from dynamo_vllm.wire import prompt_length
-from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat
+from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat, extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -100,6 +100,7 @@ def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | 
         skip_special_tokens=body.skip_special_tokens is not False
         and not (parser is not None and parser.reads_special_tokens),
         guide=_with_calls(text_guide(body), body, parser),
+        max_thinking_tokens=extension(body).max_thinking_tokens,
         logit_bias=_bias(body.logit_bias),
         detokenize=True,
     )

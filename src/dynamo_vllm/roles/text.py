@@ -48,13 +48,13 @@ class AggregatedText:
 
     async def prepare(self, request: wire_openai.Body, job_id: str, adapter: Adapter | None = None) -> Job:
         refuse_unavailable(request)
-        salt, refs = cache_salt(request), media.of_text(request)
+        extension, refs = wire_openai.extension(request), media.of_text(request)
         if refs:
             self._media.refuse(refs)  # before the renderer, which has no better words for it
         ids: Sequence[int] = await self._tokens(request)
         prompt.check_ids(ids, self._facts.vocab_size)
         room = prompt.room_behind(ids, self._facts.context_length)
-        seen = await self._media.read(ids, refs, salt, job_id=job_id) if refs else None
+        seen = await self._media.read(ids, refs, extension.cache_salt, job_id=job_id) if refs else None
         if seen is not None:
             ids = seen.tokens
             room = prompt.room_behind(ids, self._facts.context_length)
@@ -63,7 +63,8 @@ class AggregatedText:
             job_id,
             ids,
             sampling.from_text(request, room, self._facts, parser),
-            cache_salt=salt,
+            priority=-extension.priority,
+            cache_salt=extension.cache_salt,
             adapter=adapter,
             media=seen,
             parser=parser,
@@ -131,11 +132,3 @@ def refuse_unavailable(body: wire_openai.Body) -> None:
 
 def template_wishes(body: wire_openai.ChatBody) -> dict[str, Any]:
     return {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}
-
-
-def cache_salt(body: wire_openai.Body) -> str | None:
-    """Whose cached prefixes the request may use; in token mode the frontend takes it out of the body."""
-    salt = (body.nvext or {}).get("cache_salt")
-    if salt is not None and not isinstance(salt, str):
-        raise InvalidRequest("must be a string", parameter="nvext.cache_salt")
-    return salt
