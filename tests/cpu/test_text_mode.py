@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from cpu.streams import stream
 from harness.plane import plane
 from harness.stack import Stack, stack
+from harness.waiting import until
 from harness.warm import Zygote
 
 
@@ -21,6 +24,15 @@ def text_mode(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactor
     with stack(tmp_path_factory.mktemp("text")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--use-vllm-tokenizer")
+        yield made.wait_ready(60)
+
+
+@pytest.fixture(scope="module")
+def one_at_a_time(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("one-at-a-time")) as made:
+        made.start_frontend()
+        flags = ("--scheduling-policy", "priority", "--max-num-seqs", "1")
+        warm.start_worker(made, model, "--use-vllm-tokenizer", *flags)
         yield made.wait_ready(60)
 
 
@@ -125,6 +137,30 @@ def on_the_plane(made: Stack, request: dict[str, Any]) -> list[dict[str, Any]]:
 def test_unknown_model(text_mode: Stack) -> None:
     with pytest.raises(openai.NotFoundError):
         text_mode.openai.chat.completions.create(**{**CHAT, "model": "nobody"})
+
+
+@pytest.mark.parametrize("way", ["body", "header"])
+def test_urgent_request_overtakes_another_in_the_engine(one_at_a_time: Stack, way: str) -> None:
+    (worker,), ended = one_at_a_time.workers, []
+
+    def ask(name: str, priority: int) -> None:
+        body: dict[str, Any] = {"model": "tiny", "prompt": "once upon", "max_tokens": 20}
+        headers = {"x-dynamo-request-priority": str(priority)} if way == "header" else {}
+        if way == "body":
+            body["nvext"] = {"agent_hints": {"priority": priority}}
+        assert one_at_a_time.post("/v1/completions", body, headers=headers).status_code == 200
+        ended.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        with stream(one_at_a_time, 1, 1900):
+            until("the first one", lambda: worker.busy() == 1)
+            asked = [pool.submit(ask, "patient", 1)]
+            until("one that waits", lambda: worker.busy() == 2)
+            asked.append(pool.submit(ask, "urgent", 9))
+            until("two that wait", lambda: worker.busy() == 3)
+        for one in asked:
+            one.result(30)
+    assert ended == ["urgent", "patient"]
 
 
 def test_logit_bias_reaches_the_engine(text_mode: Stack) -> None:
