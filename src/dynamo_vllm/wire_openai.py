@@ -24,6 +24,9 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

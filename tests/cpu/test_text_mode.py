@@ -88,6 +88,7 @@ def test_completion_equals_token_mode(text_mode: Stack, one_worker: Stack, promp
     [
         ({"prompt": "x " * 3000}, "prompt"),
         ({"stop": list("abcde")}, "stop"),
+        ({"best_of": 3}, "best_of"),
         ({"guided_grammar": "root ::= nowhere"}, "guided_grammar"),
     ],
 )

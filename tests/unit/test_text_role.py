@@ -51,6 +51,8 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": [99999]}, "prompt"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
+        ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
         ({"prompt": "a", "nvext": {"cache_salt": 7}}, "nvext.cache_salt"),
         ({"prompt": "a", "nvext": {"agent_hints": {"priority": "x"}}}, "nvext.agent_hints.priority"),
         ({"prompt": "a", "nvext": {"max_thinking_tokens": -1}}, "max_thinking_tokens"),
@@ -153,6 +155,24 @@ async def test_call_the_client_insists_on_comes_before_its_constraint(
     engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment,return-value]
     job = await made.prepare(made.parse({"messages": [{"role": "user", "content": "hi"}], **body}), "j")
     assert job.sampling.guide == guide and not job.sampling.skip_special_tokens
+
+
+@pytest.mark.parametrize(("hides", "shown"), [(True, False), (False, True)])
+async def test_tools_nobody_wants_are_in_the_prompt_if_asked_for(
+    monkeypatch: pytest.MonkeyPatch, hides: bool, shown: bool
+) -> None:
+    _, engine = await role()
+    made = AggregatedText(await engine.start(), engine, "m", hides_unwanted_tools=hides)
+    seen: list[bool] = []
+
+    async def render(messages: object, options: Any) -> list[int]:
+        seen.append("tools" in options["kwargs"])
+        return [20]
+
+    monkeypatch.setattr(engine, "render_chat", render)
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
+    await made.prepare(made.parse({**body, "tool_choice": "none"}), "j")
+    assert seen == [shown]
 
 
 @pytest.mark.parametrize("name", ["chat_template_kwargs", "chat_template_args"])

@@ -72,6 +72,7 @@ def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | 
     """The spec of an OpenAI body; here the engine writes the text and watches the stop strings."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     _stop_strings(stop)
+    _beam_search(body)
     if isinstance(body, ChatBody):
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -175,7 +176,7 @@ def _stop_strings(stop: Sequence[str]) -> None:
         raise InvalidRequest("an empty string would stop at once", parameter="stop")
 
 
-def _beam_search(options: SamplingOptions) -> None:
+def _beam_search(options: SamplingOptions | Body) -> None:
     if options.use_beam_search:
         raise InvalidRequest("beam search is not supported; leave it out", parameter="use_beam_search")
     if options.length_penalty not in (None, 1.0):

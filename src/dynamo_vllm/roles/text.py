@@ -31,12 +31,14 @@ class AggregatedText:
         names: Sequence[str],
         template: str | None = None,
         media_reader: media.Reader | None = None,
+        hides_unwanted_tools: bool = True,
     ) -> None:
         self._facts = facts
         self._renderer = renderer
         self._names = names
         self._template = template
         self._media: media.Reader = media_reader or media.MediaReader(facts)
+        self._hides_unwanted_tools = hides_unwanted_tools
 
     def parse(self, raw: object) -> wire_openai.Body:
         return wire_openai.parse(raw)
@@ -99,7 +101,7 @@ class AggregatedText:
             "continue_final_message": bool(body.continue_final_message),
             **wished,
         }
-        if body.tools and body.tool_choice != "none":
+        if body.tools and not (body.tool_choice == "none" and self._hides_unwanted_tools):
             kwargs["tools"] = body.tools
         messages = media.without_content(body.messages)
         return await self._renderer.render_chat(messages, {"template": self._template, "kwargs": kwargs})

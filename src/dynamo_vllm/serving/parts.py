@@ -243,6 +243,7 @@ def make_role(
             names,
             Path(template).read_text() if template else None,
             media_reader,
+            options.exclude_tools_when_tool_choice_none,
         )
     if options.role == "encode":
         assert folder is not None and isinstance(media_reader, MediaReader)  # a rule sees to it
