@@ -252,8 +252,9 @@ def _with_calls(own: Guide | None, body: Body, parser: AnswerParser | None) -> G
     """A call that the client insists on comes before its constraint, which is for texts."""
     if parser is None or not isinstance(body, ChatBody):
         return own
+    of_calls = _one_constraint(parser.guide, "tools") if parser.guide is not None else None
     must_call = body.tool_choice not in (None, "none", "auto")
-    return parser.guide or own if must_call else own or parser.guide
+    return of_calls or own if must_call else own or of_calls
 
 
 def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, str | None]:
