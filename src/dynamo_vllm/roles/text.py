@@ -54,13 +54,13 @@ class AggregatedText:
         if refs:
             self._media.refuse(refs)  # before the renderer, which has no better words for it
         ids: Sequence[int] = await self._tokens(request)
+        parser = self._parser(request)
         prompt.check_ids(ids, self._facts.vocab_size)
         room = prompt.room_behind(ids, self._facts.context_length)
         seen = await self._media.read(ids, refs, extension.cache_salt, job_id=job_id) if refs else None
         if seen is not None:
             ids = seen.tokens
             room = prompt.room_behind(ids, self._facts.context_length)
-        parser = self._parser(request)
         return Job(
             job_id,
             ids,
