@@ -317,6 +317,9 @@ class OmniEngine:
         (rendered,) = await self._rendering("prompt", lambda r: r.render_cmpl_async([{"prompt": prompt}]))
         return list(rendered["prompt_token_ids"])
 
+    def answer_parser(self, body: object, template_wishes: object) -> None:
+        return None  # a rule refuses parsers
+
     async def _rendering(self, parameter: str, step: Callable[[Any], Any]) -> Any:
         from dynamo_vllm.engine import vllm_convert as convert
 

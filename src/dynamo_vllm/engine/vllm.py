@@ -20,6 +20,7 @@ from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, MediaPrompt
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
+    from vllm.parser.abstract_parser import Parser
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.vllm_control import Control
     from dynamo_vllm.engine.vllm_direct import Direct
     from dynamo_vllm.engine.vllm_socket import Receiver
-    from dynamo_vllm.job import Media
+    from dynamo_vllm.job import AnswerParser, Media
+    from dynamo_vllm.wire_openai import ChatBody
 
 logger = logging.getLogger(__name__)
 EMBEDS_READERS = 2
@@ -48,6 +50,7 @@ class VllmEngine:
         self._relay: EventRelay | None = None
         self._embeds_readers: ThreadPoolExecutor | None = None
         self._encoded: Folder | None = None
+        self._parser: type[Parser] | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
 
@@ -56,13 +59,14 @@ class VllmEngine:
         vllm_start.set_environment(self._settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_socket, vllm_stats
+        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_parsing, vllm_socket, vllm_stats
 
         resolved = vllm_start.resolve(self._settings)
         for fired in resolved.fired:
             logger.info("default %s", fired)
         config = vllm_start.create_config(resolved.args, self._settings)
         plugin.guard_coordinator()
+        self._parser = vllm_parsing.parser_class(self._settings, config.model_config)
         self._on_phase("loading")
         self._relay = relay_for(config, self._settings)
         try:
@@ -282,6 +286,16 @@ class VllmEngine:
             (rendered,) = await self._engine.renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
 
+    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
+        if self._parser is None:
+            return None
+        from dynamo_vllm.engine import vllm_parsing
+
+        llm = self._engine
+        tokenizer, model = llm.get_tokenizer(), llm.vllm_config.model_config
+        with _refusing("tools"):
+            return vllm_parsing.Parsing(self._parser, tokenizer, model, body, template_wishes)
+
 
 @contextlib.contextmanager
 def _refusing(parameter: str) -> Iterator[None]:
@@ -290,6 +304,8 @@ def _refusing(parameter: str) -> Iterator[None]:
 
     try:
         yield
+    except DynamoVllmError:
+        raise
     except Exception as exc:
         found = convert.error(exc)
         if isinstance(found, InvalidRequest):

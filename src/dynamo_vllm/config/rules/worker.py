@@ -98,6 +98,17 @@ def embeds_need_vllm_in_token_mode(o: WorkerOptions, _: EngineFlags) -> None:
         )
 
 
+def text_is_parsed_by_vllm(o: WorkerOptions, _: EngineFlags) -> None:
+    """The frontend parses tokens; text goes past its parsers."""
+    named = [name for name in ("tool_call_parser", "reasoning_parser") if getattr(o, name)]
+    other = "--omni" if o.omni else "--engine fake" if o.engine == "fake" else None
+    if o.use_vllm_tokenizer and named and other:
+        raise ConfigError(
+            f"{flags.flag(named[0])} needs vLLM itself with --use-vllm-tokenizer, not {other}; "
+            "leave one of them out"
+        )
+
+
 def gpu_memory_service_is_installed(_: WorkerOptions, engine: EngineFlags) -> None:
     if engine.get("load_format") == "gms" and not flags.is_installed("gpu_memory_service"):
         raise ConfigError(
@@ -156,6 +167,7 @@ RULES = (
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,
     embeds_need_vllm_in_token_mode,
+    text_is_parsed_by_vllm,
     gpu_memory_service_is_installed,
     dump_has_a_folder,
     model_is_named,
