@@ -228,7 +228,7 @@ def _scalar(item: Declared, raw: Any, source: str) -> Any:
         raise ConfigError(f"{source}={raw!r} is not a yes or no; use 1 or 0")
     if item.kind in (int, float):
         try:
-            if isinstance(raw, bool) or (item.kind is int and isinstance(raw, float)):
+            if isinstance(raw, bool) or (item.kind is int and isinstance(raw, float) and raw % 1):
                 raise ValueError
             return item.kind(raw)
         except (TypeError, ValueError):
