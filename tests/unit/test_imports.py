@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -77,9 +78,14 @@ _WRITING = {"update", "setdefault", "pop", "clear"}
 
 def violations(path: str, source: str) -> list[str]:
     """What breaks the table in one module; `path` is relative to the package."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(source)
     found = [broken for module in imported(nodes, path) if (broken := refused(path, module))]
     return found + environment_uses(nodes, path)
+
+
+@functools.cache
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
 
 
 def imported(nodes: list[ast.AST], path: str) -> list[str]:
@@ -159,7 +165,7 @@ def dotted(path: str) -> str:
 
 def names_of_modules(path: str, source: str) -> set[str]:
     """What a module imports or names in a text, which another process may import; not itself."""
-    found = imported(list(ast.walk(ast.parse(source))), path)
+    found = imported(nodes_of(source), path)
     found += re.findall(rf"\b{PACKAGE}(?:\.\w+)+", source)
     parts = [name.split(".") for name in found]
     return {".".join(name[:end]) for name in parts for end in range(2, len(name) + 1)} - {dotted(path)}
