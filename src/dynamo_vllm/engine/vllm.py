@@ -55,13 +55,14 @@ class VllmEngine:
         vllm_start.set_environment(self._settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_socket, vllm_stats
+        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_guides, vllm_socket, vllm_stats
 
         resolved = vllm_start.resolve(self._settings)
         for fired in resolved.fired:
             logger.info("default %s", fired)
         config = vllm_start.create_config(resolved.args, self._settings)
         plugin.guard_coordinator()
+        vllm_guides.mend()
         self._on_phase("loading")
         self._relay = relay_for(config, self._settings)
         try:
