@@ -14,6 +14,7 @@ import pytest
 import vllm.exceptions
 import vllm.v1.engine.exceptions
 from prometheus_client import Histogram
+from transformers import PreTrainedTokenizerBase
 from vllm import SamplingParams
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
@@ -46,6 +47,7 @@ from dynamo_vllm.errors import (
 )
 from dynamo_vllm.job import GUIDE_KINDS, Guide, Job, SamplingSpec
 from dynamo_vllm.models.tiny import make_tiny_model
+from dynamo_vllm.roles.text import TOKENIZER_ARGUMENTS
 from dynamo_vllm.serving.parts import engine_settings
 
 EXPECTED: dict[str, type[DynamoVllmError]] = {
@@ -233,6 +235,12 @@ def test_a_schema_is_never_given_to_outlines_unless_the_operator_says_so() -> No
             checked(schema, "auto")
     assert checked({"type": "object"}, "auto") == "xgrammar"
     assert checked(PATTERNS, "outlines") == "outlines"
+
+
+def test_what_clients_tell_the_template_reaches_no_parameter_of_the_tokenizer() -> None:
+    known = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    templates = {"tools", "documents", "add_generation_prompt", "continue_final_message", "kwargs"}
+    assert known - templates - {"self", "chat_template", "tokenize"} == TOKENIZER_ARGUMENTS
 
 
 def test_a_token_that_cannot_come_has_a_logprob_that_json_can_say() -> None:

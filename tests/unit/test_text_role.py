@@ -53,6 +53,11 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "nvext": {"cache_salt": 7}}, "cache_salt"),
         ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "own template"),
         ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "own template"),
+        ({"messages": [{}], "chat_template_kwargs": {"padding": "max_length"}}, "padding is the tokenizer's"),
+        (
+            {"messages": [{}], "chat_template_args": {"tokenizer_kwargs": {}}},
+            "tokenizer_kwargs is the tokenizer's",
+        ),
     ],
 )
 async def test_refused_by_name(body: dict[str, Any], named: str) -> None:
