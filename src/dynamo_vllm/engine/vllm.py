@@ -236,6 +236,10 @@ class VllmEngine:
         )
         renderer = self._engine.renderer
         with _refusing("messages"):
+            # vLLM 0.30 looks only once the template's text is tokenised, in the one thread there is for that.
+            renderer.default_chat_tok_params.apply_pre_tokenization(
+                renderer.get_tokenizer(), {"prompt": "".join(_words(messages))}
+            )
             # Not the whole way of `render_chat_async`: media are put into the prompt by `see`.
             _, text = await renderer.render_messages_async(list(messages), params)
             tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
@@ -279,6 +283,14 @@ class VllmEngine:
         with _refusing("prompt"):
             (rendered,) = await self._engine.renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
+
+
+def _words(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What the messages of a chat say."""
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        yield from (text for part in parts if isinstance(text := part.get("text"), str))
 
 
 @contextlib.contextmanager
