@@ -8,16 +8,20 @@ import json
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import vllm.exceptions
 import vllm.v1.engine.exceptions
 from prometheus_client import Histogram
+from transformers import PreTrainedTokenizerBase
 from vllm import SamplingParams
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,7 +32,7 @@ from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerSt
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.engine import vllm_convert, vllm_start, vllm_stats
+from dynamo_vllm.engine import vllm_convert, vllm_guides, vllm_start, vllm_stats
 from dynamo_vllm.engine.base import LoadFigures
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import (
@@ -43,6 +47,7 @@ from dynamo_vllm.errors import (
 )
 from dynamo_vllm.job import GUIDE_KINDS, Guide, Job, SamplingSpec
 from dynamo_vllm.models.tiny import make_tiny_model
+from dynamo_vllm.roles.text import TOKENIZER_ARGUMENTS
 from dynamo_vllm.serving.parts import engine_settings
 
 EXPECTED: dict[str, type[DynamoVllmError]] = {
@@ -201,6 +206,52 @@ def test_every_constraint_reaches_vllm(kind: str) -> None:
     value = {"json": {"type": "object"}, "json_object": True, "choice": ["a"]}.get(kind, "a")
     made = vllm_convert.structured_outputs(Guide(**{kind: value}))
     assert getattr(made, kind) == value
+
+
+PATTERNS = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}},
+    "patternProperties": {"^x": {"type": "string"}},
+}
+"""What only outlines takes."""
+
+
+def checked(schema: dict[str, object], backend: str) -> str | None:
+    """The backend that vLLM chooses for a schema."""
+    vllm_guides.mend()
+    params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=Guide(json=schema)))
+    model, config = SimpleNamespace(is_diffusion=False), SimpleNamespace(backend=backend)
+    params._validate_structured_outputs(model, config, tokenizer=object())
+    chosen: str | None = params.structured_outputs._backend
+    return chosen
+
+
+def test_a_schema_is_never_given_to_outlines_unless_the_operator_says_so() -> None:
+    deep: dict[str, object] = {"type": "string"}
+    for _ in range(18):  # outlines would make 20 MB of it
+        deep = {"type": "array", "items": deep}
+    for schema in (PATTERNS, {**PATTERNS, "properties": {"a": deep}}):
+        with pytest.raises(vllm.exceptions.VLLMValidationError, match="patternProperties"):
+            checked(schema, "auto")
+    assert checked({"type": "object"}, "auto") == "xgrammar"
+    assert checked(PATTERNS, "outlines") == "outlines"
+
+
+def test_what_clients_tell_the_template_reaches_no_parameter_of_the_tokenizer() -> None:
+    known = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+    templates = {"tools", "documents", "add_generation_prompt", "continue_final_message", "kwargs"}
+    assert known - templates - {"self", "chat_template", "tokenize"} == TOKENIZER_ARGUMENTS
+
+
+def test_a_token_that_cannot_come_has_a_logprob_that_json_can_say() -> None:
+    """A constraint leaves minus infinity for all others; vLLM's own server says -9999."""
+    at = {7: Logprob(-0.5, 1, "a"), 8: Logprob(float("-inf"), 2, "b"), 9: Logprob(float("nan"), 3, "c")}
+    choice = CompletionOutput(0, "a", [7], None, [at])
+    result = RequestOutput("j", None, [5, 7], [None, at], [choice], finished=False)
+    (made,) = vllm_convert.outputs(result)
+    for found in (made.logprobs, made.prompt_logprobs):
+        assert found is not None and found[-1] is not None
+        assert [c.logprob for c in found[-1].candidates] == [-0.5, -9999.0, -9999.0]
 
 
 def test_given_up_with_a_constraint_is_the_clients_fault() -> None:

@@ -22,6 +22,7 @@ def completion(**more: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "hello", "max_tokens": 4, **more}
 
 
+PATTERNS = {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": {"type": "string"}}}
 SCHEMA_OF_NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
 CASES: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("unknown model", CHAT, chat(model="nobody"), 404, "model"),
@@ -37,6 +38,7 @@ CASES: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("an empty stop string", CHAT, chat(stop=[""]), 400, "stop"),
     ("stop token out of vocabulary", CHAT, chat(stop_token_ids=[99999]), 400, "stop_token_ids"),
     ("invalid JSON schema", CHAT, chat(response_format=SCHEMA_OF_NONSENSE), 400, "guided_json"),
+    ("schema for outlines alone", CHAT, chat(guided_json=PATTERNS), 400, "patternproperties"),
     ("invalid regex", CHAT, chat(guided_regex="["), 400, "guided_regex"),
     ("invalid grammar", CHAT, chat(guided_grammar="root ::= nowhere"), 400, "guided_grammar"),
     ("unclosed grammar", CHAT, chat(guided_grammar="root ::= ("), 400, "guided_grammar"),

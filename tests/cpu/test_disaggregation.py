@@ -52,6 +52,14 @@ def test_several_choices_and_logprobs_equal_one_engine(pair: Pairs, one_worker: 
         assert [choice.text for choice in found.choices] == [choice.text for choice in wanted.choices]
 
 
+def test_logprobs_of_the_prompt_equal_one_engine(pair: Pairs, one_worker: Stack) -> None:
+    body = {"model": "tiny", "prompt": prompts(3, 300)[2], "max_tokens": 1, "prompt_logprobs": 1}
+    body["nvext"] = {"extra_fields": ["engine_data"]}
+    found, wanted = (made.post("/v1/completions", body).json() for made in (pair.stack, one_worker))
+    told = [answer["nvext"]["engine_data"]["prompt_logprobs"] for answer in (found, wanted)]
+    assert [list(at or ()) for at in told[0]] == [list(at or ()) for at in told[1]]
+
+
 def test_repeated_prompt_is_fetched_from_the_own_cache(pair: Pairs, one_worker: Stack) -> None:
     every = prompts(6, 700, seed=8)
     first, again = ask_all(pair.stack, every), ask_all(pair.stack, every)

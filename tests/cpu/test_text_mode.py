@@ -168,3 +168,14 @@ def test_logit_bias_reaches_the_engine(text_mode: Stack) -> None:
     ask = {"model": "tiny", "prompt": [20, 21], "max_tokens": 3, "temperature": 0, "logit_bias": {"40": 100}}
     answer = text_mode.openai.completions.create(**ask, logprobs=0)  # type: ignore[call-overload]
     assert len(set(answer.choices[0].logprobs.tokens)) == 1
+
+
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenised(text_mode: Stack, as_parts: bool) -> None:
+    """There is one thread for that: 9 MB kept all others waiting for 12 s, and the worker seemed to hang."""
+    words = "lo " * 300_000
+    content = [{"type": "text", "text": words}] if as_parts else words
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    answer = text_mode.post("/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert "900000 characters" in answer.json()["message"]

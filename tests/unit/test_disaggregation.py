@@ -28,7 +28,7 @@ async def prefilled(raw: dict[str, Any]) -> dict[str, Any]:
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "p")
     encoder = role.encoder(parsed, job)
-    (chunk,) = map(encoder.encode, await outputs(made, job))
+    (chunk,) = map(encoder.encode, [job.answer] if job.answer else await outputs(made, job))
     return chunk
 
 
@@ -42,7 +42,7 @@ async def decoded(raw: dict[str, Any], lost: list[int]) -> list[dict[str, Any]]:
 
 
 async def test_prefill_makes_one_token_and_says_where_the_cache_is() -> None:
-    asked = request(max_tokens=50, n=2, guided_decoding={"regex": "a"})
+    asked = request(max_tokens=50, guided_decoding={"regex": "a"})
     asked["output_options"] = {"logprobs": 3}
     chunk = await prefilled(asked)
     assert len(chunk["token_ids"]) == 1
@@ -79,13 +79,24 @@ async def test_decode_without_a_prefill_worker_loses_nothing() -> None:
     assert len(chunks) == 3 and lost == []
 
 
-async def test_several_choices_are_computed_here() -> None:
+SEVERAL = request(n=2)
+WITH_PROMPT = {**request(), "output_options": {"prompt_logprobs": 1}}
+"""Of a cache that was fetched the engine has none: it would tell what is in memory that nobody wrote."""
+
+
+@pytest.mark.parametrize("asked", [SEVERAL, WITH_PROMPT], ids=["several choices", "logprobs of the prompt"])
+async def test_what_cannot_be_handed_over_is_computed_by_decode_alone(asked: dict[str, Any]) -> None:
     """Each choice would fetch the cache, and it is given away once."""
     made = await engine()
     role = Decode(await made.start(), NIXL, lambda: None)
     handed = (await prefilled(request()))["disaggregated_params"]
-    raw = {**request(n=2), "prefill_result": {"disaggregated_params": handed}}
+    raw = {**asked, "prefill_result": {"disaggregated_params": handed}}
     assert (await role.prepare(role.parse(raw), "d")).transfer is None
+
+
+@pytest.mark.parametrize("asked", [SEVERAL, WITH_PROMPT], ids=["several choices", "logprobs of the prompt"])
+async def test_prefill_keeps_no_cache_that_decode_will_not_fetch(asked: dict[str, Any]) -> None:
+    assert (await prefilled(asked))["disaggregated_params"] == LEFT_TO_DECODE
 
 
 async def test_health_check_of_a_prefill_worker_keeps_no_blocks() -> None:

@@ -221,6 +221,31 @@ def test_contradicting_constraints_are_refused(guided: dict[str, Any], message: 
         tokens(sampling_options={"guided_decoding": guided})
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("guided", "message"),
+    [
+        ({"json": nested(100)}, "response_format: nested"),
+        ({"json": json.dumps(nested(100))}, "response_format: nested"),
+        ({"json": "[" * 100_000}, "response_format: nested"),
+        ({"structural_tag": {"structures": [{"schema": nested(100)}]}}, "guided_structural_tag: nested"),
+        ({"json": {"enum": ["a" * 600_000]}}, "response_format: has 600014 characters"),
+        ({"regex": "a" * 600_000}, "guided_regex: has 600000 characters"),
+        ({"choice": ["a" * 300_000, "b" * 300_000]}, "guided_choice: has 600000 characters"),
+    ],
+)
+def test_constraints_that_would_hold_the_worker_up_are_refused(guided: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        tokens(sampling_options={"guided_decoding": guided})
+    assert tokens(sampling_options={"guided_decoding": {"json": nested(40)}}).guide is not None
+
+
 # --- text mode --------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,11 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "nvext": {"max_thinking_tokens": -1}}, "max_thinking_tokens"),
         ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "own template"),
         ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "own template"),
+        ({"messages": [{}], "chat_template_kwargs": {"padding": "max_length"}}, "padding is the tokenizer's"),
+        (
+            {"messages": [{}], "chat_template_args": {"tokenizer_kwargs": {}}},
+            "tokenizer_kwargs is the tokenizer's",
+        ),
     ],
 )
 async def test_refused_by_name(body: dict[str, Any], named: str) -> None:

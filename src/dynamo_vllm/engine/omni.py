@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import omni_pipelines, omni_start, plugin, prometheus, vllm_start
+from dynamo_vllm.engine import omni_pipelines, omni_start, plugin, prometheus, vllm_guides, vllm_start
 from dynamo_vllm.engine.base import LoadFigures
 from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import (
@@ -70,6 +70,7 @@ class OmniEngine:
         omni_start.set_environment(self._settings, omni_pipelines.choose(self._settings.model))
         omni = await self._told("importing vLLM-Omni", _imported)
         plugin.register_omni()
+        vllm_guides.mend()
         pipeline = omni_pipelines.resolve(self._settings.model)
         omni_pipelines.register(pipeline)
         given = omni_start.arguments(self._settings, pipeline, self._settings.scratch_folder)

@@ -59,7 +59,14 @@ class VllmEngine:
         vllm_start.set_environment(self._settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_parsing, vllm_socket, vllm_stats
+        from dynamo_vllm.engine import (
+            vllm_control,
+            vllm_direct,
+            vllm_guides,
+            vllm_parsing,
+            vllm_socket,
+            vllm_stats,
+        )
 
         resolved = vllm_start.resolve(self._settings)
         for fired in resolved.fired:
@@ -67,6 +74,7 @@ class VllmEngine:
         config = vllm_start.create_config(resolved.args, self._settings)
         plugin.guard_coordinator()
         self._parser = vllm_parsing.parser_class(self._settings, config.model_config)
+        vllm_guides.mend()
         self._on_phase("loading")
         self._relay = relay_for(config, self._settings)
         try:
@@ -242,6 +250,10 @@ class VllmEngine:
         )
         renderer = self._engine.renderer
         with _refusing("messages"):
+            # vLLM 0.30 looks only once the template's text is tokenised, in the one thread there is for that.
+            renderer.default_chat_tok_params.apply_pre_tokenization(
+                renderer.get_tokenizer(), {"prompt": "".join(_words(messages))}
+            )
             # Not the whole way of `render_chat_async`: media are put into the prompt by `see`.
             _, text = await renderer.render_messages_async(list(messages), params)
             tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
@@ -295,6 +307,14 @@ class VllmEngine:
         tokenizer, model = llm.get_tokenizer(), llm.vllm_config.model_config
         with _refusing("tools"):
             return vllm_parsing.Parsing(self._parser, tokenizer, model, body, template_wishes)
+
+
+def _words(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What the messages of a chat say."""
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        yield from (text for part in parts if isinstance(text := part.get("text"), str))
 
 
 @contextlib.contextmanager

@@ -35,6 +35,8 @@ _DIRECT = (
     "logprobs",
     "prompt_logprobs",
 )
+LOWEST_LOGPROB = -9999.0
+"""As vLLM's own server has it. A constraint leaves minus infinity for what it forbids: null in JSON."""
 
 
 def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = None) -> SamplingParams:
@@ -140,7 +142,9 @@ def _positions(ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]]) -> lis
 
 
 def _position(token: int, at: Mapping[int, Any]) -> Position:
-    candidates = [TokenLogprob(i, lp.logprob, lp.rank, lp.decoded_token) for i, lp in at.items()]
+    candidates = [
+        TokenLogprob(i, max(LOWEST_LOGPROB, lp.logprob), lp.rank, lp.decoded_token) for i, lp in at.items()
+    ]
     chosen = next(c for c in candidates if c.token_id == token)
     return Position(chosen, candidates)
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, Rejected
+from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, Rejected, must_be_computed_by_decode
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.base import RoleCard
 
@@ -56,7 +56,7 @@ class Decode:
             return job
         if request.prefill_result.disaggregated_params == LEFT_TO_DECODE:
             return job
-        if job.sampling.n > 1:  # each choice would fetch the cache, which is given away once
+        if must_be_computed_by_decode(job.sampling):
             return job
         try:
             params = self._connector.decode_params(

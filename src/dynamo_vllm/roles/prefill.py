@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.codec import chunks
 from dynamo_vllm.job import Output
-from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, handover
+from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, handover, must_be_computed_by_decode
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dynamo_vllm import wire
     from dynamo_vllm.engine.base import EmbedsReader
     from dynamo_vllm.job import Adapter, EngineFacts, Job
@@ -54,7 +56,10 @@ class Prefill:
     ) -> Job:
         """One token, whatever the request asks for: the decode worker makes the answer, the first too."""
         job = await self._requests.prepare(request, job_id, adapter)
-        if self._is_left_to_decode(request, job):
+        # A health check hands nothing over: its blocks would be kept for nobody.
+        hands_over = self._connector is not None and not request.is_health_check
+        params = self._connector.prefill_params() if hands_over and self._connector else None
+        if self._is_left_to_decode(request, job, params):
             nothing = Output(job.prompt[-1:], finish="length", finished=True)
             return dataclasses.replace(job, answer=nothing)
         one = dataclasses.replace(
@@ -67,17 +72,18 @@ class Prefill:
             prompt_logprobs=None,
             max_thinking_tokens=None,
         )
-        # A health check hands nothing over: its blocks would be kept for nobody.
-        hands_over = self._connector is not None and not request.is_health_check
-        params = self._connector.prefill_params() if hands_over and self._connector else None
         return dataclasses.replace(job, sampling=one, transfer=params)
 
-    def _is_left_to_decode(self, request: wire.GenerateRequest, job: Job) -> bool:
+    def _is_left_to_decode(
+        self, request: wire.GenerateRequest, job: Job, params: Mapping[str, Any] | None
+    ) -> bool:
         name = self.adapter(request)
         if name and job.adapter is None:
             # The frontend sends the prompts of every adapter here, whichever are loaded.
             logger.warning("request %s: left to decode, adapter %s is not loaded here", job.id, name)
             return True
+        if params is not None and must_be_computed_by_decode(job.sampling):
+            return True  # the cache would be kept for the whole of its lease
         return len(job.prompt) < self._local_prefill_tokens and not request.is_health_check
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> PrefillEncoder:

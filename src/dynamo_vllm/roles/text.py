@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 
 # A request cannot move in this mode: the frontend holds no tokens to send along.
 CARD = RoleCard(worker_type="Aggregated", input="Text", may_migrate=False, router="round-robin")
+# vLLM 0.30 hands them to the tokenizer: a prompt padded to the length that a client wants takes all memory.
+TOKENIZER_ARGUMENTS = frozenset(
+    {
+        "conversation",
+        "max_length",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
 
 
 class AggregatedText:
@@ -96,6 +109,11 @@ class AggregatedText:
         wished = template_wishes(body)
         if {"chat_template", "tokenize"} & set(wished):
             raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
+        if not_for_templates := TOKENIZER_ARGUMENTS & set(wished):
+            raise InvalidRequest(
+                f"{min(not_for_templates)} is the tokenizer's, which clients may not set",
+                parameter="chat_template_kwargs",
+            )
         kwargs: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
             "continue_final_message": bool(body.continue_final_message),

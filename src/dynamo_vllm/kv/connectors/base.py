@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.job import SamplingSpec
 
 OFFLOAD_GB = 5.0
 """Host memory for caches that leave an engine, as LMCache itself would take."""
@@ -100,7 +101,13 @@ PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefil
 
 LEASE_MARGIN_SECONDS = 1.0
 LEFT_TO_DECODE: Mapping[str, Any] = {"left_to_decode": True}
-"""What a prefill worker gives the frontend for a prompt that is too short to be worth a transfer."""
+"""What a prefill worker gives the frontend for a prompt that it did not compute."""
+
+
+def must_be_computed_by_decode(sampling: SamplingSpec) -> bool:
+    """Several choices would each fetch the cache, which is given away once. And logprobs of a prompt come of
+    computing it: for what was fetched vLLM 0.30 tells what is in memory that nobody wrote."""
+    return sampling.n > 1 or sampling.prompt_logprobs is not None
 
 
 def handover(transfer: Mapping[str, Any] | None, lease_seconds: float) -> dict[str, Any]:
