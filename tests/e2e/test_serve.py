@@ -213,7 +213,15 @@ def test_model_and_adapter_come_from_the_hub_at_their_revisions(tmp_path: Path) 
         remote.tags = {"v1": contents(model), "sql": contents(adapter)}
         made.start_frontend()
         worker = made.start_worker(
-            *("--model", "team/tiny", "--revision", "v1", "--download-dir", str(tmp_path / "models"), *engine),
+            *(
+                "--model",
+                "team/tiny",
+                "--revision",
+                "v1",
+                "--download-dir",
+                str(tmp_path / "models"),
+                *engine,
+            ),
             env={"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
         )
         made.wait_ready(150)
