@@ -61,6 +61,7 @@ class VllmEngine:
         for fired in resolved.fired:
             logger.info("default %s", fired)
         config = vllm_start.create_config(resolved.args, self._settings)
+        self._settings.on_resolved(vllm_start.described(resolved.args, config))
         plugin.guard_coordinator()
         self._on_phase("loading")
         self._relay = relay_for(config, self._settings)
