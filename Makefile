@@ -34,14 +34,18 @@ venv:
 serve: venv
 	@$(BIN)/dynamo-vllm serve $(MODEL) $(ARGS)
 
+# Not through the shell: -k "this or that" has quotes of its own.
+test test-long $(TIERS:%=test-%): export PYTEST_ARGS = $(ARGS)
+test-long: export PYTEST_ARGS = -m long $(ARGS)
+
 test: venv
-	@PYTEST_ARGS="$(ARGS)" $(BIN)/python scripts/test.py
+	@$(BIN)/python scripts/test.py
 
 test-long: venv
-	@PYTEST_ARGS="-m long $(ARGS)" $(BIN)/python scripts/test.py
+	@$(BIN)/python scripts/test.py
 
 $(TIERS:%=test-%): test-%: venv
-	@PYTEST_ARGS="$(ARGS)" $(BIN)/python scripts/test.py $*
+	@$(BIN)/python scripts/test.py $*
 
 check: venv
 	$(BIN)/ruff check .

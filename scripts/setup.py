@@ -2,7 +2,7 @@
 
 Runs with nothing but a Python 3.11 to 3.14. Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
-  DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml
+  DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml; they stay until `make distclean`
   DYNAMO_VLLM_TESTS=0                without what only the tests need, for an image
 """
 
@@ -65,10 +65,9 @@ def main() -> int:
     try:
         device = choose_device()
         extras = extras_for(device)
-        stamp = stamp_for(extras)
-        if read(STAMP) == stamp and os.path.exists(PYTHON):
+        if is_ready(extras):
             return 0
-        set_up(device, extras, stamp)
+        set_up(device, with_earlier(extras))
     except SetupError as error:
         print(f"\nset-up failed: {error}", file=sys.stderr)
         return 1
@@ -78,7 +77,7 @@ def main() -> int:
     return 0
 
 
-def set_up(device: str, extras: list[str], stamp: str) -> None:
+def set_up(device: str, extras: list[str]) -> None:
     import fcntl
     import time
 
@@ -91,7 +90,7 @@ def set_up(device: str, extras: list[str], stamp: str) -> None:
         except OSError:
             print("another set-up is at work here, waiting for it …", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if read(STAMP) == stamp:
+            if is_ready(extras):
                 return
         if os.path.exists(STAMP):
             os.unlink(STAMP)  # from here on, and after a failure, the environment is not ready
@@ -99,7 +98,7 @@ def set_up(device: str, extras: list[str], stamp: str) -> None:
             print(f"[{number}/4] {title}", flush=True)
             step()
         with open(STAMP, "w") as file:
-            file.write(stamp)
+            file.write(stamp_for(extras))
     print(f"ready after {time.monotonic() - began:.0f} s: {os.path.relpath(VENV)} ({device})", flush=True)
 
 
@@ -110,7 +109,7 @@ def steps(device, extras):
         (f"preparing {os.path.relpath(VENV)} with Python {PYTHON_VERSION}", lambda: create_venv(device)),
         (f"installing {kind} … ({minutes} the first time)", lambda: install(device, extras)),
         ("checking torch's companions", mend_companions),
-        ("importing what was installed", verify),
+        ("importing what was installed", lambda: verify(extras)),
     )
 
 
@@ -125,7 +124,8 @@ def choose_device() -> str:
 
 
 def has_nvidia_gpu() -> bool:
-    if os.path.exists("/proc/driver/nvidia"):
+    # A container sees the driver of its host also where it was given no GPU.
+    if os.path.exists("/proc/driver/nvidia") and os.path.exists("/dev/nvidiactl"):
         return True
     import shutil  # here and below: the run that finds everything done should cost nothing
     import subprocess
@@ -149,11 +149,36 @@ def wanted_extras() -> list[str]:
 
 
 def stamp_for(extras: list[str]) -> str:
-    digest = hashlib.sha256(",".join([ROOT, *extras]).encode())
+    digest = hashlib.sha256(ROOT.encode())
     for path in INPUTS:
         with open(path, "rb") as file:
             digest.update(file.read())
-    return f"{extras[0]} {digest.hexdigest()}\n"
+    return f"{','.join(extras)} {digest.hexdigest()}\n"
+
+
+def is_ready(extras: list[str]) -> bool:
+    """Everything asked for is there; more of it may be, from an earlier call."""
+    installed, _, digest = read(STAMP).partition(" ")
+    is_same = stamp_for(extras).partition(" ")[2] == digest
+    return is_same and set(extras) <= set(installed.split(",")) and python_works()
+
+
+def with_earlier(extras: list[str]) -> list[str]:
+    """Also what an earlier call asked for: it is renewed together with the rest."""
+    earlier = read(STAMP).partition(" ")[0].split(",")
+    return (
+        [*extras, *(name for name in earlier[1:] if name not in extras)]
+        if earlier[0] == extras[0]
+        else extras
+    )
+
+
+def python_works() -> bool:
+    """Behind the environment's Python may be another one since the system was upgraded."""
+    name = os.path.basename(os.path.realpath(PYTHON))
+    if not os.path.exists(PYTHON):
+        return False
+    return not name.startswith("python3.") or os.path.isdir(os.path.join(VENV, "lib", name))
 
 
 def read(path: str) -> str:
@@ -204,7 +229,7 @@ def create_venv(device: str) -> None:
 
 
 def venv_fits(device: str) -> bool:
-    if not (os.path.exists(PYTHON) and os.path.isdir(site_packages())):
+    if not (python_works() and os.path.isdir(site_packages())):
         return False
     # Its scripts name the folder they were made for.
     moved = VENV not in read(os.path.join(VENV, "pyvenv.cfg"))
@@ -236,19 +261,15 @@ def install(device: str, extras: list[str]) -> None:
         code, output = follow([*command, "--extra-index-url", TORCH_CPU_INDEX])
     if code != 0:
         raise failed("the packages could not be installed", output)
-    for command in omni_commands(device):
+    for command in omni_commands(device, extras):
         code, output = follow(command)
         if code != 0:
             raise failed("vLLM-Omni could not be installed", output)
 
 
-def wants_omni() -> bool:
-    return "omni" in wanted_extras()
-
-
-def omni_commands(device: str) -> list[list[str]]:
+def omni_commands(device: str, extras: list[str]) -> list[list[str]]:
     """vLLM-Omni on CPU, where pip must not follow its dependencies, and a platform that lets it run there."""
-    if device != "cpu" or not wants_omni():
+    if device != "cpu" or "omni" not in extras:
         return []
     bare = [*PIP, "install", "--no-input", "--progress-bar=off", "--no-deps"]
     return [[*bare, *OMNI_ON_CPU], [*bare, "--editable", OMNI_CPU_PACKAGE]]
@@ -271,8 +292,8 @@ def mend_companions() -> None:
             uninstall(name, "a CUDA build, broken beside this torch")
 
 
-def verify() -> None:
-    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm" + (", vllm_omni" if wants_omni() else "")
+def verify(extras: list[str]) -> None:
+    modules = "dynamo_vllm, dynamo.runtime, transformers, vllm" + (", vllm_omni" if "omni" in extras else "")
     run([PYTHON, "-c", f"import {modules}"], f"one of {modules} does not import")
 
 

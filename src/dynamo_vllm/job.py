@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +32,36 @@ class Guide:
         return {"json": "guided_json or response_format", "json_object": "response_format"}.get(
             kind, f"guided_{kind}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """What a piece of a choice's text turned out to be."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    """In the form of OpenAI's stream chunks."""
+
+
+class ChoiceParser(Protocol):
+    """Takes one choice of an answer apart, as it comes."""
+
+    def part(self, output: Output) -> AnswerPart: ...
+
+
+class AnswerParser(Protocol):
+    """Finds thoughts and tool calls in the answer to one request."""
+
+    @property
+    def guide(self) -> Guide | None:
+        """What holds the model to the calls that the client asks for."""
+
+    @property
+    def reads_special_tokens(self) -> bool:
+        """Whether special tokens must stand in the text."""
+
+    def choice(self, prompt: Sequence[int]) -> ChoiceParser: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +191,8 @@ class Job:
     """Instead of `prompt`, for a pipeline that draws."""
     media: MediaPrompt | None = None
     """With media; `prompt` is then its tokens."""
+    parser: AnswerParser | None = None
+    """Of the text; None where it is what the client gets, or where the frontend parses."""
     trace_headers: Mapping[str, str] | None = None
     """Of W3C: which span the engine's own belongs to; None where requests are not traced."""
 

@@ -15,6 +15,8 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 class ResponseFormat(msgspec.Struct, frozen=True):
     type: str
     json_schema: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    """Of a structural tag; the next two are its older form."""
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
 
@@ -22,6 +24,9 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -72,6 +77,23 @@ class CompletionBody(_Sampling, frozen=True, kw_only=True):
     prompt_embeds: Any = None
     logprobs: int | None = None
     echo: bool | None = None
+
+
+class AgentHints(msgspec.Struct, frozen=True):
+    priority: int | None = None
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """What text mode reads of nvext; in token mode the frontend takes it out of the body."""
+
+    cache_salt: str | None = None
+    agent_hints: AgentHints | None = None
+    max_thinking_tokens: int | None = None
+
+    @property
+    def priority(self) -> int:
+        """Higher is sooner. A client may also give it as a header, which the frontend puts here."""
+        return (self.agent_hints and self.agent_hints.priority) or 0
 
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,8 +178,16 @@ def parse_media(raw: object, kind: str) -> MediaBody:
 
 def image_settings(raw: dict[str, Any] | None, where: str) -> ImageSettings:
     """The same settings where a chat body has room for them."""
+    return _nested(raw, where, ImageSettings)
+
+
+def extension(body: Body) -> Extension:
+    return _nested(body.nvext, "nvext", Extension)
+
+
+def _nested(raw: dict[str, Any] | None, where: str, kind: type[StructT]) -> StructT:
     try:
-        return msgspec.convert(raw or {}, ImageSettings)
+        return msgspec.convert(raw or {}, kind)
     except msgspec.ValidationError as exc:
         raise InvalidRequest(f"{where}.{refusal(exc)[0]}") from exc
 

@@ -46,13 +46,14 @@ QUESTIONS = 10
 
 
 @contextlib.contextmanager
-def serving(warm: Zygote, folder: Path, name: str) -> Iterator[Stack]:
+def serving(warm: Zygote, folder: Path, name: str, *more: str) -> Iterator[Stack]:
     """As `serve --demo NAME`."""
     (demo,) = demos.DEMOS[name]
     (group,) = demos.put_in(Topology(), (demo,), {}, "cpu").workers
     with stack(folder) as made:
         made.start_frontend()
-        warm.start_worker(made, models.folder(demo.model), *topology.to_argv(WorkerOptions, group.options))
+        argv = topology.to_argv(WorkerOptions, group.options)
+        warm.start_worker(made, models.folder(demo.model), *argv, *more)
         made.wait_ready(60)
         yield made
 
@@ -62,6 +63,19 @@ def served(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     with serving(warm, tmp_path_factory.mktemp("demo"), "lora") as made:
         until("the adapters", lambda: len(made.models()) == 3)
         yield made
+
+
+@pytest.fixture(scope="module")
+def in_text_mode(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with serving(warm, tmp_path_factory.mktemp("text"), "chat", "--use-vllm-tokenizer") as made:
+        yield made
+
+
+@pytest.fixture(params=["served", "in_text_mode"])
+def parsing(request: pytest.FixtureRequest) -> Stack:
+    """Thoughts and calls come apart, by the frontend's parsers or the worker's."""
+    made: Stack = request.getfixturevalue(request.param)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +97,7 @@ def answer(made: Stack, messages: str | list[dict[str, Any]], model: str = "demo
 
 def streamed(made: Stack, messages: str, **more: Any) -> list[Any]:
     chunks = create(made, messages, stream=True, **more)
-    return [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    return [chunk.choices[0] for chunk in chunks if chunk.choices]
 
 
 @pytest.mark.parametrize("skill", ["sums", "tools", "product", "memory", "json"])
@@ -116,29 +130,39 @@ def answer_to(made: Stack, example: Example, guided: bool) -> Answer:
     return Answer((found.content or "").strip(), calls)
 
 
-def test_thoughts_come_apart_from_the_answer(served: Stack) -> None:
-    whole = answer(served, "What is 608 - 39?")
+def test_thoughts_come_apart_from_the_answer(parsing: Stack) -> None:
+    whole = answer(parsing, "What is 608 - 39?")
     assert whole.content == "608 - 39 = 569"
     assert whole.reasoning_content.splitlines()[-1] == "569"
-    deltas = streamed(served, "What is 608 - 39?")
+    deltas = [choice.delta for choice in streamed(parsing, "What is 608 - 39?")]
     assert "".join(delta.content or "" for delta in deltas) == whole.content
     thoughts = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
     assert thoughts == whole.reasoning_content
 
 
-def test_tool_call_has_name_and_arguments(served: Stack) -> None:
-    choice = create(served, "What is the weather in Zurich?", tools=[WEATHER]).choices[0]
+def test_tool_call_has_name_and_arguments(parsing: Stack) -> None:
+    choice = create(parsing, "What is the weather in Zurich?", tools=[WEATHER]).choices[0]
     (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls"
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Zurich"})
 
 
-def test_streamed_tool_call_has_name_and_arguments(served: Stack) -> None:
-    deltas = streamed(served, "What is the weather in Zurich?", tools=[WEATHER])
+def test_streamed_tool_call_has_name_and_arguments(parsing: Stack) -> None:
+    choices = streamed(parsing, "What is the weather in Zurich?", tools=[WEATHER])
+    assert choices[-1].finish_reason == "tool_calls"
+    deltas = [choice.delta for choice in choices]
     parts = [call.function for delta in deltas for call in delta.tool_calls or ()]
     assert "".join(part.name or "" for part in parts) == "get_weather"
     assert json.loads("".join(part.arguments or "" for part in parts)) == {"city": "Zurich"}
     assert not "".join(delta.content or "" for delta in deltas).strip()
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_call_the_client_insists_on_is_made(in_text_mode: Stack, choice: Any) -> None:
+    """Asked for something else the model would only talk."""
+    made = create(in_text_mode, "Good morning!", tools=[WEATHER], tool_choice=choice).choices[0]
+    assert made.finish_reason == "tool_calls" and not made.message.content
+    assert made.message.tool_calls[0].function.name == "get_weather"
 
 
 def test_name_is_remembered_over_turns(served: Stack) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker, stack, survivors
 from harness.waiting import until
 from harness.warm import Zygote
 
@@ -57,6 +57,7 @@ def test_sigterm_while_idle_ends_within_seconds(fresh: Stack) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.process.wait(30) == 0
     until("the model to go", lambda: fresh.models() == [])
+    assert "Traceback" not in worker.log.read_text()
 
 
 def test_second_signal_ends_at_once(fresh: Stack) -> None:
@@ -70,3 +71,16 @@ def test_second_signal_ends_at_once(fresh: Stack) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.process.wait(30) == 128 + signal.SIGTERM
     stream.close()
+
+
+def test_second_signal_ends_at_once_though_the_engine_hangs(fresh: Stack) -> None:
+    worker = fresh.workers[0]
+    core = engine_core(worker)
+    core.suspend()
+    worker.signal(signal.SIGTERM)
+    until("drained", lambda: "drained in" in worker.log.read_text())
+    began = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(30) == 0, "it had drained"
+    assert time.monotonic() - began < 4, "vLLM alone waits for five"
+    assert not survivors([core], 5)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer
 
+from cpu.streams import stream
+from harness.plane import plane
 from harness.stack import Stack, stack
+from harness.waiting import until
 from harness.warm import Zygote
 
 
@@ -18,6 +24,15 @@ def text_mode(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactor
     with stack(tmp_path_factory.mktemp("text")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--use-vllm-tokenizer")
+        yield made.wait_ready(60)
+
+
+@pytest.fixture(scope="module")
+def one_at_a_time(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("one-at-a-time")) as made:
+        made.start_frontend()
+        flags = ("--scheduling-policy", "priority", "--max-num-seqs", "1")
+        warm.start_worker(made, model, "--use-vllm-tokenizer", *flags)
         yield made.wait_ready(60)
 
 
@@ -73,6 +88,7 @@ def test_completion_equals_token_mode(text_mode: Stack, one_worker: Stack, promp
     [
         ({"prompt": "x " * 3000}, "prompt"),
         ({"stop": list("abcde")}, "stop"),
+        ({"best_of": 3}, "best_of"),
         ({"guided_grammar": "root ::= nowhere"}, "guided_grammar"),
     ],
 )
@@ -87,9 +103,65 @@ def test_refused_by_name(text_mode: Stack, body: dict[str, Any], named: str) -> 
     )
 
 
+def test_grammar_holds_in_both_modes(text_mode: Stack, one_worker: Stack) -> None:
+    ask = {**CHAT, "extra_body": {"guided_grammar": 'root ::= "yes" | "no"'}}
+    said = [made.openai.chat.completions.create(**ask).choices[0].message for made in (text_mode, one_worker)]
+    assert {message.content for message in said} <= {"yes", "no"}
+
+
+def test_structural_tag_holds_in_both_modes(text_mode: Stack, one_worker: Stack, model: Path) -> None:
+    """The frontend (1.6.1) refuses response_format of this type; other clients of the runtime may send it."""
+    inside = {"type": "regex", "pattern": "[0-9]{3}"}
+    tag = {
+        "type": "structural_tag",
+        "format": {"type": "tag", "begin": "<a>", "content": inside, "end": "</a>"},
+    }
+    text = {"prompt": "a", "max_tokens": 20, "temperature": 0, "response_format": tag}
+    chunks = on_the_plane(text_mode, text)
+    assert re.fullmatch("<a>[0-9]{3}</a>", "".join(chunk["choices"][0]["text"] for chunk in chunks))
+    tokens = {
+        "token_ids": [20, 21],
+        "stop_conditions": {"max_tokens": 20},
+        "sampling_options": {"temperature": 0.0, "guided_decoding": {"structural_tag": tag}},
+    }
+    ids = [token for chunk in on_the_plane(one_worker, tokens) for token in chunk["token_ids"]]
+    written = Tokenizer.from_file(str(model / "tokenizer.json")).decode(ids)
+    assert re.fullmatch("<a>[0-9]{3}</a>", written)
+
+
+def on_the_plane(made: Stack, request: dict[str, Any]) -> list[dict[str, Any]]:
+    with plane(made.environment(DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
+        chunks: list[dict[str, Any]] = caller.call("backend.generate", request)["chunks"]
+        return chunks
+
+
 def test_unknown_model(text_mode: Stack) -> None:
     with pytest.raises(openai.NotFoundError):
         text_mode.openai.chat.completions.create(**{**CHAT, "model": "nobody"})
+
+
+@pytest.mark.parametrize("way", ["body", "header"])
+def test_urgent_request_overtakes_another_in_the_engine(one_at_a_time: Stack, way: str) -> None:
+    (worker,), ended = one_at_a_time.workers, []
+
+    def ask(name: str, priority: int) -> None:
+        body: dict[str, Any] = {"model": "tiny", "prompt": "once upon", "max_tokens": 20}
+        headers = {"x-dynamo-request-priority": str(priority)} if way == "header" else {}
+        if way == "body":
+            body["nvext"] = {"agent_hints": {"priority": priority}}
+        assert one_at_a_time.post("/v1/completions", body, headers=headers).status_code == 200
+        ended.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        with stream(one_at_a_time, 1, 1900):
+            until("the first one", lambda: worker.busy() == 1)
+            asked = [pool.submit(ask, "patient", 1)]
+            until("one that waits", lambda: worker.busy() == 2)
+            asked.append(pool.submit(ask, "urgent", 9))
+            until("two that wait", lambda: worker.busy() == 3)
+        for one in asked:
+            one.result(30)
+    assert ended == ["urgent", "patient"]
 
 
 def test_logit_bias_reaches_the_engine(text_mode: Stack) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-import http.server
 import re
 import shlex
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from dynamo_vllm import __version__
 from dynamo_vllm.export.settings import USER
+from harness.bad_server import make_certificate
+from harness.live import live
 
 ROOT = Path(__file__).parents[2]
 HEALTHY = ROOT / "deploy" / "docker" / "healthy.py"
@@ -154,28 +154,16 @@ def test_apt_leaves_no_lists() -> None:
             assert rest.endswith("rm -rf /var/lib/apt/lists/*")
 
 
-class _Live(http.server.BaseHTTPRequestHandler):
-    status = 200
-
-    def do_GET(self) -> None:
-        self.send_response(self.status if self.path == "/live" else 404)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
     ("variable", "status", "code"), [("DYN_SYSTEM_PORT", 200, 0), ("DYN_HTTP_PORT", 503, 1)]
 )
-def test_health_is_what_live_says(variable: str, status: int, code: int) -> None:
-    handler = type("Handler", (_Live,), {"status": status})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        done = subprocess.run([sys.executable, HEALTHY], env={variable: str(server.server_port)}, timeout=30)
-        server.shutdown()
-        thread.join()
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_health_is_what_live_says(
+    variable: str, status: int, code: int, has_tls: bool, tmp_path: Path
+) -> None:
+    certificate = make_certificate(tmp_path, "models.example") if has_tls else None
+    with live(status, certificate) as port:
+        done = subprocess.run([sys.executable, HEALTHY], env={variable: str(port)}, timeout=30)
     assert done.returncode == code
 
 

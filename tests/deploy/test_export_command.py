@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from deploy.manifests import validate
 from dynamo_vllm.cli import main
 from dynamo_vllm.export import text
+from dynamo_vllm.export.operator import KIND
+from harness.bad_server import make_certificate
+from harness.live import live
 
 SERVE = "model: org/model\n"
 
@@ -102,7 +109,9 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
     assert "file_kv /run/kv is replaced" in said
     assert "system_port 9000 is left out" in said
     assert "CUDA_VISIBLE_DEVICES of a group is left out" in said
-    assert "the value of DYN_VLLM_ADMIN_TOKEN is written nowhere" in said
+    assert (
+        "DYN_VLLM_ADMIN_TOKEN is written nowhere; put it into the Secret dynamo-vllm-secrets before" in said
+    )
     written = "".join(path.read_text() for path in Path("out").iterdir())
     assert "s3cret" not in written
     assert "/run/kv" not in written
@@ -132,6 +141,31 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
             "model: org/model\nfrontend: {tls_cert_path: /etc/c.pem, tls_key_path: /etc/k.pem}",
             (),
             "--tls-cert-path /etc/c.pem is a path of this machine",
+        ),
+        (
+            "model: org/model\nworkers: [{lora_enabled: true, lora_modules: ['a=hf://x/y', 'b=/data/b']}]",
+            (),
+            "--lora-modules /data/b is a path of this machine",
+        ),
+        (
+            "model: org/model\nworkers: [{lora_enabled: true, lora_modules: 'b=file:///data/b'}]",
+            (),
+            "--lora-modules /data/b is a path of this machine",
+        ),
+        (
+            "model: org/model\nworkers: [{args: [--tokenizer, /data/tokenizer]}]",
+            (),
+            "--tokenizer /data/tokenizer is a path of this machine",
+        ),
+        (
+            "model: org/model\nworkers: [{dump_config_to: /var/config.json}]",
+            (),
+            "--dump-config-to /var/config.json cannot be written in a container; leave it out",
+        ),
+        (
+            "model: org/model\nworkers: [{role: encode, ec_storage_path: /data/ec}, {role: agg}]",
+            (),
+            "--ec-storage-path /data/ec cannot be written in a container",
         ),
         ("model: org/model\nworkers: [{role: prefill}]", (), "has prefill workers only"),
         (
@@ -174,8 +208,76 @@ def test_compose_is_for_one_machine(capsys: pytest.CaptureFixture[str]) -> None:
     Path("serve.yaml").write_text("model: org/model\nworkers: [{args: [-dp, 4, -dpl, 2]}]")
     said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out")
     assert "a worker over 2 nodes is for a cluster" in said
-    said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out", "--operator")
-    assert "are for 'export k8s'" in said
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--operator",),
+        ("--discovery", "kubernetes"),
+        ("--frontends", "2"),
+        ("--worker-memory-gb", "64"),
+        ("--cache-claim", "weights"),
+    ],
+)
+def test_what_compose_has_no_place_for_is_refused(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "compose", "--config", "serve.yaml", "-o", "out", *argv)
+    assert f"{argv[0]} is for 'export k8s'; leave it out" in said
+
+
+def test_the_environment_of_this_machine_is_not_that_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = {
+        "DYN_VLLM_MODEL": "org/other",
+        "NATS_SERVER": "nats://localhost:4222",
+        "ETCD_ENDPOINTS": "http://localhost:2379",
+        "DYN_NAMESPACE": "mine",
+    }
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    monkeypatch.setattr("os.environ", local)
+    assert run("k8s", "--config", "serve.yaml", "-o", "again") == 0
+    for path in Path("out").iterdir():
+        assert Path("again", path.name).read_text().replace("again", "out") == path.read_text()
+
+
+def test_secret_in_the_environment_of_a_group_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text(
+        "model: org/model\nworkers:\n"
+        "- env: {HF_TOKEN: h, AWS_SECRET_ACCESS_KEY: x, TOKENIZERS_PARALLELISM: 0}\n"
+    )
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: workers[0]: env: {name} is written as it stands; a Secret is a better place"
+        for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
+    ]
+
+
+def test_paths_that_containers_see_are_taken() -> None:
+    Path("serve.yaml").write_text(
+        "model: /models/base\nworkers:\n- lora_enabled: true\n  lora_modules: ['a=/models/a', 'b=s3://x/y']\n"
+        "  dump_config_to: /tmp/config.json\n  args: [--tokenizer, org/name, --download-dir, /models/hub]\n"
+    )
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+
+
+@pytest.mark.parametrize("kind", ["k8s", "compose"])
+def test_first_ports_are_those_of_every_container(kind: str) -> None:
+    Path("serve.yaml").write_text(
+        "model: org/model\nworkers: [{system_port: 9000, card_port: 9100, kv_event_port: 20000, count: 2}]\n"
+    )
+    assert run(kind, "--config", "serve.yaml", "-o", "out") == 0
+    written = "".join(path.read_text() for path in Path("out").iterdir())
+    assert "--card-port=9100\n" in written
+    assert "--kv-event-port=20000\n" in written
+    assert "9101" not in written and "20001" not in written
+
+
+def test_services_of_others_do_not_become_settings() -> None:
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    found = [d for path in Path("out").iterdir() for d in yaml.safe_load_all(path.read_text())]
+    pods = [document["spec"]["template"]["spec"] for document in found if document["kind"] == "Deployment"]
+    assert [spec["enableServiceLinks"] for spec in pods] == [False, False]
 
 
 def test_gpus_that_a_group_names_are_its_containers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,6 +361,44 @@ def test_planes_of_the_file_reach_every_process(capsys: pytest.CaptureFixture[st
         assert "name: DYN_REQUEST_PLANE\n          value: nats\n" in written
         assert "nats://there:4222" in written
         assert "--request-plane" not in written
+
+
+def frontend_with_tls(*argv: str) -> dict[str, Any]:
+    """Its container, and what watches it."""
+    Path("serve.yaml").write_text(
+        "model: org/model\nfrontend: {tls_cert_path: /models/c.pem, tls_key_path: /models/k.pem}\n"
+    )
+    assert run(*argv, "--config", "serve.yaml", "-o", "out") == 0
+    found = [d for path in Path("out").iterdir() for d in yaml.safe_load_all(path.read_text())]
+    for document in found:
+        if argv[0] == "k8s" and document["kind"] != "Kustomization":
+            validate(document)
+    return {(d.get("kind"), d.get("metadata", {}).get("name")): d for d in found}
+
+
+@pytest.mark.parametrize("more", [(), ("--operator",)])
+def test_frontend_with_a_certificate_is_probed_over_tls(more: tuple[str, ...]) -> None:
+    found = frontend_with_tls("k8s", *more)
+    if more:
+        pods = [one["podTemplate"] for one in found[KIND, "dynamo-vllm"]["spec"]["components"]]
+    else:
+        names = ("dynamo-vllm-frontend", "dynamo-vllm-worker")
+        pods = [found["Deployment", name]["spec"]["template"] for name in names]
+        (scraped,) = found["ServiceMonitor", "dynamo-vllm-frontend"]["spec"]["endpoints"]
+        assert (scraped["scheme"], scraped["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+    front, worker = (pod["spec"]["containers"][0] for pod in pods)
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert front[probe]["httpGet"]["scheme"] == "HTTPS"
+        assert "scheme" not in worker[probe]["httpGet"]
+
+
+def test_frontend_with_a_certificate_is_healthy_in_compose(tmp_path: Path) -> None:
+    (document,) = frontend_with_tls("compose").values()
+    check = document["services"]["frontend"]["healthcheck"]["test"]
+    assert check[:3] == ["CMD", "python", "-c"]
+    with live(certificate=make_certificate(tmp_path, "models.example")) as port:
+        code = check[3].replace(":8000", f":{port}")
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
 def test_files_can_be_read_by_others() -> None:

@@ -99,6 +99,17 @@ async def test_warm_up_is_sent_and_not_counted() -> None:
     assert len({str(prompt) for prompt in texts(server)}) == 7
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 1}, {"concurrency": 3}, {"concurrency": 8}, {"rate": 5.0}])
+async def test_warm_up_is_whole_over_several_processes(load: dict[str, Any]) -> None:
+    """With fewer in flight than there are processes, some have nothing to do."""
+    async with sse.scripted(sse.answer) as server:
+        for part in range(4):
+            client = Client(target(server.url), "/v1/completions", 5)
+            await Stage(spec(requests=8, warmup=6, **load), client, part, 4).prepare()
+            client.close()
+    assert len({str(prompt) for prompt in texts(server)}) == len(server.asked) == 6
+
+
 async def test_warm_up_does_not_give_a_trace_away() -> None:
     _, server = await ran(spec("trace", requests_of_trace=5, requests=5, warmup=2))
     assert len({str(prompt) for prompt in texts(server)}) == 7

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import subprocess
 import sys
 
@@ -35,3 +37,13 @@ def test_help_is_instant_and_imports_nothing_heavy(argv: list[str]) -> None:
     assert done.stdout
     # Processor time: the machine may be busy with other things.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < HELP_SECONDS
+
+
+@pytest.mark.parametrize("argv", [["serve", "--help"], ["check", "--no-engine"]])
+def test_reader_who_has_enough_ends_it_without_a_word(argv: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-u", "-m", "dynamo_vllm.cli.main", *argv]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=30)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

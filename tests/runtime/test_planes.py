@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from dynamo_vllm.cli import prove
+from dynamo_vllm.cli.client import Client
 from harness.planes import Planes, planes
 from harness.servers import Server
 from harness.stack import COMMAND, Stack, free_port, stack
@@ -41,8 +44,8 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planes]:
         yield made
 
 
-def start(made: Stack, model: Path, workers: int, **spec: Any) -> Stack:
-    made.start_frontend()
+def start(made: Stack, model: Path, workers: int, frontend: Sequence[str] = (), **spec: Any) -> Stack:
+    made.start_frontend(*frontend)
     flags = ("--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine")
     for _ in range(workers):
         made.start_worker(*flags, json.dumps(spec))
@@ -220,3 +223,27 @@ def test_drained_worker_is_out_of_etcd_at_once(every: Planes, cluster: Stack) ->
     assert leaving.process.wait(30) == 0
     until("one worker", lambda: len(cluster.instances()) == 1, 10)
     assert is_answered(cluster)
+
+
+@pytest.mark.parametrize(
+    ("flags", "outcome"),
+    [
+        ((), prove.FAILED),
+        (("--no-use-kv-events",), prove.NOT_PROVEN),
+    ],
+)
+def test_without_events_check_proves_none(
+    flags: tuple[str, ...],
+    outcome: prove.Proof,
+    every: Planes,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fake engine sends none. A router that predicts knows the prompt all the same, and counts it."""
+    monkeypatch.setattr(prove, "EVENT_SECONDS", 0.5)
+    with stack(tmp_path, **every.of("file,tcp,nats").env(tmp_path)) as made:
+        start(made, model, 1, flags)
+        with contextlib.closing(Client(made.url, timeout=30)) as client:
+            steps = {step.name: step for step in prove.prove(client, "tiny")}
+        assert steps["kv event"].outcome is outcome, steps["kv event"]

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from harness.plane import plane
-from harness.stack import Stack, environment
+from harness.stack import Stack, environment, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -268,3 +268,16 @@ def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: Start
     assert prefill.process.wait(30) == 0
     assert deployment.post("/v1/completions", ASK).json()["choices"][0]["text"] == alone["choices"][0]["text"]
     assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0
+
+
+def test_probe_of_the_runtime_answers_for_health(model: Path, tmp_path: Path) -> None:
+    """Nobody asks but the probe: the engine hangs after its second token, the first is of the warm-up."""
+    told = ("--runtime-health-check", "--health-seconds", "600", "--canary-timeout-seconds", "0.5")
+    fake = ("--engine", "fake", "--fake-engine", '{"stall_after": 2}')
+    with stack(tmp_path, DYN_CANARY_WAIT_TIME="1", DYN_HEALTH_CHECK_REQUEST_TIMEOUT="1") as made:
+        worker = made.start_worker("--model", str(model), *fake, *told)
+        until("a probe that passed", worker.is_ready)
+        until("one that did not", lambda: worker.health() == 503)
+        until("its end", lambda: worker.metric("dynamo_component_requests_in_flight") == 0)
+        worker.signal(signal.SIGTERM)
+        assert worker.process.wait(20) == 0

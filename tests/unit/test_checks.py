@@ -63,6 +63,16 @@ WORKER = [
         ["--enable-prompt-embeds", "--use-vllm-tokenizer"],
         "cannot stand beside --use-vllm-tokenizer",
     ),
+    (
+        worker_rules.text_is_parsed_by_vllm,
+        ["--use-vllm-tokenizer", "--tool-call-parser", "hermes", "--engine", "fake"],
+        "--tool-call-parser needs vLLM itself with --use-vllm-tokenizer, not --engine fake",
+    ),
+    (
+        worker_rules.text_is_parsed_by_vllm,
+        ["--use-vllm-tokenizer", "--reasoning-parser", "qwen3", "--omni"],
+        "--reasoning-parser needs vLLM itself with --use-vllm-tokenizer, not --omni",
+    ),
     (lora.adapter_size_is_a_size, ["--lora-max-gb", "0"], "--lora-max-gb 0.0 must be above 0"),
     (lora.adapter_size_is_a_size, ["--lora-max-gb", "nan"], "--lora-max-gb nan must be above 0"),
     (worker_rules.dump_has_a_folder, ["--dump-config-to", "/no/such/folder/x"], "there is no such folder"),
@@ -299,7 +309,7 @@ WORKER = [
         "--data-parallel-size cannot stand beside --disaggregation-mode encode",
     ),
     (
-        media.nixl_for_encoders_is_installed,
+        media.transfer_has_a_user,
         ["--enable-multimodal", "--encoder-transfer", "nixl"],
         "--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder",
     ),
@@ -444,8 +454,10 @@ WORKER = [
     (
         worker_rules.budgets_are_positive,
         ["--drain-seconds", "-1"],
-        "--drain-seconds -1.0 must not be negative",
+        "--drain-seconds -1.0 must be 0 or more",
     ),
+    (worker_rules.budgets_are_positive, ["--drain-seconds", "inf"], "inf must be 0 or more, and finite"),
+    (worker_rules.budgets_are_positive, ["--canary-seconds", "nan"], "nan must be above 0"),
     (
         worker_rules.worker_migration_is_a_count,
         ["--migration-limit", "-1"],
@@ -589,14 +601,29 @@ FRONTEND = [
     ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
     (frontend_rules.unreachable_is_a_time, ["--unreachable-seconds", "-1"], "must be 0 or more"),
-    (frontend_rules.tls_needs_both_files, ["--tls-cert-path", "cert.pem"], "go together"),
-    (frontend_rules.tls_needs_both_files, ["--tls-key-path", "key.pem"], "go together"),
+    (frontend_rules.tls_needs_both_files, ["--tls-cert-path", __file__], "go together"),
+    (frontend_rules.tls_needs_both_files, ["--tls-key-path", __file__], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
     (frontend_rules.frontend_traces_have_an_address, ["--otlp-endpoint", ""], "is no URL"),
     (frontend_rules.frontend_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
-    (frontend_rules.temperature_is_not_negative, ["--router-temperature", "-0.1"], "must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--router-temperature", "-0.1"], "must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--router-temperature", "inf"], "inf must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--drain-seconds", "inf"], "inf must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--drain-seconds=-3"], "-3.0 must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--max-body-mb", "0"], "--max-body-mb 0 must be 1 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--error-wait-ms=-1"], "-1 must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--router-ttl-seconds", "nan"], "nan must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--router-queue-threshold=-1"], "must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--kv-overlap-weight=-1"], "--kv-overlap-weight -1.0 must"),
+    (frontend_rules.numbers_are_large_enough, ["--busy-prefill-tokens=-1"], "must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--migration-max-seq-len", "0"], "must be 1 or more"),
+    (
+        frontend_rules.certificate_is_there,
+        ["--tls-cert-path", "gone.pem", "--tls-key-path", __file__],
+        "--tls-cert-path gone.pem: there is no such file",
+    ),
     (
         frontend_rules.local_prefill_is_a_count,
         ["--local-prefill-tokens", "0"],
@@ -621,6 +648,18 @@ EXPORT = [
         "--worker-memory-gb 8 leaves nothing beside --shm-gb 8",
     ),
     (export_rules.etcd_has_addresses, [*FROM_TO, "--discovery", "etcd"], "add --etcd http://HOST:2379"),
+    (export_rules.etcd_has_addresses, [*FROM_TO, "--etcd", "http://etcd:2379"], "with --discovery etcd only"),
+    (export_rules.numbers_are_above_zero, [*FROM_TO, "--start-seconds", "nan"], "nan must be above 0"),
+    (
+        export_rules.servers_have_addresses,
+        [*FROM_TO, "--discovery", "etcd", "--etcd", "etcd:2379"],
+        "--etcd 'etcd:2379' is no address of a server; write http://HOST:2379",
+    ),
+    (
+        export_rules.servers_have_addresses,
+        [*FROM_TO, "--nats", "nats:4222"],
+        "--nats 'nats:4222' is no address of a server; write nats://HOST:4222",
+    ),
     (
         export_rules.the_operator_finds_its_own,
         [*FROM_TO, "--operator", "--discovery", "etcd", "--etcd", "http://e:2379"],
@@ -645,6 +684,7 @@ SERVE = [
     (serve_rules.model_or_demo, ["--demo", "lora", "--model", "m"], "--demo lora brings its own model"),
     (serve_rules.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
     (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
+    (serve_rules.start_has_time, ["--start-seconds", "nan"], "--start-seconds nan must be above 0"),
 ]
 LOAD = [
     (bench_rules.counts_are_counts, ["--requests", "0"], "--requests 0 must be 1 or more"),
@@ -661,6 +701,8 @@ LOAD = [
     (bench_rules.written_values_can_be_read, ["--rate", "1,,2"], "--rate '1,,2' must be numbers above 0"),
     (bench_rules.written_values_can_be_read, ["--rate", "inf"], "--rate 'inf' must be numbers above 0"),
     (bench_rules.written_values_can_be_read, ["--ramp", "1:2"], "--ramp '1:2' is not A:B:STEPS"),
+    (bench_rules.written_values_can_be_read, ["--ramp", "1:inf:2"], "--ramp '1:inf:2' is not A:B:STEPS"),
+    (bench_rules.written_values_can_be_read, ["--slo", "ttft=nan"], "--slo 'ttft=nan' is not NAME=MS"),
     (bench_rules.written_values_can_be_read, ["--ramp", "0:2:2"], "--ramp '0:2:2' is not A:B:STEPS"),
     (bench_rules.written_values_can_be_read, ["--vocab", "9:9"], "--vocab '9:9' is not A:B"),
     (bench_rules.written_values_can_be_read, ["--slo", "ttft=1,x=2"], "--slo 'x=2' is not NAME=MS"),
@@ -680,6 +722,7 @@ PLANE = [
     (bench_local.peers, ["--peer", "upstream"], "'upstream' is not NAME=COMMAND"),
     (bench_local.peers, ["--peer", "a=x", "--peer", "a=y"], "'a=y' is not NAME=COMMAND"),
     (bench_local.peers, ["--peer", "dynamo-vllm=x"], "a name of its own"),
+    (bench_local.peers, ["--peer", "a='x"], "cannot be parted into words: No closing quotation"),
 ]
 TRACE = ["--trace", "f"]
 ROUTING = [
@@ -690,6 +733,7 @@ ROUTING = [
     (bench_local.modes, [*TRACE, "--mode", "fast"], "'fast' is no router; use kv, round-robin"),
     (bench_local.modes, [*TRACE, "--mode", "kv", "--mode", "kv"], "needs a name of its own"),
     (bench_local.modes, [*TRACE, "--mode", "=--router kv"], "needs a name of its own"),
+    (bench_local.engine_args, [*TRACE, "--engine-args", "'"], "cannot be parted into words"),
 ]
 
 
@@ -756,7 +800,30 @@ def test_what_runs_elsewhere_needs_nothing_here() -> None:
     checks.check_worker(options, rest, elsewhere=True)
     options, rest = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
     checks.check_worker(options, rest, elsewhere=True)
-    assert set(checks.LOOK_AT_THIS_MACHINE) <= set(checks.WORKER_RULES)
+    assert set(checks.LOOK_AT_THIS_MACHINE) <= {*checks.WORKER_RULES, *checks.FRONTEND_RULES}
+
+
+def test_certificate_of_a_frontend_elsewhere_is_not_looked_for_here() -> None:
+    options = frontend(["--tls-cert-path", "/models/c.pem", "--tls-key-path", "/models/k.pem"])
+    assert "no such file" in (refusal(lambda: checks.check_frontend(options)) or "")
+    checks.check_frontend(options, elsewhere=True)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--frontend-decoding"],
+        ["--route-to-encoder", "--ec-storage-path", "folder", "--encoder-transfer", "nixl"],
+        ["--connector", "nixl"],
+    ],
+)
+def test_packages_that_are_missing_here_are_missing_for_a_start_only(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flags, "is_installed", lambda package: False)
+    options, rest = worker(["--enable-multimodal", *argv])
+    assert "not installed" in (refusal(lambda: checks.check_worker(options, rest)) or "")
+    checks.check_worker(options, rest, elsewhere=True)
 
 
 @pytest.mark.parametrize(("rule", "argv", "message"), SERVE, ids=named)
@@ -870,7 +937,8 @@ def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
     assert {rule for rule, _, _ in EXPORT} == set(checks.EXPORT_RULES)
     assert {rule for rule, _, _ in LOAD} == set(checks.LOAD_RULES)
-    assert {rule for rule, _, _ in WORKER} == set(checks.WORKER_RULES)
+    # That one needs a machine without NIXL; it has a test of its own.
+    assert {rule for rule, _, _ in WORKER} | {media.nixl_for_media_is_installed} == set(checks.WORKER_RULES)
     assert {rule for rule, _, _ in FRONTEND} == set(checks.FRONTEND_RULES)
 
 
@@ -894,7 +962,7 @@ def test_every_rule_has_a_case() -> None:
         ["--drain-seconds", "0"],
         ["--engine", "fake", "--fake-engine", "{}"],
         ["--load-format", "dummy", "--max-model-len", "-1", "--enforce-eager"],
-        ["--use-vllm-tokenizer", "--system-port", "0"],
+        ["--use-vllm-tokenizer", "--system-port", "0", "--tool-call-parser", "hermes"],
         ["--enable-prompt-embeds", "--connector", "nixl", "--disaggregation-mode", "decode"],
         ["--revision", "v1", "--tokenizer-revision", "v1"],
         ["--tokenizer", "team/words", "--tokenizer-revision", "v2"],

@@ -12,18 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dynamo_vllm.bench import target
 from dynamo_vllm.cli import chat, client, prove, status_text
 from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli.status import Status, Worker
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.serving import control
 from dynamo_vllm.supervise import run_folder
+from harness.bad_server import make_certificate
+from harness.live import live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EVENTS = 'dynamo_component_router_kv_zmq_ingress_batches_total{worker_id="1"} '
+BATCHES = 'dynamo_component_router_kv_zmq_ingress_batches_total{worker_id="1"} '
+EVENTS = """\
+# TYPE dynamo_component_kv_cache_events_applied counter
+dynamo_component_kv_cache_events_applied{event_type="removed",status="ok",worker_id="1"} 5
+dynamo_component_kv_cache_events_applied{event_type="stored",status="ok",worker_id="1"} """
 METRICS = """\
 dynamo_frontend_requests_total{endpoint="completions",model="tiny",status="success"} 7
 dynamo_frontend_requests_total{endpoint="chat_completions",model="tiny",status="error"} 2
@@ -67,7 +74,7 @@ class Frontend:
     error: dict[str, Any] | None = None
     url: str = ""
     _known: set[str] = field(default_factory=set)
-    _batches: int = 0
+    _events: int = 0
 
     def get(self, path: str) -> tuple[int, Any]:
         if path in self.closed:
@@ -81,7 +88,9 @@ class Frontend:
                 found = [entry for component in self.components for entry in instances(component)]
                 return 200, {"instances": found if self.models else []}
             case "/metrics":
-                return 200, METRICS + (f"{EVENTS}{self._batches}\n" if self.router == "kv" else "")
+                counted = "" if self.router == "random" else f"{EVENTS}{self._events}\n"
+                counted += f"{BATCHES}{self._events}\n" if self.router == "kv" else ""
+                return 200, METRICS + counted
         return 404, {"message": "no"}
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -93,7 +102,7 @@ class Frontend:
         prompt = json.dumps(body.get("prompt") or body["messages"])
         cached = 640 if self.caches and prompt in self._known else 0
         rate = 0.9 if prompt in self._known and (self.caches or self.router == "predicts") else 0.0
-        self._batches += self.caches and prompt not in self._known
+        self._events += self.router == "predicts" or (self.caches and prompt not in self._known)
         self._known.add(prompt)
         answer: dict[str, Any] = {"usage": {"prompt_tokens": 700, "completion_tokens": 1}}
         answer["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
@@ -111,6 +120,7 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fronte
     monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: nowhere)
     monkeypatch.setattr(prove, "EVENT_SECONDS", 0.1)
     monkeypatch.setattr(prove, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(prove, "SETTLE_SECONDS", 0)
     behaviour = Frontend()
 
     class Handler(BaseHTTPRequestHandler):
@@ -214,6 +224,35 @@ def test_status_where_nothing_listens_fails_with_what_to_do(
 ) -> None:
     assert cli.run(["status", "http://127.0.0.1:1"]) == 1
     assert "error: nothing listens at http://127.0.0.1:1; start a system with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["status"], ["chat", "-m", "x"], ["check", "--live"]])
+@pytest.mark.parametrize("seconds", ["0", "nan", "-1"])
+def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
+    command: list[str], seconds: str, frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = command.index("-m") if "-m" in command else len(command)
+    argv = [*command[:place], frontend.url, *command[place:], f"--timeout={seconds}"]
+    assert cli.run(argv) == 2
+    assert "must be above 0" in capsys.readouterr().err
+
+
+def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: Path) -> None:
+    with live(certificate=make_certificate(tmp_path, "models.example")) as port:
+        asked = client.Client(f"https://127.0.0.1:{port}", 5)
+        assert asked.get("/live").status_code == 200
+        asked.close()
+        assert target.get(f"https://127.0.0.1:{port}/live", 5) == b""
+
+
+def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None:
+    with live(certificate=make_certificate(tmp_path, "models.example"), host="127.0.0.2") as port:
+        asked = client.Client(f"https://127.0.0.2:{port}", 5)
+        with pytest.raises(client.Unanswered, match="TLS failed: .*certificate verify failed.*SSL_CERT_FILE"):
+            asked.get("/live")
+        asked.close()
+        with pytest.raises(target.Unmeasurable, match="certificate verify failed"):
+            target.get(f"https://127.0.0.2:{port}/live", 5)
 
 
 def test_status_of_something_else_than_our_frontend_says_so(
@@ -543,6 +582,12 @@ def test_events_that_do_not_arrive_fail(frontend: Frontend, capsys: pytest.Captu
     code, steps = proven(frontend, capsys)
     assert code == 1
     assert (steps["kv event"], steps["prefix cache"]) == ("FAILED", "FAILED")
+
+
+def test_events_over_nats_are_proven(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.router = "nats"
+    code, steps = proven(frontend, capsys, "--strict")
+    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "ok", "ok")
 
 
 def test_router_that_predicts_proves_no_event(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ WRITES_ENVIRONMENT = {
     "config/runtime_env.py": "the Rust runtime's variables",
     "cli/reference.py": "the width of the help it asks for, for that moment",
     "media/apart_child.py": "those of the decoder's libraries, in a process that does nothing else",
+}
+NOT_IMPORTED = {
+    "__main__.py": "python -m dynamo_vllm",
+    "cli/docs.py": "make docs",
+    "cli/examples.py": "make docs",
+    "cli/manifests.py": "make docs",
+    "export/back.py": "tests read manifests with it",
+    "models/sound.py": "a model for tests",
+    "models/tiny_image.py": "a model for tests and scripts",
 }
 _WRITING = {"update", "setdefault", "pop", "clear"}
 
@@ -134,6 +144,25 @@ def modules() -> list[str]:
 def test_modules_keep_to_the_table() -> None:
     """All at once: a case each takes longer than the work, and every line found names its module."""
     assert [line for path in modules() for line in violations(path, (SRC / path).read_text())] == []
+
+
+def test_every_module_is_used() -> None:
+    sources = {path: (SRC / path).read_text() for path in modules()}
+    named = {name for path, text in sources.items() for name in names_of_modules(path, text)}
+    unused = {path for path in sources if not path.endswith("__init__.py") and dotted(path) not in named}
+    assert unused == set(NOT_IMPORTED)
+
+
+def dotted(path: str) -> str:
+    return ".".join([PACKAGE, *Path(path).with_suffix("").parts])
+
+
+def names_of_modules(path: str, source: str) -> set[str]:
+    """What a module imports or names in a text, which another process may import; not itself."""
+    found = imported(list(ast.walk(ast.parse(source))), path)
+    found += re.findall(rf"\b{PACKAGE}(?:\.\w+)+", source)
+    parts = [name.split(".") for name in found]
+    return {".".join(name[:end]) for name in parts for end in range(2, len(name) + 1)} - {dotted(path)}
 
 
 def test_every_part_has_a_level() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.roles import aggregated, prefill
+from dynamo_vllm.roles import aggregated, prefill, text
 from dynamo_vllm.roles.base import RoleCard
 from dynamo_vllm.serving import endpoints
 from dynamo_vllm.serving.endpoints import Registration
@@ -60,8 +60,8 @@ def discovery(monkeypatch: pytest.MonkeyPatch) -> Discovery:
     return made
 
 
-async def listed(discovery: Discovery, card: RoleCard = aggregated.CARD) -> Registration:
-    options, _ = build.parse(WorkerOptions, ["--model", "m"], {}, "worker", "")
+async def listed(discovery: Discovery, card: RoleCard = aggregated.CARD, *flags: str) -> Registration:
+    options, _ = build.parse(WorkerOptions, ["--model", "m", *flags], {}, "worker", "")
     endpoint: Any = discovery
     registration = Registration(endpoint, options, card, (await make_worker()).facts)
     await registration.publish()
@@ -111,6 +111,21 @@ async def test_end_takes_out_what_a_return_left(discovery: Discovery, is_cut_sho
     assert returning.cancelled() if is_cut_short else not returning.result()
     await registration.remove()
     assert discovery.holds == set()
+
+
+@pytest.mark.parametrize(("card", "told"), [(aggregated.CARD, "hermes"), (text.CARD, None)])
+async def test_frontend_is_told_of_parsers_for_tokens_only(
+    monkeypatch: pytest.MonkeyPatch, discovery: Discovery, card: RoleCard, told: str | None
+) -> None:
+    """Of text it parses whole answers and no streams."""
+    seen: list[str | None] = []
+
+    async def register(*_: Any, runtime_config: Any, **__: Any) -> None:
+        seen.append(runtime_config.tool_call_parser)
+
+    monkeypatch.setattr(endpoints, "register_model", register)
+    await listed(discovery, card, "--tool-call-parser", "hermes")
+    assert seen == [told]
 
 
 async def test_worker_that_helps_others_leaves_with_its_card(discovery: Discovery) -> None:

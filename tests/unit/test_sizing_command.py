@@ -32,6 +32,44 @@ def test_a_layout_gets_its_room_and_flags(capsys: pytest.CaptureFixture[str]) ->
     assert found.splitlines()[-1] == "flags     --tensor-parallel-size 2 --max-model-len 8192"
 
 
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        (("--dtype", "float16"), "--dtype float16"),
+        (("--quantization", "fp8"), "--quantization fp8_per_tensor"),
+        (("--quantization", "fp8-block"), "--quantization fp8_per_block"),
+        (("--quantization", "none"), "none"),
+    ],
+)
+def test_what_was_said_of_the_weights_is_said_to_the_worker(
+    argv: tuple[str, ...], flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = said(capsys, str(QWEN), "--gpus", "L40S", "--tp", "1", *argv).splitlines()
+    assert found[-1] == f"flags     {flags}"
+    assert not found[-2].startswith("note")
+
+
+def test_weights_that_no_flag_makes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, str(QWEN), "--gpus", "L40S", "--tp", "1", "--quantization", "int4")
+    assert "note      weights in int4 are other files: no flag makes them of these\nflags     none" in found
+
+
+def test_weights_that_are_so_already_need_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (str(R1), "--gpus", "8xH200", "--tp", "8", "--max-model-len", "4096")
+    assert said(capsys, *argv, "--quantization", "fp8-block") == said(capsys, *argv)
+
+
+def test_a_quantisation_that_is_not_known_can_be_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = json.loads((QWEN / "config.json").read_text())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config | {"quantization_config": {"quant_method": "new"}}))
+    found = said(capsys, str(file), "--gpus", "L40S", "--tp", "1", "--quantization", "int4")
+    assert found.splitlines()[-1] == "flags     none"
+    assert "note" not in found
+
+
 def test_a_folder_or_a_file_or_a_cached_hub_id_is_found(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,45 @@ def test_tables_heads_and_norms_are_not_quantised() -> None:
     assert memory.weight_bytes(model, form) == pytest.approx(plain + linear * (0.5 + 2.5 / 128))
 
 
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("ignored", "are_experts_alone"),
+    [
+        (["lm_head"], False),
+        (["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"], True),
+        (["model.layers.0.self_attn.q_proj"], False),
+        ([f"model.layers.{number}.self_attn*" for number in range(61)], True),
+        (["model.layers.*.self_attn"], True),
+    ],
+)
+def test_attention_that_a_file_leaves_out_is_not_quantised(
+    ignored: list[str], are_experts_alone: bool
+) -> None:
+    found = {**config("deepseek-r1"), "quantization_config": {**INT4, "ignore": ignored}}
+    model, form = families.read(found, "c"), formats.of(found, "c", None, None)
+    assert form.experts_only is are_experts_alone
+    attention = sum(
+        form.bytes_of(weight)
+        for layer in model.layers
+        for weight in layer.weights
+        if weight.part is Part.ATTENTION
+    )
+    per_value = 2 if are_experts_alone else 0.5 + 2.5 / 32
+    assert attention == pytest.approx(model.by_part()[Part.ATTENTION] * per_value)
+    assert memory.refusal(model, form, Layout(tp=8)) is None
+
+
+def test_a_model_without_experts_is_quantised_whatever_is_left_out() -> None:
+    written = {**INT4, "ignore": ["re:.*self_attn.*"]}
+    form = formats.of({**config("qwen3-8b"), "quantization_config": written}, "c", None, None)
+    assert not form.experts_only
+
+
 def test_vision_towers_are_not_quantised() -> None:
     model, form = read("qwen2.5-vl-7b", quantisation="int4")
     assert sum(form.bytes_of(weight) for weight in model.vision) == 2 * model.by_part()[Part.VISION]

@@ -407,6 +407,13 @@ def test_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
         made("--config", str(file))
 
 
+def test_key_that_stands_twice_in_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("model: m\nworkers:\n- count: 1\n- {count: 1, role: agg, count: 2}\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml:4: 'count' stands there twice; keep one"):
+        made("--config", str(file))
+
+
 def addressed(*groups: WorkerGroup, env: dict[str, str] | None = None) -> list[str]:
     """The components that groups of workers are told to take; - for the role's own."""
     found = plan.make(Topology(workers=groups), env or {}, DISCOVERY)

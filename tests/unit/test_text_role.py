@@ -8,6 +8,7 @@ import pytest
 
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import AnswerPart, Guide, Output
 from dynamo_vllm.roles.text import AggregatedText
 from harness.fakes import outputs
 
@@ -50,7 +51,11 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": [99999]}, "prompt"),
-        ({"prompt": "a", "nvext": {"cache_salt": 7}}, "cache_salt"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
+        ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
+        ({"prompt": "a", "nvext": {"cache_salt": 7}}, "nvext.cache_salt"),
+        ({"prompt": "a", "nvext": {"agent_hints": {"priority": "x"}}}, "nvext.agent_hints.priority"),
+        ({"prompt": "a", "nvext": {"max_thinking_tokens": -1}}, "max_thinking_tokens"),
         ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "own template"),
         ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "own template"),
     ],
@@ -70,10 +75,104 @@ async def test_salt_goes_with_the_job() -> None:
     assert salts == [None, None, "mine"]
 
 
+async def test_hints_of_the_client_go_with_the_job() -> None:
+    """A client's higher priority is vLLM's smaller number, as in token mode."""
+    made, _ = await role()
+    nvexts: list[dict[str, Any]] = [{}, {"agent_hints": {"priority": 5}}, {"agent_hints": {"priority": -5}}]
+    jobs = [await made.prepare(made.parse({"prompt": "a", "nvext": nvext}), "j") for nvext in nvexts]
+    assert [job.priority for job in jobs] == [0, -5, 5]
+    thinking = await made.prepare(made.parse({"prompt": "a", "nvext": {"max_thinking_tokens": 7}}), "j")
+    assert thinking.sampling.max_thinking_tokens == 7
+
+
 async def test_health_check_is_a_request_it_takes() -> None:
     made, _ = await role()
     job = await made.prepare(made.parse(made.health_check()), "canary")
     assert job.sampling.max_tokens == 1
+
+
+class Shouts:
+    """Capitals are calls, the rest is content; what is in brackets was thought."""
+
+    guide = Guide(regex="[A-Z]+")
+    reads_special_tokens = True
+
+    def choice(self, prompt: object) -> Shouts:
+        return self
+
+    def part(self, output: Output) -> AnswerPart:
+        text = output.text or ""
+        if text.startswith("("):
+            return AnswerPart(reasoning=text.strip("()"))
+        if text.isupper():
+            return AnswerPart(tool_calls=[{"index": 0, "function": {"name": text}}])
+        return AnswerPart(content=text)
+
+
+async def parsed(*outputs: Output, **body: Any) -> list[dict[str, Any]]:
+    """The choices of the chunks that such outputs become."""
+    made, engine = await role()
+    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment,return-value]
+    request = made.parse({"messages": [{"role": "user", "content": "hi"}], **body})
+    encoder = made.encoder(request, await made.prepare(request, "j"))
+    return [encoder.encode(output)["choices"][0] for output in outputs]
+
+
+async def test_thoughts_content_and_calls_have_their_places() -> None:
+    said = [Output([20], text="(well)"), Output([21], text=""), Output([22], text="yes")]
+    said += [Output([23], text="CALL"), Output([24], text="", finish="stop", finished=True)]
+    choices = await parsed(*said)
+    assert [choice["delta"] for choice in choices] == [
+        {"reasoning_content": "well", "role": "assistant"},
+        {},
+        {"content": "yes"},
+        {"tool_calls": [{"index": 0, "function": {"name": "CALL"}}]},
+        {},
+    ]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, None, "tool_calls"]
+
+
+async def test_only_a_choice_with_a_whole_call_ends_with_tool_calls() -> None:
+    one, other = Output([20], text="CALL", finish="stop"), Output([21], index=1, text="yes", finish="stop")
+    cut = Output([20], text="CALL", finish="length", finished=True)
+    assert [choice["finish_reason"] for choice in await parsed(one, other, n=2)] == ["tool_calls", "stop"]
+    assert [choice["finish_reason"] for choice in await parsed(cut)] == ["length"]
+
+
+@pytest.mark.parametrize(
+    ("body", "guide"),
+    [
+        ({}, Shouts.guide),
+        ({"guided_regex": "a"}, Guide(regex="a")),
+        ({"guided_regex": "a", "tool_choice": "auto"}, Guide(regex="a")),
+        ({"guided_regex": "a", "tool_choice": "required"}, Shouts.guide),
+    ],
+)
+async def test_call_the_client_insists_on_comes_before_its_constraint(
+    body: dict[str, Any], guide: Guide
+) -> None:
+    made, engine = await role()
+    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment,return-value]
+    job = await made.prepare(made.parse({"messages": [{"role": "user", "content": "hi"}], **body}), "j")
+    assert job.sampling.guide == guide and not job.sampling.skip_special_tokens
+
+
+@pytest.mark.parametrize(("hides", "shown"), [(True, False), (False, True)])
+async def test_tools_nobody_wants_are_in_the_prompt_if_asked_for(
+    monkeypatch: pytest.MonkeyPatch, hides: bool, shown: bool
+) -> None:
+    _, engine = await role()
+    made = AggregatedText(await engine.start(), engine, "m", hides_unwanted_tools=hides)
+    seen: list[bool] = []
+
+    async def render(messages: object, options: Any) -> list[int]:
+        seen.append("tools" in options["kwargs"])
+        return [20]
+
+    monkeypatch.setattr(engine, "render_chat", render)
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
+    await made.prepare(made.parse({**body, "tool_choice": "none"}), "j")
+    assert seen == [shown]
 
 
 @pytest.mark.parametrize("name", ["chat_template_kwargs", "chat_template_args"])

@@ -66,6 +66,10 @@ def test_file_without_workers_has_one() -> None:
         ({"workers": [{"max_model_len": 1}]}, "flags of vLLM go under args"),
         ({"workers": [{"args": "--enforce-eager"}]}, "args must be a list"),
         ({"workers": [{"args": [["x"]]}]}, "is no text and no number"),
+        (
+            {"workers": [{"args": ["--max-model-len 8192"]}]},
+            "'--max-model-len 8192' is one word; write [--max-model-len, 8192]",
+        ),
         ({"workers": [{"status_fd": 1}]}, "'status_fd' is unknown"),
     ],
 )
@@ -153,6 +157,26 @@ def test_values_become_flags() -> None:
     ]  # fmt: skip
 
 
-def test_value_of_the_wrong_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--port='many' is not a whole number"):
-        topology.to_argv(FrontendOptions, {"port": "many"})
+def test_blanks_inside_a_value_are_its_own() -> None:
+    args = ["--kv-transfer-config", '{"a": "b c"}', '--x={"a": "b c"}', "-tp", -1, ""]
+    (group,) = topology.read({"workers": [{"args": args}]}, "s.yaml").workers
+    assert group.args == tuple(map(str, args))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"port": "many"}, "--port='many' is not a whole number"),
+        ({"port": 8080.5}, "--port=8080.5 is not a whole number"),
+        ({"port": True}, "--port=True is not a whole number"),
+        ({"drain_seconds": True}, "--drain-seconds=True is not a number"),
+        ({"host": ["a", "b"]}, r"--host=\['a', 'b'\] is a list; give one value"),
+    ],
+)
+def test_value_of_the_wrong_type_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        topology.to_argv(FrontendOptions, values)
+
+
+def test_one_value_may_stand_for_a_list_of_one_whatever_its_type() -> None:
+    assert topology.to_argv(WorkerOptions, {"served_model_name": 4711}) == ["--served-model-name", "4711"]

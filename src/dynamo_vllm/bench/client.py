@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 import time
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.bench.answers import Answer
 from dynamo_vllm.bench.connection import Connection, Stale
+from dynamo_vllm.bench.target import trust
 
 if TYPE_CHECKING:
     from dynamo_vllm.bench.target import Target
@@ -22,7 +22,7 @@ class Client:
         self._target = target
         self._head = target.head(path)
         self._timeout = timeout
-        self._tls = ssl.create_default_context() if target.tls else None
+        self._tls = trust(target.host) if target.tls else None
         self._idle: list[Connection] = []
         self._busy: dict[Connection, asyncio.TimerHandle] = {}
 

@@ -133,7 +133,8 @@ class Deployment:
                 if started.process.poll() is not None:
                     raise StartError(f"{started.name} ended:\n{tail(started.log)}")
             if time.monotonic() > deadline:
-                raise StartError(f"waited {START_SECONDS:.0f} s in vain for {what}; logs in {self.folder}")
+                last = "".join(f"\n{started.name}:\n{tail(started.log, 500)}" for started in self.running)
+                raise StartError(f"waited {START_SECONDS:.0f} s in vain for {what}{last}")
             time.sleep(_POLL_SECONDS)
 
     def stop(self, *which: Running) -> None:

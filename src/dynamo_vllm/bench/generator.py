@@ -178,7 +178,9 @@ class Stage:
         prompts = self._spec.prompts
         if prompts.kind == "trace":  # its own prompts must not be known yet
             prompts = as_random(prompts)
-        numbers = iter(range(-1 - self._part, -1 - self._spec.warmup, -self._parts))
+        # Where fewer are in flight than there are processes, those without a slot send nothing.
+        senders = min(self._parts, self._spec.concurrency or self._parts)
+        numbers = iter(range(-1 - self._part, -1 - self._spec.warmup, -senders))
         errors: list[str] = []
 
         async def send() -> None:

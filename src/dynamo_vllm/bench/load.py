@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dynamo_vllm.bench import figures, messages, plan, processes, report, target
+from dynamo_vllm.bench import figures, messages, plan, processes, report, rounds, target
 from dynamo_vllm.bench.client import Client
 from dynamo_vllm.bench.progress import ProgressLine
 from dynamo_vllm.bench.prompts import PATHS, Talk, as_random
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions
 from dynamo_vllm.config.rules import bench as written
-from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,15 +49,15 @@ def run(given: argparse.Namespace) -> int:
     options = build.from_values(LoadOptions, vars(given), build.environment())
     checks.check_load(options)
     draw = _drawing(options)
-    json_file = _json_file(options)
+    file = None if options.json == "-" else rounds.json_file(options.json)
     outcome = measure(options, ProgressLine(None if options.quiet else sys.stderr))
-    if json_file is not None:
-        json_file.write_bytes(report.to_json(outcome.report))
-    elif options.json == "-":
-        sys.stdout.write(report.to_json(outcome.report).decode())
     if not options.quiet:
         out = sys.stderr if options.json == "-" else sys.stdout
         out.write(report.text(outcome.report) + "\n")
+    if file is not None:
+        rounds.write(file, report.to_json(outcome.report))
+    elif options.json == "-":
+        sys.stdout.write(report.to_json(outcome.report).decode())
     if draw is not None and options.plots is not None:
         draw(outcome.report, outcome.stages, Path(options.plots))
     if outcome.report.interrupted:
@@ -320,15 +319,6 @@ class Crew:
         assert member.stdin is not None
         with contextlib.suppress(OSError, RuntimeError):  # it has ended, which is noticed when it is awaited
             member.stdin.write(messages.pack(order))
-
-
-def _json_file(options: LoadOptions) -> Path | None:
-    if options.json in (None, "-"):
-        return None
-    path = Path(str(options.json))
-    if not path.parent.is_dir() or path.is_dir():
-        raise ConfigError(f"--json {path} cannot be written; its folder must exist and it must be a file")
-    return path
 
 
 def _drawing(options: LoadOptions) -> Callable[..., None] | None:

@@ -21,7 +21,7 @@ import msgspec
 from dynamo_vllm.bench import load
 from dynamo_vllm.bench.deployment import Deployment, Running, deployment, tail
 from dynamo_vllm.bench.report import table
-from dynamo_vllm.bench.rounds import Range, alternating, ratios, say, spread, write_json
+from dynamo_vllm.bench.rounds import Range, alternating, json_file, ratios, say, spread, write_json
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions, PlaneOptions
 from dynamo_vllm.config.rules import bench_local
@@ -66,9 +66,10 @@ def run(given: argparse.Namespace) -> int:
     environment = build.environment()
     options = build.from_values(PlaneOptions, vars(given), environment)
     checks.check_plane(options)
+    file = json_file(options.json)
     measured = measure(options, environment)
     say(report(measured))
-    write_json(options.json, {"version": 1, "settings": dataclasses.asdict(options), "measured": measured})
+    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "measured": measured})
     return 0
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,6 +52,23 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_json(path: str | None, value: dict[str, Any]) -> None:
-    if path is not None:
-        Path(path).write_text(json.dumps(msgspec.to_builtins(value), indent=1) + "\n")
+def json_file(path: str | None) -> Path | None:
+    """Where figures go; refused now where that cannot be, and not after an hour of load."""
+    if path is None:
+        return None
+    file = Path(path)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"--json {file} cannot be written; its folder must exist and it must be a file")
+    return file
+
+
+def write_json(file: Path | None, value: dict[str, Any]) -> None:
+    if file is not None:
+        write(file, (json.dumps(msgspec.to_builtins(value), indent=1) + "\n").encode())
+
+
+def write(file: Path, data: bytes) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as exc:
+        raise StartError(f"--json {file} cannot be written: {exc.strerror}") from None

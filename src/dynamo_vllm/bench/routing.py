@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ import msgspec
 from dynamo_vllm.bench import load, trace
 from dynamo_vllm.bench.deployment import Deployment, Running, deployment, get
 from dynamo_vllm.bench.report import table
-from dynamo_vllm.bench.rounds import alternating, ratios, say, spread, write_json
+from dynamo_vllm.bench.rounds import alternating, json_file, ratios, say, spread, write_json
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions, RoutingOptions
 from dynamo_vllm.config.rules import bench_local
@@ -91,9 +90,10 @@ def run(given: argparse.Namespace) -> int:
     environment = build.environment()
     options = build.from_values(RoutingOptions, vars(given), environment)
     checks.check_routing(options)
+    file = json_file(options.json)
     outcome = measure(options, environment)
     say(report(outcome))
-    write_json(options.json, {"version": 1, "settings": dataclasses.asdict(options), "outcome": outcome})
+    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "outcome": outcome})
     return 0
 
 
@@ -125,7 +125,7 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> Outcome:
 def start_workers(here: Deployment, options: RoutingOptions, folder: Path) -> list[Running]:
     flags = [] if options.model else list(TINY_FLAGS)
     model = options.model or str(make_tiny_model(folder / "tiny"))
-    flags = ["--model", model, "--served-model-name", NAME, *flags, *shlex.split(options.engine_args)]
+    flags = ["--model", model, "--served-model-name", NAME, *flags, *bench_local.engine_args(options)]
     return [here.start_worker(f"worker-{number}", *flags) for number in range(options.workers)]
 
 

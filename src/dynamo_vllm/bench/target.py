@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,6 +95,11 @@ def _context(entry: dict[str, Any]) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def trust(host: str | None) -> ssl.SSLContext:
+    """What the system trusts; on this machine a certificate is for another name than that of loopback."""
+    return ssl._create_unverified_context() if host in LOOPBACK_HOSTS else ssl.create_default_context()
+
+
 def get(url: str, timeout: float, headers: dict[str, str] | None = None) -> bytes | None:
     """A page of the server; None when it has no such page."""
     import httpx  # 0.2 s, which the client processes and --help need not pay
@@ -103,7 +109,11 @@ def get(url: str, timeout: float, headers: dict[str, str] | None = None) -> byte
     # A proxy of the environment must not swallow what is meant for this machine.
     try:
         reply = httpx.get(
-            url, timeout=timeout, headers=headers, trust_env=parts.hostname not in LOOPBACK_HOSTS
+            url,
+            timeout=timeout,
+            headers=headers,
+            trust_env=parts.hostname not in LOOPBACK_HOSTS,
+            verify=trust(parts.hostname) if parts.scheme == "https" else False,
         )
     except httpx.ConnectError as exc:
         raise Unmeasurable(f"nothing answers at {place} ({exc}); start the server or give its URL") from None

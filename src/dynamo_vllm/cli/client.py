@@ -38,12 +38,15 @@ class Client:
     def __init__(self, url: str, timeout: float) -> None:
         import httpx  # 0.2 s, which --help need not pay
 
+        if not 0 < timeout < float("inf"):  # nan is between nothing
+            raise ConfigError(f"--timeout {timeout:g} must be above 0")
         self.url = base(url)
         parts = urlsplit(self.url)
         # A proxy of the environment must not swallow what is meant for this machine.
         trust_env = parts.hostname not in LOOPBACK_HOSTS
-        # Without TLS there is nothing to verify, and to read all authorities takes 50 ms.
-        verify = parts.scheme == "https"
+        # Without TLS there is nothing to verify, and to read all authorities takes 50 ms. On this machine
+        # a certificate is for another name than that of loopback.
+        verify = parts.scheme == "https" and trust_env
         self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=trust_env, verify=verify)
 
     def get(self, path: str) -> httpx.Response:
@@ -106,7 +109,12 @@ class Client:
 
         try:
             yield
-        except httpx.ConnectError:
+        except httpx.ConnectError as exc:
+            if "SSL" in str(exc):
+                raise Unanswered(
+                    f"{self.url}: TLS failed: {exc}; the authority of a certificate of your own is named "
+                    "with SSL_CERT_FILE"
+                ) from None
             raise Unanswered(
                 f"nothing listens at {self.url}; start a system with 'dynamo-vllm serve' or give its URL"
             ) from None

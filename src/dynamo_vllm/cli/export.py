@@ -33,6 +33,11 @@ Turn the file of 'dynamo-vllm serve --config' into what a cluster or docker comp
 
 The processes get the flags serve would start them with; nothing is sent anywhere."""
 
+FOR_KUBERNETES = (
+    *("operator", "kube_namespace", "discovery", "frontends", "worker_cpus", "worker_memory_gb"),
+    *("cache_gb", "cache_class", "cache_claim", "hf_secret", "etcd", "nats"),
+)
+
 
 def main(argv: Sequence[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
@@ -63,9 +68,16 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str
             f"{unknown[0]} is no option of export; flags of workers and of vLLM belong into the file"
         )
     checks.check_export(options)
-    if kind == "compose" and (options.operator or options.kube_namespace or options.discovery):
-        raise ConfigError("--operator, --kube-namespace and --discovery are for 'export k8s'; leave them out")
+    if kind == "compose":
+        refuse_what_is_for_kubernetes(options)
     return kind, options
+
+
+def refuse_what_is_for_kubernetes(options: ExportOptions) -> None:
+    """What a compose file has no place for, or of its own."""
+    for item in build.declared(ExportOptions):
+        if item.name in FOR_KUBERNETES and getattr(options, item.name) != item.default:
+            raise ConfigError(f"{item.flags[0]} is for 'export k8s'; leave it out")
 
 
 def shown(argv: Sequence[str]) -> str:
@@ -84,7 +96,7 @@ def export(kind: str, options: ExportOptions, command: str, root: Path) -> tuple
         settings = Settings(options, found.request_plane)
         return {compose.FILE: text.yaml_text([compose.document(found, settings)], command)}, list(found.notes)
     refuse_missing_nats(wanted, options)
-    found = workload.of_cluster(wanted, settings.discovery)
+    found = workload.of_cluster(wanted, settings.discovery, settings.secret)
     settings = Settings(options, found.request_plane, found.event_plane)
     made = operator.files(found, settings) if options.operator else k8s.files(found, settings)
     texts = {name: text.yaml_text(documents, command) for name, documents in made.items()}

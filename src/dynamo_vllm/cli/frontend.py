@@ -95,7 +95,8 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     routes = [FrontendRoute("GET", "/health", health)]
     server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
     await listening(options, server)
-    progress.phase("ready", url=f"http://{options.host}:{options.port}")
+    scheme = "https" if options.tls_cert_path else "http"
+    progress.phase("ready", url=f"{scheme}://{options.host}:{options.port}")
     with contextlib.suppress(asyncio.CancelledError):
         await server
     return 0

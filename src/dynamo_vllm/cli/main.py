@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import select
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -97,9 +99,18 @@ def run_command(module: str, argv: Sequence[str]) -> int:
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 1
     except Exception as exc:  # a bug or a foreign error: all of it for the log, one line for a person
+        if isinstance(exc, BrokenPipeError) and nobody_reads():
+            return 128 + signal.SIGPIPE
         traceback.print_exc()
         print(f"error: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
+
+
+def nobody_reads() -> bool:
+    """Whether who read our output has enough of it, such as `head`."""
+    poller = select.poll()
+    poller.register(1, 0)
+    return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
 if __name__ == "__main__":

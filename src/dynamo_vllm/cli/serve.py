@@ -20,7 +20,7 @@ from dynamo_vllm.supervise import plan as plans
 from dynamo_vllm.supervise.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from dynamo_vllm.supervise.plan import Plan
     from dynamo_vllm.supervise.run_folder import RunFolder
@@ -135,8 +135,20 @@ def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str
 def from_file(path: str) -> Topology:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Of a key that stands twice the first value would be lost without a word."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"--config {path}:{line}: {key.value!r} stands there twice; keep one")
+                seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+            return super().construct_mapping(node, deep)
+
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        data = yaml.load(Path(path).read_text(), Loader)
     except OSError as exc:
         raise ConfigError(f"--config {path} cannot be read: {exc.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as exc:

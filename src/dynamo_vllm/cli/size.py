@@ -35,6 +35,8 @@ What a model needs in GPU memory, from its config.json; nothing is loaded and no
 MODEL is a config.json, a model's folder, or a hub id that is in this machine's cache."""
 EPILOG = "Exit codes: 0 it fits, 1 it does not, 2 bad settings. docs/sizing.md says how the numbers are made."
 SHOWN_LAYOUTS = 8
+WHILE_LOADING = {"fp8": "fp8_per_tensor", "fp8-block": "fp8_per_block"}
+"""What vLLM 0.30 can make of 16-bit files as it loads them, and its names for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,16 @@ class Asked:
     gpus: Gpus | None
     layout: Layout | None
     nodes: int = 1
+    dtype: str | None = None
+    quantisation: str | None = None
+    """Where the user said other than the file."""
+    is_quantised: bool = False
+    """By the file."""
+
+    @property
+    def while_loading(self) -> str | None:
+        """vLLM's name for what it is to make of the weights as it loads them."""
+        return None if self.is_quantised else WHILE_LOADING.get(self.quantisation or "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,19 @@ def asked(options: SizeOptions, source: str, config: dict[str, object]) -> Asked
     there = gpus.read(options.gpus) if options.gpus is not None else None
     if there is not None and there.count % options.nodes:
         raise ConfigError(f"--gpus {there} cannot be shared out alike to --nodes {options.nodes}")
-    return Asked(source, model, form, load, there, layout_of(options, there), options.nodes)
+    layout = layout_of(options, there)
+    is_quantised = config.get("quantization_config") is not None
+    says_the_same = is_quantised and written_quantisation(config, source) in (options.quantization, None)
+    named = options.dtype, None if says_the_same else options.quantization, is_quantised
+    return Asked(source, model, form, load, there, layout, options.nodes, *named)
+
+
+def written_quantisation(config: dict[str, object], source: str) -> str | None:
+    """None where it is not known here, and the user says what it comes to."""
+    try:
+        return formats.of(config, source, "bfloat16", None).quantisation
+    except ConfigError:
+        return None
 
 
 _COUNTS = (
@@ -126,7 +150,7 @@ def check(options: SizeOptions) -> None:
         raise ConfigError(
             f"--gpu-memory-utilization {options.gpu_memory_utilization} is no part of a GPU; use 0.1 to 1"
         )
-    if options.reserve_gib is not None and options.reserve_gib < 0:
+    if options.reserve_gib is not None and not 0 <= options.reserve_gib < float("inf"):
         raise ConfigError(f"--reserve-gib {options.reserve_gib} must be 0 or more")
 
 
@@ -225,6 +249,8 @@ def about_layout(asked: Asked, need: Need) -> Iterator[str]:
         yield f"note      {layout.tp} shards of a layer reach over a node's {layout.gpus_per_node} GPUs: slow"
     if rest:
         yield f"note      {rest} of the {there.count} GPUs stay free"
+    if asked.quantisation not in (None, "none") and asked.while_loading is None:
+        yield f"note      weights in {asked.quantisation} are other files: no flag makes them of these"
     yield f"flags     {' '.join(flags(asked, layout)) or 'none'}"
 
 
@@ -297,6 +323,8 @@ def flags(asked: Asked, layout: Layout) -> list[str]:
     """For the worker: the layout, and what was said about the engine."""
     load, found = asked.load, layouts.flags(layout)
     given = {
+        "--dtype": asked.dtype,
+        "--quantization": asked.while_loading,
         "--max-model-len": load.max_len,
         "--max-num-batched-tokens": load.max_batched_tokens,
         "--max-num-seqs": load.max_seqs,

@@ -28,7 +28,8 @@ def main(argv: Sequence[str]) -> int:
     anywhere = options.system_host or options.bind_host or "0.0.0.0"
     if options.system_port:
         refuse_taken_port("--system-port", anywhere, options.system_port)
-    runtime_port, more = None, {}
+    # The runtime reads it by itself, and a flag would not reach it.
+    runtime_port, more = None, {"DYN_HEALTH_CHECK_ENABLED": str(options.runtime_health_check).lower()}
     is_headless = nodes.of(options.headless, engine_flags(engine_argv)).is_headless
     if not is_headless:
         planes.refuse_unreachable(planes.servers(options, options.event_plane))
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             refuse_taken_port("--card-port", anywhere, options.card_port)
         ports.leave_out([options.system_port])
         runtime_port = options.card_port or ports.free()
-        more = {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
+        more |= {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
     threads = runtime_env.worker_threads(os.cpu_count() or 1)
     service = f"dynamo-vllm-{'worker' if options.role == 'agg' else options.role}"
     runtime_env.export(options, environment, threads, service, **more)

@@ -10,14 +10,21 @@ from dynamo_vllm.codec.chunks import usage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo_vllm.job import Output, Position, TokenLogprob
+    from dynamo_vllm.job import ChoiceParser, Output, Position, TokenLogprob
     from dynamo_vllm.wire import Chunk
 
 
 class TextEncoder:
     """One per request; chat deltas or completion texts."""
 
-    def __init__(self, job_id: str, model: str, prompt_tokens: int, is_chat: bool) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        model: str,
+        prompt_tokens: int,
+        is_chat: bool,
+        parsers: Sequence[ChoiceParser] = (),
+    ) -> None:
         self._head: Chunk = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{job_id}",
             "object": "chat.completion.chunk" if is_chat else "text_completion",
@@ -28,19 +35,23 @@ class TextEncoder:
         self._prompt = prompt_tokens
         self._completion = 0
         self._introduced: set[int] = set()
+        self._parsers = parsers
+        """One per choice, or none."""
+        self._called: set[int] = set()
 
     def encode(self, output: Output) -> Chunk:
         self._completion += len(output.token_ids)
         choice = self._chat(output) if self._is_chat else self._completion_choice(output)
         choice["index"] = output.index
-        choice["finish_reason"] = output.finish
+        has_called = output.finish == "stop" and output.index in self._called
+        choice["finish_reason"] = "tool_calls" if has_called else output.finish
         chunk: Chunk = {**self._head, "choices": [choice]}
         if output.finished:
             chunk["usage"] = usage(self._prompt, self._completion, output.cached_tokens)
         return chunk
 
     def _chat(self, output: Output) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": output.text or ""}
+        delta = self._parsed(output) if self._parsers else {"content": output.text or ""}
         if output.index not in self._introduced:
             self._introduced.add(output.index)
             delta["role"] = "assistant"
@@ -48,6 +59,17 @@ class TextEncoder:
         if output.logprobs is not None:
             choice["logprobs"] = {"content": [_chat_logprob(p) for p in output.logprobs]}
         return choice
+
+    def _parsed(self, output: Output) -> dict[str, Any]:
+        part = self._parsers[output.index].part(output)
+        if part.tool_calls:
+            self._called.add(output.index)
+        every = {
+            "content": part.content,
+            "reasoning_content": part.reasoning,
+            "tool_calls": part.tool_calls,
+        }
+        return {name: value for name, value in every.items() if value}
 
     def _completion_choice(self, output: Output) -> dict[str, Any]:
         choice: dict[str, Any] = {"text": output.text or ""}

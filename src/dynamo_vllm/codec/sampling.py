@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import GUIDE_KINDS, EngineFacts, Guide, SamplingSpec
 from dynamo_vllm.wire import prompt_length
-from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat
+from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat, extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dynamo_vllm.job import AnswerParser
     from dynamo_vllm.wire import GenerateRequest, GuidedDecoding, SamplingOptions
 
 MAX_STOP_STRINGS = 4
@@ -67,10 +68,11 @@ def _still_to_come(min_tokens: int | None, request: GenerateRequest, whole: int)
     return max(0, min_tokens - (whole - prompt_length(request, whole)))
 
 
-def from_text(body: Body, room: int, facts: EngineFacts) -> SamplingSpec:
+def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | None = None) -> SamplingSpec:
     """The spec of an OpenAI body; here the engine writes the text and watches the stop strings."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     _stop_strings(stop)
+    _beam_search(body)
     if isinstance(body, ChatBody):
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -96,8 +98,10 @@ def from_text(body: Body, room: int, facts: EngineFacts) -> SamplingSpec:
         include_stop_in_output=bool(body.include_stop_str_in_output),
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
-        skip_special_tokens=body.skip_special_tokens is not False,
-        guide=text_guide(body),
+        skip_special_tokens=body.skip_special_tokens is not False
+        and not (parser is not None and parser.reads_special_tokens),
+        guide=_with_calls(text_guide(body), body, parser),
+        max_thinking_tokens=extension(body).max_thinking_tokens,
         logit_bias=_bias(body.logit_bias),
         detokenize=True,
     )
@@ -172,7 +176,7 @@ def _stop_strings(stop: Sequence[str]) -> None:
         raise InvalidRequest("an empty string would stop at once", parameter="stop")
 
 
-def _beam_search(options: SamplingOptions) -> None:
+def _beam_search(options: SamplingOptions | Body) -> None:
     if options.use_beam_search:
         raise InvalidRequest("beam search is not supported; leave it out", parameter="use_beam_search")
     if options.length_penalty not in (None, 1.0):
@@ -244,6 +248,15 @@ def text_guide(body: Body) -> Guide | None:
     return _one_constraint(made, "response_format")
 
 
+def _with_calls(own: Guide | None, body: Body, parser: AnswerParser | None) -> Guide | None:
+    """A call that the client insists on comes before its constraint, which is for texts."""
+    if parser is None or not isinstance(body, ChatBody):
+        return own
+    of_calls = _one_constraint(parser.guide, "tools") if parser.guide is not None else None
+    must_call = body.tool_choice not in (None, "none", "auto")
+    return of_calls or own if must_call else own or of_calls
+
+
 def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, str | None]:
     match chosen:
         case None | ResponseFormat(type="text"):
@@ -252,8 +265,10 @@ def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, s
             return None, True, None
         case ResponseFormat(type="json_schema", json_schema={"schema": dict() as schema}):
             return schema, None, None
-        case ResponseFormat(type="structural_tag"):
-            tag = {"type": "structural_tag", "structures": chosen.structures, "triggers": chosen.triggers}
+        case ResponseFormat(type="structural_tag", format=dict() as form):
+            return None, None, json.dumps({"type": "structural_tag", "format": form})
+        case ResponseFormat(type="structural_tag", structures=list() as parts, triggers=list() as triggers):
+            tag = {"type": "structural_tag", "structures": parts, "triggers": triggers}
             return None, None, json.dumps(tag)
     raise InvalidRequest(f"type {chosen.type!r} is unknown or incomplete", parameter="response_format")
 

@@ -208,7 +208,10 @@ def from_values(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str]) 
 def _value(item: Declared, raw: Any, source: str) -> Any:
     if item.many:
         words = raw.replace(",", " ").split() if isinstance(raw, str) else raw
-        return tuple(_scalar(item, word, source) for word in words)
+        many = words if isinstance(words, list | tuple) else (words,)  # a file may have a number
+        return tuple(_scalar(item, word, source) for word in many)
+    if isinstance(raw, list | tuple):
+        raise ConfigError(f"{source}={raw!r} is a list; give one value")
     return _scalar(item, raw, source)
 
 
@@ -225,6 +228,8 @@ def _scalar(item: Declared, raw: Any, source: str) -> Any:
         raise ConfigError(f"{source}={raw!r} is not a yes or no; use 1 or 0")
     if item.kind in (int, float):
         try:
+            if isinstance(raw, bool) or (item.kind is int and isinstance(raw, float) and raw % 1):
+                raise ValueError
             return item.kind(raw)
         except (TypeError, ValueError):
             word = "a whole number" if item.kind is int else "a number"

@@ -58,9 +58,11 @@ WORKER_RULES = (
     *ranks.RULES,
     *worker.RULES,
 )
-LOOK_AT_THIS_MACHINE = (
+LOOK_AT_THIS_MACHINE: tuple[object, ...] = (
     connectors.connector_is_installed,
     connectors.offload_fits_memory,
+    frontend.certificate_is_there,
+    media.nixl_for_media_is_installed,
     media_limits.media_folder_is_a_folder,
     omni.stage_file_exists,
     worker.dump_has_a_folder,
@@ -118,11 +120,12 @@ def check_reach(o: ReachOptions) -> None:
     planes.check_addresses("--nats-server", o.nats_server, ("nats", "tls"))
 
 
-def check_frontend(options: FrontendOptions) -> None:
+def check_frontend(options: FrontendOptions, *, elsewhere: bool = False) -> None:
     check_runtime(options)
     flags.port_is_a_port("--port", options.port)
     for rule in FRONTEND_RULES:
-        rule(options)
+        if not (elsewhere and rule in LOOK_AT_THIS_MACHINE):
+            rule(options)
 
 
 def check_serve(options: ServeOptions) -> None:

@@ -87,8 +87,17 @@ def _group(data: object, where: str) -> WorkerGroup:
         count=count,
         options=_options(WorkerOptions, values, where, ("count", "env", "args")),
         env={name: _text(value, f"{where}: env: {name}") for name, value in env.items()},
-        args=tuple(_text(word, f"{where}: args") for word in args),
+        args=tuple(_word(word, f"{where}: args") for word in args),
     )
+
+
+def _word(value: object, where: str) -> str:
+    """vLLM would say of a flag with its value in one word that it does not know it."""
+    word = _text(value, where)
+    flag, *rest = word.partition("=")[0].split(maxsplit=1) or [""]
+    if flag.startswith("-") and rest:
+        raise ConfigError(f"{where}: {word!r} is one word; write [{flag}, {word.removeprefix(flag).strip()}]")
+    return word
 
 
 def _options(cls: type, data: object, where: str, more_keys: Iterable[str] = ()) -> dict[str, Any]:

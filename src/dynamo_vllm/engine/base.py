@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
-    from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job, Media, MediaPrompt
+    from dynamo_vllm.job import Adapter, AnswerParser, Embeds, EngineFacts, Job, Media, MediaPrompt
+    from dynamo_vllm.wire_openai import ChatBody
 
 
 class LoadFigures(NamedTuple):
@@ -122,13 +123,16 @@ class Engine(Protocol):
 
 
 class Renderer(Protocol):
-    """An engine that can turn text into tokens (text mode)."""
+    """An engine that can turn text into tokens, and read the text it answers (text mode)."""
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[int]: ...
 
     async def render_text(self, prompt: str) -> list[int]: ...
+
+    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
+        """None where answers are text and nothing else. What parsers cannot take is refused."""
 
 
 class EmbedsReader(Protocol):

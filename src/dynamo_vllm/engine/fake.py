@@ -332,6 +332,9 @@ class FakeEngine:
     async def render_chat(self, messages: object, options: object) -> list[int]:
         return await self.render_text(str(messages))
 
+    def answer_parser(self, body: object, template_wishes: object) -> None:
+        return None
+
 
 def hand_over(run: Running, output: Output) -> None:
     """A sink that raises ends its job and no other."""

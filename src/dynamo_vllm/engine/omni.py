@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import omni_pipelines, omni_start, plugin, prometheus, vllm_start
 from dynamo_vllm.engine.base import LoadFigures
+from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import (
     DynamoVllmError,
     EngineDead,
@@ -39,7 +38,6 @@ BOS_SECONDS = 5.0
 PATIENCE_SECONDS = 600.0
 """How long one drawing may take before silence counts as a hang: a pipeline says nothing between steps."""
 ABORT_SECONDS = 5.0
-SHUTDOWN_SECONDS = 20.0
 DEAD_SECONDS = 1.0
 """For the stages that live on when one died; they end with this process anyway."""
 _WITNESSES = ("canary-", "warm-up")
@@ -87,7 +85,7 @@ class OmniEngine:
     async def _told(self, what: str, work: Callable[[], Any]) -> Any:
         """A blocking step in a thread of its own, with a word now and then."""
         began = time.monotonic()
-        task = _in_thread(work)
+        task = in_thread(work)
         while not task.done():
             await asyncio.wait({task}, timeout=TELL_SECONDS)
             if not task.done():
@@ -299,8 +297,8 @@ class OmniEngine:
         omni, self._omni = self._omni, None
         if omni is not None:
             # vLLM-Omni 0.30 gives the stages that are left half a minute when one has died.
-            limit = DEAD_SECONDS if self._is_dead else SHUTDOWN_SECONDS
-            await asyncio.wait({_in_thread(omni.shutdown)}, timeout=limit)
+            limit = DEAD_SECONDS if self._is_dead else None
+            await asyncio.wait({in_thread(omni.shutdown)}, timeout=limit)
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -318,6 +316,9 @@ class OmniEngine:
     async def render_text(self, prompt: str) -> list[int]:
         (rendered,) = await self._rendering("prompt", lambda r: r.render_cmpl_async([{"prompt": prompt}]))
         return list(rendered["prompt_token_ids"])
+
+    def answer_parser(self, body: object, template_wishes: object) -> None:
+        return None  # a rule refuses parsers
 
     async def _rendering(self, parameter: str, step: Callable[[Any], Any]) -> Any:
         from dynamo_vllm.engine import vllm_convert as convert
@@ -344,21 +345,6 @@ class OmniEngine:
 
 
 _NO_SLEEP = "a pipeline of vLLM-Omni does not sleep; stop it instead"
-
-
-def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Not asyncio.to_thread: the end of the event loop, and a signal, would wait for the work's end."""
-    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # whoever stops waiting cannot cancel it
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as exc:
-            done.set_exception(exc)
-
-    threading.Thread(target=run, name="omni-work", daemon=True).start()
-    return asyncio.wrap_future(done)
 
 
 def _imported() -> Any:

@@ -21,7 +21,10 @@ class EngineSettings:
     argv: tuple[str, ...] = ()
     """The engine's flags as the user wrote them."""
     headless: bool = False
+    tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    parses_answers: bool = False
+    """With these two; otherwise the frontend does."""
     takes_embeds: bool = False
     """Prompts may come as vectors."""
     omni: bool = False

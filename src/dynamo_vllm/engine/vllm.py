@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
 from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
+from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, MediaPrompt, Output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
+    from vllm.parser.abstract_parser import Parser
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.vllm_control import Control
     from dynamo_vllm.engine.vllm_direct import Direct
     from dynamo_vllm.engine.vllm_socket import Receiver
-    from dynamo_vllm.job import Media
+    from dynamo_vllm.job import AnswerParser, Media
+    from dynamo_vllm.wire_openai import ChatBody
 
 logger = logging.getLogger(__name__)
 EMBEDS_READERS = 2
@@ -47,6 +50,7 @@ class VllmEngine:
         self._relay: EventRelay | None = None
         self._embeds_readers: ThreadPoolExecutor | None = None
         self._encoded: Folder | None = None
+        self._parser: type[Parser] | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
 
@@ -55,7 +59,7 @@ class VllmEngine:
         vllm_start.set_environment(self._settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_socket, vllm_stats
+        from dynamo_vllm.engine import vllm_control, vllm_direct, vllm_parsing, vllm_socket, vllm_stats
 
         resolved = vllm_start.resolve(self._settings)
         for fired in resolved.fired:
@@ -63,6 +67,7 @@ class VllmEngine:
         config = vllm_start.create_config(resolved.args, self._settings)
         self._settings.on_resolved(vllm_start.described(resolved.args, config))
         plugin.guard_coordinator()
+        self._parser = vllm_parsing.parser_class(self._settings, config.model_config)
         self._on_phase("loading")
         self._relay = relay_for(config, self._settings)
         try:
@@ -222,7 +227,9 @@ class VllmEngine:
         if self._receiver is not None:
             self._receiver.close()
         if llm is not None:
-            llm.shutdown()
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # it would take this end for a death, and log all of it
+            await in_thread(llm.shutdown)
         if self._relay is not None:
             self._relay.close()
 
@@ -280,6 +287,16 @@ class VllmEngine:
             (rendered,) = await self._engine.renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
 
+    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
+        if self._parser is None:
+            return None
+        from dynamo_vllm.engine import vllm_parsing
+
+        llm = self._engine
+        tokenizer, model = llm.get_tokenizer(), llm.vllm_config.model_config
+        with _refusing("tools"):
+            return vllm_parsing.Parsing(self._parser, tokenizer, model, body, template_wishes)
+
 
 @contextlib.contextmanager
 def _refusing(parameter: str) -> Iterator[None]:
@@ -288,6 +305,8 @@ def _refusing(parameter: str) -> Iterator[None]:
 
     try:
         yield
+    except DynamoVllmError:
+        raise
     except Exception as exc:
         found = convert.error(exc)
         if isinstance(found, InvalidRequest):

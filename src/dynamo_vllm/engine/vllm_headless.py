@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import EngineDead, StartError
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ class HeadlessVllm:
 
     async def close(self) -> None:
         """Idempotent, also after a failed start."""
-        if self._owner is None:
-            return
+        if self._owner is not None:
+            await in_thread(self._end)
+
+    def _end(self) -> None:
         # vLLM 0.30: a shard whose queue is closed first waits on it for another node until it is killed, 9 s.
         for process in self._processes:
             process.terminate()

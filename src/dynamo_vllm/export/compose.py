@@ -110,8 +110,13 @@ def environment(workload: Workload, settings: Settings) -> Document:
 def healthcheck(workload: Workload, settings: Settings) -> Document:
     """The start has its time; a frontend is there before it has a model."""
     path = "health" if workload.is_worker else "live"
-    url = f"http://{_LOOPBACK}:{workload.port}/{path}"
-    ask = f"import urllib.request as r; r.urlopen('{url}', timeout=4)"
+    url = f"{_LOOPBACK}:{workload.port}/{path}"
+    ask = f"import urllib.request as r; r.urlopen('http://{url}', timeout=4)"
+    if workload.has_tls:  # the certificate is for another name
+        ask = (
+            "import ssl, urllib.request as r; "
+            f"r.urlopen('https://{url}', timeout=4, context=ssl._create_unverified_context())"
+        )
     seconds = round(settings.options.start_seconds) if workload.is_worker else 60
     return {"test": ["CMD", "python", "-c", ask], **_PULSE, "start_period": f"{seconds}s"}
 

@@ -315,7 +315,10 @@ def _monitor(kind: str, key: str, settings: Settings, workloads: Sequence[Worklo
         {"targetLabel": "job", "replacement": job},
         {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "process"},
     ]
-    scraped = {"port": pod.port_name(workloads[0]), "path": "/metrics", "interval": "15s"}
+    scraped: Document = {"port": pod.port_name(workloads[0]), "path": "/metrics", "interval": "15s"}
+    if workloads[0].has_tls:
+        # Pods are asked by their addresses, for which no certificate is.
+        scraped |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     values = [workload.name for workload in workloads]
     return {
         "apiVersion": "monitoring.coreos.com/v1",

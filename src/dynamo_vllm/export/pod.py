@@ -70,18 +70,18 @@ def probes(workload: Workload, settings: Settings) -> Document:
 
     The patience is `serve`'s own. /health of a frontend says whether a model can answer.
     """
-    port = port_name(workload)
     seconds = settings.options.start_seconds if workload.is_worker else _LIMITS.first_answer_seconds
     return {
-        "startupProbe": _probe("/live", port, _STARTUP_SECONDS, seconds),
-        "livenessProbe": _probe("/live", port, _LIVENESS_SECONDS, _LIMITS.unwell_seconds),
-        "readinessProbe": _probe("/health", port, _READINESS_SECONDS, 3 * _READINESS_SECONDS),
+        "startupProbe": _probe("/live", workload, _STARTUP_SECONDS, seconds),
+        "livenessProbe": _probe("/live", workload, _LIVENESS_SECONDS, _LIMITS.unwell_seconds),
+        "readinessProbe": _probe("/health", workload, _READINESS_SECONDS, 3 * _READINESS_SECONDS),
     }
 
 
-def _probe(path: str, port: str, period: int, seconds: float) -> Document:
+def _probe(path: str, workload: Workload, period: int, seconds: float) -> Document:
+    scheme = {"scheme": "HTTPS"} if workload.has_tls else {}  # Kubernetes checks no certificate
     return {
-        "httpGet": {"path": path, "port": port},
+        "httpGet": {"path": path, "port": port_name(workload), **scheme},
         "periodSeconds": period,
         "timeoutSeconds": round(_LIMITS.answer_seconds),
         "failureThreshold": max(1, -(-round(seconds) // period)),
@@ -91,6 +91,8 @@ def _probe(path: str, port: str, period: int, seconds: float) -> Document:
 def spec(workload: Workload, settings: Settings, main: Document, *, shm: bool = True) -> Document:
     return {
         "terminationGracePeriodSeconds": workload.grace_seconds,
+        # Of a Service called vllm Kubernetes would make VLLM_PORT=tcp://…, at which vLLM ends.
+        "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,

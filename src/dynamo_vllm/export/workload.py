@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import topology
-from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config import build, topology
+from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags, flag
 from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
@@ -41,10 +42,18 @@ _ENDS_WITH = len(plans.COMMAND)
 _PLANES = ("request_plane", "event_plane")
 _LOCAL = (*PLANES, "bind_host", "system_host", "system_port")
 _LOCAL_OF_FRONTEND = (*_LOCAL, "host")
-_PORTS = ("kv_event_port", "side_channel_port")
+_PORTS = ("kv_event_port", "side_channel_port", "card_port")
 """First ports of several processes on one machine; in containers each has them for itself."""
 _FILES = ("model", "custom_jinja_template", "stage_configs_path", "media_folder", "lora_path")
 _FILES_OF_FRONTEND = ("tls_cert_path", "tls_key_path")
+_FILES_OF_VLLM = ("tokenizer", "hf_config_path", "generation_config", "download_dir")
+_WRITTEN = {
+    "ec_storage_path": (SHARED, MODELS),
+    "dump_config_to": ("/tmp", MODELS),
+    "prometheus_multiproc_dir": ("/tmp", MODELS),
+}
+"""Where containers can write what is written there."""
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)$")
 _BALANCED = ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_rank")
 
 
@@ -70,6 +79,8 @@ class Workload:
     port: int = SYSTEM_PORT
     secrets: tuple[str, ...] = ()
     """Variables whose values are kept apart."""
+    has_tls: bool = False
+    """Its port speaks HTTPS."""
     shares_embeddings: bool = False
     """It needs the folder of encode workers, and the others must see the same."""
 
@@ -110,13 +121,14 @@ class _Notes:
             self.told.append(text)
 
 
-def of_cluster(wanted: Topology, discovery: str) -> Workloads:
+def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") -> Workloads:
     """One workload per group; a worker may span nodes."""
     notes = _Notes()
     groups = [_for_cluster(group) for group in wanted.workers]
     if any(GPUS in group.env for group in wanted.workers):
         notes.say(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
-    bare = _bare(dataclasses.replace(wanted, workers=tuple(group for group, _ in groups)), discovery, notes)
+    ready = dataclasses.replace(wanted, workers=tuple(group for group, _ in groups))
+    bare = _bare(ready, discovery, notes, secrets)
     one_each = tuple(dataclasses.replace(group, count=1) for group in bare.workers)
     plan = _plan(dataclasses.replace(bare, workers=one_each))
     made = []
@@ -171,6 +183,7 @@ def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Note
         env={},
         drain_seconds=front.drain_seconds,
         port=plan.port,
+        has_tls=plan.front.tls_cert_path is not None,
     )
     host = str(wanted.frontend.get("host", plan.host))
     return Workloads(frontend, tuple(workers), host, tuple(notes.told), **_planes(wanted))
@@ -216,18 +229,27 @@ def _ports(wanted: Topology) -> list[Values]:
 # --- what is local --------------------------------------------------------------------------------------
 
 
-def _bare(wanted: Topology, discovery: str, notes: _Notes) -> Topology:
-    """Without what only this machine has; files must lie on the volume of models."""
+def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None = None) -> Topology:
+    """Without what only this machine has; files must lie on the volume of models.
+
+    `secrets` is where a cluster keeps them.
+    """
     frontend = _without(wanted.frontend, _LOCAL_OF_FRONTEND, "frontend", discovery, notes)
-    _refuse_files(FrontendOptions, frontend, _FILES_OF_FRONTEND)
+    _refuse_files(frontend, _FILES_OF_FRONTEND)
     workers = []
     for number, group in enumerate(wanted.workers):
         options = _without(group.options, _LOCAL, f"workers[{number}]", discovery, notes)
         if not (options.get("model") or wanted.model):
             raise ConfigError("the file names no model; add 'model: ORGANISATION/NAME', or --model")
-        _refuse_files(WorkerOptions, {"model": wanted.model, **options}, _FILES)
+        _refuse_files({"model": wanted.model, **options}, _FILES)
+        _refuse_files(_adapters(options), ("lora_modules",))
+        _refuse_files(engine_flags(group.args), _FILES_OF_VLLM)
+        _refuse_unwritable(options)
         if secret := topology.secrets(WorkerOptions, options):
-            notes.say(f"the value of {', '.join(secret)} is written nowhere; put it into a secret")
+            where = "into .env" if secrets is None else f"into the Secret {secrets} before you apply this"
+            notes.say(f"the value of {', '.join(secret)} is written nowhere; put it {where}")
+        for name in filter(_SECRET.search, group.env):
+            notes.say(f"workers[{number}]: env: {name} is written as it stands; a Secret is a better place")
         kept = {name: value for name, value in options.items() if name not in _PORTS}
         workers.append(dataclasses.replace(group, options=kept))
     return dataclasses.replace(wanted, frontend=frontend, workers=tuple(workers))
@@ -250,17 +272,44 @@ def _without(
     return {name: value for name, value in values.items() if name not in names}
 
 
-def _refuse_files(cls: type, values: Values, names: Sequence[str]) -> None:
+def _refuse_files(values: Values, names: Sequence[str]) -> None:
     """A path of this machine means nothing elsewhere."""
     for name in names:
         value = values.get(name)
-        if value is None or (name == "model" and not _is_path(str(value))):
+        may_be_a_name = name == "model" or name in _FILES_OF_VLLM
+        if value is None or (may_be_a_name and not _is_path(str(value))):
             continue
-        if not PurePosixPath(str(value)).is_relative_to(MODELS) or ".." in PurePosixPath(str(value)).parts:
+        if not _is_below(str(value), (MODELS,)):
             raise ConfigError(
                 f"{flag(name)} {value} is a path of this machine; put it on the volume of models, which "
                 f"containers see at {MODELS}, and write {MODELS}/… (or a hub id for a model)"
             )
+
+
+def _refuse_unwritable(values: Values) -> None:
+    for name, places in _WRITTEN.items():
+        value = values.get(name)
+        if value is not None and not _is_below(str(value), places):
+            raise ConfigError(
+                f"{flag(name)} {value} cannot be written in a container; leave it out, or name a place below "
+                f"{' or '.join(places)}"
+            )
+
+
+def _adapters(options: Values) -> Values:
+    """The first of them that is a folder."""
+    modules = build.from_values(
+        WorkerOptions, {"lora_modules": options.get("lora_modules", ())}, {}
+    ).lora_modules
+    for uri in (word.partition("=")[2].removeprefix("file://") for word in modules):
+        if uri and "://" not in uri and not _is_below(uri, (MODELS,)):
+            return {"lora_modules": uri}
+    return {}
+
+
+def _is_below(path: str, places: Sequence[str]) -> bool:
+    parts = PurePosixPath(path)
+    return ".." not in parts.parts and any(parts.is_relative_to(place) for place in places)
 
 
 def _is_path(model: str) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.engine.base import Renderer
+    from dynamo_vllm.job import AnswerParser
 
 # A request cannot move in this mode: the frontend holds no tokens to send along.
 CARD = RoleCard(worker_type="Aggregated", input="Text", may_migrate=False, router="round-robin")
@@ -30,12 +31,14 @@ class AggregatedText:
         names: Sequence[str],
         template: str | None = None,
         media_reader: media.Reader | None = None,
+        hides_unwanted_tools: bool = True,
     ) -> None:
         self._facts = facts
         self._renderer = renderer
         self._names = names
         self._template = template
         self._media: media.Reader = media_reader or media.MediaReader(facts)
+        self._hides_unwanted_tools = hides_unwanted_tools
 
     def parse(self, raw: object) -> wire_openai.Body:
         return wire_openai.parse(raw)
@@ -47,23 +50,26 @@ class AggregatedText:
 
     async def prepare(self, request: wire_openai.Body, job_id: str, adapter: Adapter | None = None) -> Job:
         refuse_unavailable(request)
-        salt, refs = cache_salt(request), media.of_text(request)
+        extension, refs = wire_openai.extension(request), media.of_text(request)
         if refs:
             self._media.refuse(refs)  # before the renderer, which has no better words for it
         ids: Sequence[int] = await self._tokens(request)
+        parser = self._parser(request)
         prompt.check_ids(ids, self._facts.vocab_size)
         room = prompt.room_behind(ids, self._facts.context_length)
-        seen = await self._media.read(ids, refs, salt, job_id=job_id) if refs else None
+        seen = await self._media.read(ids, refs, extension.cache_salt, job_id=job_id) if refs else None
         if seen is not None:
             ids = seen.tokens
             room = prompt.room_behind(ids, self._facts.context_length)
         return Job(
             job_id,
             ids,
-            sampling.from_text(request, room, self._facts),
-            cache_salt=salt,
+            sampling.from_text(request, room, self._facts, parser),
+            priority=-extension.priority,
+            cache_salt=extension.cache_salt,
             adapter=adapter,
             media=seen,
+            parser=parser,
         )
 
     async def _tokens(self, body: wire_openai.Body) -> list[int]:
@@ -87,7 +93,7 @@ class AggregatedText:
     async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
         if not body.messages:
             raise InvalidRequest("there is no message", parameter="messages")
-        wished = {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}
+        wished = template_wishes(body)
         if {"chat_template", "tokenize"} & set(wished):
             raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
         kwargs: dict[str, Any] = {
@@ -95,14 +101,22 @@ class AggregatedText:
             "continue_final_message": bool(body.continue_final_message),
             **wished,
         }
-        if body.tools and body.tool_choice != "none":
+        if body.tools and not (body.tool_choice == "none" and self._hides_unwanted_tools):
             kwargs["tools"] = body.tools
         messages = media.without_content(body.messages)
         return await self._renderer.render_chat(messages, {"template": self._template, "kwargs": kwargs})
 
+    def _parser(self, body: wire_openai.Body) -> AnswerParser | None:
+        if not isinstance(body, wire_openai.ChatBody):
+            return None
+        return self._renderer.answer_parser(body, template_wishes(body))
+
     def encoder(self, request: wire_openai.Body, job: Job) -> openai_chunks.TextEncoder:
         is_chat = isinstance(request, wire_openai.ChatBody)
-        return openai_chunks.TextEncoder(job.id, request.model or self._names[0], len(job.prompt), is_chat)
+        model = request.model or self._names[0]
+        parser = job.parser
+        parsers = [] if parser is None else [parser.choice(job.prompt) for _ in range(job.sampling.n)]
+        return openai_chunks.TextEncoder(job.id, model, len(job.prompt), is_chat, parsers)
 
     def health_check(self) -> dict[str, object]:
         return {"prompt": "a", "max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "_HEALTH_CHECK": True}
@@ -118,9 +132,5 @@ def refuse_unavailable(body: wire_openai.Body) -> None:
         raise InvalidRequest("text mode has no logprobs of the prompt", parameter="prompt_logprobs")
 
 
-def cache_salt(body: wire_openai.Body) -> str | None:
-    """Whose cached prefixes the request may use; in token mode the frontend takes it out of the body."""
-    salt = (body.nvext or {}).get("cache_salt")
-    if salt is not None and not isinstance(salt, str):
-        raise InvalidRequest("must be a string", parameter="nvext.cache_salt")
-    return salt
+def template_wishes(body: wire_openai.ChatBody) -> dict[str, Any]:
+    return {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}

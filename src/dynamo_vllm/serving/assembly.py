@@ -17,7 +17,7 @@ from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
 from dynamo_vllm.serving.monitor import Monitor
 from dynamo_vllm.serving.operations import Bounded
-from dynamo_vllm.serving.request import Service
+from dynamo_vllm.serving.request import Service, answering_probes
 from dynamo_vllm.serving.series import Exposition
 from dynamo_vllm.serving.status import Status
 
@@ -152,7 +152,10 @@ def answering(
         last_error.note,
         traces.headers if traces is not None else None,
     )
-    return traces.around(service.generate) if traces is not None else service.generate
+    generate = traces.around(service.generate) if traces is not None else service.generate
+    if not started.options.runtime_health_check:
+        return generate
+    return answering_probes(generate, started.options.canary_timeout_seconds)
 
 
 async def expose(started: Started, made: Assembled) -> Exposition:

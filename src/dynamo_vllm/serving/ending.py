@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +17,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 EXIT_ENGINE_DEAD = 3
+CLOSE_SECONDS = 10.0
+"""vLLM kills processes of its own that do not end within five."""
+HURRY_SECONDS = 1.0
+"""Where a second signal asked for the end."""
+
+
+class Closing(Protocol):
+    async def close(self) -> None: ...
 
 
 def on_dead_engine(ending: asyncio.Future[int]) -> Callable[[EngineDead], None]:
@@ -41,3 +52,25 @@ def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> N
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
+
+
+async def close_engine(engine: Closing) -> None:
+    """Let the engine end within its time; what is left of it then is killed."""
+    task = asyncio.current_task()
+    seconds = HURRY_SECONDS if task is not None and task.cancelling() else CLOSE_SECONDS
+    closing = asyncio.ensure_future(engine.close())
+    try:
+        await asyncio.wait({closing}, timeout=seconds)
+        if closing.done():
+            closing.result()
+        else:
+            logger.warning("the engine did not end within %.0f s: killed", seconds)
+    finally:
+        if not closing.done() or closing.cancelled():  # the latter by a second signal
+            kill_children()
+
+
+def kill_children() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()

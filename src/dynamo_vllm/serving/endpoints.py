@@ -129,8 +129,10 @@ class Registration:
         config.data_parallel_start_rank = facts.data_parallel_start_rank
         config.kv_event_publishing_enabled = bool(facts.kv_event_endpoints)
         config.enable_local_indexer = options.enable_local_indexer and bool(facts.kv_event_endpoints)
-        config.tool_call_parser = options.tool_call_parser
-        config.reasoning_parser = options.reasoning_parser
+        if self._card.input == "Tokens":
+            # Of text the frontend (1.6.1) would parse the calls, of whole answers only: the worker does it.
+            config.tool_call_parser = options.tool_call_parser
+            config.reasoning_parser = options.reasoning_parser
         config.exclude_tools_when_tool_choice_none = options.exclude_tools_when_tool_choice_none
         config.set_engine_specific(
             "migration_limit", str(options.migration_limit if self._card.may_migrate else 0)

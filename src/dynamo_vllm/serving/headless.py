@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.engine.vllm_headless import HeadlessVllm
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.serving import lifeline
-from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_signals
+from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, close_engine, on_signals
 
 if TYPE_CHECKING:
     from dynamo_vllm.engine.settings import EngineSettings
@@ -45,7 +45,7 @@ async def run(settings: EngineSettings, drt: Runtime, progress: Progress, token:
             watching.cancel()
     finally:
         drt.set_health_status(False)
-        await engine.close()
+        await close_engine(engine)
         drt.shutdown()
 
 

@@ -173,7 +173,9 @@ def engine_settings(
         served_names=options.served_model_name,
         argv=tuple(engine_argv),
         headless=options.headless,
+        tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
+        parses_answers=options.use_vllm_tokenizer,
         takes_embeds=options.enable_prompt_embeds,
         omni=options.omni,
         stage_configs_path=options.stage_configs_path,
@@ -261,6 +263,7 @@ def make_role(
             names,
             Path(template).read_text() if template else None,
             media_reader,
+            options.exclude_tools_when_tool_choice_none,
         )
     if options.role == "encode":
         assert folder is not None and isinstance(media_reader, MediaReader)  # a rule sees to it

@@ -36,7 +36,7 @@ from dynamo_vllm.serving import (
 )
 from dynamo_vllm.serving.assembly import Started
 from dynamo_vllm.serving.dump import Dump
-from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, on_dead_engine, on_signals
+from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, close_engine, on_dead_engine, on_signals
 from dynamo_vllm.serving.progress import Progress
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.serving.tracing import Tracing
 
 logger = logging.getLogger(__name__)
-SHUTDOWN_SECONDS = 25.0
+SHUTDOWN_SECONDS = 15.0
 
 
 async def run(
@@ -229,5 +229,5 @@ async def leave(
 
 async def close(engine: Engine, drt: Runtime) -> None:
     """Also after a failed start."""
-    await engine.close()
+    await close_engine(engine)
     drt.shutdown()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 from dynamo_vllm.config.options.size import QUANTISATIONS
@@ -13,6 +15,7 @@ DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 CACHE_DTYPES = {"auto": 0, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Of a value in the KV cache; 0 for the model's dtype."""
 _BLOCK = 128
+_LAYER = re.compile(r"layers\\?\.(\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,11 @@ def of(config: dict[str, object], source: str, dtype: str | None, quantisation: 
     facts = Facts(config, source)
     dtype = dtype or _dtype(facts)
     written = facts.inner("quantization_config")
+    if quantisation is None and written is not None:
+        found = _written(written, dtype)
+        return dataclasses.replace(found, experts_only=True) if _spares_all_else(written, facts) else found
     if quantisation is None:
-        return _written(written, dtype) if written is not None else Format(dtype)
+        return Format(dtype)
     return _made(quantisation, dtype, experts_only=quantisation == "mxfp4")
 
 
@@ -110,6 +116,18 @@ def _written(facts: Facts, dtype: str) -> Format:
     if method == "compressed-tensors":
         return _compressed(facts, dtype)
     raise _unknown(facts, f"quant_method {method!r}")
+
+
+def _spares_all_else(written: Facts, facts: Facts) -> bool:
+    """Whether only the experts of a model that has some are quantised: no layer's attention is."""
+    values = (facts.inner("text_config") or facts).values
+    if not any(values.get(name) for name in ("n_routed_experts", "num_experts", "num_local_experts")):
+        return False
+    lists = (written.list(name) or () for name in ("ignore", "exclude_modules", "modules_to_not_convert"))
+    attention = {str(name) for names in lists for name in names if "self_attn" in str(name)}
+    layers = {found[1] for name in attention if (found := _LAYER.search(name))}
+    is_everywhere = any(not _LAYER.search(name) for name in attention)
+    return is_everywhere or len(layers) == values.get("num_hidden_layers")
 
 
 def _compressed(facts: Facts, dtype: str) -> Format:

@@ -290,15 +290,16 @@ def refusal(model: Model, form: Format, layout: Layout) -> str | None:
         return "there are no experts to share out"
     if layout.ep and model.experts < all_ranks:
         return f"{model.experts} experts are fewer than {all_ranks} ranks"
+    block = 1 if form.experts_only else form.block
     for width in model.widths:
-        if width % (tp * form.block):
-            return _uneven(width, tp, form)
+        if width % (tp * block):
+            return _uneven(width, tp, block)
     shards = 1 if layout.ep else all_ranks
-    if model.is_moe and model.expert_width % (shards * (1 if form.experts_only else form.block)):
-        return _uneven(model.expert_width, shards, form)
+    if model.is_moe and model.expert_width % (shards * form.block):
+        return _uneven(model.expert_width, shards, form.block)
     return None
 
 
-def _uneven(width: int, ranks: int, form: Format) -> str:
-    of = f" in blocks of {form.block}" if form.block > 1 else ""
+def _uneven(width: int, ranks: int, block: int) -> str:
+    of = f" in blocks of {block}" if block > 1 else ""
     return f"an MLP of {width} does not divide by {ranks}{of}"

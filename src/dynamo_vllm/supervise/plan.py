@@ -102,7 +102,7 @@ def make(
     """
     shared = shared_environment(environment, discovery)
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
-    checks.check_frontend(front)
+    checks.check_frontend(front, elsewhere=elsewhere)
     shared = with_planes(shared, front, environment)
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
     url = f"{'https' if front.tls_cert_path else 'http'}://{reachable(front.host)}:{front.port}"

@@ -39,7 +39,7 @@ class ExportOptions:
         None,
         "what runs",
         "Hub id of the model, or its folder below /models, instead of the file's.",
-        env="DYN_VLLM_MODEL",
+        env="DYN_VLLM_EXPORT_MODEL",
         metavar="MODEL",
     )
     name: str = opt(
@@ -142,13 +142,13 @@ class ExportOptions:
         None,
         "cluster",
         "With --discovery etcd: its addresses, with commas between them.",
-        env="ETCD_ENDPOINTS",
+        env="DYN_VLLM_EXPORT_ETCD",
         metavar="URLS",
     )
     nats: str | None = opt(
         None,
         "cluster",
         "NATS server for KV events (default: events go over ZMQ; compose always has NATS).",
-        env="NATS_SERVER",
+        env="DYN_VLLM_EXPORT_NATS",
         metavar="URL",
     )

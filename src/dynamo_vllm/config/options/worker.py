@@ -81,7 +81,7 @@ class WorkerOptions(OmniOptions):
     tool_call_parser: str | None = opt(
         None,
         "model",
-        "Parser the frontend applies to tool calls.",
+        "Parser the frontend applies to tool calls; in text mode the worker applies vLLM's of that name.",
         env="DYN_TOOL_CALL_PARSER",
         flags=("--tool-call-parser", "--dyn-tool-call-parser"),
         metavar="NAME",
@@ -89,7 +89,8 @@ class WorkerOptions(OmniOptions):
     reasoning_parser: str | None = opt(
         None,
         "model",
-        "Parser the frontend applies to reasoning text; the engine gets it too where it knows the name.",
+        "Parser the frontend applies to reasoning text, or in text mode the worker; the engine gets it too "
+        "where it knows the name.",
         env="DYN_REASONING_PARSER",
         flags=("--reasoning-parser", "--dyn-reasoning-parser"),
         metavar="NAME",

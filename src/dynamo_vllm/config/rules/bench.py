@@ -27,7 +27,7 @@ def ramp(o: LoadOptions) -> tuple[float, float, int]:
     words = (o.ramp or "").split(":")
     try:
         first, last, steps = float(words[0]), float(words[1]), int(words[2])
-        if len(words) != 3 or min(first, last) <= 0 or steps < 1:
+        if len(words) != 3 or not all(0 < rate < float("inf") for rate in (first, last)) or steps < 1:
             raise ValueError
     except (ValueError, IndexError):
         raise ConfigError(f"--ramp {o.ramp!r} is not A:B:STEPS, such as 1:20:5") from None
@@ -50,7 +50,7 @@ def slo(o: LoadOptions) -> dict[str, float]:
             limits[name] = float(value)
         except ValueError:
             limits[name] = 0.0
-        if name not in SLO_NAMES or limits[name] <= 0:
+        if name not in SLO_NAMES or not limits[name] > 0:  # nan is above nothing
             raise ConfigError(f"--slo {word!r} is not NAME=MS with a name of {', '.join(SLO_NAMES)}")
     return limits
 

@@ -23,7 +23,7 @@ def peers(o: PlaneOptions) -> dict[str, list[str]]:
         name, _, command = word.partition("=")
         if not name or not command or name == OURS or name in found:
             raise ConfigError(f"--peer {word!r} is not NAME=COMMAND with a name of its own")
-        found[name] = shlex.split(command)
+        found[name] = words(f"--peer {word!r}", command)
     return found
 
 
@@ -36,8 +36,20 @@ def modes(o: RoutingOptions) -> dict[str, list[str]]:
             raise ConfigError(f"--mode {word!r} is no router; use {', '.join(ROUTERS)}, or NAME=FLAGS")
         if not name or name in found:
             raise ConfigError(f"--mode {word!r} needs a name of its own")
-        found[name] = shlex.split(given) if equals else ["--router", name]
+        found[name] = words(f"--mode {word!r}", given) if equals else ["--router", name]
     return found
+
+
+def words(source: str, text: str) -> list[str]:
+    """As a shell would part them."""
+    try:
+        return shlex.split(text)
+    except ValueError as exc:
+        raise ConfigError(f"{source} cannot be parted into words: {exc}") from None
+
+
+def engine_args(o: RoutingOptions) -> list[str]:
+    return words(f"--engine-args {o.engine_args!r}", o.engine_args)
 
 
 def plane_counts_are_counts(o: PlaneOptions) -> None:
@@ -65,4 +77,4 @@ def _at_least_one(name: str, count: int | None) -> None:
 
 
 PLANE_RULES = (plane_counts_are_counts, peers)
-ROUTING_RULES = (routing_counts_are_counts, routing_has_a_trace, modes)
+ROUTING_RULES = (routing_counts_are_counts, routing_has_a_trace, modes, engine_args)

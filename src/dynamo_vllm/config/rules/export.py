@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import planes
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
 
@@ -38,7 +39,7 @@ def names_are_names(o: ExportOptions) -> None:
 def numbers_are_above_zero(o: ExportOptions) -> None:
     for option in ("frontends", "start_seconds", "worker_cpus", "worker_memory_gb", "shm_gb", "cache_gb"):
         value = getattr(o, option)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < float("inf"):  # nan is between nothing
             raise ConfigError(f"{flag(option)} {value} must be above 0")
 
 
@@ -53,6 +54,16 @@ def shared_memory_fits(o: ExportOptions) -> None:
 def etcd_has_addresses(o: ExportOptions) -> None:
     if o.discovery == "etcd" and not o.etcd:
         raise ConfigError("--discovery etcd needs its addresses; add --etcd http://HOST:2379")
+    if o.discovery != "etcd" and o.etcd:
+        raise ConfigError(f"--etcd {o.etcd} is used with --discovery etcd only; add that, or leave it out")
+
+
+def servers_have_addresses(o: ExportOptions) -> None:
+    """As the pods will refuse them."""
+    if o.etcd:
+        planes.check_addresses("--etcd", o.etcd, ("http", "https"))
+    if o.nats:
+        planes.check_addresses("--nats", o.nats, ("nats", "tls"))
 
 
 def the_operator_finds_its_own(o: ExportOptions) -> None:
@@ -66,5 +77,6 @@ RULES = (
     numbers_are_above_zero,
     shared_memory_fits,
     etcd_has_addresses,
+    servers_have_addresses,
     the_operator_finds_its_own,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
@@ -36,9 +37,33 @@ def unreachable_is_a_time(o: FrontendOptions) -> None:
         raise ConfigError(f"--unreachable-seconds {o.unreachable_seconds} must be 0 or more")
 
 
-def temperature_is_not_negative(o: FrontendOptions) -> None:
-    if o.router_temperature < 0:
-        raise ConfigError(f"--router-temperature {o.router_temperature} must be 0 or more")
+_LEAST = {
+    "drain_seconds": 0,
+    "error_wait_ms": 0,
+    "max_body_mb": 1,
+    "router_temperature": 0,
+    "kv_overlap_weight": 0,
+    "router_ttl_seconds": 0,
+    "router_queue_threshold": 0,
+    "busy_prefill_tokens": 0,
+    "migration_max_seq_len": 1,
+}
+"""What the runtime would end at with words of its own, or not look at."""
+
+
+def numbers_are_large_enough(o: FrontendOptions) -> None:
+    for name, least in _LEAST.items():
+        value = getattr(o, name)
+        if value is not None and not least <= value < float("inf"):  # nan is between nothing
+            finite = ", and finite" if isinstance(value, float) else ""
+            raise ConfigError(f"{flags.flag(name)} {value} must be {least} or more{finite}")
+
+
+def certificate_is_there(o: FrontendOptions) -> None:
+    for name in ("tls_cert_path", "tls_key_path"):
+        path = getattr(o, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{flags.flag(name)} {path}: there is no such file")
 
 
 def port_is_known(o: FrontendOptions) -> None:
@@ -83,10 +108,11 @@ RULES = (
     router_knows_adapters,
     port_is_known,
     tls_needs_both_files,
+    certificate_is_there,
     thresholds_are_shares,
     frontend_threads_are_a_count,
     frontend_migration_is_a_count,
-    temperature_is_not_negative,
+    numbers_are_large_enough,
     unreachable_is_a_time,
     queue_policy_needs_a_queue,
     local_prefill_is_a_count,

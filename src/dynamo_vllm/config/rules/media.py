@@ -98,15 +98,19 @@ def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
         )
 
 
-def nixl_for_encoders_is_installed(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.encoder_transfer != "nixl":
-        return
-    if o.role != "encode" and not o.asks_encoders:
+def transfer_has_a_user(o: WorkerOptions, _: EngineFlags) -> None:
+    if o.encoder_transfer == "nixl" and o.role != "encode" and not o.asks_encoders:
         raise ConfigError("--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder")
-    if not flags.is_installed("nixl"):
-        raise ConfigError(
-            "--encoder-transfer nixl: NIXL is not installed; run: pip install 'dynamo-vllm[nixl]'"
-        )
+
+
+def nixl_for_media_is_installed(o: WorkerOptions, _: EngineFlags) -> None:
+    asked = {
+        "--encoder-transfer nixl": o.encoder_transfer == "nixl",
+        "--frontend-decoding": o.frontend_decoding,
+    }
+    named = [name for name, is_asked in asked.items() if is_asked]
+    if named and not flags.is_installed("nixl"):
+        raise ConfigError(f"{named[0]}: NIXL is not installed; run: pip install 'dynamo-vllm[nixl]'")
 
 
 def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
@@ -147,8 +151,6 @@ def the_frontend_decodes_for_one_engine(o: WorkerOptions, _: EngineFlags) -> Non
     for name, is_given in named.items():
         if is_given:
             raise ConfigError(f"{name} cannot stand beside --frontend-decoding; leave one of them out")
-    if not flags.is_installed("nixl"):
-        raise ConfigError("--frontend-decoding: NIXL is not installed; run: pip install 'dynamo-vllm[nixl]'")
 
 
 def media_template_has_a_place_for_words(o: WorkerOptions, _: EngineFlags) -> None:
@@ -184,9 +186,10 @@ RULES = (
     encoders_hand_over_by_folder,
     encoder_cache_flags_need_a_user,
     encoders_share_a_folder,
-    nixl_for_encoders_is_installed,
+    transfer_has_a_user,
     an_encoder_only_encodes,
     encoder_limits_are_limits,
     the_frontend_decodes_for_one_engine,
+    nixl_for_media_is_installed,
     media_template_has_a_place_for_words,
 )

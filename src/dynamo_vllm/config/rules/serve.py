@@ -47,7 +47,7 @@ def restarts_are_a_count(o: ServeOptions) -> None:
 
 
 def start_has_time(o: ServeOptions) -> None:
-    if o.start_seconds <= 0:
+    if not 0 < o.start_seconds < float("inf"):  # nan is between nothing
         raise ConfigError(f"--start-seconds {o.start_seconds} must be above 0")
 
 

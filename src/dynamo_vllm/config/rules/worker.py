@@ -38,10 +38,10 @@ def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
     for name in ("health_seconds", "canary_seconds", "canary_timeout_seconds"):
-        if getattr(o, name) <= 0:
+        if not 0 < getattr(o, name) < float("inf"):  # nan is between nothing
             raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
-    if o.drain_seconds < 0:
-        raise ConfigError(f"--drain-seconds {o.drain_seconds} must not be negative")
+    if not 0 <= o.drain_seconds < float("inf"):
+        raise ConfigError(f"--drain-seconds {o.drain_seconds} must be 0 or more, and finite")
 
 
 def card_port_needs_a_system_port(o: WorkerOptions, _: EngineFlags) -> None:
@@ -95,6 +95,17 @@ def embeds_need_vllm_in_token_mode(o: WorkerOptions, _: EngineFlags) -> None:
     if o.use_vllm_tokenizer:
         raise ConfigError(
             "--enable-prompt-embeds cannot stand beside --use-vllm-tokenizer; leave one of them out"
+        )
+
+
+def text_is_parsed_by_vllm(o: WorkerOptions, _: EngineFlags) -> None:
+    """The frontend parses tokens; text goes past its parsers."""
+    named = [name for name in ("tool_call_parser", "reasoning_parser") if getattr(o, name)]
+    other = "--omni" if o.omni else "--engine fake" if o.engine == "fake" else None
+    if o.use_vllm_tokenizer and named and other:
+        raise ConfigError(
+            f"{flags.flag(named[0])} needs vLLM itself with --use-vllm-tokenizer, not {other}; "
+            "leave one of them out"
         )
 
 
@@ -156,6 +167,7 @@ RULES = (
     fake_settings_need_the_fake_engine,
     fake_engine_takes_no_engine_flags,
     embeds_need_vllm_in_token_mode,
+    text_is_parsed_by_vllm,
     gpu_memory_service_is_installed,
     dump_has_a_folder,
     model_is_named,

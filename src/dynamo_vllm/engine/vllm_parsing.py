@@ -1,0 +1,121 @@
+"""vLLM's parsers of thoughts and tool calls, for text mode: there the frontend parses nothing."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser import ParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+
+from dynamo_vllm.errors import ConfigError, InvalidRequest
+from dynamo_vllm.job import GUIDE_KINDS, AnswerPart, Guide, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from vllm.config import ModelConfig
+    from vllm.parser.abstract_parser import Parser
+
+    from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.wire_openai import ChatBody
+
+
+def parser_class(settings: EngineSettings, model: ModelConfig) -> type[Parser] | None:
+    """Both parsers as one; None where none is named, or where the frontend parses."""
+    if not settings.parses_answers:
+        return None
+    _refuse_unknown("--tool-call-parser", settings.tool_call_parser, ToolParserManager)
+    _refuse_unknown("--reasoning-parser", settings.reasoning_parser, ReasoningParserManager)
+    found: type[Parser] | None = ParserManager.get_parser(
+        settings.tool_call_parser,
+        settings.reasoning_parser,
+        enable_auto_tools=True,
+        is_harmony=model.hf_config.model_type == "gpt_oss",
+    )
+    return found
+
+
+def _refuse_unknown(flag: str, name: str | None, manager: Any) -> None:
+    known = manager.list_registered()
+    if name is not None and name not in known:
+        raise ConfigError(
+            f"{flag} {name}: with --use-vllm-tokenizer vLLM parses, and it has only {', '.join(known)}"
+        )
+
+
+class Parsing:
+    """How the answer to one request is taken apart, and what the engine must know for it."""
+
+    def __init__(
+        self,
+        parser: Any,
+        tokenizer: Any,
+        model: ModelConfig,
+        body: ChatBody,
+        template_wishes: Mapping[str, Any],
+    ) -> None:
+        request = _request(body)
+        self._make = functools.partial(
+            parser, tokenizer, request.tools, chat_template_kwargs=dict(template_wishes), model_config=model
+        )
+        # As vLLM's own server: without it, markup that a client wants no calls for stays hidden.
+        if parser.reasoning_parser_cls is not None or request.tool_choice != "none":
+            request = self._make().adjust_request(request)
+        self._request = request
+
+    @property
+    def guide(self) -> Guide | None:
+        """What holds the model to the calls that the client asks for."""
+        found = self._request.structured_outputs
+        return None if found is None else Guide(**{kind: getattr(found, kind) for kind in GUIDE_KINDS})
+
+    @property
+    def reads_special_tokens(self) -> bool:
+        """In some models the marks of a call are special tokens, which are left out of texts."""
+        return not self._request.skip_special_tokens
+
+    def choice(self, prompt: Sequence[int]) -> Choice:
+        return Choice(self._make(), self._request, list(prompt))
+
+
+class Choice:
+    """Takes one choice of an answer apart, as it comes."""
+
+    def __init__(self, parser: Parser, request: ChatCompletionRequest, prompt: list[int]) -> None:
+        self._parser = parser
+        self._request = request
+        self._prompt = prompt
+
+    def part(self, output: Output) -> AnswerPart:
+        found = self._parser.parse_delta(
+            output.text or "",
+            list(output.token_ids),
+            self._request,
+            self._prompt,
+            finished=output.finish is not None,
+        )
+        if found is None:
+            return AnswerPart()
+        calls = [call.model_dump(exclude_none=True) for call in found.tool_calls or ()]
+        return AnswerPart(found.content or "", found.reasoning or "", calls)
+
+
+def _request(body: ChatBody) -> ChatCompletionRequest:
+    """As vLLM's parsers want to see it; of the messages they count the calls."""
+    given: dict[str, Any] = {"messages": []}
+    if body.tools:
+        given["tools"] = body.tools
+        if body.tool_choice is not None:
+            given["tool_choice"] = body.tool_choice
+    try:
+        request = ChatCompletionRequest.model_validate(given)
+    except ValidationError as exc:
+        first = exc.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "tools"
+        raise InvalidRequest(first["msg"], parameter=where) from exc
+    request.messages = list(body.messages)
+    return request

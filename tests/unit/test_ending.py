@@ -1,0 +1,112 @@
+"""How a process ends: an engine that hangs in its own end does not keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from dynamo_vllm.engine import vllm_headless
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.vllm import VllmEngine
+from dynamo_vllm.serving import ending
+from harness.stack import survivors
+
+# A process of its own: whatever a process has started is killed with its engine.
+HANGING = """
+import asyncio, signal, subprocess, sys
+from dynamo_vllm.serving import ending
+
+class Hanging:
+    async def close(self):
+        print(engine.pid, flush=True)
+        await asyncio.Event().wait()
+
+async def life():
+    asked = asyncio.get_running_loop().create_future()
+    ending.on_signals(asked, lambda: True)
+    try:
+        asked.set_result(0)
+        if sys.argv[1] == "hurried":
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+    finally:
+        await ending.close_engine(Hanging())
+
+ending.CLOSE_SECONDS, ending.HURRY_SECONDS = map(float, sys.argv[2:])
+engine = subprocess.Popen(["sleep", "1000"])
+asyncio.run(life())
+"""
+
+
+class Ending:
+    """Such a process, and the one that its engine has started."""
+
+    def __init__(self, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HANGING, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.engine = psutil.Process(int(self.process.stdout.readline()))
+
+    def ended(self) -> tuple[int, str]:
+        _, said = self.process.communicate(timeout=20)
+        assert not survivors([self.engine], 5)
+        return self.process.returncode, said
+
+
+def test_engine_that_does_not_end_is_killed() -> None:
+    code, said = Ending("usual", "0.1", "60").ended()
+    assert code == 0
+    assert "the engine did not end within" in said
+
+
+def test_signal_while_the_engine_ends_is_heard() -> None:
+    hanging = Ending("usual", "60", "60")
+    hanging.process.send_signal(signal.SIGTERM)
+    assert hanging.ended()[0] == 0
+
+
+def test_whoever_is_told_twice_hardly_waits() -> None:
+    assert "CancelledError" in Ending("hurried", "60", "0.1").ended()[1]
+
+
+class Slow:
+    """Blocks whoever ends it."""
+
+    output_handler = None
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def shutdown(self) -> None:
+        assert self.may_end.wait(5)
+
+
+def vllm(slow: Slow) -> Any:
+    engine = VllmEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
+    engine._llm = slow  # type: ignore[assignment]
+    return engine
+
+
+def headless(slow: Slow) -> Any:
+    engine = vllm_headless.HeadlessVllm(EngineSettings(model="m"), lambda _: None)
+    engine._owner = SimpleNamespace(processes=[], shutdown=slow.shutdown)
+    return engine
+
+
+@pytest.mark.parametrize("make", [vllm, headless])
+async def test_loop_goes_on_while_vllm_ends(make: Any) -> None:
+    slow = Slow()
+    closing = asyncio.create_task(ending.close_engine(make(slow)))
+    await asyncio.wait({closing}, timeout=0.05)
+    assert not closing.done()
+    slow.may_end.set()
+    await closing
