@@ -19,6 +19,8 @@ class Hub:
         """What other revisions hold; `files` are those of main."""
         self.downloads: list[str] = []
         self.is_gated = False
+        self.tokens: set[str | None] = set()
+        """What came with the requests."""
         self.cut_after: int | None = None
         """Bytes after which every download breaks off."""
 
@@ -59,6 +61,7 @@ def hub(repository: str, files: dict[str, bytes]) -> Iterator[tuple[Hub, str]]:
 
         def answer(self, with_body: bool) -> None:
             path = urlsplit(self.path).path
+            state.tokens.add(self.headers.get("Authorization"))
             if path.startswith("/api/"):
                 described = path.removeprefix("/api/models/").replace("/revision/", "/tree/")
                 repository, _, revision = described.partition("/tree/")

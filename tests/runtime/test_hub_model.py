@@ -58,11 +58,13 @@ async def test_what_vllm_reads_comes_into_the_cache_of_the_hub(remote: Hub, tmp_
     assert await fetch() == folder and len(remote.downloads) == 3
 
 
-async def test_revision_and_folder_are_those_of_the_flags(remote: Hub, tmp_path: Path) -> None:
+async def test_revision_folder_and_token_are_those_of_the_flags(remote: Hub, tmp_path: Path) -> None:
     old = tmp_path / "there" / "models--team--chat/snapshots" / commit_of(OLD)
-    assert await fetch("--revision", "v1", f"--download-dir={tmp_path / 'there'}") == old
+    flags = ("--revision", "v1", f"--download-dir={tmp_path / 'there'}", "--hf-token", "mine")
+    assert await fetch(*flags) == old
     assert (old / WEIGHTS).read_bytes() == b"old"
     assert not (tmp_path / "hub").exists()
+    assert remote.tokens == {"Bearer mine"}
     with pytest.raises(StartError, match="--model team/chat has no --revision v9"):
         await fetch("--revision", "v9")
 

@@ -161,6 +161,17 @@ def test_resolved_configuration_is_dumped(deployment: Stack, start_fake: StartFa
     assert found["engine"]["context_length"] == 4096
 
 
+def test_failed_start_leaves_its_configuration_without_secrets(
+    deployment: Stack, start_fake: StartFake, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    worker = start_fake("--dump-config-to", str(file), "--admin-token", "sesame", refuse_start=True)
+    assert worker.process.wait(30) == 1
+    found = json.loads(file.read_text())
+    assert found["options"]["served_model_name"] == ["tiny"] and "engine" not in found
+    assert "sesame" not in file.read_text()
+
+
 def test_metrics_folder_is_made(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
     start_fake("--prometheus-multiproc-dir", str(tmp_path / "not" / "there"))
     deployment.wait_ready()

@@ -114,7 +114,6 @@ class Deployment:
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
         }
 
     def wait_for_workers(self, frontend: Running, count: int) -> None:

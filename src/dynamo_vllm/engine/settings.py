@@ -9,7 +9,7 @@ from dynamo_vllm.config import nodes
 from dynamo_vllm.config.rules.flags import engine_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,8 @@ class EngineSettings:
     """Engines on this machine, those of other workers too; None where nobody counted them."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
+    on_resolved: Callable[[Mapping[str, Any]], None] = field(default=lambda _: None)
+    """Told vLLM's arguments as it understood them, before it loads the model."""
 
     @property
     def is_encoder(self) -> bool:

@@ -72,6 +72,7 @@ class VllmEngine:
         for fired in resolved.fired:
             logger.info("default %s", fired)
         config = vllm_start.create_config(resolved.args, self._settings)
+        self._settings.on_resolved(vllm_start.described(resolved.args, config))
         plugin.guard_coordinator()
         self._parser = vllm_parsing.parser_class(self._settings, config.model_config)
         vllm_guides.mend()

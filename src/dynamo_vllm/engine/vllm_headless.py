@@ -40,6 +40,7 @@ class HeadlessVllm:
         for fired in resolved.fired:
             logger.info("default %s", fired)
         config = vllm_start.create_config(resolved.args, self._settings)
+        self._settings.on_resolved(vllm_start.described(resolved.args, config))
         self._on_phase("loading")
         try:
             if self._settings.node.runs_ranks:

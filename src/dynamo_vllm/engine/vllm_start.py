@@ -273,6 +273,32 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
     return config
 
 
+def described(args: AsyncEngineArgs, config: VllmConfig) -> dict[str, Any]:
+    """vLLM's arguments, with what it chose itself."""
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    parallel = config.parallel_config
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(args)} | {
+        "model": model.model,
+        "tokenizer": model.tokenizer,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": model.quantization,
+        "max_model_len": model.max_model_len,
+        "block_size": cache.block_size,
+        "kv_cache_dtype": cache.cache_dtype,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "data_parallel_size": parallel.data_parallel_size,
+        "distributed_executor_backend": parallel.distributed_executor_backend,
+        "kv_transfer_config": config.kv_transfer_config,
+        "kv_events_config": config.kv_events_config,
+        "ec_transfer_config": config.ec_transfer_config,
+    }
+
+
 def _refuse_ranks_of_a_dense_model(config: VllmConfig) -> None:
     """vLLM 0.30 does so for --data-parallel-rank; other flags end in an assertion, after a whole start."""
     parallel, model = config.parallel_config, config.model_config

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class Wanted:
     model: str
     revision: str | None = None
     download_dir: str | None = None
+    token: str | None = field(default=None, repr=False)
+    """Instead of HF_TOKEN."""
     load_format: str = "auto"
     whole: bool = False
     """Pipelines read weights of several kinds from several folders."""
@@ -61,7 +63,7 @@ def fetch(wanted: Wanted) -> str:
         ) from None
     model, revision = wanted.model, wanted.revision
     try:
-        info = HfApi().model_info(model, revision=revision, timeout=ANSWER_SECONDS)
+        info = HfApi(token=wanted.token).model_info(model, revision=revision, timeout=ANSWER_SECONDS)
         return _download(wanted, [item.rfilename for item in info.siblings or ()])
     except errors.HFValidationError:
         raise StartError(f"--model {model} is neither a folder nor a hub id") from None
@@ -99,7 +101,11 @@ def _download(wanted: Wanted, names: Collection[str]) -> str:
     def bring(some: Collection[str], revision: str | None) -> str:
         patterns = [glob.escape(name) for name in some]
         found: str = snapshot_download(
-            wanted.model, revision=revision, cache_dir=wanted.download_dir, allow_patterns=patterns
+            wanted.model,
+            revision=revision,
+            cache_dir=wanted.download_dir,
+            token=wanted.token,
+            allow_patterns=patterns,
         )
         return found
 

@@ -61,6 +61,7 @@ async def with_local_model(
         model=model,
         revision=flags.get("revision"),
         download_dir=flags.get("download_dir"),
+        token=flags.get("hf_token"),
         load_format=flags.get("load_format") or "auto",
         whole=options.omni,
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
-import json
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.admin.base import State
@@ -36,6 +35,7 @@ from dynamo_vllm.serving import (
     tracing,
 )
 from dynamo_vllm.serving.assembly import Started
+from dynamo_vllm.serving.dump import Dump
 from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, close_engine, on_dead_engine, on_signals
 from dynamo_vllm.serving.progress import Progress
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import Engine
-    from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.serving.assembly import Assembled
     from dynamo_vllm.serving.endpoints import Registration
@@ -66,11 +65,16 @@ async def run(
     parsers.refuse_unknown(options)
     progress = Progress(options.status_fd)
     node = nodes.of(options.headless, engine_flags(engine_argv))
+    dumped = Dump(options.dump_config_to)
+    dumped.add("options", build.shown(options))
+    dumped.add("engine_flags", engine_flags(engine_argv))
     with scratch.folder() as scratch_folder:
         drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
         options = await parts.with_local_model(options, engine_argv, environment, progress)
         options = parts.with_media_template(options, scratch_folder)
+        dumped.add("options", build.shown(options))
         settings = parts.engine_settings(options, engine_argv, environment, scratch_folder)
+        settings = dataclasses.replace(settings, on_resolved=functools.partial(dumped.add, "vllm"))
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:
@@ -81,6 +85,7 @@ async def run(
             try:
                 async with lifeline.followers(node, options.admin_token) as followers:
                     facts = await engine.start()
+                    dumped.add("engine", facts)
                     options = parts.with_sounds_noticed(options, facts, scratch_folder)
                     started = Started(
                         options=options,
@@ -125,7 +130,6 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
     last_error = metrics.LastError()
     generate = assembly.answering(started, made, engine_died, last_error, traces)
     exposition = await assembly.expose(started, made)
-    dump(options, started.facts)
     await warm(started, made)
     await join_peers(started, registration)
     with events.publishers(
@@ -227,9 +231,3 @@ async def close(engine: Engine, drt: Runtime) -> None:
     """Also after a failed start."""
     await close_engine(engine)
     drt.shutdown()
-
-
-def dump(options: WorkerOptions, facts: EngineFacts) -> None:
-    if options.dump_config_to:
-        found = {"options": build.shown(options), "engine": dataclasses.asdict(facts)}
-        Path(options.dump_config_to).write_text(json.dumps(found, indent=2, default=str) + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.bench import routing, trace
-from dynamo_vllm.bench.deployment import sums
+from dynamo_vllm.bench.deployment import Deployment, sums
 from dynamo_vllm.bench.figures import Requests, Spread, Tokens
 from dynamo_vllm.bench.report import ClientFigures, StageReport
 from dynamo_vllm.bench.routing import COUNTERS, DONE, HITS, QUERIES, Cache, Ceilings, Outcome, Replay
@@ -132,3 +132,9 @@ def test_threads_are_shared_between_workers_unless_somebody_said_how_many() -> N
     options = RoutingOptions(workers=1000)
     assert routing.threads_shared(options, {}) == {"OMP_NUM_THREADS": "1"}
     assert routing.threads_shared(options, {"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
+
+
+def test_processes_may_ask_the_hub_unless_the_user_forbids_it(tmp_path: Path) -> None:
+    """The model may be a hub id."""
+    assert "HF_HUB_OFFLINE" not in Deployment(tmp_path, {}).env
+    assert Deployment(tmp_path, {"HF_HUB_OFFLINE": "1"}).env["HF_HUB_OFFLINE"] == "1"

@@ -302,7 +302,7 @@ class WorkerOptions(OmniOptions):
     dump_config_to: str | None = opt(
         None,
         "engine",
-        "Write the resolved configuration to this file.",
+        "Write the resolved configuration to this file, before the start and again with what it brings.",
         env="DYN_VLLM_DUMP_CONFIG_TO",
         metavar="FILE",
     )
