@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,25 @@ def build(
 ) -> Data:
     """So many conversations of a seed; the same ones whatever the number of processes."""
     tasks = [(seed, first, min(CHUNK, count - first)) for first in range(0, count, CHUNK)]
-    arguments = (tokenizer.to_str(), make)
-    with multiprocessing.get_context("spawn").Pool(
-        processes or os.cpu_count() or 1, initializer=_prepare, initargs=arguments
-    ) as pool:
-        parts = pool.map(_chunk, tasks, chunksize=1)
+    parts = in_processes(_chunk, tasks, _prepare, (tokenizer.to_str(), make), processes)
     ids, learnt, lengths = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return Data(ids, learnt, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+
+
+def in_processes(
+    work: Callable[[Any], Any],
+    tasks: Sequence[Any],
+    prepare: Callable[..., None],
+    arguments: tuple[Any, ...],
+    processes: int = 0,
+) -> list[Any]:
+    """In all cores; a single task here, since a process takes seconds to start."""
+    if len(tasks) == 1:
+        prepare(*arguments)
+        return [work(tasks[0])]
+    count = min(len(tasks), processes or os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(count, initializer=prepare, initargs=arguments) as pool:
+        return pool.map(work, tasks, chunksize=1)
 
 
 _worker: dict[str, Any] = {}

@@ -76,7 +76,8 @@ def test_answers_equal_one_engine_on_one_host(pair: Pair, one_worker: Stack) -> 
     assert pair.decode.metric("vllm:nixl_num_failed_transfers") == 0
 
 
-@pytest.mark.parametrize("cut", [Host.go_silent, pytest.param(Host.pull_cable, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("cut", [Host.go_silent, Host.pull_cable])
 def test_decode_host_cut_off_while_caches_are_fetched(
     pair: Pair, one_worker: Stack, cut: Callable[[Host], None]
 ) -> None:

@@ -5,7 +5,6 @@ No torch here: many processes make the data, and each starts with this module.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from demo.corpus import CHUNK, Data
+from demo.corpus import CHUNK, Data, in_processes
 from demo.marks import Marker
 from demo.template import render
 from demo.vision.figures import COLOURS, MOST, SHAPES, Scene
@@ -63,11 +62,7 @@ class Rows:
 def build(tokenizer: Tokenizer, seed: int, count: int, image_token: int, patches: int) -> Rows:
     """So many conversations of a seed; the same ones whatever the number of processes."""
     tasks = [(seed, first, min(CHUNK, count - first)) for first in range(0, count, CHUNK)]
-    arguments = (tokenizer.to_str(), image_token, patches)
-    with multiprocessing.get_context("spawn").Pool(
-        min(len(tasks), os.cpu_count() or 1), initializer=_prepare, initargs=arguments
-    ) as pool:
-        parts = pool.map(_chunk, tasks, chunksize=1)
+    parts = in_processes(_chunk, tasks, _prepare, (tokenizer.to_str(), image_token, patches))
     ids, learnt, lengths, figures, backgrounds, shown = (
         np.concatenate(columns) for columns in zip(*parts, strict=True)
     )
