@@ -243,7 +243,7 @@ def test_without_events_check_proves_none(
     """The fake engine sends none. A router that predicts knows the prompt all the same, and counts it."""
     monkeypatch.setattr(prove, "EVENT_SECONDS", 0.5)
     with stack(tmp_path, **every.of("file,tcp,nats").env(tmp_path)) as made:
-        start(made, model, 1, flags)
+        start(made, model, 1, flags, vocab_size=1121)  # the tokenizer's: the prompt has any words
         until("answers", lambda: is_answered(made), 10)
         with contextlib.closing(Client(made.url, timeout=30)) as client:
             steps = {step.name: step for step in prove.prove(client, "tiny")}
