@@ -312,7 +312,8 @@ def test_killed_prefill_worker_is_not_asked_again(start: Start, model: Path, tmp
     until("it to leave discovery", lambda: set(serve.instances()) < gone)
     assert [serve.complete().status_code for _ in range(5)] == [200] * 5
     until("its replacement", lambda: len(serve.instances()) == 2, 20)
-    assert serve.complete().status_code == 200
+    # While the first prefill worker joins, the frontend (1.6.1) may answer 503 for a moment.
+    until("answers with it", lambda: serve.complete().status_code == 200, 5)
 
 
 def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
