@@ -8,8 +8,12 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 
 class Hub:
@@ -126,3 +130,18 @@ def hub(repository: str, files: dict[str, bytes]) -> Iterator[tuple[Hub, str]]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def point_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """The library reads its settings when it is imported, so that they are changed where it keeps them."""
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> None:
+    """In this process, with a cache of its own."""
+    point_at(monkeypatch, address)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

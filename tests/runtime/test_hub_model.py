@@ -18,7 +18,7 @@ from dynamo_vllm.errors import StartError
 from dynamo_vllm.models import hub as hub_models
 from dynamo_vllm.serving import parts
 from dynamo_vllm.serving.progress import Progress
-from harness.hub import Hub, commit_of, hub
+from harness.hub import Hub, commit_of, hub, point_at, use_hub
 from harness.stack import Stack, free_port, stack
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
@@ -28,20 +28,10 @@ OLD = {**FILES, WEIGHTS: b"old"}
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The library reads its settings when it is imported, so that they are changed where it keeps them."""
     with hub("team/chat", dict(FILES)) as (made, address):
         made.tags["v1"] = dict(OLD)
-        point_at(monkeypatch, address)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        use_hub(monkeypatch, address, tmp_path / "hub")
         yield made
-
-
-def point_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 async def fetch(*flags: str, model: str = "team/chat") -> Path:

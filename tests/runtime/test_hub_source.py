@@ -16,7 +16,7 @@ from dynamo_vllm.errors import AdapterRefused, SourceFailed
 from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.base import Fetched
 from dynamo_vllm.lora.sources.base import Limits, Stopped
-from harness.hub import Hub, hub
+from harness.hub import Hub, hub, point_at, use_hub
 from harness.stack import environment, free_port
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -26,19 +26,9 @@ TOTAL = len(FILES[CONFIG]) + len(FILES[WEIGHTS])
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The library reads its settings when it is imported, so that they are changed where it keeps them."""
     with hub("team/sql", dict(FILES)) as (made, address):
-        point_at(monkeypatch, address)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        use_hub(monkeypatch, address, tmp_path / "hub")
         yield made
-
-
-def point_at(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def ignore(_done: int, _total: int | None) -> None:
