@@ -219,7 +219,8 @@ FACTS = (
         "Run `dynamo-vllm wake`.",
         "运行 `dynamo-vllm wake`。",
         "how do I wake a worker | how does a worker wake up | which command wakes a worker |"
-        "how do I get a sleeping worker back | how do I wake it up again",
+        "how do I get a sleeping worker back | how do I wake it up again |"
+        "how does a worker come back after a sleep | what ends the sleep of a worker",
         "which command wakes a sleeping worker | how do I wake up a worker |"
         "how do I get a worker back from sleep",
     ),
@@ -302,7 +303,8 @@ FACTS = (
         "Start the worker with `--tool-call-parser`, for example hermes.",
         "启动 worker 时加 `--tool-call-parser`,例如 hermes。",
         "how do I turn on tool calls | how are tool calls parsed | which flag is for tool calling |"
-        "how do I use tools | what do I need for function calling | how do I set the tool parser",
+        "how do I use tools | what do I need for function calling | how do I set the tool parser |"
+        "what parses the calls of tools | which parser is for tools | how can tools be used",
         "which flag turns on tool calls | how do I set up function calling | how are tools parsed",
     ),
     Fact(
@@ -387,7 +389,9 @@ FACTS = (
         "Exit code 3: the engine died; start the worker again.",
         "退出码 3:引擎崩溃,请重新启动 worker。",
         "what does exit code 3 mean | why did the worker end with exit code 3 | what is exit code 3 |"
-        "what is the exit code when the engine died",
+        "what is the exit code when the engine died | which exit code is for a dead engine |"
+        "what exit code do I see when an engine dies | which code tells me that the engine is dead |"
+        "what is meant by exit code 3 | 退出码 3 是什么意思",
         "what is the meaning of exit code 3 | why exit code 3 | which exit code says that the engine died",
     ),
     Fact(
@@ -395,7 +399,9 @@ FACTS = (
         "Exit code 2: bad settings; correct them.",
         "退出码 2:设置有误,请改正。",
         "what does exit code 2 mean | why did it end with exit code 2 | what is exit code 2 |"
-        "what is the exit code for bad settings",
+        "what is the exit code for bad settings | which exit code is for wrong settings |"
+        "what exit code do I see when a setting is bad | which code tells me that settings are wrong |"
+        "what is meant by exit code 2 | 退出码 2 是什么意思",
         "what is the meaning of exit code 2 | why exit code 2 | which exit code says bad settings",
     ),
     Fact(
@@ -413,7 +419,8 @@ FACTS = (
         "Yes, it runs on a laptop CPU too.",
         "可以,它也能在笔记本的 CPU 上运行。",
         "does it run without a GPU | do I need a GPU | can I run it on a laptop | does it work on CPU |"
-        "is a GPU required | 没有 GPU 可以运行吗",
+        "is a GPU required | must I have a GPU | is it needed to have a GPU | what if I have no GPU |"
+        "没有 GPU 可以运行吗",
         "can I run it without a GPU | does it work on a laptop | is a GPU needed",
     ),
     Fact(
@@ -429,7 +436,8 @@ FACTS = (
         "A frontend takes requests and routes them; workers run vLLM and answer.",
         "frontend 接收并分发请求,worker 运行 vLLM 并回答。",
         "how is it built | what are the parts | what is the architecture | which processes are there |"
-        "what does the system consist of | explain the architecture",
+        "what does the system consist of | explain the architecture | explain how it works |"
+        "tell me how it is built up | explain the parts of it | how is everything put together",
         "what is the architecture of the system | which parts are there | explain how it is built",
     ),
     Fact(
