@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.engine import vllm, vllm_start
+from dynamo_vllm.engine import vllm, vllm_start, vllm_terms
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import Connector, Place
@@ -154,3 +156,18 @@ def test_worker_gives_its_engine_what_kvbm_needs(monkeypatch: pytest.MonkeyPatch
     assert found.connector_environment["DYN_KVBM_CPU_CACHE_GB"] == "5"
     assert str(found.merged_kv_events).startswith("tcp://127.0.0.1:")
     assert str(found.connector_metrics_url).endswith("/metrics")
+
+
+def test_who_brings_a_cache_only_when_asked() -> None:
+    """All are vLLM's; any other connector, also beside one of these, may bring one that nobody named."""
+    assert set(KVConnectorFactory._registry) >= vllm_terms._ASKED | vllm_terms._HEEDING
+
+
+@by_name
+@by_role
+def test_only_nixl_alone_tells_logprobs_of_prompts(connector: Connector, role: str) -> None:
+    given = connector.engine_config(Place(role=role, device="cuda"))
+    config = SimpleNamespace(kv_transfer_config=KVTransferConfig(**given))
+    brings = vllm_terms.unasked_connector(cast("VllmConfig", config))
+    moves_only = connector.name == "nixl" or (role == "decode" and "nixl" in connector.name)
+    assert (brings is None) == moves_only

@@ -23,6 +23,24 @@ def lease_seconds(config: VllmConfig) -> float:
     return min(float(part.get("kv_lease_duration", 30)) for part in (extra, *parts))
 
 
+_ASKED = frozenset(
+    {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"}
+)
+"""Connectors that bring the caches which a request names."""
+_HEEDING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
+"""Those that look for none when a request's prompt has to be computed."""
+
+
+def unasked_connector(config: VllmConfig) -> str | None:
+    """One that may bring the cache of a prompt which has to be computed; None where there is none."""
+    transfer = config.kv_transfer_config
+    if transfer is None:
+        return None
+    parts = transfer.kv_connector_extra_config.get("connectors", ())
+    names = [str(part.get("kv_connector")) for part in parts] or [str(transfer.kv_connector)]
+    return next((name for name in names if name not in _ASKED | _HEEDING), None)
+
+
 def encoder(config: VllmConfig) -> str:
     """One for all engines whose encoders make the same of a medium: a folder of theirs is called so."""
     model = config.model_config
