@@ -30,6 +30,16 @@ def engine_core(worker: Worker) -> psutil.Process:
     return core
 
 
+def files_of(worker: Worker) -> list[Path]:
+    """Its sockets, and the file that oneDNN writes for profilers."""
+    ours = psutil.Process(worker.pid)
+    every = [ours, *ours.children(recursive=True)]
+    sockets = [Path(str(c.laddr)) for p in every for c in p.net_connections("unix") if c.laddr]
+    sockets = [path for path in sockets if path.name != "zygote"]  # of the process they were forked from
+    maps = [Path(f"/tmp/perf-{p.pid}.map") for p in every]
+    return [path for path in (*sockets, *maps) if path.exists()]
+
+
 def test_killed_engine_core(fresh: Stack) -> None:
     worker = fresh.workers[0]
     core = engine_core(worker)
@@ -54,10 +64,13 @@ def test_stopped_engine_core(fresh: Stack) -> None:
 
 def test_sigterm_while_idle_ends_within_seconds(fresh: Stack) -> None:
     worker = fresh.workers[0]
+    left = files_of(worker)
+    assert left
     worker.signal(signal.SIGTERM)
     assert worker.process.wait(30) == 0
     until("the model to go", lambda: fresh.models() == [])
     assert "Traceback" not in worker.log.read_text()
+    assert [path for path in left if path.exists()] == []
 
 
 def test_second_signal_ends_at_once(fresh: Stack) -> None:

@@ -37,6 +37,8 @@ _PLUGIN_GROUPS = (
     "vllm_omni.general_plugins",
     "vllm_omni.platform_plugins",
 )
+_SOCKET_FOLDER_LENGTH = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
+"""What the kernel takes as the path of a socket, without the name that vLLM gives it."""
 _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _CONTAINER_MEMORY = (
     ("memory.max", "memory.current"),
@@ -66,11 +68,14 @@ def keep_environment() -> None:
 def set_environment(settings: EngineSettings) -> None:
     """vLLM's variables, before it is imported. What the user set stands."""
     wanted = {"VLLM_NO_USAGE_STATS": "1", _PROCESSES: "spawn"}
+    if len(settings.scratch_folder) <= _SOCKET_FOLDER_LENGTH:
+        wanted["VLLM_RPC_BASE_PATH"] = settings.scratch_folder  # by itself it leaves its sockets in /tmp
     if settings.bind_host:
         wanted["VLLM_HOST_IP"] = settings.bind_host
     if device() == "cpu":
         # Several workers share a machine; pinning each to the same cores would starve them.
         wanted[_BIND] = "nobind"
+        wanted["ONEDNN_JIT_PROFILE"] = "0"  # else every process leaves a perf-PID.map in /tmp
         wanted["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages for torch: half the time to zero the KV cache
         wanted[NIXL_PAUSE_VARIABLE] = "1000"
         wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # as vLLM would; our plugin loads NIXL before it
