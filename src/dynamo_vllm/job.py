@@ -103,6 +103,8 @@ class Adapter:
     path: str
     engine_name: str
     """What the engine keeps its KV cache under: the name, or a variant once the name had other content."""
+    content: str = ""
+    """The same for all workers that loaded the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.job import Adapter
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE
 from dynamo_vllm.roles.decode import Decode
@@ -22,11 +23,11 @@ async def engine() -> FakeEngine:
     return FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
 
 
-async def prefilled(raw: dict[str, Any]) -> dict[str, Any]:
+async def prefilled(raw: dict[str, Any], adapter: Adapter | None = None) -> dict[str, Any]:
     made = await engine()
     role = Prefill(await made.start(), NIXL)
     parsed = role.parse(raw)
-    job = await role.prepare(parsed, "p")
+    job = await role.prepare(parsed, "p", adapter)
     encoder = role.encoder(parsed, job)
     (chunk,) = map(encoder.encode, [job.answer] if job.answer else await outputs(made, job))
     return chunk
@@ -71,6 +72,24 @@ async def test_decode_computes_what_was_not_handed_over_rightly(
     assert [record.args[0] for record in caplog.records if record.args] == ["d"], (
         "once, with the request's id"
     )
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "is_fetched"),
+    [("old", "old", True), ("old", "new", False), ("old", None, False), (None, "new", False)],
+)
+async def test_a_cache_of_other_content_of_an_adapter_is_not_fetched(
+    there: str | None, here: str | None, is_fetched: bool
+) -> None:
+    def adapter(content: str | None) -> Adapter | None:
+        return Adapter("sql", 1, "/sql", "sql", content) if content else None
+
+    handed = (await prefilled(request([5, 6, 7]), adapter(there)))["disaggregated_params"]
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    lost: list[int] = []
+    role = Decode(await (await engine()).start(), NIXL, lambda: lost.append(1))
+    job = await role.prepare(role.parse(raw), "d", adapter(here))
+    assert (job.transfer is not None, lost == []) == (is_fetched, is_fetched)
 
 
 async def test_decode_without_a_prefill_worker_loses_nothing() -> None:

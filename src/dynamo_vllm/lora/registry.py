@@ -179,7 +179,7 @@ class Registry:
             engine_name = name if not contents else f"{name}#{len(contents) + 1}"
             contents[fetched.digest] = next(self._ids), engine_name
         number, engine_name = contents[fetched.digest]
-        return Adapter(name, number, str(fetched.path), engine_name)
+        return Adapter(name, number, str(fetched.path), engine_name, fetched.digest)
 
     async def _load_again(self, slot: Slot, uri: str) -> Entry:
         assert slot.fetched is not None

@@ -6,7 +6,12 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, Rejected, must_be_computed_by_decode
+from dynamo_vllm.kv.connectors.base import (
+    LEFT_TO_DECODE,
+    Rejected,
+    must_be_computed_by_decode,
+    refuse_other_adapter,
+)
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.base import RoleCard
 
@@ -54,14 +59,14 @@ class Decode:
         job = await self._requests.prepare(request, job_id, adapter)
         if request.prefill_result is None or self._connector is None:
             return job
-        if request.prefill_result.disaggregated_params == LEFT_TO_DECODE:
+        handed = request.prefill_result.disaggregated_params
+        if handed == LEFT_TO_DECODE:
             return job
         if must_be_computed_by_decode(job.sampling):
             return job
         try:
-            params = self._connector.decode_params(
-                request.prefill_result.disaggregated_params, len(job.prompt), self._block_size
-            )
+            refuse_other_adapter(handed, adapter)
+            params = self._connector.decode_params(handed, len(job.prompt), self._block_size)
         except Rejected as exc:
             self._lost(job_id, str(exc))
             return job

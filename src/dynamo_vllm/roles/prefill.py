@@ -100,11 +100,12 @@ class PrefillEncoder:
         self._tokens = chunks.TokenEncoder(len(job.prompt))
         self._is_left_to_decode = job.answer is not None
         self._lease_seconds = lease_seconds
+        self._adapter = job.adapter
 
     def encode(self, output: Output) -> Chunk:
         chunk = self._tokens.encode(output)
         if self._is_left_to_decode:
             chunk["disaggregated_params"] = LEFT_TO_DECODE
         elif output.finished:
-            chunk["disaggregated_params"] = handover(output.transfer, self._lease_seconds)
+            chunk["disaggregated_params"] = handover(output.transfer, self._lease_seconds, self._adapter)
         return chunk

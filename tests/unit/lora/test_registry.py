@@ -129,7 +129,7 @@ async def test_load_goes_through_the_steps_in_order() -> None:
     assert (entry.name, entry.uri, entry.state, entry.id) == ("sql", "/sql", State.LOADED, 1)
     assert (entry.done_bytes, entry.total_bytes, entry.facts) == (40, 100, FACTS)
     assert entry.is_published and not entry.already_loaded and entry.error is None
-    assert record.engine[1] == Adapter("sql", 1, "/adapters/sql", "sql")
+    assert record.engine[1] == Adapter("sql", 1, "/adapters/sql", "sql", content="/sql")
 
 
 @pytest.mark.parametrize(

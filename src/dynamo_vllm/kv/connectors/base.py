@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dynamo_vllm.job import SamplingSpec
+    from dynamo_vllm.job import Adapter, SamplingSpec
 
 OFFLOAD_GB = 5.0
 """Host memory for caches that leave an engine, as LMCache itself would take."""
@@ -110,9 +110,23 @@ def must_be_computed_by_decode(sampling: SamplingSpec) -> bool:
     return sampling.n > 1 or sampling.prompt_logprobs is not None
 
 
-def handover(transfer: Mapping[str, Any] | None, lease_seconds: float) -> dict[str, Any]:
+def handover(
+    transfer: Mapping[str, Any] | None, lease_seconds: float, adapter: Adapter | None = None
+) -> dict[str, Any]:
     """What a prefill worker gives the frontend to carry to a decode worker."""
-    return {"kv_transfer_params": transfer, "expires_at": time.time() + lease_seconds}
+    return {
+        "kv_transfer_params": transfer,
+        "expires_at": time.time() + lease_seconds,
+        "adapter": adapter.content if adapter is not None else "",
+    }
+
+
+def refuse_other_adapter(handed: object, adapter: Adapter | None) -> None:
+    """A name may stand for other content here than there, while an adapter is being replaced."""
+    if not isinstance(handed, dict) or "adapter" not in handed:
+        return
+    if handed["adapter"] != (adapter.content if adapter is not None else ""):
+        raise Rejected(f"{adapter.name if adapter else 'no adapter'} has another content there")
 
 
 def transfer_params(handed: object) -> dict[str, Any]:
