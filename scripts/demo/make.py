@@ -212,7 +212,7 @@ def make_vision(
     scores = _timed("scores", lambda: vision_score.score(ask, few))
     _tell(scores)
     talks = score.in_torch(exported.language_model, grown, max_tokens=size.answer_tokens)
-    scores += _timed("scores of talk", lambda: score.score(talks, max(2, size.scored // 5)))
+    scores += _timed("scores of talk", lambda: _talk_of_vision(talks, max(2, size.scored // 5)))
     _tell(scores[len(HELD_OUT_PICTURES) :])
     if start:
         before = start.parent / f"{start.name}.json"
@@ -306,10 +306,20 @@ def _scores_of_talk(options: argparse.Namespace) -> list[score.Score]:
 
 def _scores_of_pictures(options: argparse.Namespace) -> list[score.Score]:
     if options.url:
-        ask = vision_score.over_http(options.url, options.model or "demo-vision")
+        name = options.model or "demo-vision"
+        ask, talk = vision_score.over_http(options.url, name), score.over_http(options.url, name)
     else:
-        ask = vision_score.in_torch(*vision_export.load(options.folder))
-    return vision_score.score(ask, options.count, options.skills or tuple(HELD_OUT_PICTURES))
+        model, cutter = vision_export.load(options.folder)
+        ask, talk = vision_score.in_torch(model, cutter), score.in_torch(model.language_model, cutter)
+    if options.skills:
+        return vision_score.score(ask, options.count, options.skills)
+    scores = vision_score.score(ask, options.count, tuple(HELD_OUT_PICTURES))
+    return scores + _talk_of_vision(talk, max(2, options.count // 2))
+
+
+def _talk_of_vision(ask: score.Ask, count: int) -> list[score.Score]:
+    """What demo-chat does demo-vision does too; how well is needed of demo-chat alone."""
+    return [dataclasses.replace(one, needed=None) for one in score.score(ask, count)]
 
 
 def _score_image(options: argparse.Namespace) -> int:
