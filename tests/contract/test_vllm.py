@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import vllm.exceptions
 import vllm.v1.engine.exceptions
 from prometheus_client import Histogram
@@ -23,17 +25,20 @@ from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils import cpu_triton_utils
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerStats
+from vllm.v1.sample import rejection_sampler
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import vllm_convert, vllm_guides, vllm_start, vllm_stats
 from dynamo_vllm.engine.base import LoadFigures
+from dynamo_vllm.engine.cpu_mend import MENDED_KERNELS, expanded
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import (
     ConfigError,
@@ -153,6 +158,23 @@ def test_runner_has_what_the_seed_mend_uses() -> None:
     text = source.read_text()
     assert "def _bookkeeping_sync" in text
     assert "gen.set_offset(gen.get_offset() - 4)" in text, "vLLM mended it: remove engine/cpu_mend.py"
+
+
+def test_guesses_are_checked_by_kernels_that_our_mend_replaces() -> None:
+    text = (Path(inspect.getfile(vllm)).parent / "v1/worker/cpu_model_runner.py").read_text()
+    assert "rejection_sampler.rejection_greedy_sample_kernel = (" in text, "vLLM mended it: see cpu_mend.py"
+    for name in MENDED_KERNELS:
+        owner = getattr(rejection_sampler, f"_{name}")
+        names = set(inspect.signature(getattr(cpu_triton_utils, f"{name}_kernel").func).parameters)
+        assert hasattr(owner, "kernel") and set(owner._dispatch_arg_names) - {"max_spec_len"} <= names
+
+
+def test_every_guess_gets_what_its_request_asked_for() -> None:
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    found = expanded(torch.tensor([0.5, 1.0, 0.0]), ends, 5, replace_from=0, replace_to=1)
+    assert found.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0] and found.dtype == torch.float32
+    ids = torch.tensor([7, 8, 9], dtype=torch.int32)
+    assert expanded(ids, ends, 5).tolist() == [7, 7, 9, 9, 9]
 
 
 def test_nixl_pins_to_the_cores_that_our_mend_hides() -> None:
@@ -367,6 +389,17 @@ def test_taken_side_channel_port_is_refused(
 def test_a_bad_flag_is_refused_in_one_line(settings: EngineSettings, argv: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=argv[0].lstrip("-")):
         vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
+
+
+@pytest.mark.skipif(vllm_start.device() != "cpu", reason="a GPU takes them all")
+@pytest.mark.parametrize(("method", "is_taken"), [("ngram", True), ("draft_model", False)])
+def test_a_cpu_takes_guesses_of_n_grams_alone(settings: EngineSettings, method: str, is_taken: bool) -> None:
+    guesses = {"method": method, "num_speculative_tokens": 2}
+    guesses |= {"prompt_lookup_max": 2} if is_taken else {"model": settings.model}
+    given = dataclasses.replace(settings, argv=("--speculative-config", json.dumps(guesses)))
+    args = vllm_start.resolve(given).args
+    with contextlib.nullcontext() if is_taken else pytest.raises(ConfigError, match="use ngram"):
+        vllm_start.create_config(args, given)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

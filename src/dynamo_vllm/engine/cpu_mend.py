@@ -7,6 +7,10 @@ answer does not depend on steps.
 
 Engines with NIXL must not share one core: the connector puts each of them onto the last core of the machine,
 where prompts waited for the decode engine to end its answers, a second each. Here it is told of no cores.
+
+Speculative decoding must not end the engine with its first request: the sampler that checks guesses holds on
+to kernels of Triton, which a CPU does not have. Here it gets those that vLLM wrote for CPUs; the one that
+gives every guess its request's temperature writes into a copy, and is written anew.
 """
 
 from __future__ import annotations
@@ -15,8 +19,12 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 from vllm import envs
 from vllm.platforms.cpu import CpuPlatform
+from vllm.triton_utils import HAS_TRITON
+from vllm.utils import cpu_triton_utils
+from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
@@ -44,3 +52,19 @@ GPUModelRunner._bookkeeping_sync = _mended(GPUModelRunner._bookkeeping_sync)
 
 if envs.VLLM_CPU_OMP_THREADS_BIND == "nobind":  # ours; who binds threads to cores knows which
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
+
+
+def expanded(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Each value as often as its request has guesses, which `cu_num_tokens` has added up."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    replaced = torch.where(x == replace_from, x.new_tensor(replace_to), x)
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+MENDED_KERNELS = ("rejection_greedy_sample", "rejection_random_sample", "sample_recovered_tokens")
+if not HAS_TRITON:
+    rejection_sampler.expand_batch_to_tokens = expanded
+    for name in MENDED_KERNELS:
+        getattr(rejection_sampler, f"_{name}").kernel = getattr(cpu_triton_utils, f"{name}_kernel")

@@ -39,6 +39,7 @@ _PLUGIN_GROUPS = (
 )
 _SOCKET_FOLDER_LENGTH = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
 """What the kernel takes as the path of a socket, without the name that vLLM gives it."""
+_GUESSES_ON_CPU = ("ngram", "suffix")
 _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _CONTAINER_MEMORY = (
     ("memory.max", "memory.current"),
@@ -272,6 +273,7 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
         raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
     _refuse_ranks_of_a_dense_model(config)
     _refuse_adapters_in_float32(config)
+    _refuse_draft_models_on_cpu(config)
     # vLLM 0.30: its CPU platform overwrites the way processes are made.
     if _PROCESSES in settings.environment:
         os.environ[_PROCESSES] = settings.environment[_PROCESSES]
@@ -318,6 +320,18 @@ def _refuse_adapters_in_float32(config: VllmConfig) -> None:
     """vLLM 0.30 finds out in its kernels, after the model was loaded, by an assertion without a word."""
     if config.lora_config is not None and device() == "cuda" and "float32" in str(config.model_config.dtype):
         raise ConfigError("vLLM's LoRA kernels take no --dtype float32; use float16 or bfloat16")
+
+
+def _refuse_draft_models_on_cpu(config: VllmConfig) -> None:
+    """vLLM 0.30's engine ends with the first request: what a draft model reads is made by kernels of Triton.
+
+    What checks the guesses is mended (`cpu_mend`), so that those of n-grams are taken.
+    """
+    guesses = config.speculative_config
+    if device() == "cpu" and guesses is not None and guesses.method not in _GUESSES_ON_CPU:
+        raise ConfigError(
+            f"--speculative-config: vLLM has no {guesses.method} on a CPU; use ngram, or leave it out"
+        )
 
 
 def _first_lines(exc: Exception) -> str:
