@@ -73,19 +73,6 @@ def test_adapter_on_the_decode_worker_alone_is_answered_there(
     assert "adapter a is not loaded here" in pair.prefills[0].log.read_text()
 
 
-def test_an_adapter_that_was_replaced_on_the_decode_worker_first_answers_with_its_new_content(
-    pair: Pairs, adapters: dict[str, Path], expected: Expected
-) -> None:
-    prefill, decode = pair.prefills[0], pair.decodes[0]
-    assert load(prefill, "b", adapters["b"]).status_code == 200
-    assert load(decode, "b", adapters["c"]).status_code == 200
-    until("the adapter", lambda: "b" in pair.stack.models())
-    lost = decode.metric(LOST)
-    assert [text(pair.stack, "b", number) for number in range(6)] == [expected["c", n] for n in range(6)]
-    assert decode.metric(LOST) > lost
-    assert "b has another content there" in decode.log.read_text()
-
-
 def test_adapter_on_the_prefill_worker_alone_is_no_model(pair: Pairs, adapters: dict[str, Path]) -> None:
     assert load(pair.prefills[0], "b", adapters["b"]).status_code == 200
     body = {"model": "b", "prompt": prompt(3), "max_tokens": 1}
@@ -121,3 +108,17 @@ def test_engines_may_use_all_cores(pair: Pairs) -> None:
     for worker in pair.stack.workers:
         (engine,) = psutil.Process(worker.pid).children()
         assert engine.cpu_affinity() == psutil.Process().cpu_affinity()
+
+
+def test_an_adapter_that_was_replaced_on_the_decode_worker_first_answers_with_its_new_content(
+    pair: Pairs, adapters: dict[str, Path], expected: Expected
+) -> None:
+    """The last test: what was not fetched is kept for its lease, and a pause would wait for that."""
+    prefill, decode = pair.prefills[0], pair.decodes[0]
+    assert load(prefill, "b", adapters["b"]).status_code == 200
+    assert load(decode, "b", adapters["c"]).status_code == 200
+    until("the adapter", lambda: "b" in pair.stack.models())
+    lost = decode.metric(LOST)
+    assert [text(pair.stack, "b", number) for number in range(6)] == [expected["c", n] for n in range(6)]
+    assert decode.metric(LOST) > lost
+    assert "b has another content there" in decode.log.read_text()

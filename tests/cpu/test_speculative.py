@@ -28,7 +28,7 @@ def guessing(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
 def prompts() -> list[list[int]]:
     """With repetitions, from which the next tokens are guessed."""
     chance = random.Random(11)
-    return [[chance.randrange(20, 900) for _ in range(length)] * 3 for length in (1, 31, 150)]
+    return [[chance.randrange(20, 900) for _ in range(length)] * 3 for length in (1, 60)]
 
 
 def ask(made: Stack, prompt: list[int], **more: Any) -> dict[str, Any]:
