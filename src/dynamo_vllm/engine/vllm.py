@@ -20,7 +20,6 @@ from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, MediaPrompt
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
-    from vllm.config import VllmConfig
     from vllm.parser.abstract_parser import Parser
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -174,8 +173,9 @@ class VllmEngine:
         """The long way, for whatever needs vLLM's own work on each output."""
         from dynamo_vllm.engine import vllm_convert as convert
         from dynamo_vllm.engine.vllm_control import lora_request
+        from dynamo_vllm.engine.vllm_terms import refuse_logprobs_of_found
 
-        _refuse_logprobs_of_found(llm.vllm_config, job)
+        refuse_logprobs_of_found(llm.vllm_config, job)
         has_begun = False
         try:
             stream = llm.generate(
@@ -351,19 +351,6 @@ def _profile_folder(config: Any) -> str | None:
     if profiler.profiler is None:
         return None
     return str(profiler.torch_profiler_dir or profiler.proton_profiler_dir or "the profiler's own")
-
-
-def _refuse_logprobs_of_found(config: VllmConfig, job: Job) -> None:
-    """They come of computing a prompt: of a cache that was found vLLM 0.30 tells memory that nobody wrote."""
-    if job.sampling.prompt_logprobs is None:
-        return
-    from dynamo_vllm.engine.vllm_terms import unasked_connector
-
-    if found := unasked_connector(config):
-        raise InvalidRequest(
-            f"{found} of this worker may find a prompt's cache, which has none; leave it out",
-            parameter="prompt_logprobs",
-        )
 
 
 def _sleep_refusal(config: Any) -> str | None:

@@ -1,4 +1,7 @@
-"""What of a vLLM engine must fit another engine's, before one can read the other's KV cache."""
+"""What of a vLLM engine must fit another engine's, before one can read the other's KV cache.
+
+And which connectors bring a cache that nobody named.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import vllm
 from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.utils import get_kv_connector_cache_layout
 
+from dynamo_vllm.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
 
-    from dynamo_vllm.job import Terms
+    from dynamo_vllm.job import Job, Terms
 
 
 def lease_seconds(config: VllmConfig) -> float:
@@ -39,6 +44,15 @@ def unasked_connector(config: VllmConfig) -> str | None:
     parts = transfer.kv_connector_extra_config.get("connectors", ())
     names = [str(part.get("kv_connector")) for part in parts] or [str(transfer.kv_connector)]
     return next((name for name in names if name not in _ASKED | _HEEDING), None)
+
+
+def refuse_logprobs_of_found(config: VllmConfig, job: Job) -> None:
+    """They come of computing a prompt: of a cache that was found vLLM 0.30 tells memory that nobody wrote."""
+    if job.sampling.prompt_logprobs is not None and (found := unasked_connector(config)):
+        raise InvalidRequest(
+            f"{found} of this worker may find a prompt's cache, which has none; leave it out",
+            parameter="prompt_logprobs",
+        )
 
 
 def encoder(config: VllmConfig) -> str:
