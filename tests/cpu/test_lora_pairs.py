@@ -121,4 +121,4 @@ def test_an_adapter_that_was_replaced_on_the_decode_worker_first_answers_with_it
     lost = decode.metric(LOST)
     assert [text(pair.stack, "b", number) for number in range(6)] == [expected["c", n] for n in range(6)]
     assert decode.metric(LOST) > lost
-    assert "b has another content there" in decode.log.read_text()
+    assert "it is of other weights than b here" in decode.log.read_text()

@@ -39,7 +39,6 @@ _PLUGIN_GROUPS = (
 )
 _SOCKET_FOLDER_LENGTH = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
 """What the kernel takes as the path of a socket, without the name that vLLM gives it."""
-_GUESSES_ON_CPU = ("ngram", "suffix")
 _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _CONTAINER_MEMORY = (
     ("memory.max", "memory.current"),
@@ -328,7 +327,7 @@ def _refuse_draft_models_on_cpu(config: VllmConfig) -> None:
     What checks the guesses is mended (`cpu_mend`), so that those of n-grams are taken.
     """
     guesses = config.speculative_config
-    if device() == "cpu" and guesses is not None and guesses.method not in _GUESSES_ON_CPU:
+    if device() == "cpu" and guesses is not None and guesses.method != "ngram":
         raise ConfigError(
             f"--speculative-config: vLLM has no {guesses.method} on a CPU; use ngram, or leave it out"
         )

@@ -39,10 +39,7 @@ _HEEDING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
 def unasked_connector(config: VllmConfig) -> str | None:
     """One that may bring the cache of a prompt which has to be computed; None where there is none."""
     transfer = config.kv_transfer_config
-    if transfer is None:
-        return None
-    parts = transfer.kv_connector_extra_config.get("connectors", ())
-    names = [str(part.get("kv_connector")) for part in parts] or [str(transfer.kv_connector)]
+    names = _connectors(transfer) if transfer is not None else []
     return next((name for name in names if name not in _ASKED | _HEEDING), None)
 
 
@@ -97,6 +94,10 @@ def terms(config: VllmConfig) -> Terms:
 
 def _moving_connector(transfer: KVTransferConfig) -> str:
     """The one that brings caches from engine to engine; what keeps them beside it is a worker's own."""
+    names = _connectors(transfer)
+    return next((name for name in names if name.startswith("Nixl")), "+".join(sorted(set(names))))
+
+
+def _connectors(transfer: KVTransferConfig) -> list[str]:
     parts = transfer.kv_connector_extra_config.get("connectors", ())
-    names = {str(part.get("kv_connector")) for part in parts} or {str(transfer.kv_connector)}
-    return next((name for name in names if name.startswith("Nixl")), "+".join(sorted(names)))
+    return [str(part.get("kv_connector")) for part in parts] or [str(transfer.kv_connector)]

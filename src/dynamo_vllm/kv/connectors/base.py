@@ -126,7 +126,7 @@ def refuse_other_adapter(handed: object, adapter: Adapter | None) -> None:
     if not isinstance(handed, dict) or "adapter" not in handed:
         return
     if handed["adapter"] != (adapter.content if adapter is not None else ""):
-        raise Rejected(f"{adapter.name if adapter else 'no adapter'} has another content there")
+        raise Rejected(f"it is of other weights than {adapter.name if adapter else 'the base model'} here")
 
 
 def transfer_params(handed: object) -> dict[str, Any]:
