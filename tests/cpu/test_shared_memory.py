@@ -10,7 +10,7 @@ from dynamo_vllm.cli import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise import plan
 from harness.stack import Stack, Worker, free_system_port, stack
-from harness.warm import FORKED, Zygote
+from harness.warm import Zygote
 
 WORKERS = 4
 QUICK = ("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32", "--served-model-name", "tiny")
@@ -25,7 +25,7 @@ def start_what_serve_would(made: Stack, warm: Zygote, model: Path, *words: str) 
         port, log = free_system_port(), made.folder / f"{process.name}.log"
         argv = [*process.argv[len(plan.COMMAND) + 1 :], "--system-port", str(port)]
         task = ["dynamo_vllm.cli.worker", argv]
-        forked = warm.fork("dynamo_vllm.cli.main:run_command", task, {**process.env, **FORKED}, log)
+        forked = warm.fork("dynamo_vllm.cli.main:run_command", task, process.env, log)
         made.add(forked, port, log)
 
 

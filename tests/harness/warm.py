@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm import forking
+from dynamo_vllm.engine import imports
 from dynamo_vllm.engine.vllm_start import plugins
 from harness.hosts import Host
 from harness.stack import TESTS, Stack, Worker, environment, free_system_port
@@ -20,12 +23,21 @@ from harness.waiting import until
 
 # Where vLLM-Omni is installed it would enter the engines of vLLM that tests compare ours with.
 _PLUGINS = plugins(with_omni=False)
-# Fork the engine core too, and let it run its one worker itself.
 FORKED = {
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     **({"VLLM_PLUGINS": ",".join(_PLUGINS)} if _PLUGINS is not None else {}),
 }
+"""For bare vLLM: fork the engine core too, and let it run its one worker itself."""
+FORKED_SHARDS = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+"""For workers of ours, whose engine cores are forked anyway: what a core makes itself."""
+ARCHITECTURES = (
+    "Qwen3ForCausalLM",
+    "LlavaForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+)
 CACHE_BLOCKS = 1024
 """128 MiB of the tiny models. vLLM zeroes the cache: that of a GiB is most of an engine's start."""
 ENGINE_FLAGS = (
@@ -43,52 +55,42 @@ ENGINE_FLAGS = (
 
 @dataclass
 class Forked:
-    """A child of the zygote."""
+    """A child that the zygote forked for us."""
 
     pid: int
-    connection: socket.socket
     code: int | None = None
 
     def poll(self) -> int | None:
         if self.code is None:
-            self.connection.setblocking(False)
-            try:
-                self._read()
-            except BlockingIOError:
-                return None
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                self.code = os.waitstatus_to_exitcode(status)
         return self.code
 
     def wait(self, timeout: float) -> int:
-        if self.code is None:
-            self.connection.settimeout(timeout)
-            self._read()
+        until(f"the end of {self.pid}", lambda: self.poll() is not None, timeout)
         assert self.code is not None
         return self.code
-
-    def _read(self) -> None:
-        line = self.connection.recv(4096)
-        self.code = json.loads(line)["code"] if line else -1
-        self.connection.close()
 
 
 @dataclass
 class Zygote:
-    path: Path
+    """A process that has imported vLLM: an engine then starts in seconds."""
+
+    inner: forking.Zygote
 
     def fork(
         self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path, host: Host | None = None
     ) -> Forked:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(30)
-        connection.connect(str(self.path))
-        task = {"call": call, "args": args, "env": dict(env), "log": str(log)}
-        if host is not None:
-            task["namespace"] = host.namespace
-        connection.sendall(json.dumps(task).encode() + b"\n")
-        line = b""
-        while not line.endswith(b"\n"):
-            line += connection.recv(1)
-        return Forked(json.loads(line)["pid"], connection)
+        with log.open("wb") as output:
+            task = forking.Task(
+                call="harness.zygote:run",
+                args=(call, tuple(args), host.namespace if host else None),
+                env=dict(env),
+                end_signal=signal.SIGKILL,
+                own_session=True,
+            )
+            return Forked(self.inner.fork(task, [output.fileno()]))
 
     def start_worker(
         self,
@@ -118,7 +120,7 @@ class Zygote:
         process = self.fork(
             "dynamo_vllm.cli.main:run_command",
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
-            stack.environment(host, **FORKED, **(env or {})),
+            stack.environment(host, **FORKED_SHARDS, **(env or {})),
             log,
             host,
         )
@@ -128,21 +130,24 @@ class Zygote:
 
 @contextmanager
 def zygote(folder: Path) -> Iterator[Zygote]:
-    path = folder / "zygote"
     modules = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with (folder / "zygote.log").open("wb") as log:
+    ours, theirs = socket.socketpair()
+    env = environment(folder, PYTHONPATH=os.pathsep.join(modules))
+    with (folder / "zygote.log").open("wb") as log, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "harness.zygote", str(path)],
+            [sys.executable, "-m", imports.MODULE, str(theirs.fileno()), *ARCHITECTURES],
             cwd=TESTS,
-            env=environment(folder, **FORKED, PYTHONPATH=os.pathsep.join(modules)),
-            stdin=subprocess.PIPE,
+            env={**env, **imports.import_environment(env)},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        try:
-            until("warm vLLM", Path(f"{path}.ready").exists, 120, every=0.2)
-            yield Zygote(path)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(20)
+    try:
+        ours.settimeout(120)
+        said = json.loads(ours.recv(4096))
+        assert said == {"refusal": None}, said
+        yield Zygote(forking.Zygote(ours, process.pid))
+    finally:
+        ours.close()
+        process.wait(20)

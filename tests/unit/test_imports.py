@@ -33,6 +33,7 @@ LEVELS = {
     "job": 0,
     "config": 0,
     "errors": 0,
+    "forking": 0,
     "__init__": 0,
 }
 # Within level 0: what the others are written with.
@@ -53,10 +54,14 @@ HEAVY = {
 READS_ENVIRONMENT = {
     "config/build.py": "reads it once for everybody",
     "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
+    "engine/core_fork.py": "hands it to an engine core, which is forked from another process",
+    "engine/imports.py": "puts back what it changed for the time of an import",
     "engine/omni_text.py": "runs in the processes of vLLM-Omni's stages, which the worker tells their model",
     "engine/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
 }
 WRITES_ENVIRONMENT = {
+    "engine/imports.py": "what libraries read when they are imported, for that moment",
+    "forking.py": "a forked process gets the environment that was sent for it",
     "engine/vllm_start.py": "vLLM's own variables",
     "engine/omni_start.py": "vLLM's, and what the processes of a pipeline's stages must know",
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",

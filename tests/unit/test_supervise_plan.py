@@ -93,8 +93,8 @@ def test_groups_become_named_workers_with_their_environment() -> None:
 def test_worker_gets_two_ports_of_its_own_at_each_start() -> None:
     (worker,) = made("m").workers
     assert (worker.port, worker.card_port) == (None, None)
-    told = worker.command(1234, 5, 1235)[len(worker.argv) :]
-    assert told == ["--system-port", "1234", "--card-port", "1235", "--status-fd", "5"]
+    told = worker.command(1234, 1235)[len(worker.argv) :]
+    assert told == ["--system-port", "1234", "--card-port", "1235"]
     assert worker.health_url(1234) == "http://127.0.0.1:1234/live", "where one that sleeps is well"
 
 
@@ -457,12 +457,12 @@ def test_hub_ids_are_told_from_paths() -> None:
 
 def test_pauses_double_up_to_a_limit_and_end() -> None:
     restarts = Restarts(Limits(restarts=7))
-    assert [restarts.pause_after(1.0) for _ in range(8)] == [1, 2, 4, 8, 16, 30, 30, None]
+    assert [restarts.pause_after(1.0) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, None]
 
 
 def test_long_healthy_process_begins_a_new_row() -> None:
     restarts = Restarts(Limits(restarts=2))
-    assert [restarts.pause_after(s) for s in (0, 0, 61, 0, 0)] == [1, 2, 1, 2, None]
+    assert [restarts.pause_after(s) for s in (0, 0, 61, 0, 0)] == [0, 1, 0, 1, None]
 
 
 def test_process_without_answer_is_hung_after_its_limit() -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, nodes, planes, runtime_env, worker_line
+from dynamo_vllm.config import build, checks, forks, nodes, planes, runtime_env, worker_line
 from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.engine import imports
+from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.supervise import ports
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.forking import Zygote
+    from dynamo_vllm.serving.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 PROG = "dynamo-vllm worker"
 DESCRIPTION = "Serve one model as a worker of a deployment."
@@ -45,6 +54,23 @@ def main(argv: Sequence[str]) -> int:
     runtime_env.export(options, environment, threads, service, **more)
     from dynamo_vllm.serving import worker
     from dynamo_vllm.serving.logging import set_up
+    from dynamo_vllm.serving.progress import Progress
 
     set_up(options.log_level)
-    return run_to_exit(worker.run(options, engine_argv, environment, runtime_port))
+    worker.refuse(options)
+    progress = Progress(options.status_fd)
+    zygote = make_zygote(options, environment, progress)
+    return run_to_exit(worker.run(options, engine_argv, environment, runtime_port, progress, zygote))
+
+
+def make_zygote(options: WorkerOptions, environment: Mapping[str, str], progress: Progress) -> Zygote | None:
+    """Imports vLLM and forks a process to make engine cores from, before this one has a second thread."""
+    why_not = forks.why_not(options, environment)
+    if why_not is None:
+        progress.phase("importing")
+        try:
+            return imports.import_and_fork(str(options.model), environment)
+        except CannotFork as exc:
+            why_not = str(exc)
+    logger.info("engine cores start afresh: %s", why_not)
+    return None

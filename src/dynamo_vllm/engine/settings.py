@@ -11,6 +11,8 @@ from dynamo_vllm.config.rules.flags import engine_flags
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.forking import Zygote
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -66,6 +68,8 @@ class EngineSettings:
     """Engines on this machine, those of other workers too; None where nobody counted them."""
     environment: dict[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
+    zygote: Zygote | None = None
+    """Engine cores are forked from it; None starts them afresh."""
     on_resolved: Callable[[Mapping[str, Any]], None] = field(default=lambda _: None)
     """Told vLLM's arguments as it understood them, before it loads the model."""
 

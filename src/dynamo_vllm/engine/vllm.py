@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import plugin, prometheus, vllm_start
+from dynamo_vllm.engine import core_fork, plugin, prometheus, vllm_start
 from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.engine.threads import in_thread
@@ -79,12 +79,13 @@ class VllmEngine:
         self._on_phase("loading")
         self._relay = relay_for(config, self._settings)
         try:
-            self._llm = AsyncLLM.from_vllm_config(
-                config,
-                stat_loggers=[vllm_stats.load_logger(self._on_load, self._step), vllm_stats.Series],
-                enable_log_requests=resolved.args.enable_log_requests,
-                disable_log_stats=resolved.args.disable_log_stats,
-            )
+            with core_fork.forked_cores(self._settings.zygote, config):
+                self._llm = AsyncLLM.from_vllm_config(
+                    config,
+                    stat_loggers=[vllm_stats.load_logger(self._on_load, self._step), vllm_stats.Series],
+                    enable_log_requests=resolved.args.enable_log_requests,
+                    disable_log_stats=resolved.args.disable_log_stats,
+                )
         except (RuntimeError, ValueError, OSError) as exc:
             raise StartError(f"vLLM did not start: {exc}") from exc
         if self._settings.direct_egress:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine import core_fork, vllm_start
 from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import EngineDead, StartError
 
@@ -44,7 +44,8 @@ class HeadlessVllm:
         self._on_phase("loading")
         try:
             if self._settings.node.runs_ranks:
-                self._owner = _ranks(config, log_stats=not resolved.args.disable_log_stats)
+                with core_fork.forked_cores(self._settings.zygote, config):
+                    self._owner = _ranks(config, log_stats=not resolved.args.disable_log_stats)
             else:
                 self._owner = _shards(config)
         except Exception as exc:  # vLLM raises a bare Exception for a process that failed

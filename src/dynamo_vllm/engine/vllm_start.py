@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired, Situation, apply
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
-from dynamo_vllm.engine import ports
+from dynamo_vllm.engine import ports, prometheus
 from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_with_parent
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -65,20 +67,32 @@ def keep_environment() -> None:
     enable_envs_cache()
 
 
-def set_environment(settings: EngineSettings) -> None:
-    """vLLM's variables, before it is imported. What the user set stands."""
-    wanted = {"VLLM_NO_USAGE_STATS": "1", _PROCESSES: "spawn"}
-    if len(settings.scratch_folder) <= _SOCKET_FOLDER_LENGTH:
-        wanted["VLLM_RPC_BASE_PATH"] = settings.scratch_folder  # by itself it leaves its sockets in /tmp
-    if settings.bind_host:
-        wanted["VLLM_HOST_IP"] = settings.bind_host
+def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables for every process that imports vLLM, whatever it then does. What the user set stands."""
+    wanted = {"VLLM_NO_USAGE_STATS": "1"}
+    if (names := plugins(with_omni=False)) is not None:
+        wanted["VLLM_PLUGINS"] = ",".join(names)
     if device() == "cpu":
         # Several workers share a machine; pinning each to the same cores would starve them.
         wanted[_BIND] = "nobind"
         wanted["ONEDNN_JIT_PROFILE"] = "0"  # else every process leaves a perf-PID.map in /tmp
         wanted["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages for torch: half the time to zero the KV cache
-        wanted[NIXL_PAUSE_VARIABLE] = "1000"
         wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # as vLLM would; our plugin loads NIXL before it
+    else:
+        # Otherwise torch asks the driver whether there is a GPU, and no forked process can use one then.
+        wanted["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def set_environment(settings: EngineSettings) -> None:
+    """vLLM's variables for this worker. What the user set stands."""
+    wanted = {**import_environment({}), _PROCESSES: "spawn"}
+    if len(settings.scratch_folder) <= _SOCKET_FOLDER_LENGTH:
+        wanted["VLLM_RPC_BASE_PATH"] = settings.scratch_folder  # by itself it leaves its sockets in /tmp
+    if settings.bind_host:
+        wanted["VLLM_HOST_IP"] = settings.bind_host
+    if device() == "cpu":
+        wanted[NIXL_PAUSE_VARIABLE] = "1000"
     if settings.prometheus_folder:
         wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
@@ -86,7 +100,7 @@ def set_environment(settings: EngineSettings) -> None:
     if settings.side_channel_host in LOOPBACK_HOSTS:
         # NIXL's network transport listens on every device; shared memory and GPU links are none.
         wanted["UCX_NET_DEVICES"] = "lo"
-    if (names := plugins(with_omni=settings.omni)) is not None:
+    if settings.omni and (names := plugins(with_omni=True)) is not None:
         wanted["VLLM_PLUGINS"] = ",".join(names)
     if settings.lora:
         wanted["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -94,6 +108,7 @@ def set_environment(settings: EngineSettings) -> None:
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
+    prometheus.heed_folder()
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.register_at_fork(after_in_child=end_with_parent)  # a forked process does not load the plugin again
 

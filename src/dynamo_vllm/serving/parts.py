@@ -53,8 +53,7 @@ async def with_local_model(
     model = str(options.model)
     if os.path.isdir(model):  # noqa: ASYNC240  # nothing else runs yet
         return options
-    if model.startswith(("/", ".", "~")):
-        raise StartError(f"--model {model}: there is no such folder")
+    refuse_missing_folder(model)
     progress.phase("fetching", model=model)
     flags = engine_flags(engine_argv)
     wanted = hub.Wanted(
@@ -70,6 +69,11 @@ async def with_local_model(
     else:
         folder = str(await in_thread(lambda: hub.fetch(wanted)))
     return dataclasses.replace(options, model=folder, served_model_name=options.served_model_name or (model,))
+
+
+def refuse_missing_folder(model: str) -> None:
+    if model.startswith(("/", ".", "~")) and not os.path.isdir(model):
+        raise StartError(f"--model {model}: there is no such folder")
 
 
 async def _of_model_express(model: str) -> str:

@@ -16,8 +16,12 @@ class Progress:
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
         self._since = time.monotonic()
+        self._last = ""
 
     def phase(self, name: str, **details: object) -> None:
+        if name == self._last:
+            return
+        self._last = name
         elapsed = round(time.monotonic() - self._since, 1)
         logger.info("%s (%.1f s)%s", name, elapsed, "".join(f" {k}={v}" for k, v in details.items()))
         self._write({"phase": name, "elapsed": elapsed, **details})

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.base import Engine
+    from dynamo_vllm.forking import Zygote
     from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.serving.assembly import Assembled
     from dynamo_vllm.serving.endpoints import Registration
@@ -55,15 +56,25 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 15.0
 
 
+def refuse(options: WorkerOptions) -> None:
+    """What is wrong and quickly found, before anything takes its time."""
+    parsers.refuse_unknown(options)
+    parts.refuse_missing_folder(str(options.model))
+
+
 async def run(
     options: WorkerOptions,
     engine_argv: Sequence[str],
     environment: Mapping[str, str],
     runtime_port: int | None = None,
+    progress: Progress | None = None,
+    zygote: Zygote | None = None,
 ) -> int:
-    """The life of a worker, from options to exit code; the runtime's own server is at `runtime_port`."""
-    parsers.refuse_unknown(options)
-    progress = Progress(options.status_fd)
+    """The life of a worker, from options to exit code; the runtime's own server is at `runtime_port`.
+
+    Its engine cores are forked from the `zygote`, where there is one.
+    """
+    progress = progress or Progress(options.status_fd)
     node = nodes.of(options.headless, engine_flags(engine_argv))
     dumped = Dump(options.dump_config_to)
     dumped.add("options", build.shown(options))
@@ -74,7 +85,9 @@ async def run(
         options = parts.with_media_template(options, scratch_folder)
         dumped.add("options", build.shown(options))
         settings = parts.engine_settings(options, engine_argv, environment, scratch_folder)
-        settings = dataclasses.replace(settings, on_resolved=functools.partial(dumped.add, "vllm"))
+        settings = dataclasses.replace(
+            settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote
+        )
         if settings.prometheus_folder:
             os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:

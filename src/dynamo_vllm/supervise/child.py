@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import functools
 import json
 import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
+from dynamo_vllm import forking
 from dynamo_vllm.supervise import logs, ports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from dynamo_vllm.supervise.plan import Process
 
-PR_SET_PDEATHSIG = 1
 GONE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 Status = dict[str, Any]
 
 
+class Running(Protocol):
+    """A process of ours, however it was started; the part of asyncio's that is used here."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+
 class Child:
     """A started process in a session of its own, so that its own children can be ended with it."""
 
-    def __init__(
-        self, plan: Process, running: asyncio.subprocess.Process, port: int, log: Path, log_start: int
-    ):
+    def __init__(self, plan: Process, running: Running, port: int, log: Path, log_start: int) -> None:
         self.plan = plan
         self.port = port
         self._log = log
@@ -101,7 +113,13 @@ class Child:
         return []
 
 
-async def start(plan: Process, log: Path, on_status: Callable[[Child, Status], None]) -> Child:
+Start = Callable[["Process", list[str], int, int], Awaitable[Running]]
+"""Starts a process with a command, a log and a status pipe (file descriptors)."""
+
+
+async def start(
+    plan: Process, log: Path, on_status: Callable[[Child, Status], None], start_process: Start
+) -> Child:
     """Start the process; `on_status` is called with each of its status lines."""
     port = plan.port or ports.free()
     card_port = plan.card_port or ports.free() if plan.is_worker else None
@@ -110,16 +128,8 @@ async def start(plan: Process, log: Path, on_status: Callable[[Child, Status], N
         log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have cleared it away
         with log.open("ab") as output:
             log_start = output.tell()
-            running = await asyncio.create_subprocess_exec(
-                *plan.command(port, write_end, card_port),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=dict(plan.env),
-                pass_fds=(write_end,),
-                start_new_session=True,
-                preexec_fn=_leave_with(os.getpid()),
-            )
+            command = plan.command(port, card_port)
+            running = await start_process(plan, command, output.fileno(), write_end)
     except BaseException:
         os.close(read_end)
         raise
@@ -130,11 +140,24 @@ async def start(plan: Process, log: Path, on_status: Callable[[Child, Status], N
     return child
 
 
+async def start_afresh(plan: Process, command: list[str], log: int, status: int) -> Running:
+    return await asyncio.create_subprocess_exec(
+        *(*command, "--status-fd", str(status)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=dict(plan.env),
+        pass_fds=(status,),
+        start_new_session=True,
+        preexec_fn=leave_with(os.getpid()),
+    )
+
+
 def watch_without_threads() -> None:
     """Make asyncio wait for processes through the kernel; call it before the loop runs.
 
     Python 3.11 would start a thread per process, and when its parent is killed a process gets the signal
-    of `_leave_with` once for each thread the parent had: the second one would cut a worker's drain short.
+    of `leave_with` once for each thread the parent had: the second one would cut a worker's drain short.
     """
     if sys.version_info < (3, 12):
         with contextlib.suppress(OSError):  # Linux before 5.3
@@ -152,16 +175,9 @@ def members(group: int) -> list[int]:
     return found
 
 
-def _leave_with(parent: int) -> Callable[[], None]:
+def leave_with(parent: int) -> Callable[[], None]:
     """Runs in the new process: the kernel sends it SIGTERM when its parent is gone, however it went."""
-    libc = ctypes.CDLL(None)
-
-    def set_signal() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it went before the line above
-            os._exit(1)
-
-    return set_signal
+    return functools.partial(forking.end_with, parent, signal.SIGTERM)
 
 
 class _Lines:

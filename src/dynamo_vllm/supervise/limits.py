@@ -44,7 +44,9 @@ class Restarts:
         if self.in_a_row >= self._limits.restarts:
             return None
         self.in_a_row += 1
-        return min(2.0 ** (self.in_a_row - 1), self._limits.max_pause_seconds)
+        if self.in_a_row == 1:  # most often somebody's kill, or the machine's; whoever waits should not
+            return 0.0
+        return min(2.0 ** (self.in_a_row - 2), self._limits.max_pause_seconds)
 
 
 class Pulse:

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build, checks, encoders, planes, runtime_env, topology, worker_line
+from dynamo_vllm.config import build, checks, encoders, forks, planes, runtime_env, topology, worker_line
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
 from dynamo_vllm.config.rules.ranks import node_of
@@ -50,17 +50,19 @@ class Process:
     """How many it runs on this node, on GPUs each has one; the fake engine does not count."""
     card_port: int | None = None
     """Of the runtime's server behind a worker's `port`; None takes a free one at each start."""
+    forks: bool = False
+    """It may be forked from a process that has imported vLLM."""
 
     @property
     def is_worker(self) -> bool:
         return self.role is not None
 
-    def command(self, port: int, status_fd: int, card_port: int | None = None) -> list[str]:
+    def command(self, port: int, card_port: int | None = None) -> list[str]:
         """`card_port` is a worker's second port: many that each looked for one would meet."""
         ports = ["--system-port", str(port)] if self.is_worker else []
         if card_port is not None:
             ports += ["--card-port", str(card_port)]
-        return [*self.argv, *ports, "--status-fd", str(status_fd)]
+        return [*self.argv, *ports]
 
     def health_url(self, port: int) -> str:
         return self.health.format(port=port)
@@ -333,6 +335,7 @@ class _Workers:
                 drain_seconds=options.drain_seconds,
                 role=options.role,
                 engines=engines,
+                forks=forks.why_not(options, env) is None,
             )
         )
 

@@ -43,6 +43,8 @@ class Screen:
         row = self._rows.get(name)
         if row is None or phase == "starting":
             row = self._rows[name] = Row(phase, now)
+        elif row.phase == phase:
+            return
         row.phase = phase
         row.settled_after = now - row.started_at if phase in SETTLED else None
         if self._live:

@@ -16,6 +16,7 @@ from dynamo_vllm.supervise import discovery, hints, logs
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.targets import Targets
+from dynamo_vllm.supervise.zygote import WorkerZygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,6 +67,12 @@ class Supervisor:
         self._is_serving = False
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._killed_by: int | None = None
+        forking = [process for process in plan.workers if process.forks]
+        self._zygote = (
+            WorkerZygote(forking[0].env, plan.models, folder.logs / "zygote.log", screen.say)
+            if forking
+            else None
+        )
 
     async def run(self) -> int:
         """Serve until a signal or a failure that cannot be mended; the exit code."""
@@ -73,6 +80,8 @@ class Supervisor:
             try:
                 await self._serve()
             finally:
+                if self._zygote is not None:
+                    self._zygote.close()
                 await self._stop()
                 await self._probe.close()
         return self._ending.result().code if self._killed_by is None else 128 + self._killed_by
@@ -139,7 +148,7 @@ class Supervisor:
     async def _live_once(self, process: Process) -> Ended:
         self._screen.phase(process.name, "starting")
         try:
-            child = await children.start(process, self._log(process), self._status)
+            child = await children.start(process, self._log(process), self._status, self._start_of(process))
         except (OSError, StartError) as exc:
             return Ended(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
@@ -151,6 +160,12 @@ class Supervisor:
         await self._destroy(child)
         del self._children[process.name]
         return Ended(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
+
+    def _start_of(self, process: Process) -> children.Start:
+        if self._zygote is None or not process.forks or not self._zygote.fits(process.env):
+            return children.start_afresh
+        self._screen.phase(process.name, "importing")
+        return self._zygote.start
 
     def _lose(self, process: Process, exc: Exception) -> Ended:
         """After an error of ours nobody watches the process any more: away with it."""

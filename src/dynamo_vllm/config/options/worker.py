@@ -191,6 +191,13 @@ class WorkerOptions(OmniOptions):
         env="DYN_VLLM_ENGINES_HERE",
         metavar="N",
     )
+    fork: bool = opt(
+        True,
+        "engine",
+        "Fork workers and engine cores from a process that has imported vLLM, which starts them in seconds; "
+        "off starts each afresh.",
+        env="DYN_VLLM_FORK",
+    )
     direct_egress: bool = opt(
         True,
         "engine",

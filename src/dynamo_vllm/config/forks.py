@@ -1,0 +1,42 @@
+"""Whether a worker's processes may be forked from one that has imported vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dynamo_vllm.config.options import WorkerOptions
+
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+_BIND = "VLLM_CPU_OMP_THREADS_BIND"
+_DIFFERS = ("DYN_",)
+_MAY_DIFFER = ("CUDA_VISIBLE_DEVICES",)
+
+
+def why_not(options: WorkerOptions, environment: Mapping[str, str]) -> str | None:
+    """Why each process of this worker starts afresh and imports vLLM by itself; None where it need not."""
+    if options.engine != "vllm":
+        return "it has no engine of vLLM"
+    if not options.fork:
+        return "--no-fork"
+    if options.omni:
+        return "vLLM-Omni starts the processes of its stages by itself"
+    if environment.get(METHOD) == "spawn":
+        return f"{METHOD}=spawn"
+    if environment.get(_BIND, "nobind") != "nobind":
+        return f"{_BIND}: vLLM binds threads while a program starts"
+    return None
+
+
+def of_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that must be alike in processes that share their imports.
+
+    Libraries read many of theirs when they are imported; ours, and which GPU a worker has, count later.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_DIFFERS) and name not in _MAY_DIFFER
+    }

@@ -1,0 +1,209 @@
+"""Forks processes from a zygote: a process with one thread that has imported what they need.
+
+A forked process becomes a child of the zygote's owner, which waits for it and signals it as if it had started
+it by itself, and keeps it when the zygote ends. For that the zygote forks twice: the process in the middle
+ends at once, and the kernel gives its child to the nearest ancestor that asked for orphans, the owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LENGTH = struct.Struct("!I")
+_NUMBER = struct.Struct("!i")
+MAX_FDS = 16
+
+
+class CannotFork(Exception):
+    """The zygote is gone, or refuses; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a forked process does."""
+
+    call: str
+    """module:function; it gets the file descriptors that came with the task, then `args`."""
+    args: tuple[Any, ...]
+    env: Mapping[str, str]
+    """Its whole environment."""
+    end_signal: int = signal.SIGTERM
+    """What the kernel sends it when its owner ends."""
+    own_session: bool = False
+
+
+class Zygote:
+    """The owner's side of a zygote."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+
+    def send(self, task: Task, fds: Sequence[int] = ()) -> None:
+        """Ask for a process; the answer is a line for `pid_in`."""
+        payload = pickle.dumps(task)
+        try:
+            socket.send_fds(self.connection, [_LENGTH.pack(len(payload))], list(fds))
+            self.connection.sendall(payload)
+        except OSError as exc:
+            raise CannotFork(f"the zygote is gone ({exc.strerror})") from exc
+
+    def fork(self, task: Task, fds: Sequence[int] = ()) -> int:
+        """The pid of a process that does the task."""
+        with adopting():
+            self.send(task, fds)
+            line = b""
+            while not line.endswith(b"\n"):
+                if not (more := self.connection.recv(4096)):
+                    raise CannotFork("the zygote has ended")
+                line += more
+        return pid_in(line)
+
+    def close(self) -> None:
+        """The zygote ends; what was forked from it does not."""
+        self.connection.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def pid_in(line: bytes) -> int:
+    """The pid that a zygote answered with."""
+    answer = json.loads(line)
+    if "pid" not in answer:
+        raise CannotFork(str(answer.get("error", answer)))
+    return int(answer["pid"])
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """While a zygote forks: its owner asks the kernel for orphans. At other times they go to init."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def end_with(parent: int, number: int) -> None:
+    """Ask the kernel for a signal when our parent, which must be `parent`, ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it went before the line above
+        os._exit(1)
+
+
+def threads() -> int:
+    """Of this process. Only one may be there when a process is forked: what others hold stays locked."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def here() -> Zygote:
+    """Make a zygote out of a copy of this process."""
+    if (found := threads()) != 1:
+        raise CannotFork(f"{found} threads are running")
+    owner = os.getpid()
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        end_with(owner, signal.SIGKILL)
+        serve(theirs, owner)
+    theirs.close()
+    return Zygote(ours, pid)
+
+
+def serve(connection: socket.socket, owner: int) -> NoReturn:
+    """In the zygote: fork as asked, until the owner is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # of a terminal: the owner lets go when it wants to
+    gc.collect()
+    gc.freeze()  # what is here is shared with all that are forked, and none of them looks at it again
+    with contextlib.suppress(OSError):
+        while request := _receive(connection):
+            payload, fds = request
+            connection.sendall(json.dumps(_fork(connection, payload, fds, owner)).encode() + b"\n")
+            for fd in fds:
+                os.close(fd)
+    os._exit(0)
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
+    head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, MAX_FDS)
+    while head and len(head) < _LENGTH.size:
+        head += connection.recv(_LENGTH.size - len(head))
+    if not head:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    payload = bytearray()
+    while len(payload) < length:
+        if not (more := connection.recv(min(length - len(payload), 1 << 20))):
+            return None
+        payload += more
+    return bytes(payload), fds
+
+
+def _fork(connection: socket.socket, payload: bytes, fds: list[int], owner: int) -> dict[str, object]:
+    told, tell = os.pipe()
+    may_go, go = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        pid = os.fork()
+        if pid == 0:
+            os.close(go)
+            os.read(may_go, 1)  # until the process in the middle has ended and was read
+            os.write(tell, _NUMBER.pack(os.getppid()))
+            for fd in (told, tell, may_go, connection.fileno()):
+                os.close(fd)
+            _run(payload, fds, owner)
+        os.write(tell, _NUMBER.pack(pid))
+        os._exit(0)
+    os.waitpid(middle, 0)
+    for fd in (tell, may_go, go):
+        os.close(fd)
+    with open(told, "rb") as answers:
+        pid, parent = (_NUMBER.unpack(answers.read(_NUMBER.size))[0] for _ in range(2))
+    if parent == owner:
+        return {"pid": pid}
+    os.kill(pid, signal.SIGKILL)
+    return {"error": f"a forked process became a child of {parent}, not of {owner}: no subreaper here"}
+
+
+def _run(payload: bytes, fds: list[int], owner: int) -> NoReturn:
+    """In the forked process."""
+    code = 1
+    try:
+        task: Task = pickle.loads(payload)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        end_with(owner, task.end_signal)
+        if task.own_session:
+            os.setsid()
+        os.environ.clear()
+        os.environ.update(task.env)
+        module, _, name = task.call.partition(":")
+        code = int(getattr(importlib.import_module(module), name)(fds, *task.args) or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
