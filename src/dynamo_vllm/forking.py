@@ -20,6 +20,7 @@ import struct
 import sys
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!i")
 MAX_FDS = 16
+_HARMLESS = ("cuda0", "jemalloc_bg")
+"""Of NVML, which vLLM asks for the GPUs, and of pyarrow's allocator: both libraries expect forks."""
 
 
 class CannotFork(Exception):
@@ -72,7 +75,11 @@ class Zygote:
             self.send(task, fds)
             line = b""
             while not line.endswith(b"\n"):
-                if not (more := self.connection.recv(4096)):
+                try:
+                    more = self.connection.recv(4096)
+                except OSError as exc:
+                    raise CannotFork(f"the zygote is gone ({exc.strerror})") from exc
+                if not more:
                     raise CannotFork("the zygote has ended")
                 line += more
         return pid_in(line)
@@ -110,15 +117,21 @@ def end_with(parent: int, number: int) -> None:
         os._exit(1)
 
 
-def threads() -> int:
-    """Of this process. Only one may be there when a process is forked: what others hold stays locked."""
-    return len(os.listdir("/proc/self/task"))
+def other_threads() -> list[str]:
+    """Names of threads that must not be there when a process is forked: what they hold would stay locked."""
+    names = [Path(f"/proc/self/task/{number}/comm").read_text().strip() for number in native_threads()]
+    return [name for name in names[1:] if not name.startswith(_HARMLESS)]
+
+
+def native_threads() -> list[str]:
+    """Of this process, the first one first."""
+    return sorted(os.listdir("/proc/self/task"), key=int)
 
 
 def here() -> Zygote:
     """Make a zygote out of a copy of this process."""
-    if (found := threads()) != 1:
-        raise CannotFork(f"{found} threads are running")
+    if found := other_threads():
+        raise CannotFork(f"other threads are running: {', '.join(found)}")
     owner = os.getpid()
     ours, theirs = socket.socketpair()
     pid = os.fork()

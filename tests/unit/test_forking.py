@@ -1,0 +1,136 @@
+"""A zygote forks processes that are its owner's children."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.waiting import until
+
+TESTS = Path(__file__).parents[1]
+
+
+def ask(*script: str) -> Any:
+    """What a program printed: zygotes need a process with one thread, which a test's is not."""
+    lines = ["import json, os, signal, sys, threading", "from dynamo_vllm import forking", *script]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OF_THE_OWNER": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+TASK = "forking.Task('unit.test_forking:{}', ({}), {{'A': 'b'}}, own_session={})"
+
+
+def look(fds: Sequence[int], said: str) -> int:
+    """In a forked process: what it is like there."""
+    found = {
+        "said": said,
+        "parent": os.getppid(),
+        "env": dict(os.environ),
+        "leads_session": os.getsid(0) == os.getpid(),
+        "pid": os.getpid(),
+    }
+    os.write(fds[0], json.dumps(found).encode())
+    return 7
+
+
+def wait_for_a_signal(fds: Sequence[int]) -> int:
+    os.write(fds[0], b"x")
+    signal.pause()
+    return 0
+
+
+def test_forked_process_is_the_owners_child_with_its_own_environment_and_exit_code() -> None:
+    found = ask(
+        "zygote = forking.here()",
+        "r, w = os.pipe()",
+        f"pid = zygote.fork({TASK.format('look', repr('hello') + ',', True)}, [w])",
+        "_, status = os.waitpid(pid, 0)",
+        "seen = json.loads(os.read(r, 65536))",
+        "print(json.dumps([seen, pid, os.getpid(), os.waitstatus_to_exitcode(status), os.getppid()]))",
+    )
+    seen, pid, owner, code, _ = found
+    assert (seen["said"], seen["pid"], seen["parent"], code) == ("hello", pid, owner, 7)
+    assert seen["env"]["A"] == "b" and "OF_THE_OWNER" not in seen["env"]
+    assert seen["leads_session"]
+
+
+def test_forked_process_outlives_its_zygote_and_ends_with_its_owner() -> None:
+    pid = ask(
+        "zygote = forking.here()",
+        "r, w = os.pipe()",
+        f"pid = zygote.fork({TASK.format('wait_for_a_signal', '', False)}, [w])",
+        "os.read(r, 1)",
+        "zygote.close()",
+        "os.kill(pid, 0)",
+        "print(json.dumps(pid))",
+    )
+    until("its end, with the owner", lambda: not psutil.pid_exists(pid) or is_zombie(pid))
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_orphans_of_others_do_not_become_the_owners() -> None:
+    parent, owner = ask(
+        "zygote = forking.here()",
+        "r, w = os.pipe()",
+        f"os.waitpid(zygote.fork({TASK.format('look', repr('x') + ',', False)}, [w]), 0)",
+        "os.read(r, 65536)",
+        "middle = os.fork()",
+        "if middle == 0:",
+        "    told, tell = os.pipe()",
+        "    if os.fork() == 0:",
+        "        os.close(tell)",
+        "        os.read(told, 1)",  # until the process in the middle is gone
+        "        os.write(w, str(os.getppid()).encode())",
+        "        os._exit(0)",
+        "    os._exit(0)",
+        "os.waitpid(middle, 0)",
+        "print(json.dumps([int(os.read(r, 100)), os.getpid()]))",
+    )
+    assert parent != owner
+
+
+def test_process_with_two_threads_makes_no_zygote() -> None:
+    refusal = ask(
+        "done = threading.Event()",
+        "threading.Thread(target=done.wait, daemon=True).start()",
+        "try:",
+        "    forking.here()",
+        "except forking.CannotFork as exc:",
+        "    print(json.dumps(str(exc)))",
+    )
+    assert refusal.startswith("other threads are running: python")
+
+
+@pytest.mark.parametrize("end", ["zygote.connection.shutdown(2)", "os.kill(zygote.pid, signal.SIGKILL)"])
+def test_lost_zygote_is_told(end: str) -> None:
+    refusal = ask(
+        "zygote = forking.here()",
+        end,
+        "try:",
+        f"    zygote.fork({TASK.format('look', repr('x') + ',', False)}, [1])",
+        "except forking.CannotFork as exc:",
+        "    print(json.dumps(str(exc)))",
+    )
+    assert refusal.startswith("the zygote")
