@@ -477,3 +477,36 @@ def test_figures_of_steps_add_up() -> None:
             iteration.num_generation_tokens = tokens
         logger.record(step, iteration)
     assert told[-1] == LoadFigures(3, 2, 1, 0.5, generated_tokens=12, prefix_queries=300, prefix_hits=192)
+
+
+def test_engine_cores_are_made_through_a_context_that_we_replace() -> None:
+    """`core_fork` hands both modules another one while an engine starts."""
+    import inspect
+
+    from vllm.v1.engine import coordinator, utils
+
+    assert "context = get_mp_context()" in inspect.getsource(utils.CoreEngineProcManager.__init__)
+    assert "context = get_mp_context()" in inspect.getsource(coordinator.DPCoordinator.__init__)
+
+
+def test_class_of_a_known_model_can_be_registered_before_it_is_asked_for() -> None:
+    from vllm import ModelRegistry
+
+    from dynamo_vllm.engine import imports
+
+    imports.import_vllm(["Qwen3ForCausalLM", "NoSuchModel"])
+    known = ModelRegistry.models["Qwen3ForCausalLM"]
+    assert type(known).__name__ == "_RegisteredModel", "vLLM starts no process to look at it"
+
+
+def test_metrics_heed_a_folder_that_is_named_after_their_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prometheus_client import values
+
+    from dynamo_vllm.engine import prometheus
+
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    prometheus.heed_folder()
+    assert values.ValueClass is values.MutexValue
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
+    prometheus.heed_folder()
+    assert values.ValueClass is not values.MutexValue

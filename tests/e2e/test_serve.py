@@ -42,8 +42,17 @@ class Serving:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def engine_core(self) -> psutil.Process:
-        (core,) = [p for p in self.below() if "EngineCore" in " ".join(p.cmdline() or [p.name()])]
-        return core
+        return self.called("EngineCore")
+
+    def called(self, title: str) -> psutil.Process:
+        """The one process below `serve` whose command line says this."""
+        (found,) = [p for p in self.below() if title in " ".join(p.cmdline())]
+        return found
+
+    def came_back(self) -> None:
+        until("the model to come back", lambda: self.stack.get("/health").status_code == 200, 150, every=0.2)
+        answer = self.stack.openai.completions.create(model="demo-chat", prompt="hello", max_tokens=3)
+        assert answer.choices[0].text
 
 
 @pytest.fixture(scope="module")
@@ -162,16 +171,42 @@ def complete(running: Serving, prompt: list[int]) -> Any:
     )
 
 
+def test_worker_and_engine_core_share_what_the_zygote_imported(serving: Serving) -> None:
+    zygote, core = serving.called("zygote"), serving.engine_core()
+    worker = serving.called("dynamo-vllm worker")
+    assert (zygote.ppid(), worker.ppid(), core.ppid()) == (
+        serving.process.pid,
+        serving.process.pid,
+        worker.pid,
+    )
+    assert zygote.num_threads() == 1
+    own = worker.memory_full_info().uss  # an import of its own would be half a gigabyte
+    assert own < 0.7 * zygote.memory_info().rss, "most of what a worker has is shared"
+    assert "imports vLLM by itself" not in serving.output.read_text()
+
+
 def test_killed_engine_core_is_replaced(serving: Serving) -> None:
-    old = [p for p in serving.below() if "frontend" not in " ".join(p.cmdline())]
+    zygote = serving.called("zygote")
+    old = [serving.called("dynamo-vllm worker"), serving.engine_core()]
     serving.engine_core().kill()
     began = time.monotonic()
     until("the model to go", lambda: serving.stack.models() == [])
     left = survivors(old, max(0.1, 10 - (time.monotonic() - began)))
     assert left == [], "the old worker and all of its engine are gone"
-    until("the model to come back", lambda: serving.stack.get("/health").status_code == 200, 150, every=0.2)
-    answer = serving.stack.openai.completions.create(model="demo-chat", prompt="hello", max_tokens=3)
-    assert answer.choices[0].text
+    serving.came_back()
+    assert serving.called("zygote") == zygote, "the new ones were forked from the same process"
+
+
+def test_killed_zygote_costs_nothing_and_the_next_worker_gets_another(serving: Serving) -> None:
+    zygote, core = serving.called("zygote"), serving.engine_core()
+    zygote.kill()
+    assert survivors([zygote], 30) == []
+    assert ask(serving, SUM).choices[0].message.content == "17 + 25 = 42"
+    assert serving.engine_core() == core, "who was forked from it goes on"
+    core.kill()
+    until("the model to go", lambda: serving.stack.models() == [])
+    serving.came_back()
+    assert serving.called("zygote") != zygote
 
 
 def test_interrupt_ends_everything(serving: Serving) -> None:
@@ -182,6 +217,13 @@ def test_interrupt_ends_everything(serving: Serving) -> None:
     assert survivors(below, 1) == []
     with pytest.raises(openai.APIConnectionError):
         serving.stack.openai.models.list()
+
+
+@pytest.mark.long
+def test_processes_that_start_afresh_answer_alike(tmp_path: Path) -> None:
+    with served(tmp_path, "--no-fork") as running:
+        assert [p for p in running.below() if "zygote" in " ".join(p.cmdline())] == []
+        assert ask(running, SUM).choices[0].message.content == "17 + 25 = 42"
 
 
 @pytest.mark.long
