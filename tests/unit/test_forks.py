@@ -55,7 +55,8 @@ def test_architectures_are_read_from_a_local_model_only(tmp_path: Path) -> None:
 
 
 async def test_adopted_process_is_waited_for_and_told_to_end() -> None:
-    adopted = Adopted(os.posix_spawnp("sleep", ["sleep", "60"], os.environ))
+    pid = os.posix_spawnp("sleep", ["sleep", "60"], os.environ)  # noqa: ASYNC221  # it returns at once
+    adopted = Adopted(pid)
     assert adopted.returncode is None
     adopted.terminate()
     assert await adopted.wait() == -15 == adopted.returncode
