@@ -53,6 +53,7 @@ HEAVY = {
 READS_ENVIRONMENT = {
     "config/build.py": "reads it once for everybody",
     "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
+    "engine/cpu_mend.py": "runs in vLLM's workers, where OpenMP may be loaded before its variable was set",
     "engine/omni_text.py": "runs in the processes of vLLM-Omni's stages, which the worker tells their model",
     "engine/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
 }
