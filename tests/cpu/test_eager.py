@@ -86,3 +86,17 @@ def test_spawned_engine_core_computes_with_the_threads_that_were_chosen(
         made.start_worker("--model", str(demo.folder("chat")), *ENGINE_FLAGS, *GUARD)
         made.wait_ready(200)
         assert watched.read_text() == str(threads)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_model_that_cannot_be_compiled_runs_eagerly(warm: Zygote, model: Path, tmp_path: Path) -> None:
+    """The user asked for it, where there is no compiler."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"), "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
+    with stack(tmp_path, **without_programs(tmp_path), **caches) as made:
+        made.start_frontend()
+        worker = warm.start_worker(made, model, "--no-enforce-eager")
+        made.wait_ready(200)
+        assert "the model could not be compiled and runs eagerly: " in worker.log.read_text()
+        found = made.post("/v1/completions", {"model": "tiny", "prompt": [20, 21], "max_tokens": 4})
+        assert found.status_code == 200, found.text
