@@ -56,6 +56,7 @@ READS_ENVIRONMENT = {
     "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
     "engine/core_fork.py": "hands it to an engine core, which is forked from another process",
     "engine/imports.py": "puts back what it changed for the time of an import",
+    "engine/cpu_mend.py": "runs in vLLM's workers, where OpenMP may be loaded before its variable was set",
     "engine/omni_text.py": "runs in the processes of vLLM-Omni's stages, which the worker tells their model",
     "engine/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
 }

@@ -653,11 +653,11 @@ def engines_told(found: Plan) -> list[str | None]:
         (("--workers", "2", "-dp", "2"), ["4", "4"]),
         (("-tp", "2"), ["2"]),
         ((), [None]),
-        (("--encode", "1", "--workers", "1"), [None, None]),  # an encoder has no KV cache
+        (("--encode", "1", "--workers", "1"), ["2", "2"]),  # an encoder takes cores too
         (("--workers", "2", "--engine", "fake"), [None, None]),
     ],
 )
-def test_workers_are_told_how_many_engines_share_the_memory(
+def test_workers_are_told_how_many_engines_share_the_machine(
     words: tuple[str, ...], told: list[str | None]
 ) -> None:
     found = made("m", *words)

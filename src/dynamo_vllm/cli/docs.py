@@ -196,6 +196,7 @@ _CASES: dict[str, dict[str, Any]] = {
     " (only behind encode workers)": {"takes_encoded": True},
     " (only with --otlp-endpoint)": {"traces_url": "<endpoint>"},
     " (with 16 GiB free, say)": {"free_bytes": 16 * 2**30},
+    " (on 8 cores, say)": {"cores": 8},
     _SLEEP: {},
 }
 """Situations a rule may wait for, the ordinary one first."""

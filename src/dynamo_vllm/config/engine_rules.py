@@ -47,7 +47,9 @@ class Situation:
     free_bytes: int | None = None
     """Memory that is free on a CPU; None where the user says by environment what the cache may take."""
     engines: int = 1
-    """How many on this machine take a part of it."""
+    """How many on this machine take a part of it, and of its cores."""
+    cores: int | None = None
+    """Those the engine may use on a CPU; None where the user's environment gives the number of threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,21 @@ def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
         "kv_cache_memory_bytes",
         room // MIB * MIB,
         f"{part}, 8 GiB at most for one; vLLM would take 92 % of all and not start without",
+    )
+
+
+OMP_THREADS = "OMP_NUM_THREADS"
+"""A variable, and no argument of vLLM's: OpenMP's number of threads."""
+
+
+def cpu_threads(_: UserArgs, at: Situation) -> Fired | None:
+    if at.device != "cpu" or at.cores is None:
+        return None
+    shared = f", the others are shared by {at.engines} engines" if at.engines > 1 else ""
+    return Fired(
+        OMP_THREADS,
+        max(1, (at.cores - 1) // at.engines),
+        f"of {at.cores} usable {'cores' if at.cores > 1 else 'core'} one is left to everything else{shared}",
     )
 
 
@@ -187,6 +204,17 @@ def dtype(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("dtype", "float32", "vLLM's bfloat16 kernels end on this CPU with an illegal instruction")
 
 
+COMPILE_ARGUMENTS = frozenset({"enforce_eager", "compilation_config", "optimization_level"})
+"""A user who gives one of these has decided what is compiled."""
+
+
+def cpu_eager(user: UserArgs, at: Situation) -> Fired | None:
+    if at.device != "cpu" or COMPILE_ARGUMENTS & user.keys():
+        return None
+    reason = "compiling a model takes minutes on a CPU, needs a C++ compiler and makes it hardly faster"
+    return Fired("enforce_eager", True, reason)
+
+
 def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or "worker_extension_cls" in user:
         return None
@@ -248,6 +276,8 @@ RULES: tuple[Rule, ...] = (
     prefix_caching,
     block_size,
     cpu_cache,
+    cpu_threads,
+    cpu_eager,
     dtype,
     runner,
     request_logging,

@@ -11,11 +11,17 @@ where prompts waited for the decode engine to end its answers, a second each. He
 Speculative decoding must not end the engine with its first request: the sampler that checks guesses holds on
 to kernels of Triton, which a CPU does not have. Here it gets those that vLLM wrote for CPUs; the one that
 gives every guess its request's temperature writes into a copy, and is written anew.
+
+Nothing may compile while requests are served (`cpu_eager`).
+
+The engine computes with as many threads as OMP_NUM_THREADS says. OpenMP reads it when it is loaded, which in
+a forked engine core was long before the worker chose the number; vLLM refuses to change it later.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -25,7 +31,11 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.triton_utils import HAS_TRITON
 from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from dynamo_vllm.engine import cpu_eager
+from dynamo_vllm.engine.cpu_threads import COUNT
 
 
 class KeepsSeeds:
@@ -68,3 +78,18 @@ if not HAS_TRITON:
     rejection_sampler.expand_batch_to_tokens = expanded
     for name in MENDED_KERNELS:
         getattr(rejection_sampler, f"_{name}").kernel = getattr(cpu_triton_utils, f"{name}_kernel")
+
+cpu_eager.mend()
+
+
+def _with_threads(original: Any) -> Any:
+    @functools.wraps(original)
+    def init_device(self: Any) -> Any:
+        if (threads := os.environ.get(COUNT, "")).isdecimal():
+            torch.set_num_threads(int(threads))
+        return original(self)
+
+    return init_device
+
+
+CPUWorker.init_device = _with_threads(CPUWorker.init_device)

@@ -8,6 +8,8 @@ plugin: the worker starts it through `run_coordinator`.
 NIXL's progress thread pauses between looks where a worker asks for it. NIXL 1.5 polls without a pause, which
 takes a whole core per engine.
 
+vLLM asks the kernel which cores there are, and needs no `lscpu` (`cpu_topology`).
+
 KV events about prompt embeddings can be read by the router (`kv_event_mend`).
 
 In the stages of vLLM-Omni, plain language models become stages (`omni_text`), cancelled drawings end
@@ -33,8 +35,9 @@ def register() -> None:
     end_with_parent()
     if pause := os.environ.get(NIXL_PAUSE_VARIABLE):
         calm_nixl(int(pause))
-    from dynamo_vllm.engine import kv_event_mend
+    from dynamo_vllm.engine import cpu_topology, kv_event_mend
 
+    cpu_topology.mend()
     kv_event_mend.mend()
     register_omni()
 

@@ -76,7 +76,7 @@ class VllmEngine:
         plugin.guard_coordinator()
         self._parser = vllm_parsing.parser_class(self._settings, config.model_config)
         vllm_guides.mend()
-        self._on_phase("loading")
+        self._on_phase(vllm_start.loading_phase(config))
         self._relay = relay_for(config, self._settings)
         try:
             with core_fork.forked_cores(self._settings.zygote, config):

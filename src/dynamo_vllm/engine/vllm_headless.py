@@ -41,7 +41,7 @@ class HeadlessVllm:
             logger.info("default %s", fired)
         config = vllm_start.create_config(resolved.args, self._settings)
         self._settings.on_resolved(vllm_start.described(resolved.args, config))
-        self._on_phase("loading")
+        self._on_phase(vllm_start.loading_phase(config))
         try:
             if self._settings.node.runs_ranks:
                 with core_fork.forked_cores(self._settings.zygote, config):

@@ -13,9 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config.engine_rules import Fired, Situation, apply
+from dynamo_vllm.config.engine_rules import OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
-from dynamo_vllm.engine import ports, prometheus
+from dynamo_vllm.engine import cpu_threads, ports, prometheus
 from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_with_parent
 from dynamo_vllm.errors import ConfigError, StartError
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
-_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 _OMNI_PLUGIN = "vllm_omni_register_models"
 _PLUGIN_GROUPS = (
     "vllm.general_plugins",
@@ -74,7 +73,8 @@ def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
         wanted["VLLM_PLUGINS"] = ",".join(names)
     if device() == "cpu":
         # Several workers share a machine; pinning each to the same cores would starve them.
-        wanted[_BIND] = "nobind"
+        wanted[cpu_threads.BIND] = "nobind"
+        wanted |= cpu_threads.cpu_thread_environment(environment)
         wanted["ONEDNN_JIT_PROFILE"] = "0"  # else every process leaves a perf-PID.map in /tmp
         wanted["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages for torch: half the time to zero the KV cache
         wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # as vLLM would; our plugin loads NIXL before it
@@ -86,7 +86,7 @@ def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def set_environment(settings: EngineSettings) -> None:
     """vLLM's variables for this worker. What the user set stands."""
-    wanted = {**import_environment({}), _PROCESSES: "spawn"}
+    wanted = {**import_environment(settings.environment), _PROCESSES: "spawn"}
     if len(settings.scratch_folder) <= _SOCKET_FOLDER_LENGTH:
         wanted["VLLM_RPC_BASE_PATH"] = settings.scratch_folder  # by itself it leaves its sockets in /tmp
     if settings.bind_host:
@@ -165,6 +165,7 @@ def free_bytes(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -
 
 def resolve(settings: EngineSettings) -> Resolved:
     """Parse the engine's flags with vLLM's own parser and add our defaults."""
+    import torch
     from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -182,7 +183,7 @@ def resolve(settings: EngineSettings) -> Resolved:
     situation = Situation(
         device=device(),
         has_bfloat16=has_bfloat16(),
-        binds_threads=_BIND in settings.environment,
+        binds_threads=cpu_threads.BIND in settings.environment,
         publishes_kv_events=settings.publishes_kv_events,
         nixl=nixl,
         has_plain_blocks=settings.has_plain_blocks,
@@ -196,10 +197,15 @@ def resolve(settings: EngineSettings) -> Resolved:
         traces_url=settings.traces_url,
         free_bytes=None if settings.environment.get(_CACHE_SPACE) else free_bytes(),
         engines=settings.engines_here or node.engines,
+        cores=None if cpu_threads.is_chosen(settings.environment) else cpu_threads.usable_cores(),
     )
     fired = tuple(apply(given, situation))
     for rule in fired:
-        setattr(parsed, rule.argument, _typed(rule))
+        if rule.argument == OMP_THREADS:
+            os.environ[OMP_THREADS] = str(rule.value)  # for the engine core, see `cpu_mend`
+            torch.set_num_threads(1)  # this process computes nothing that is worth a second one
+        else:
+            setattr(parsed, rule.argument, _typed(rule))
     if situation.device == "cpu" and parsed.distributed_executor_backend == "uni":
         # vLLM 0.30 takes no other sign that "uni" is meant on CPU; the engine core is still its own process.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -292,6 +298,11 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
     if _PROCESSES in settings.environment:
         os.environ[_PROCESSES] = settings.environment[_PROCESSES]
     return config
+
+
+def loading_phase(config: VllmConfig) -> str:
+    """What the engine does until it has started; compiling can take minutes."""
+    return "loading and compiling" if config.compilation_config.mode else "loading"
 
 
 def described(args: AsyncEngineArgs, config: VllmConfig) -> dict[str, Any]:

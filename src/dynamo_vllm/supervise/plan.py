@@ -162,8 +162,8 @@ def with_planes(
 
 
 def counted(workers: Sequence[Process]) -> list[Process]:
-    """Every worker is told how many engines there are, so that the KV caches of all fit into memory."""
-    engines = sum(worker.engines for worker in workers if worker.role != "encode")  # those have no KV cache
+    """Every worker is told how many engines there are: on a CPU they share memory and cores."""
+    engines = sum(worker.engines for worker in workers)
     told = {ENGINES_HERE: str(engines)} if engines > 1 else {}
     return [dataclasses.replace(worker, env={**told, **worker.env}) for worker in workers]
 

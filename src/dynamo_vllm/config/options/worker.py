@@ -186,8 +186,9 @@ class WorkerOptions(OmniOptions):
     engines_here: int | None = opt(
         None,
         "engine",
-        "Engines that share this machine's memory, those of other workers too: on a CPU all of them take a "
-        "quarter of what is free for their KV caches (default: this worker's own; serve counts its own).",
+        "Engines that share this machine, those of other workers too: on a CPU all of them take a quarter of "
+        "the free memory for their KV caches, and all cores but one (default: this worker's own; serve "
+        "counts its own).",
         env="DYN_VLLM_ENGINES_HERE",
         metavar="N",
     )

@@ -1,0 +1,50 @@
+"""Tells vLLM which cores the machine has, from /sys.
+
+vLLM 0.30 runs `lscpu` through a shell for this; its CPU worker does not start on a machine without one. It
+can go when vLLM reads /sys itself.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+SYSTEM = "/sys/devices/system"
+
+
+def mend() -> None:
+    """In a process of vLLM."""
+    if platform.system() != "Linux" or platform.machine() == "s390x":  # vLLM counts in books there
+        return
+    from vllm.utils import cpu_resource_utils
+
+    def listed() -> list[cpu_resource_utils.LogicalCPUInfo]:
+        return [cpu_resource_utils.LogicalCPUInfo(*numbers) for numbers in cores()]
+
+    cpu_resource_utils._get_cpu_list = listed
+
+
+def cores(system: str = SYSTEM) -> list[tuple[int, int, int]]:
+    """Logical core, physical core and memory node of each that is online, as lscpu lists them."""
+    node_of = {
+        number: int(folder.name.removeprefix("node"))
+        for folder in Path(system, "node").glob("node[0-9]*")
+        for number in _numbers(folder / "cpulist")
+    }
+    online = _numbers(Path(system, "cpu", "online")) or list(range(os.cpu_count() or 1))
+    return [(number, _physical(system, number), node_of.get(number, 0)) for number in online]
+
+
+def _physical(system: str, number: int) -> int:
+    """Named by its first logical core: /sys numbers physical cores anew in every socket."""
+    return min(_numbers(Path(system, "cpu", f"cpu{number}", "topology", "thread_siblings_list")) or [number])
+
+
+def _numbers(path: Path) -> list[int]:
+    """Those of a list such as 0-3,8; none where the kernel does not write it."""
+    try:
+        ranges = [part.split("-") for part in path.read_text().strip().split(",") if part]
+        return [number for ends in ranges for number in range(int(ends[0]), int(ends[-1]) + 1)]
+    except (OSError, ValueError):
+        return []
