@@ -198,6 +198,7 @@ def open_to_operators(
     performer.serve(started.drt, options.address)
     if started.front is not None:
         started.front.admin = performer
+        started.front.watch_loop()
 
 
 async def warm_up(engine: Engine, role: Role[Any], facts: EngineFacts) -> None:
