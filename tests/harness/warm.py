@@ -38,6 +38,7 @@ ARCHITECTURES = (
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
 )
+RUN_COMMAND = "dynamo_vllm.cli.main:run_command"
 CACHE_BLOCKS = 1024
 """128 MiB of the tiny models. vLLM zeroes the cache: that of a GiB is most of an engine's start."""
 ENGINE_FLAGS = (
@@ -99,9 +100,10 @@ class Zygote:
         *args: str,
         env: Mapping[str, str] | None = None,
         host: Host | None = None,
+        call: str = RUN_COMMAND,
     ) -> Worker:
         """A real worker with a real engine, in seconds."""
-        worker = self.start_node(stack, model, *args, env=env, host=host)
+        worker = self.start_node(stack, model, *args, env=env, host=host, call=call)
         stack.workers.append(worker)
         return worker
 
@@ -112,13 +114,14 @@ class Zygote:
         *args: str,
         env: Mapping[str, str] | None = None,
         host: Host | None = None,
+        call: str = RUN_COMMAND,
     ) -> Worker:
         """The same for a process that is to be no worker of its own in discovery."""
         port = free_system_port()
         log = stack.folder / f"worker{len(stack.processes)}.log"
         argv = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
         process = self.fork(
-            "dynamo_vllm.cli.main:run_command",
+            call,
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
             stack.environment(host, **FORKED_SHARDS, **(env or {})),
             log,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ import openai
 import pytest
 
 from harness.plane import plane
-from harness.stack import Stack, environment, stack
+from harness.stack import Stack, environment, free_system_port, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -102,6 +104,48 @@ def test_hung_engine_is_out_of_service(deployment: Stack, start_fake: StartFake)
         httpx.post(f"{deployment.url}/v1/completions", json={**ASK, "max_tokens": 100}, timeout=0.5)
     until("not ready", lambda: not worker.is_ready() and deployment.get("/health").status_code == 503)
     assert worker.process.poll() is None
+
+
+STICKS = """
+import signal, sys, time
+from pathlib import Path
+from dynamo_vllm.cli import main
+from dynamo_vllm.serving import loop_pulse
+
+def stand_still(*_):  # a handler of Python's runs on the main thread, where the loop is
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+
+loop_pulse.MAX_MISSED = 3
+signal.signal(signal.SIGUSR1, stand_still)
+main.main(sys.argv[2:])
+"""
+
+
+def test_worker_whose_loop_stands_still_is_not_alive(deployment: Stack, model: Path, tmp_path: Path) -> None:
+    port, goes_on = free_system_port(), tmp_path / "goes-on"
+    flags = ["--model", str(model), "--engine", "fake", "--system-port", str(port)]
+    log = tmp_path / "sticks.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", STICKS, goes_on, "worker", *flags],
+            env=deployment.environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    worker = deployment.add(process, port, log)
+    deployment.wait_ready()
+
+    def live() -> httpx.Response:
+        return httpx.get(f"{worker.system_url}/live", timeout=5)
+
+    assert live().status_code == 200
+    worker.signal(signal.SIGUSR1)
+    until("a stuck worker", lambda: live().status_code == 503)
+    assert "event loop has stood still" in live().text
+    assert not worker.is_ready()
+    goes_on.touch()
+    until("its return", lambda: live().status_code == 200 and worker.is_ready())
 
 
 def test_drain_finishes_what_runs(deployment: Stack, start_fake: StartFake) -> None:

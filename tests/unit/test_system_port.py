@@ -10,13 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.serving import system_port
+from dynamo_vllm.serving import loop_pulse, system_port
 from dynamo_vllm.serving.system_port import SystemPort, is_loopback, route
 
 
@@ -80,19 +81,22 @@ def opened(behind: tuple[str, int], admin: Recorder | None = None) -> Iterator[S
         front.close()
 
 
+def get(
+    front: SystemPort, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, Any, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=5)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+    is_json = answer.getheader("Content-Type") == "application/json"
+    return answer.status, json.loads(content) if is_json else content, dict(answer.getheaders())
+
+
 async def ask(
     front: SystemPort, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
-    def asked() -> tuple[int, Any, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=5)
-        with contextlib.closing(connection):
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        is_json = answer.getheader("Content-Type") == "application/json"
-        return answer.status, json.loads(content) if is_json else content, dict(answer.getheaders())
-
-    return await asyncio.to_thread(asked)
+    return await asyncio.to_thread(get, front, path, method, body, **headers)
 
 
 async def test_everything_else_is_the_runtimes(behind: tuple[str, int]) -> None:
@@ -117,6 +121,34 @@ async def test_worker_that_was_told_to_rest_is_alive(behind: tuple[str, int]) ->
         admin.rests = True
         assert (await ask(front, "GET", "/live"))[:2] == (200, {"status": "resting"})
         assert (await ask(front, "GET", "/health"))[0] == 503
+
+
+async def test_loop_that_stands_still_is_told_until_it_goes_on(
+    behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_pulse, "BEAT_SECONDS", 0.01)
+    admin = Recorder()
+    admin.rests = True
+
+    def stuck() -> Any:
+        """With this the loop stands still: it waits for it."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            status, reply, _ = get(front, "/live")
+            if status == 503:
+                return reply, get(front, "/health")[1]
+        return None
+
+    with opened(behind, admin) as front:
+        front.watch_loop()
+        assert (await ask(front, "GET", "/live"))[0] == 200
+        with ThreadPoolExecutor(1) as pool:
+            live, health = pool.submit(stuck).result()
+        assert live["status"] == health["status"] == "stuck"
+        assert live["message"].startswith("the worker's event loop has stood still for")
+        async with asyncio.timeout(10):
+            while (await ask(front, "GET", "/live"))[0] != 200:
+                await asyncio.sleep(0.01)
 
 
 async def test_verbs_and_their_statuses(behind: tuple[str, int]) -> None:

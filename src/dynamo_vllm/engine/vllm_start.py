@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
-from dynamo_vllm.engine import cpu_threads, ports, prometheus
+from dynamo_vllm.engine import cpu_threads, ports
 from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_with_parent
 from dynamo_vllm.errors import ConfigError, StartError
 
@@ -108,7 +108,6 @@ def set_environment(settings: EngineSettings) -> None:
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
-    prometheus.heed_folder()
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.register_at_fork(after_in_child=end_with_parent)  # a forked process does not load the plugin again
 

@@ -198,6 +198,7 @@ def open_to_operators(
     performer.serve(started.drt, options.address)
     if started.front is not None:
         started.front.admin = performer
+        started.front.watch_loop()
 
 
 async def warm_up(engine: Engine, role: Role[Any], facts: EngineFacts) -> None:
@@ -227,4 +228,5 @@ def monitor(started: Started, made: Assembled) -> Monitor:
         health_seconds=options.health_seconds,
         canary_seconds=options.canary_seconds,
         canary_timeout_seconds=options.canary_timeout_seconds,
+        step_seconds=options.step_seconds,
     )

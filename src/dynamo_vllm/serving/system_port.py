@@ -25,6 +25,7 @@ import msgspec
 
 from dynamo_vllm.admin.verbs import VERBS, failure
 from dynamo_vllm.errors import AdminError, BadCommand, NotAllowed, StartError, WrongState
+from dynamo_vllm.serving.loop_pulse import LoopPulse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,7 @@ class SystemPort:
         self.admin: Admin | None = None
         self.behind = behind
         self.loop = asyncio.get_running_loop()
+        self.pulse: LoopPulse | None = None
         try:
             self._server = _Server((host, port), self)
         except OSError as exc:
@@ -76,7 +78,13 @@ class SystemPort:
     def port(self) -> int:
         return int(self._server.server_address[1])
 
+    def watch_loop(self) -> None:
+        """From now on /live depends on the worker's loop, which a starting engine holds up for minutes."""
+        self.pulse = LoopPulse(self.loop)
+
     def close(self) -> None:
+        if self.pulse is not None:
+            self.pulse.stop()
         self._server.shutdown()
         self._server.server_close()
 
@@ -174,8 +182,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = urlsplit(self.path).path
-        admin = self.server.owner.admin
-        if path.startswith(_ADMIN):
+        admin, pulse = self.server.owner.admin, self.server.owner.pulse
+        stuck_seconds = pulse.stuck_seconds if pulse is not None else None
+        if path in ("/live", "/health") and stuck_seconds is not None:
+            message = f"the worker's event loop has stood still for {stuck_seconds:.0f} s"
+            self._send_json(503, {"status": "stuck", "message": message})
+        elif path.startswith(_ADMIN):
             reply = self._verb(path)
             self._send_json(int(reply.get("code", 200)), reply)
         elif path == "/live" and admin is not None and admin.rests:
