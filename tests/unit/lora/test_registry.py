@@ -611,7 +611,7 @@ async def test_hiding_does_not_wait_for_an_unload_that_waits_for_a_request() -> 
     lease = registry.lease("a")
     unload = asyncio.create_task(registry.unload("a"))
     await passes()
-    assert await asyncio.wait_for(registry.withdraw_all(), 1) == {}
+    assert await asyncio.wait_for(registry.withdraw_all(), 30) == {}
     lease.release()
     await unload
     assert record.engine == record.published == {}
@@ -636,8 +636,8 @@ async def test_unload_that_waits_for_requests_holds_up_neither_hiding_nor_showin
     lease = registry.lease("a")
     unload = asyncio.create_task(registry.unload("a"))
     await passes()
-    assert await asyncio.wait_for(registry.withdraw_all(), 1) == {}
-    assert await asyncio.wait_for(registry.publish_all(), 1) == {}
+    assert await asyncio.wait_for(registry.withdraw_all(), 30) == {}
+    assert await asyncio.wait_for(registry.publish_all(), 30) == {}
     assert set(record.published) == {"b"} and not unload.done()
     lease.release()
     await unload
