@@ -10,8 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(what: str, condition: Callable[[], T], seconds: float = 30.0, every: float = 0.02) -> T:
-    """The first true value of `condition`; fails with `what` when the time is up."""
+def until(what: str, condition: Callable[[], T], seconds: float = 60.0, every: float = 0.02) -> T:
+    """The first true value of `condition`; fails with `what` when the time is up.
+
+    The time bounds a hang and nothing else: machines lose whole seconds to others.
+    """
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

@@ -15,7 +15,7 @@ from typing import Any
 
 from dynamo_vllm.engine.vllm_start import plugins
 from harness.hosts import Host
-from harness.stack import TESTS, Stack, Worker, environment, free_system_port
+from harness.stack import TESTS, Stack, Worker, environment, free_port
 from harness.waiting import until
 
 # Where vLLM-Omni is installed it would enter the engines of vLLM that tests compare ours with.
@@ -79,7 +79,7 @@ class Zygote:
         self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path, host: Host | None = None
     ) -> Forked:
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(30)
+        connection.settimeout(60)
         connection.connect(str(self.path))
         task = {"call": call, "args": args, "env": dict(env), "log": str(log)}
         if host is not None:
@@ -112,7 +112,7 @@ class Zygote:
         host: Host | None = None,
     ) -> Worker:
         """The same for a process that is to be no worker of its own in discovery."""
-        port = free_system_port()
+        port = free_port()
         log = stack.folder / f"worker{len(stack.processes)}.log"
         argv = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
         process = self.fork(
@@ -145,4 +145,4 @@ def zygote(folder: Path) -> Iterator[Zygote]:
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(20)
+            process.wait(60)

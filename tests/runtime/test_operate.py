@@ -159,11 +159,11 @@ def serving(model: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
     with (tmp_path / "serve.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
     try:
-        until("serve", lambda: "ready: " in (tmp_path / "serve.log").read_text(), 30)
+        until("serve", lambda: "ready: " in (tmp_path / "serve.log").read_text())
         yield env
     finally:
         kill_tree(process.pid)
-        process.wait(30)
+        process.wait(60)
 
 
 def test_the_serve_of_this_machine_needs_no_address(serving: dict[str, str]) -> None:

@@ -16,12 +16,7 @@ import uvloop
 from dynamo_vllm.config.nodes import Node
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving import lifeline
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+from harness.stack import free_port
 
 
 def pair() -> tuple[Node, Node]:
