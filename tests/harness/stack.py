@@ -92,7 +92,7 @@ def kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def survivors(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+def survivors(processes: Sequence[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
     """Who still runs after that time. A zombie has ended; in some containers nobody collects it."""
     with contextlib.suppress(AssertionError):
         until("their end", lambda: not any(map(_runs, processes)), seconds)

@@ -61,7 +61,7 @@ class Ending:
 
     def ended(self) -> tuple[int, str]:
         _, said = self.process.communicate(timeout=40)
-        assert not survivors([self.engine], 30)
+        assert not survivors([self.engine])
         return self.process.returncode, said
 
 

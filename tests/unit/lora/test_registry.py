@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo_vllm.errors import (
@@ -743,7 +743,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(OPERATIONS, max_size=40))
 def test_no_order_of_acts_breaks_the_books(operations: list[tuple[str, ...]]) -> None:
     asyncio.run(play(operations))
