@@ -111,7 +111,7 @@ async def test_etcd_with_users_is_told_who_asks(tmp_path: Path) -> None:
             ("auth/user/grant", {"user": "root", "role": "root"}),
             ("auth/enable", {}),
         ]
-        async with httpx.AsyncClient(base_url=server.url) as admin:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as admin:
             for path, body in asks:
                 (await admin.post(f"/v3/{path}", json=body)).raise_for_status()
         async with Etcd(EtcdAccess((server.url,), "root", "secret")) as client:

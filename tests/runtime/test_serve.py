@@ -327,8 +327,8 @@ def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
     until("an answer", lambda: serve.complete().status_code == 200)
     assert "worker-1 was killed by SIGKILL; starting it again in 1 s" in serve.err
     (_, of_frontend), (_, of_worker) = serve.scraped()
-    assert "dynamo_frontend_requests_total" in httpx.get(of_frontend).text
-    assert "dynamo_component_worker_state" in httpx.get(of_worker).text
+    assert "dynamo_frontend_requests_total" in httpx.get(of_frontend, timeout=30).text
+    assert "dynamo_component_worker_state" in httpx.get(of_worker, timeout=30).text
 
 
 def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path) -> None:

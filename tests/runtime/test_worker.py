@@ -272,9 +272,9 @@ def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: Start
 
 
 def test_probe_of_the_runtime_answers_for_health(model: Path, tmp_path: Path) -> None:
-    """Nobody asks but the probe: the engine hangs after its second token, the first is of the warm-up."""
+    """Nobody asks but the probe: the engine hangs after some tokens, the first is of the warm-up."""
     told = ("--runtime-health-check", "--health-seconds", "600", "--canary-timeout-seconds", "0.5")
-    fake = ("--engine", "fake", "--fake-engine", '{"stall_after": 2}')
+    fake = ("--engine", "fake", "--fake-engine", '{"stall_after": 7}')
     with stack(tmp_path, DYN_CANARY_WAIT_TIME="1", DYN_HEALTH_CHECK_REQUEST_TIMEOUT="1") as made:
         worker = made.start_worker("--model", str(model), *fake, *told)
         until("a probe that passed", worker.is_ready)
