@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
     )
     try:
-        until("the S3 server", lambda: listens(port), every=0.1)
+        until("the S3 server", lambda: listens(port), 120, every=0.1)
         yield port
     finally:
         process.terminate()
