@@ -123,7 +123,7 @@ def test_signal_while_a_model_is_fetched_ends_the_worker(tmp_path: Path) -> None
         address = f"http://127.0.0.1:{slow.getsockname()[1]}"
         worker = made.start_worker("--model", "team/chat", "--engine", "fake", env={"HF_ENDPOINT": address})
         connection, _ = slow.accept()
-        with connection, ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, connection:
             pool.submit(never_ends, connection)
             worker.signal(signal.SIGTERM)
             assert worker.process.wait(60) == 128 + signal.SIGTERM
