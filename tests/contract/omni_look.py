@@ -164,7 +164,7 @@ async def dead() -> dict[str, list[str]]:
         except Exception as exc:
             error = type(exc).__name__
         closing = asyncio.create_task(engine.close())
-        done, _ = await asyncio.wait({closing}, timeout=10)
+        done, _ = await asyncio.wait({closing}, timeout=30)
         found[name] = [error, "left behind" if done else "waited for"]
         pipeline.may_end.set()
         await closing

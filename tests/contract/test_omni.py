@@ -16,8 +16,6 @@ try:
 except metadata.PackageNotFoundError:
     pytest.skip("vLLM-Omni is not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:

@@ -44,7 +44,7 @@ def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, TESTS.parent / "scripts" / "demo", "all", "--smoke", "--out", out],
         check=True,
-        timeout=150,
+        timeout=400,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # of small matrices two threads make no faster work
     )
     return out
@@ -56,7 +56,7 @@ def one_worker(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFacto
     with stack(tmp_path_factory.mktemp("one")) as made:
         made.start_frontend()
         warm.start_worker(made, model)
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 @pytest.fixture(scope="session")

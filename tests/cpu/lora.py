@@ -42,7 +42,7 @@ def bare_answers(warm: Zygote, model: Path, adapters: dict[str, Path], folder: P
         environment(folder, **FORKED),
         folder / "log",
     )
-    assert reference.wait(120) == 0, (folder / "log").read_text()[-3000:]
+    assert reference.wait(300) == 0, (folder / "log").read_text()[-3000:]
     texts = [choices[0]["text"] for choices in json.loads((folder / "out.json").read_text())]
     return dict(zip([(name, number) for name in names for number in range(PROMPTS)], texts, strict=True))
 

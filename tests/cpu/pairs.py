@@ -43,7 +43,7 @@ class Pairs:
         before = {i["instance_id"]: i["component"] for i in self.stack.instances()}
         component = "prefill" if worker in self.prefills else "backend"
         os.killpg(worker.pid, signal.SIGKILL)
-        worker.process.wait(30)
+        worker.process.wait(60)
         for group in (self.prefills, self.decodes, self.stack.workers):
             with contextlib.suppress(ValueError):
                 group.remove(worker)
@@ -58,7 +58,7 @@ class Pairs:
 
     def replace(self, role: str) -> Worker:
         worker = self.add(role)
-        self.stack.wait_ready(60).wait_over_two()
+        self.stack.wait_ready(120).wait_over_two()
         return worker
 
     def is_alive(self) -> bool:
@@ -75,7 +75,7 @@ def pairs(
         found = Pairs(made, warm, model, flags)
         for role in ["decode"] * decodes + ["prefill"] * prefills:
             found.add(role)
-        made.wait_ready(90).wait_over_two()
+        made.wait_ready(120).wait_over_two()
         yield found
 
 

@@ -25,7 +25,7 @@ def narrow(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) 
     with stack(tmp_path_factory.mktemp("narrow")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--max-num-seqs", "1", "--max-num-batched-tokens", "32")
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def completion(prompt: list[int], max_tokens: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def two_ranks(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactor
     with stack(tmp_path_factory.mktemp("ranks")) as made:
         made.start_frontend()
         warm.start_worker(made, model, *TWO_RANKS)
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
     with stack(tmp_path) as made:
         made.start_frontend()
         warm.start_worker(made, model, *TWO_RANKS, *QUICK_WATCH)
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def test_repeats_go_to_the_warm_rank_and_answers_are_those_of_one_engine(
@@ -83,7 +83,7 @@ def test_drain_lets_both_ranks_finish(fresh: Stack) -> None:
         worker.signal(signal.SIGTERM)
         finishes = [[chunk.choices[0].finish_reason for chunk in stream][-1] for stream in streams]
     assert finishes == ["length", "length"]
-    assert worker.process.wait(20) == 0
+    assert worker.process.wait(60) == 0
 
 
 @pytest.mark.long
@@ -108,13 +108,13 @@ def test_killed_rank_ends_the_worker_and_all_that_belongs_to_it(fresh: Stack) ->
     below = psutil.Process(worker.pid).children(recursive=True)
     assert len(below) >= 3, "two engine cores and vLLM's coordinator"
     core(worker, 1).kill()
-    assert worker.process.wait(30) == 3
+    assert worker.process.wait(60) == 3
     until("the model to go", lambda: fresh.models() == [])
-    assert survivors(below, 5) == []
+    assert survivors(below) == []
 
 
 def test_killed_worker_takes_its_ranks_and_coordinator_along(fresh: Stack) -> None:
     worker = fresh.workers[0]
     below = psutil.Process(worker.pid).children(recursive=True)
     worker.signal(signal.SIGKILL)
-    assert survivors(below, 5) == []
+    assert survivors(below) == []

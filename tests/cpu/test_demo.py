@@ -54,7 +54,7 @@ def serving(warm: Zygote, folder: Path, name: str, *more: str) -> Iterator[Stack
         made.start_frontend()
         argv = topology.to_argv(WorkerOptions, group.options)
         warm.start_worker(made, models.folder(demo.model), *argv, *more)
-        made.wait_ready(60)
+        made.wait_ready(120)
         yield made
 
 

@@ -76,7 +76,7 @@ def test_vllm_says_what_torch_says_of_one_and_of_two_pictures(
         environment(tmp_path, **FORKED),
         tmp_path / "log",
     )
-    assert child.wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert child.wait(300) == 0, (tmp_path / "log").read_text()[-3000:]
     said = set()
     for talk, theirs in zip(talks, json.loads((tmp_path / "out.json").read_text()), strict=True):
         ids = widened(tokenizer.encode(prompt(talk.example)).ids, model.image_token, model.tower.tokens)

@@ -19,7 +19,7 @@ def found(warm: Zygote, model: Path, tmp_path: Path, request: pytest.FixtureRequ
     out, log = tmp_path / "out.json", tmp_path / "log"
     args = [str(model), request.function.__name__.removeprefix("test_"), str(out)]
     child = warm.fork("cpu.embeds:run", args, environment(tmp_path, **FORKED), log)
-    assert child.wait(90) == 0, log.read_text()[-3000:]
+    assert child.wait(300) == 0, log.read_text()[-3000:]
     return json.loads(out.read_text())
 
 

@@ -86,7 +86,7 @@ class Split:
     def kill(self, name: str) -> None:
         worker = self.workers.pop(name)
         os.killpg(worker.pid, signal.SIGKILL)
-        worker.process.wait(30)
+        worker.process.wait(60)
         self.stack.workers.remove(worker)
 
 

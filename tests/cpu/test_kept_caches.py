@@ -24,7 +24,7 @@ def keeping(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory)
     with stack(folder) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--kv-transfer-config", json.dumps(kept))
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def test_no_logprobs_are_told_of_a_prompt_whose_cache_may_be_found(keeping: Stack) -> None:

@@ -29,7 +29,7 @@ def two(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         made.start_frontend()
         for _ in range(2):
             warm.start_worker(made, model, *LORA, env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"})
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def two(
         made.start_frontend()
         for flag in ("--direct-egress", "--no-direct-egress"):
             start(made, warm, model, adapters, flag)
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def answers(made: Stack, *names: str) -> dict[tuple[str, int], Any]:
@@ -159,7 +159,7 @@ def test_killed_worker_in_mid_stream(
     assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (40, 120)
     two.workers.remove(killed)
     fresh = start(two, warm, model, adapters)
-    until("the new worker", fresh.is_ready, 60)
+    until("the new worker", fresh.is_ready, 120)
     listed = admin(fresh, "list_loras", TOKEN).json()["loras"]
     assert [(entry["name"], entry["state"]) for entry in listed] == [("a", "loaded"), ("b", "loaded")]
 
@@ -171,7 +171,7 @@ def test_text_mode(
     with stack(tmp_path) as made:
         made.start_frontend()
         worker = warm.start_worker(made, model, *LORA, "--use-vllm-tokenizer")
-        made.wait_ready(60)
+        made.wait_ready(120)
         assert load(worker, "a", adapters["a"]).status_code == 200
         until("the adapter", lambda: "a" in made.models())
         assert_equal(answers(made, "a") | {("tiny", 0): ask(made, "tiny", 0)}, expected)
@@ -198,7 +198,7 @@ def test_data_parallel_ranks(
     with stack(tmp_path) as made:
         made.start_frontend()
         worker = warm.start_worker(made, model, *LORA, "--data-parallel-size", "2")
-        made.wait_ready(60)
+        made.wait_ready(120)
         assert load(worker, "a", adapters["a"]).status_code == 200
         until("the adapter", lambda: "a" in made.models())
         found = answers(made, "a")

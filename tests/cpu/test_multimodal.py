@@ -30,6 +30,7 @@ from cpu.vision import (
     of_user,
     picture,
 )
+from dynamo_vllm.media.base import MediaLimits
 from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 from harness.media import data_url, png_that_claims
 from harness.stack import Stack, environment, stack
@@ -67,7 +68,7 @@ def bare(warm: Zygote, folder: Path) -> Iterator[Expected]:
     found: Expected = {}
     for family, child in children.items():
         at = folder / f"bare-{family}"
-        assert child.wait(150) == 0, (at / "log").read_text()[-3000:]
+        assert child.wait(300) == 0, (at / "log").read_text()[-3000:]
         found[family] = {
             name: tuple(made) for name, made in json.loads((at / "out.json").read_text()).items()
         }
@@ -326,13 +327,13 @@ def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(("127.0.0.1", served.port)) as client,
     ):
-        server.settimeout(10)
+        server.settimeout(60)
         asked = json.dumps(body(WIDE, [film(f"http://127.0.0.1:{server.getsockname()[1]}/slow.mp4")]))
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         client.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n{asked}".encode())
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(3)
+            connection.settimeout(MediaLimits().timeout_seconds / 2)
             assert connection.recv(65536).startswith(b"GET /slow.mp4")
             client.close()
             assert connection.recv(10) == b"", "the worker still waits for the video"

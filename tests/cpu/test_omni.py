@@ -360,7 +360,7 @@ def test_a_drawing_stage_of_two_that_is_killed_at_work_ends_its_worker(omni: Sta
     with ThreadPoolExecutor(1) as users:
         asked = users.submit(draw, omni, model="studio", num_inference_steps=LONG)
         running = "dynamo_component_requests_running"
-        until("it runs", lambda: studio.metric(running) > 0 or asked.done(), 30)
+        until("it runs", lambda: studio.metric(running) > 0 or asked.done())
         kill_a_stage(studio, "DiffusionWorker")
         assert asked.result(60).status_code == 503
 
@@ -369,11 +369,9 @@ def kill_a_stage(worker: Worker, name: str = "") -> None:
     below = psutil.Process(worker.pid).children(recursive=True)
     titles = {process: " ".join(process.cmdline()) for process in below}
     stage = next(p for p, title in titles.items() if name in title and "resource_tracker" not in title)
-    began = time.monotonic()
     os.kill(stage.pid, signal.SIGKILL)
-    assert worker.process.wait(30) == 3
-    assert time.monotonic() - began < 15  # five on a machine that does nothing else
-    assert survivors(below, 10) == []
+    assert worker.process.wait(60) == 3
+    assert survivors(below) == []
 
 
 @pytest.mark.long
@@ -396,7 +394,7 @@ def test_serve_replaces_a_worker_whose_stage_died(tmp_path: Path) -> None:
         stage = next(p for p in below if "resource_tracker" not in " ".join(p.cmdline()))
         stage.kill()
         began = time.monotonic()
-        assert survivors([worker, *below], 15) == []
+        assert survivors([worker, *below]) == []
         gone = time.monotonic() - began
         until("another worker draws", lambda: draw(made, model="s").status_code == 200, START_SECONDS)
         again = time.monotonic() - began
@@ -406,7 +404,7 @@ def test_serve_replaces_a_worker_whose_stage_died(tmp_path: Path) -> None:
     finally:
         made.stop()
         kill_tree(process.pid)
-        process.wait(10)
+        process.wait(60)
 
 
 def worker_of(serve: int) -> psutil.Process:

@@ -72,7 +72,7 @@ def expected(
     (folder / "cases.json").write_text(json.dumps(CASES))
     args = [str(model), str(folder / "cases.json"), str(folder / "out.json")]
     child = warm.fork("cpu.reference:run", args, environment(folder, **FORKED), folder / "log")
-    assert child.wait(60) == 0, (folder / "log").read_text()[-3000:]
+    assert child.wait(300) == 0, (folder / "log").read_text()[-3000:]
     return json.loads((folder / "out.json").read_text())
 
 

@@ -28,7 +28,7 @@ def parsing(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory)
     with stack(tmp_path_factory.mktemp("parsers")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--dyn-tool-call-parser", "hermes")
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def test_tool_call_is_parsed(parsing: Stack) -> None:

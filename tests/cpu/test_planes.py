@@ -16,8 +16,6 @@ from harness.planes import Planes, planes
 from harness.stack import COMMAND, Stack, stack
 from harness.warm import Zygote
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planes]:
@@ -33,7 +31,7 @@ def alone(
     with stack(folder, **cluster.env(folder)) as made:
         made.start_frontend()
         warm.start_worker(made, model)
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def made(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     with stack(tmp_path_factory.mktemp("embeds")) as found:
         found.start_frontend()
         warm.start_worker(found, model, FLAG)
-        yield found.wait_ready(60)
+        yield found.wait_ready(120)
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_killed_worker_in_mid_stream(warm: Zygote, model: Path, tmp_path: Path, 
         two.start_frontend()
         for _ in range(2):
             warm.start_worker(two, model, FLAG)
-        two.wait_ready(60)
+        two.wait_ready(120)
         sent = embed(IDS[:70])
         how = {"max_tokens": 120, "stream": True, "stream_options": {"include_usage": True}}
         wanted, _ = streamed(ask(two, sent, **how))
@@ -254,7 +254,7 @@ def test_program_in_the_docs(made: Stack, warm: Zygote, model: Path, tmp_path: P
     source, log = tmp_path / "program.py", tmp_path / "log"
     source.write_text(program)
     child = warm.fork("cpu.embeds:run_program", [str(source)], environment(tmp_path, **FORKED), log)
-    assert child.wait(90) == 0, log.read_text()[-3000:]
+    assert child.wait(300) == 0, log.read_text()[-3000:]
     wanted = made.openai.completions.create(
         model="tiny", prompt="Once upon a time", max_tokens=16, temperature=0
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from dynamo_vllm.cli import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise import plan
-from harness.stack import Stack, Worker, free_system_port, stack
+from harness.stack import Stack, Worker, free_port, stack
 from harness.warm import Zygote
 
 WORKERS = 4
@@ -22,7 +22,7 @@ def start_what_serve_would(made: Stack, warm: Zygote, model: Path, *words: str) 
     del env["VLLM_CPU_KVCACHE_SPACE"]
     _, wanted = serve.understand([str(model), *QUICK, *words], env)
     for process in plan.make(wanted, env, made.folder / "discovery").workers:
-        port, log = free_system_port(), made.folder / f"{process.name}.log"
+        port, log = free_port(), made.folder / f"{process.name}.log"
         argv = [*process.argv[len(plan.COMMAND) + 1 :], "--system-port", str(port)]
         task = ["dynamo_vllm.cli.worker", argv]
         forked = warm.fork("dynamo_vllm.cli.main:run_command", task, process.env, log)

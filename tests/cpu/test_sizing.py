@@ -14,7 +14,7 @@ from harness.stack import Stack
 
 def test_blocks_of_a_real_engine_are_its_bytes_over_bytes_per_token(one_worker: Stack, model: Path) -> None:
     (worker,) = one_worker.workers
-    metrics = httpx.get(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=10).text
+    metrics = httpx.get(f"http://127.0.0.1:{worker.system_port}/metrics", timeout=30).text
     line = next(row for row in metrics.splitlines() if row.startswith("vllm:cache_config_info{"))
     said = dict(re.findall(r'(\w+)="([^"]*)"', line))
     tiny = families.read(json.loads((model / "config.json").read_text()), "tiny")

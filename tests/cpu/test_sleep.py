@@ -24,7 +24,7 @@ def two_workers(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
         made.start_frontend()
         for _ in range(2):
             warm.start_worker(made, model, "--drain-seconds", "20")
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def state(worker: Worker) -> str:
@@ -56,7 +56,7 @@ def test_only_worker_asleep_gives_503_and_wakes_with_the_same_answer(
     with stack(tmp_path) as made:
         made.start_frontend()
         worker = warm.start_worker(made, model)
-        made.wait_ready(60)
+        made.wait_ready(120)
         before = stream_text(made, 3)
         assert worker.admin("sleep").json() | {"seconds": 0} == {
             "status": "success",
@@ -84,7 +84,7 @@ def test_asleep_longer_than_a_hang_takes_to_be_seen_is_not_unwell(
     with stack(tmp_path) as made:
         made.start_frontend()
         worker = warm.start_worker(made, model, *watch)
-        made.wait_ready(60)
+        made.wait_ready(120)
         worker.admin("pause", mode="wait")
         began = worker.admin("status").json()["uptime_seconds"]
         until("some canaries' time", lambda: worker.admin("status").json()["uptime_seconds"] > began + 2)
@@ -100,7 +100,7 @@ def test_paused_request_goes_on_after_resume(warm: Zygote, model: Path, tmp_path
     with stack(tmp_path) as made:
         made.start_frontend()
         worker = warm.start_worker(made, model)
-        made.wait_ready(60)
+        made.wait_ready(120)
         undisturbed = stream_text(made, 5)
         with Load(made, clients=1) as load:
             until("a request", lambda: worker.busy() == 1)
@@ -142,11 +142,11 @@ def test_profile_is_written(warm: Zygote, model: Path, tmp_path: Path) -> None:
     with stack(tmp_path) as made:
         made.start_frontend()
         worker = warm.start_worker(made, model, "--profiler-config", config)
-        made.wait_ready(60)
+        made.wait_ready(120)
         assert worker.admin("start_profile", prefix="one").json()["folder"] == str(folder)
         made.openai.completions.create(model="tiny", prompt="a", max_tokens=2)
         assert worker.admin("stop_profile").status_code == 200
-        until("a trace", lambda: any(folder.rglob("*.json*")), 30)
+        until("a trace", lambda: any(folder.rglob("*.json*")))
 
 
 def test_worker_without_profiler_says_how_to_get_one(one_worker: Stack) -> None:

@@ -116,7 +116,7 @@ def reference(warm: Zygote, folder: Path) -> Forked:
 
 @pytest.fixture(scope="module")
 def bare(served: Stack, reference: Forked, folder: Path) -> Expected:
-    assert reference.wait(150) == 0, (folder / "bare.log").read_text()[-3000:]
+    assert reference.wait(300) == 0, (folder / "bare.log").read_text()[-3000:]
     return {name: tuple(made) for name, made in json.loads((folder / "out.json").read_text()).items()}
 
 

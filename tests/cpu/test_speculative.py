@@ -22,7 +22,7 @@ def guessing(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
     with stack(tmp_path_factory.mktemp("guessing")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--speculative-config", json.dumps(GUESSING))
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def prompts() -> list[list[int]]:

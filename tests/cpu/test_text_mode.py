@@ -24,7 +24,7 @@ def text_mode(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactor
     with stack(tmp_path_factory.mktemp("text")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--use-vllm-tokenizer")
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def one_at_a_time(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFa
         made.start_frontend()
         flags = ("--scheduling-policy", "priority", "--max-num-seqs", "1")
         warm.start_worker(made, model, "--use-vllm-tokenizer", *flags)
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 CHAT: dict[str, Any] = {
@@ -160,7 +160,7 @@ def test_urgent_request_overtakes_another_in_the_engine(one_at_a_time: Stack, wa
             asked.append(pool.submit(ask, "urgent", 9))
             until("two that wait", lambda: worker.busy() == 3)
         for one in asked:
-            one.result(30)
+            one.result(60)
     assert ended == ["urgent", "patient"]
 
 

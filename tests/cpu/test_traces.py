@@ -14,7 +14,6 @@ from harness.warm import Zygote
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ROLES = ("dynamo-vllm-prefill", "dynamo-vllm-decode")
 OURS, VLLMS = "worker.generate", "llm_request"
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")

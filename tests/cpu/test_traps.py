@@ -18,7 +18,7 @@ def stepwise(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
     with stack(tmp_path_factory.mktemp("stepwise")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--max-num-batched-tokens", "32", "--max-num-seqs", "8")
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def seeded(made: Stack, length: int) -> str:

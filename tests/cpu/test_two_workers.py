@@ -22,7 +22,7 @@ def two_workers(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
         made.start_frontend()
         warm.start_worker(made, model, "--drain-seconds", "1")
         warm.start_worker(made, model, "--drain-seconds", "1")
-        yield made.wait_ready(60)
+        yield made.wait_ready(120)
 
 
 def who(answer: Any) -> int:
@@ -57,9 +57,9 @@ def test_rolling_restart_under_load_loses_nothing(two_workers: Stack, warm: Zygo
         for worker in list(two_workers.workers):
             load.settled()
             worker.signal(signal.SIGTERM)
-            assert worker.process.wait(30) == 0, worker.log.read_text()[-2000:]
+            assert worker.process.wait(60) == 0, worker.log.read_text()[-2000:]
             fresh = warm.start_worker(two_workers, model, "--drain-seconds", "1")
-            until("the replacement", fresh.is_ready, 60)
+            until("the replacement", fresh.is_ready, 120)
             until("both in discovery", lambda: len(two_workers.instances()) == 2)
         load.settled()
     assert load.failures == []

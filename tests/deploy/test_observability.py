@@ -16,6 +16,7 @@ import yaml
 
 from dynamo_vllm.supervise.targets import JOBS
 from harness.prometheus import promtool, selected
+from harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
@@ -100,7 +101,7 @@ def test_pods_become_frontends_and_workers(tmp_path: Path) -> None:
     pods += [pod("10.0.0.4:9090", "system", phase="Failed"), pod("10.0.0.5:9090", "system", app="x")]
     (tmp_path / "pods.json").write_text(json.dumps(pods))
     words = ("check", "service-discovery", "--timeout=3s", str(tmp_path / "config.yaml"), "dynamo-vllm")
-    found = json.loads(promtool(*words))
+    found = until("targets", lambda: json.loads(promtool(*words)))
     kept = {one["labels"]["instance"]: one["labels"] for one in found if one["labels"]}
     jobs = {address: labels["job"] for address, labels in kept.items()}
     assert jobs == {ports["http"]: JOBS[False], ports["system"]: JOBS[True]}

@@ -161,16 +161,6 @@ def cut(body: bytes, announced: int) -> Answer:
     return answer
 
 
-def late(seconds: float, answer: Answer) -> Answer:
-    """Thinks first."""
-
-    async def answered(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(seconds)
-        await answer(writer)
-
-    return answered
-
-
 async def silent(writer: asyncio.StreamWriter) -> None:
     """Takes the request and says nothing."""
     await asyncio.Event().wait()

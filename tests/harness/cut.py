@@ -17,7 +17,8 @@ class Cut:
         self.port: int = self._listener.getsockname()[1]
         self.after: int | None = None
         self.requests: list[str] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -44,6 +45,9 @@ class Cut:
             end.close()
 
     def close(self) -> None:
+        # Closed alone, it goes on accepting, and under the number of a listener that comes after it.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
 
 

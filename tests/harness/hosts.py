@@ -88,7 +88,7 @@ class Host:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        until(f"an empty {self.namespace}", lambda: not self.pids(), 20)
+        until(f"an empty {self.namespace}", lambda: not self.pids())
 
     def pids(self) -> list[int]:
         """Whoever runs there. Zombies have left their namespace."""

@@ -87,7 +87,7 @@ class Cluster:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=10) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -51,7 +51,7 @@ class Receiver:
     def of_trace(self, trace: str) -> list[Span]:
         return [span for span in self.spans() if span.trace == trace]
 
-    def wait(self, trace: str, *wanted: tuple[str, str], seconds: float = 30.0) -> list[Span]:
+    def wait(self, trace: str, *wanted: tuple[str, str], seconds: float = 60.0) -> list[Span]:
         """Everything of one trace once spans of these services and names are there, and those above them."""
 
         def are_there() -> bool:
@@ -158,7 +158,7 @@ def over_http(writer: Writer) -> int:
             """Nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     _kept.append(server)
     return int(server.server_address[1])
 

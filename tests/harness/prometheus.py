@@ -93,13 +93,13 @@ def prometheus(folder: Path, config: Path) -> Iterator[Prometheus]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             made = Prometheus(process, client, log)
-            until("prometheus ready", made.is_ready, 30)
+            until("prometheus ready", made.is_ready)
             yield made
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(30)
 
 
 # --- what an expression speaks of --------------------------------------------------------------------------

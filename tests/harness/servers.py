@@ -49,7 +49,7 @@ class Server:
     def log(self) -> Path:
         return self.folder / f"{self.name}.log"
 
-    def start(self, seconds: float = 30.0) -> None:
+    def start(self, seconds: float = 60.0) -> None:
         assert self.process is None, f"{self.name} runs already"
         self.data.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:  # anew with each start: the line below is of this one
@@ -85,10 +85,10 @@ class Server:
             return
         process.kill() if kill else process.terminate()
         try:
-            process.wait(10)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(30)
 
 
 @contextlib.contextmanager

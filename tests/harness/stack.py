@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import random
 import socket
@@ -29,16 +30,23 @@ TESTS = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
 
 
+@functools.cache
+def _ports() -> Iterator[int]:
+    """Ports of this test process alone, in a random order: none is given twice before its server listens.
+
+    They are below 32768: the system takes none of these for connections, and the runtime wants its system
+    server there.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = [*range(20000 + mine, 32000, processes)]
+    random.SystemRandom().shuffle(ports)
+    return itertools.cycle(ports)
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def free_system_port() -> int:
-    """A free port the runtime takes for its system server: below 32768."""
     while True:
-        port = random.randrange(20000, 32000)
+        port = next(_ports())
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind(("127.0.0.1", port))
             return port
@@ -84,7 +92,7 @@ def kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def survivors(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+def survivors(processes: Sequence[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
     """Who still runs after that time. A zombie has ended; in some containers nobody collects it."""
     with contextlib.suppress(AssertionError):
         until("their end", lambda: not any(map(_runs, processes)), seconds)
@@ -182,7 +190,7 @@ class Stack:
         self, *args: str, env: Mapping[str, str] | None = None, host: Host | None = None
     ) -> Worker:
         """A worker as a process of its own."""
-        port = free_system_port()
+        port = free_port()
         name = f"worker{len(self.workers)}"
         process = self._start(name, ["worker", "--system-port", str(port), *args], env, host)
         return self.add(process, port, self.folder / f"{name}.log", host)
@@ -212,7 +220,7 @@ class Stack:
         self.processes.append(process)
         return process
 
-    def wait_ready(self, seconds: float = 30.0) -> Stack:
+    def wait_ready(self, seconds: float = 60.0) -> Stack:
         """Every worker and the frontend say ready."""
         for worker in self.workers:
             until(f"{worker.log.name} ready", lambda w=worker: self._alive(w) and w.is_ready(), seconds)
@@ -225,7 +233,7 @@ class Stack:
         until(f"{', '.join(models)} listed", lambda: set(models) <= set(self.models()))
         return self
 
-    def wait_over_two(self, model: str = "tiny", length: int = 1, seconds: float = 30.0) -> Stack:
+    def wait_over_two(self, model: str = "tiny", length: int = 1, seconds: float = 60.0) -> Stack:
         """A prompt of this length goes over a prefill worker, which the frontend refuses while one joins."""
         body = {"model": model, "prompt": [10] * length, "max_tokens": 1}
         body["nvext"] = {"extra_fields": ["worker_id"]}
@@ -271,7 +279,7 @@ class Stack:
         for process in self.processes:
             kill_tree(process.pid)
         for process in self.processes:
-            process.wait(30)
+            process.wait(60)
 
 
 @contextlib.contextmanager

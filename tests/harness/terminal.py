@@ -23,8 +23,8 @@ class Terminal:
         """Everything that was written so far."""
         return b"".join(self._seen).decode(errors="replace")
 
-    def wait_for(self, words: str, times: int = 1, seconds: float = 10.0) -> None:
-        until(f"{words!r} in {self.text!r}", lambda: self.text.count(words) >= times, seconds)
+    def wait_for(self, words: str, times: int = 1) -> None:
+        until(f"{words!r} in {self.text!r}", lambda: self.text.count(words) >= times)
 
     def read(self, fd: int) -> None:
         with contextlib.suppress(OSError):  # the other end is closed

@@ -10,8 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(what: str, condition: Callable[[], T], seconds: float = 30.0, every: float = 0.02) -> T:
-    """The first true value of `condition`; fails with `what` when the time is up."""
+def until(what: str, condition: Callable[[], T], seconds: float = 60.0, every: float = 0.02) -> T:
+    """The first true value of `condition`; fails with `what` when the time is up.
+
+    The time bounds a hang and nothing else: machines lose whole seconds to others.
+    """
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -23,15 +26,25 @@ def until(what: str, condition: Callable[[], T], seconds: float = 30.0, every: f
 
 
 class Promptness:
-    """How long the same thing takes, several times: on a busy machine one may be late, most may not."""
+    """How long the same thing takes, several times: one may be late, most may not.
+
+    Beside each stands how long it takes to look, at the same time on the same machine: where the machine is
+    slow, both are.
+    """
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.looks: list[float] = []
 
     def until(self, what: str, condition: Callable[[], object]) -> None:
         began = time.monotonic()
         until(what, condition)
-        self.seconds.append(time.monotonic() - began)
+        done = time.monotonic()
+        condition()
+        self.seconds.append(done - began)
+        self.looks.append(time.monotonic() - done)
 
     def assert_within(self, seconds: float) -> None:
-        assert statistics.median(self.seconds) < seconds, [round(value, 2) for value in self.seconds]
+        """Or within twenty looks, where those take longer."""
+        limit = max(seconds, 20 * statistics.median(self.looks))
+        assert statistics.median(self.seconds) < limit, (self.seconds, self.looks)

@@ -18,7 +18,7 @@ from dynamo_vllm import forking
 from dynamo_vllm.engine import imports
 from dynamo_vllm.engine.vllm_start import plugins
 from harness.hosts import Host
-from harness.stack import TESTS, Stack, Worker, environment, free_system_port
+from harness.stack import TESTS, Stack, Worker, environment, free_port
 from harness.waiting import until
 
 # Where vLLM-Omni is installed it would enter the engines of vLLM that tests compare ours with.
@@ -117,7 +117,7 @@ class Zygote:
         call: str = RUN_COMMAND,
     ) -> Worker:
         """The same for a process that is to be no worker of its own in discovery."""
-        port = free_system_port()
+        port = free_port()
         log = stack.folder / f"worker{len(stack.processes)}.log"
         argv = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
         process = self.fork(
@@ -153,4 +153,4 @@ def zygote(folder: Path) -> Iterator[Zygote]:
         yield Zygote(forking.Zygote(ours, process.pid))
     finally:
         ours.close()
-        process.wait(20)
+        process.wait(60)

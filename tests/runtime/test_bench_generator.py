@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -45,13 +47,22 @@ class Peak:
 
 
 async def ran(stage: messages.StageSpec, script: sse.Script = sse.answer) -> tuple[Stage, sse.Server]:
+    run, server, _ = await timed(stage, script)
+    return run, server
+
+
+async def timed(
+    stage: messages.StageSpec, script: sse.Script = sse.answer
+) -> tuple[Stage, sse.Server, list[float]]:
+    """And how long after its begin each request was sent."""
     async with sse.scripted(script) as server:
-        client = Client(target(server.url), "/v1/completions", 5)
+        client = Client(target(server.url), "/v1/completions", 60)
         run = Stage(stage, client, 0, 1)
         assert await run.prepare() == []
-        await run.run(time.monotonic())
+        began = time.monotonic()
+        await run.run(began)
         client.close()
-    return run, server
+    return run, server, sorted(answer.sent - began for answer in run.answers)
 
 
 def texts(server: sse.Server) -> list[Any]:
@@ -67,22 +78,29 @@ async def test_closed_loop_keeps_as_many_in_flight_as_asked_and_no_more() -> Non
 
 
 async def test_time_ends_a_stage_too() -> None:
-    run, _ = await ran(spec(concurrency=2, seconds=0.2))
-    assert run.answers and not run.failed
-    assert max(answer.sent for answer in run.answers) - run.answers[0].sent < 2
+    run, _, sent = await timed(spec(concurrency=2, seconds=0.2))
+    assert sent and not run.failed
+    # Where the machine stops between a look at the clock and what follows, each of the two may send one more.
+    assert sum(after > 0.2 for after in sent) <= 2
+
+
+def median_gap(sent: list[float]) -> float:
+    """Which a machine that stops once leaves as it is."""
+    return statistics.median(later - sooner for sooner, later in itertools.pairwise(sent))
 
 
 async def test_open_loop_sends_when_it_is_due() -> None:
-    run, _ = await ran(spec(rate=100.0, arrivals="even", requests=10))
-    sent = sorted(answer.sent for answer in run.answers)
+    _, _, sent = await timed(spec(rate=100.0, arrivals="even", requests=10))
     assert len(sent) == 10
-    assert 0.08 <= sent[-1] - sent[0] < 5
+    assert sent[-1] >= 0.08
+    assert median_gap(sent) < 0.5
 
 
 async def test_trace_is_sent_at_its_times() -> None:
-    run, server = await ran(spec("trace", requests_of_trace=5, requests=5))
-    assert 0.07 <= run.answers[-1].sent - run.answers[0].sent < 5
-    assert len(run.answers) == 5
+    _, _, sent = await timed(spec("trace", requests_of_trace=5, requests=5))
+    assert len(sent) == 5
+    assert sent[-1] >= 0.07
+    assert median_gap(sent) < 0.5
 
 
 async def test_turns_follow_each_other_with_the_answer_between() -> None:
@@ -104,7 +122,7 @@ async def test_warm_up_is_whole_over_several_processes(load: dict[str, Any]) -> 
     """With fewer in flight than there are processes, some have nothing to do."""
     async with sse.scripted(sse.answer) as server:
         for part in range(4):
-            client = Client(target(server.url), "/v1/completions", 5)
+            client = Client(target(server.url), "/v1/completions", 60)
             await Stage(spec(requests=8, warmup=6, **load), client, part, 4).prepare()
             client.close()
     assert len({str(prompt) for prompt in texts(server)}) == len(server.asked) == 6
@@ -117,7 +135,7 @@ async def test_warm_up_does_not_give_a_trace_away() -> None:
 
 async def test_failures_of_the_warm_up_are_told() -> None:
     async with sse.scripted(lambda _: [sse.plain(500, b'{"message": "no"}')]) as server:
-        client = Client(target(server.url), "/v1/completions", 5)
+        client = Client(target(server.url), "/v1/completions", 60)
         errors = await Stage(spec(concurrency=2, requests=4, warmup=3), client, 0, 1).prepare()
         client.close()
     assert errors == ["HTTP 500: no"] * 3
@@ -142,14 +160,14 @@ async def test_stop_leaves_what_is_in_flight_and_keeps_what_is_done(load: dict[s
         yield sse.HEAD  # and then nothing
 
     async with sse.scripted(script) as server:
-        client = Client(target(server.url), "/v1/completions", 5)
+        client = Client(target(server.url), "/v1/completions", 60)
         run = Stage(spec(seconds=60.0, **load), client, 0, 1)
         running = asyncio.create_task(run.run(time.monotonic()))
         await asked.wait()
         while len(run.answers) < 5:
             await asyncio.sleep(0)
         run.stop()
-        done = await asyncio.wait_for(running, 2)
+        done = await asyncio.wait_for(running, 30)
         client.close()
     assert sum(not answer.aborted for answer in done.answers) == 5
     assert any(answer.aborted for answer in done.answers)

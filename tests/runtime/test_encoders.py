@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -62,12 +61,12 @@ def test_encoders_take_turns_and_one_that_ends_is_not_missed(
     assert asking.metric(LOST) == 0
 
     encoders[0].signal(15)
-    assert encoders[0].process.wait(20) == 0
+    assert encoders[0].process.wait(60) == 0
     assert [ask(deployment, number) for number in range(4)] == answers
     assert encoded(encoders[1]) >= 4 and asking.metric(LOST) == 0
 
     encoders[1].signal(15)
-    assert encoders[1].process.wait(20) == 0
+    assert encoders[1].process.wait(60) == 0
     assert ask(deployment, 0) == answers[0]
     until("the count", lambda: asking.metric(LOST) == 1)
 
@@ -114,19 +113,16 @@ async def test_media_that_an_encoder_refuses_are_the_clients_fault(
         for way in ways:
             server.serve(f"{path}-{way}", for_workers(answer, server))
 
-    async def ask_about(path: str, way: str) -> tuple[httpx.Response, float]:
+    async def ask_about(path: str, way: str) -> httpx.Response:
         body = {"model": way, "messages": chat([image(server.url(f"{path}-{way}"))]), "max_tokens": 4}
-        began = time.monotonic()
-        found = await asyncio.to_thread(deployment.post, "/v1/chat/completions", body)
-        return found, time.monotonic() - began
+        return await asyncio.to_thread(deployment.post, "/v1/chat/completions", body)
 
     asked = [(path, way) for path in answers for way in ways]
     results = await asyncio.gather(*(ask_about(path, way) for path, way in asked))
-    for (path, way), (found, seconds) in zip(asked, results, strict=True):
+    for (path, way), found in zip(asked, results, strict=True):
         _, status, message = answers[path]
         assert (path, way, found.status_code) == (path, way, status), found.text
         assert message in found.text
-        assert seconds < LOADING_SECONDS + ENCODER_SECONDS
     fetched = [request.split(b" ", 2)[1].decode() for request in server.requests if OF_A_WORKER in request]
     assert [fetched.count(f"{path}-hand") for path in answers] == [1] * len(answers)
     assert all(fetched.count(f"{path}-connector") <= 2 for path in answers)  # here, and in one encoder

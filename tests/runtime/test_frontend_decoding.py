@@ -18,7 +18,7 @@ from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness.stack import Stack, kill_tree
 from runtime.conftest import StartFake
 
-FLAGS = ("--enable-multimodal", "--frontend-decoding")
+FLAGS = ("--enable-multimodal", "--frontend-decoding", "--media-timeout-seconds", "120")
 TAKES = {"media": {"image": 2}}
 
 

@@ -111,7 +111,7 @@ async def test_etcd_with_users_is_told_who_asks(tmp_path: Path) -> None:
             ("auth/user/grant", {"user": "root", "role": "root"}),
             ("auth/enable", {}),
         ]
-        async with httpx.AsyncClient(base_url=server.url) as admin:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as admin:
             for path, body in asks:
                 (await admin.post(f"/v3/{path}", json=body)).raise_for_status()
         async with Etcd(EtcdAccess((server.url,), "root", "secret")) as client:
@@ -125,8 +125,8 @@ async def test_etcd_with_users_is_told_who_asks(tmp_path: Path) -> None:
 
 # --- a worker that leaves ---------------------------------------------------------------------------------
 
-DRAIN_SECONDS = 4 * LOOK_SECONDS
-"""Long enough for a keeper that went on to look, also where the machine is slow."""
+DRAIN_SECONDS = 3600
+"""It stays until the test has seen enough."""
 ENDLESS = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
 
@@ -155,12 +155,14 @@ async def test_lease_of_a_worker_that_leaves_is_not_put_back(
     async with Etcd(EtcdAccess((server.url,))) as client:
         assert await client.lease(lease) is not None
         leaving.signal(signal.SIGTERM)
-        until("the drain", lambda: "draining 1 requests" in leaving.log.read_text(), 30)
+        until("the drain", lambda: "draining 1 requests" in leaving.log.read_text())
         await client.revoke(lease)
-        lost = time.monotonic()
-        while leaving.process.poll() is None:
+        end = time.monotonic() + 2 * LOOK_SECONDS  # a keeper that went on would have looked by then
+        while time.monotonic() < end:
             assert await client.lease(lease) is None, leaving.log.read_text()
             await asyncio.sleep(0.1)
-        assert time.monotonic() - lost > 1.5 * LOOK_SECONDS, "it left before a keeper would have looked"
+        assert leaving.process.poll() is None
+        leaving.signal(signal.SIGTERM)  # a second one: it leaves at once
+        leaving.process.wait(60)
         assert await client.lease(lease) is None
     assert "etcd had lost this process" not in leaving.log.read_text()

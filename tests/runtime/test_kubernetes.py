@@ -17,7 +17,7 @@ from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import k8s, workload
 from dynamo_vllm.export.settings import Settings
 from harness.kube_api import RECORDS, Cluster, Document, Pod, cluster
-from harness.stack import COMMAND, Stack, environment, free_port, free_system_port, kill_tree
+from harness.stack import COMMAND, Stack, environment, free_port, kill_tree
 from harness.waiting import until
 
 if TYPE_CHECKING:
@@ -98,19 +98,19 @@ def kubelet(tmp_path: Path, model: Path, exported: dict[str, list[Document]]) ->
         finally:
             for process in made.running.values():
                 kill_tree(process.pid)
-                process.wait(10)
+                process.wait(60)
 
 
 def models(url: str) -> list[str]:
     with contextlib.suppress(httpx.HTTPError):
-        answer = httpx.get(f"{url}/v1/models", timeout=5)
+        answer = httpx.get(f"{url}/v1/models", timeout=30)
         return [model["id"] for model in answer.json()["data"]] if answer.status_code == 200 else []
     return []
 
 
 def instances(url: str) -> set[int]:
     """Workers that the frontend sends requests to."""
-    answer = httpx.get(f"{url}/instances", timeout=10)
+    answer = httpx.get(f"{url}/instances", timeout=30)
     found = answer.json()["instances"] if answer.status_code == 200 else []
     return {one["instance_id"] for one in found if one["endpoint"] == "generate"}
 
@@ -127,24 +127,24 @@ def test_pods_find_each_other_with_the_exported_role(
     url = f"http://127.0.0.1:{port}"
     api = kubelet._api
     kubelet.start(exported["frontend.yaml"], "chat-frontend-a", port)
-    first = kubelet.start(exported["worker.yaml"], "chat-worker-a", free_system_port())
+    first = kubelet.start(exported["worker.yaml"], "chat-worker-a", free_port())
     until("the model in the list", lambda: "tiny" in models(url), 90)
     body = {"model": "tiny", "prompt": "one two", "max_tokens": 4}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 4
-    until("the frontend's readiness", lambda: next(p for p in api.pods if "frontend" in p.name).is_ready, 30)
+    until("the frontend's readiness", lambda: next(p for p in api.pods if "frontend" in p.name).is_ready)
 
     shown = kubelet.inside("chat-frontend-a", "status", url, "--json")
     assert [worker["state"] for worker in json.loads(shown)["workers"]] == ["ready"]
 
-    second = kubelet.start(exported["worker.yaml"], "chat-worker-b", free_system_port())
+    second = kubelet.start(exported["worker.yaml"], "chat-worker-b", free_port())
     until("the second worker's readiness", lambda: api.pods[-1].is_ready, 90)
-    until("both workers in use", lambda: len(instances(url)) == 2, 30)
+    until("both workers in use", lambda: len(instances(url)) == 2)
     first.send_signal(signal.SIGTERM)  # what the kubelet sends behind preStop
     assert first.wait(60) == 0
     assert not [name for name in endpoints(api, "chat-worker-a") if "generate" in name]
-    until("one worker in use", lambda: len(instances(url)) == 1, 30)
+    until("one worker in use", lambda: len(instances(url)) == 1)
     for _ in range(3):
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
 

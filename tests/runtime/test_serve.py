@@ -28,7 +28,7 @@ from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Limits
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
-from harness.stack import free_system_port
+from harness.stack import free_port
 from harness.waiting import until
 
 MARK = "DYNAMO_VLLM_TEST_MARK"
@@ -126,8 +126,8 @@ class Serve:
     def log(self, name: str) -> str:
         return (self.folder / "run" / "logs" / f"{name}.log").read_text()
 
-    def wait_gone(self, seconds: float) -> None:
-        until("every process of this run to be gone", lambda: not self.pids(), seconds)
+    def wait_gone(self) -> None:
+        until("every process of this run to be gone", lambda: not self.pids())
 
 
 def environment(folder: Path, mark: str = "") -> dict[str, str]:
@@ -152,7 +152,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         for pid in serve.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        serve.wait(30)
+        serve.wait(60)
 
 
 def fake(model: Path, **spec: float) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def test_demo_with_adapters_is_served(start: Start) -> None:
 
 def test_demo_beside_a_model_is_refused_at_once(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--demo", "lora")
-    assert serve.wait(30) == 2
+    assert serve.wait(60) == 2
     assert serve.err.startswith(f"error: --demo lora brings its own model; leave it or {model} out")
 
 
@@ -247,12 +247,12 @@ def test_encode_workers_stand_beside_the_others(start: Start, model: Path) -> No
 
 def status(serve: Serve) -> str:
     command = [sys.executable, "-m", "dynamo_vllm.cli.main", "status", serve.url.removesuffix("/v1")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_prefill_without_decode_is_refused_at_once(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--prefill", "1")
-    assert serve.wait(30) == 2
+    assert serve.wait(60) == 2
     assert serve.err.startswith("error: --prefill 1 needs workers that answer; add --decode N")
 
 
@@ -260,35 +260,35 @@ def test_taken_port_is_refused_at_once(start: Start, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         serve = start(*fake(model), "--port", str(port))
-        assert serve.wait(30) == 1
+        assert serve.wait(60) == 1
     assert f"error: --port {port} on 127.0.0.1 cannot be used" in serve.err
 
 
 def test_missing_model_folder_is_refused_at_once(start: Start, tmp_path: Path) -> None:
     serve = start(*fake(tmp_path / "no-model"))
-    assert serve.wait(30) == 1
+    assert serve.wait(60) == 1
     assert "no-model: there is no such folder" in serve.err
 
 
 def test_bad_worker_flag_is_refused_at_once(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--connector", "quux")
-    assert serve.wait(30) == 2
+    assert serve.wait(60) == 2
     assert serve.err.startswith("error: --connector 'quux' is unknown")
 
 
 def test_worker_that_cannot_start_ends_serve_with_its_reason(start: Start, model: Path) -> None:
     serve = start(*fake(model, refuse_start=True))
-    assert serve.wait(30) == 1
+    assert serve.wait(60) == 1
     assert "error: worker-1 exited with code 1: the fake engine was told not to start" in serve.err
     assert f"log: {serve.folder}/run/logs/worker-1.log" in serve.err
-    serve.wait_gone(1)
+    assert serve.pids() == []
 
 
 def test_start_that_takes_too_long_has_failed(start: Start, model: Path) -> None:
     serve = start(*fake(model, start_ms=60_000), "--start-seconds", "2")
-    assert serve.wait(30) == 1
+    assert serve.wait(60) == 1
     assert "error: worker-1 was not ready after 2 s (--start-seconds)" in serve.err
-    serve.wait_gone(1)
+    assert serve.pids() == []
 
 
 # --- keeping it up --------------------------------------------------------------------------------------
@@ -310,10 +310,11 @@ def test_killed_prefill_worker_is_not_asked_again(start: Start, model: Path, tmp
     gone = set(serve.instances())
     os.kill(prefill, signal.SIGKILL)
     until("it to leave discovery", lambda: set(serve.instances()) < gone)
-    assert [serve.complete().status_code for _ in range(5)] == [200] * 5
-    until("its replacement", lambda: len(serve.instances()) == 2, 20)
-    # While the first prefill worker joins, the frontend (1.6.1) may answer 503 for a moment.
-    until("answers with it", lambda: serve.complete().status_code == 200, 5)
+    for _ in range(5):
+        # While the first prefill worker joins, the frontend (1.6.1) may answer 503 for a moment.
+        assert serve.complete().status_code == 200 or len(serve.instances()) == 2
+    until("its replacement", lambda: len(serve.instances()) == 2)
+    until("answers with it", lambda: serve.complete().status_code == 200)
 
 
 def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
@@ -326,8 +327,8 @@ def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
     until("an answer", lambda: serve.complete().status_code == 200)
     assert "worker-1 was killed by SIGKILL; starting it again in 1 s" in serve.err
     (_, of_frontend), (_, of_worker) = serve.scraped()
-    assert "dynamo_frontend_requests_total" in httpx.get(of_frontend).text
-    assert "dynamo_component_worker_state" in httpx.get(of_worker).text
+    assert "dynamo_frontend_requests_total" in httpx.get(of_frontend, timeout=30).text
+    assert "dynamo_component_worker_state" in httpx.get(of_worker, timeout=30).text
 
 
 def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path) -> None:
@@ -345,9 +346,9 @@ def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path)
 def test_too_many_restarts_end_serve(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--restarts", "0").wait_ready()
     os.kill(serve.pids("worker")[0], signal.SIGKILL)
-    assert serve.wait(30) == 1
+    assert serve.wait(60) == 1
     assert "giving up after 0 restarts in a row" in serve.err
-    serve.wait_gone(1)
+    assert serve.pids() == []
 
 
 async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
@@ -355,12 +356,12 @@ async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
     async with supervised(tmp_path, limits, *fake(model)) as err:
         worker().suspend()
         await said(err, "worker-1: ready", times=2)
-    assert "worker-1 did not answer for 1 s; starting it again in 1 s" in err.getvalue()
+    assert re.search(r"worker-1 did not answer for \d+ s; starting it again in 1 s", err.getvalue())
 
 
 async def test_sleeping_worker_is_left_alone(model: Path, tmp_path: Path) -> None:
     limits = Limits(look_seconds=0.1, unwell_seconds=1.0)
-    port = free_system_port()
+    port = free_port()
     async with supervised(tmp_path, limits, *fake(model), "--system-port", str(port)) as err:
         sleeping = worker()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
@@ -419,7 +420,7 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
         rest = list(lines)
     assert len(rest) >= 14
     assert '"finish_reason":"length"' in "".join(rest)
-    assert serve.wait(30) == 0
+    assert serve.wait(60) == 0
     assert serve.pids() == []
     assert not (serve.folder / "run" / "discovery").exists()
     assert not (serve.folder / "run" / "prometheus.json").exists()
@@ -427,17 +428,16 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
 
 
 def test_second_interrupt_ends_at_once(start: Start, model: Path) -> None:
-    serve = start(*fake(model, token_ms=2000)).wait_ready()
+    """Requests would get an hour to finish."""
+    serve = start(*fake(model, token_ms=2000), "--drain-seconds", "3600").wait_ready()
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 1000, "stream": True}
     with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=30) as reply:
         lines = reply.iter_lines()
         assert next(lines).startswith("data: ")
         serve.signal(signal.SIGINT)
         until("the drain", lambda: "draining 1 requests" in serve.log("worker-1"))
-        began = time.monotonic()
         serve.signal(signal.SIGINT)
-        assert serve.wait(30) == 130
-    assert time.monotonic() - began < 5
+        assert serve.wait(60) == 130
     assert serve.pids() == []
 
 
@@ -445,7 +445,7 @@ def test_interrupt_during_the_start_ends_it(start: Start, model: Path) -> None:
     serve = start(*fake(model, start_ms=60_000))
     until("the worker loads", lambda: "worker-1: loading" in serve.err)
     serve.signal(signal.SIGTERM)
-    assert serve.wait(30) == 0
+    assert serve.wait(60) == 0
     assert serve.pids() == []
     assert serve.out == ""
 
@@ -454,6 +454,6 @@ def test_killed_serve_leaves_nothing_and_workers_drain(start: Start, model: Path
     serve = start(*fake(model), "--workers", "2").wait_ready()
     assert len(serve.pids()) == 4
     serve.signal(signal.SIGKILL)
-    serve.wait_gone(40)
+    serve.wait_gone()
     assert "drained in" in serve.log("worker-1")
     assert "drained in" in serve.log("worker-2")

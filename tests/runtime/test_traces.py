@@ -20,7 +20,6 @@ FRONTEND, PREFILL, DECODE = "dynamo-vllm-frontend", "dynamo-vllm-prefill", "dyna
 WORKER = "worker.generate"
 FAILS = 601
 ALL = ((FRONTEND, "http-request"), (PREFILL, WORKER), (DECODE, WORKER))
-pytestmark = pytest.mark.timeout(120)
 
 
 class Traced:
@@ -109,7 +108,7 @@ def test_spans_say_what_was_done(traced: Traced) -> None:
 def test_without_a_header_there_is_one_new_trace(traced: Traced) -> None:
     before = traced.traces()
     assert traced.ask({}).status_code == 200
-    (trace,) = until("its decode span", lambda: traced.traces() - before, 30)
+    (trace,) = until("its decode span", lambda: traced.traces() - before)
     spans = traced.at.wait(trace, *ALL)
     (first,) = [span for span in spans if not span.parent]
     assert first.name == "http-request"
@@ -160,4 +159,4 @@ def test_receiver_that_is_gone_holds_nothing_up(tmp_path: Path, model: Path) -> 
             body = {"model": "tiny", "prompt": [20], "max_tokens": 2}
             assert deployment.post("/v1/completions", body).status_code == 200
         worker.signal(signal.SIGTERM)
-        assert worker.process.wait(8) == 0
+        assert worker.process.wait(60) == 0

@@ -239,7 +239,7 @@ def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
 
 def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: Path) -> None:
     with live(certificate=make_certificate(tmp_path, "models.example")) as port:
-        asked = client.Client(f"https://127.0.0.1:{port}", 5)
+        asked = client.Client(f"https://127.0.0.1:{port}", 60)
         assert asked.get("/live").status_code == 200
         asked.close()
         assert target.get(f"https://127.0.0.1:{port}/live", 5) == b""
@@ -247,7 +247,7 @@ def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: P
 
 def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None:
     with live(certificate=make_certificate(tmp_path, "models.example"), host="127.0.0.2") as port:
-        asked = client.Client(f"https://127.0.0.2:{port}", 5)
+        asked = client.Client(f"https://127.0.0.2:{port}", 60)
         with pytest.raises(client.Unanswered, match="TLS failed: .*certificate verify failed.*SSL_CERT_FILE"):
             asked.get("/live")
         asked.close()

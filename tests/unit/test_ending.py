@@ -26,7 +26,7 @@ from dynamo_vllm.serving import ending
 
 class Hanging:
     async def close(self):
-        print(engine.pid, flush=True)
+        print("ending", flush=True)
         await asyncio.Event().wait()
 
 async def life():
@@ -42,6 +42,8 @@ async def life():
 
 ending.CLOSE_SECONDS, ending.HURRY_SECONDS = map(float, sys.argv[2:])
 engine = subprocess.Popen(["sleep", "1000"])
+print(engine.pid, flush=True)
+sys.stdin.readline()
 asyncio.run(life())
 """
 
@@ -50,15 +52,16 @@ class Ending:
     """Such a process, and the one that its engine has started."""
 
     def __init__(self, *args: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", HANGING, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen([sys.executable, "-c", HANGING, *args], text=True, **pipes)
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.engine = psutil.Process(int(self.process.stdout.readline()))
+        print(file=self.process.stdin, flush=True)  # it may be gone soon after
+        assert self.process.stdout.readline() == "ending\n"
 
     def ended(self) -> tuple[int, str]:
-        _, said = self.process.communicate(timeout=20)
-        assert not survivors([self.engine], 5)
+        _, said = self.process.communicate(timeout=40)
+        assert not survivors([self.engine])
         return self.process.returncode, said
 
 
@@ -87,7 +90,7 @@ class Slow:
         self.may_end = threading.Event()
 
     def shutdown(self) -> None:
-        assert self.may_end.wait(5)
+        assert self.may_end.wait(30)
 
 
 def vllm(slow: Slow) -> Any:

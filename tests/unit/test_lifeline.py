@@ -16,12 +16,7 @@ import uvloop
 from dynamo_vllm.config.nodes import Node
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving import lifeline
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+from harness.stack import free_port
 
 
 def pair() -> tuple[Node, Node]:
@@ -46,7 +41,7 @@ class Following:
 @asynccontextmanager
 async def joined() -> AsyncIterator[tuple[lifeline.Followers, Following]]:
     leader, node = pair()
-    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader) as followers:
         following = Following(node)
         followers.ready()
         await following.ready.wait()
@@ -56,7 +51,7 @@ async def joined() -> AsyncIterator[tuple[lifeline.Followers, Following]]:
 async def test_node_hears_that_the_worker_serves(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     leader, node = pair()
-    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader) as followers:
         following = Following(node)
         while "rank 1 has joined" not in caplog.text:
             await asyncio.sleep(0.01)
@@ -79,7 +74,7 @@ async def test_worker_learns_that_a_node_is_gone() -> None:
 
 
 async def test_node_learns_that_the_worker_is_gone() -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async with joined() as (_, following):
             assert not following.task.done()
         await following.task
@@ -90,7 +85,7 @@ async def test_node_waits_for_its_worker() -> None:
     following = Following(node)
     await asyncio.sleep(0.05)
     assert not following.task.done()
-    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader) as followers:
         followers.ready()
         await following.ready.wait()
         await following.leave()
@@ -99,7 +94,7 @@ async def test_node_waits_for_its_worker() -> None:
 @pytest.mark.parametrize("token", ["hush", None])
 async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
     leader, node = pair()
-    async with asyncio.timeout(10), lifeline.followers(leader, token) as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader, token) as followers:
         following = Following(node, token)
         followers.ready()
         await following.ready.wait()
@@ -122,7 +117,7 @@ async def test_node_that_is_not_awaited_is_told_so_and_does_no_harm(
     change: dict[str, int], token: str | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader, node = pair()
-    async with asyncio.timeout(10), lifeline.followers(leader, "hush") as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader, "hush") as followers:
         followers.ready()
         stranger = Following(dataclasses.replace(node, **change), token)
         await stranger.task
@@ -135,7 +130,7 @@ async def test_node_that_is_not_awaited_is_told_so_and_does_no_harm(
 
 async def test_second_node_at_the_same_place_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     leader, node = pair()
-    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader) as followers:
         followers.ready()
         following = Following(node)
         await following.ready.wait()
@@ -149,7 +144,7 @@ async def test_second_node_at_the_same_place_does_no_harm(caplog: pytest.LogCapt
 async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifeline, "HELLO_SECONDS", 0.1)
     leader, _ = pair()
-    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader) as followers:
         reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
         writer.write(lifeline.HELLO)  # and no end of the line
         assert await reader.read() == b""
@@ -174,7 +169,7 @@ def test_worker_that_was_held_up_still_hears_its_node(monkeypatch: pytest.Monkey
             node.sendall(b"hello\n")
             time.sleep(2 * lifeline.HELLO_SECONDS)
 
-        async with asyncio.timeout(10), await asyncio.start_server(accepted, "127.0.0.1", port):
+        async with asyncio.timeout(30), await asyncio.start_server(accepted, "127.0.0.1", port):
             with socket.create_connection(("127.0.0.1", port)) as node:
                 while not heard:
                     await asyncio.sleep(0.01)
@@ -186,7 +181,7 @@ def test_worker_that_was_held_up_still_hears_its_node(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"", b"x" * 200_000])
 async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
     leader, _ = pair()
-    async with asyncio.timeout(10), lifeline.followers(leader) as followers:
+    async with asyncio.timeout(30), lifeline.followers(leader) as followers:
         reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
         writer.write(said)
         writer.write_eof()

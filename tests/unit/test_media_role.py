@@ -247,11 +247,11 @@ async def test_client_that_leaves_ends_the_fetch(loader: Loader) -> None:
                 raise AssertionError("push egress yields nothing")
 
         running = asyncio.create_task(run())
-        await asyncio.wait_for(asked_for.wait(), 5)
+        await asyncio.wait_for(asked_for.wait(), 30)
         assert len(in_flight) == 1
         context.stop()
-        await asyncio.wait_for(running, 2)
-        await asyncio.wait_for(closed.wait(), 2)
+        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(closed.wait(), 30)
     assert (sender.chunks, len(in_flight), engine.running) == ([], 0, {})
 
 

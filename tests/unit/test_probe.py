@@ -74,7 +74,7 @@ TEXT = ("chat", "completions")
 async def ask(
     frontend: Frontend, split: set[str], seconds: float, endpoint_types: tuple[str, ...] = TEXT
 ) -> None:
-    probe = Probe(answer_seconds=5)
+    probe = Probe(answer_seconds=30)
     with served(frontend):
         try:
             await probe.first_answer(frontend.url, {"m": endpoint_types}, split, seconds)
@@ -84,14 +84,14 @@ async def ask(
 
 async def test_one_answer_is_enough_for_workers_that_do_all() -> None:
     frontend = Frontend({})
-    await ask(frontend, set(), 5)
+    await ask(frontend, set(), 60)
     assert frontend.asked == [{"model": "m", "prompt": "Hello", "max_tokens": 1}]
 
 
 async def test_start_is_proven_when_a_prefill_worker_took_part() -> None:
     """The frontend may know the decode worker a moment earlier."""
     frontend = Frontend({"decode_worker_id": 1}, ALONE, OVER_TWO)
-    await ask(frontend, {"m"}, 10)
+    await ask(frontend, {"m"}, 60)
     assert len(frontend.asked) == 3
 
 
@@ -107,7 +107,7 @@ DRAWINGS = {"images": "/v1/images/generations", "videos": "/v1/videos"}
 async def test_a_model_that_draws_is_asked_for_one_step_and_nothing_else(kind: str, path: str) -> None:
     """In a chat it would take all its steps; as text it would be an error that the frontend counts."""
     frontend = Frontend(only=path)
-    await ask(frontend, set(), 5, ("chat", kind))
+    await ask(frontend, set(), 60, ("chat", kind))
     assert frontend.paths == [path]
     assert frontend.asked[0]["nvext"]["num_inference_steps"] == 1
 
@@ -115,20 +115,20 @@ async def test_a_model_that_draws_is_asked_for_one_step_and_nothing_else(kind: s
 @pytest.mark.parametrize("endpoint_types", [("chat",), ("chat", "audios")])
 async def test_a_model_is_asked_where_it_answers_only(endpoint_types: tuple[str, ...]) -> None:
     frontend = Frontend(only="/v1/chat/completions")
-    await ask(frontend, set(), 5, endpoint_types)
+    await ask(frontend, set(), 60, endpoint_types)
     assert frontend.paths == ["/v1/chat/completions"]
 
 
 async def test_text_that_is_refused_as_a_completion_is_tried_as_a_chat() -> None:
     frontend = Frontend(only="/v1/chat/completions")
-    await ask(frontend, set(), 5)
+    await ask(frontend, set(), 60)
     assert frontend.paths == ["/v1/completions", "/v1/chat/completions"]
 
 
 @pytest.mark.parametrize("path", DRAWINGS.values())
 def test_a_check_of_a_model_that_draws_asks_for_one_step(path: str) -> None:
     frontend = Frontend(only=path)
-    with served(frontend), closing(Client(frontend.url, 5)) as client:
+    with served(frontend), closing(Client(frontend.url, 60)) as client:
         _, step = prove.answer(client, "m")
     assert (step.outcome, frontend.paths[-1]) == (prove.OK, path)
     assert "/v1/chat/completions" not in frontend.paths

@@ -140,7 +140,7 @@ async def test_drain_moves_a_request_that_the_engine_does_not_know_yet(comes: bo
         role.goes_on.set()
     worker.in_flight.abort_all()
     with pytest.raises(StreamIncomplete, match="going away"):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
     assert worker.engine.outputs_seen() == {0: 0} and len(worker.in_flight) == 0
 
 

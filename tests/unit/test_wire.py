@@ -7,7 +7,7 @@ import string
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo_vllm import wire
@@ -142,14 +142,18 @@ def test_something_else_than_a_request_is_refused(raw: object) -> None:
         wire.parse(raw)
 
 
+# No strategy here is slow; a machine that stops for a second is.
+FEW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
 @given(JSON)
-@settings(deadline=None, max_examples=60)
+@FEW
 def test_any_json_is_parsed_or_refused(raw: object) -> None:
     parses(raw)
 
 
 @given(st.sampled_from(paths(VALID)), JSON | WRONG)
-@settings(deadline=None, max_examples=60)
+@FEW
 def test_one_replaced_field_is_parsed_or_refused_by_name(path: tuple[str, ...], value: object) -> None:
     try:
         wire.parse(replaced(path, value))
@@ -169,7 +173,7 @@ def test_one_replaced_field_is_parsed_or_refused_by_name(path: tuple[str, ...], 
     value=NUMBERS | st.lists(NUMBERS, max_size=3),
     room=st.integers(1, 5000),
 )
-@settings(deadline=None, max_examples=60)
+@FEW
 def test_any_number_gives_a_spec_or_a_refusal(path: tuple[str, ...], value: object, room: int) -> None:
     request = parses(replaced(path, value))
     if request is None:
@@ -185,7 +189,7 @@ def test_any_number_gives_a_spec_or_a_refusal(path: tuple[str, ...], value: obje
 
 
 @given(st.dictionaries(st.sampled_from(list(wire.SamplingOptions.__struct_fields__)), NUMBERS, max_size=6))
-@settings(deadline=None, max_examples=60)
+@FEW
 def test_any_mixture_of_numbers_gives_a_spec_or_a_refusal(options: dict[str, float]) -> None:
     request = parses({"token_ids": [1], "sampling_options": options})
     if request is not None:

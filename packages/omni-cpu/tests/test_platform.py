@@ -15,7 +15,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 if "cpu" not in {entry.name for entry in metadata.entry_points(group="vllm_omni.platform_plugins")}:
     pytest.skip("vllm-omni-cpu is not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

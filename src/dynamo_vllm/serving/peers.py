@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 ENDPOINT = "kv_terms.compare"
-SEEN_SECONDS = 5.0
-ANSWER_SECONDS = 3.0
+SEEN_SECONDS = 30.0
+ANSWER_SECONDS = 15.0
+"""Whoever has not answered by then is taken for no peer: longer than a machine may stop for.
+
+One that has ended refuses at once; only one that hangs is waited for.
+"""
 
 
 def endpoint_of(address: str) -> str:

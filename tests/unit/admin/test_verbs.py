@@ -70,13 +70,9 @@ def operations(worker: Controls) -> list[EngineOp]:
 
 async def test_sleep_and_wake() -> None:
     worker = await made()
-    assert await perform("sleep", {"level": 2}, worker) == {
-        "status": "success",
-        "level": 2,
-        "seconds": pytest.approx(0, abs=0.5),
-        "freed_bytes": None,
-        "already": False,
-    }
+    reply = await perform("sleep", {"level": 2}, worker)
+    assert reply.pop("seconds") >= 0
+    assert reply == {"status": "success", "level": 2, "freed_bytes": None, "already": False}
     assert operations(worker) == [Sleep(2)]
     assert (await perform("status", {}, worker))["state"] == "asleep"
     assert (await perform("sleep", {"level": 2}, worker))["already"] is True

@@ -52,12 +52,12 @@ async def fed(*pieces: bytes, lost: bool = False) -> Answer:
         connection.data_received(piece)
     if lost:
         connection.connection_lost(None)
-    return await asyncio.wait_for(asking, 1)
+    return await asyncio.wait_for(asking, 30)
 
 
 async def asked(script: sse.Script, times: int = 1) -> tuple[list[Answer], sse.Server]:
     async with sse.scripted(script) as server:
-        client = Client(target(server.url), "/v1/completions", 5)
+        client = Client(target(server.url), "/v1/completions", 60)
         answers = [await client.ask(b'{"number": 1}') for _ in range(times)]
         client.close()
     return answers, server
@@ -179,7 +179,7 @@ async def test_failure_is_an_answer_with_a_reason(pieces: Iterable[bytes | None]
 
 
 async def test_connection_that_nobody_takes() -> None:
-    client = Client(target("http://127.0.0.1:1"), "/v1/completions", 5)
+    client = Client(target("http://127.0.0.1:1"), "/v1/completions", 60)
     assert (await client.ask(b"{}")).error == "cannot connect: Connection refused"
 
 
@@ -221,10 +221,10 @@ async def test_making_a_connection_counts_as_waiting() -> None:
             return await super()._connect()
 
     async with sse.scripted(lambda _: [ANSWER]) as server:
-        client = FarAway(target(server.url), "/v1/completions", 5)
-        first, second = [await client.ask(b"{}") for _ in range(2)]
+        client = FarAway(target(server.url), "/v1/completions", 60)
+        first, *others = [await client.ask(b"{}") for _ in range(6)]
         client.close()
-    assert ttft(first) >= 0.05 > ttft(second)
+    assert ttft(first) >= 0.05 > min(map(ttft, others))
 
 
 async def test_connection_the_server_closed_meanwhile_is_replaced() -> None:
@@ -252,7 +252,7 @@ async def test_abort_leaves_what_is_in_flight() -> None:
         return [HEAD, chunk(token())]
 
     async with sse.scripted(script) as server:
-        client = Client(target(server.url), "/v1/completions", 5)
+        client = Client(target(server.url), "/v1/completions", 60)
         asking = asyncio.create_task(client.ask(b"{}"))
         await held.wait()
         client.abort()
@@ -263,7 +263,7 @@ async def test_abort_leaves_what_is_in_flight() -> None:
 
 async def test_request_carries_key_host_and_length() -> None:
     async with sse.scripted(lambda _: [ANSWER]) as server:
-        client = Client(target(f"{server.url}/proxy/v1/", "secret"), "/v1/completions", 5)
+        client = Client(target(f"{server.url}/proxy/v1/", "secret"), "/v1/completions", 60)
         await client.ask(b'{"a": 1}')
         client.close()
     (request,) = server.requests

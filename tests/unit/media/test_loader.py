@@ -152,7 +152,7 @@ async def test_slow_sounds_leave_threads_for_pictures(monkeypatch: pytest.Monkey
     sounds = [MediaRef("audio", media.data_url(media.sound(seconds=n))) for n in (1, 2, 3)]
     slow = asyncio.create_task(made.load_all(sounds))
     await stuck.begins(1)
-    assert (await asyncio.wait_for(made.load(different(1)[0]), 10)).kind == "image"
+    assert (await asyncio.wait_for(made.load(different(1)[0]), 30)).kind == "image"
     assert stuck.begun == 1
     stuck.go_on.set()
     assert len(await slow) == 3

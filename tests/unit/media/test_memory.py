@@ -30,7 +30,7 @@ async def test_step_waits_until_there_is_room() -> None:
     await settle()
     assert not waiting.done()
     memory.drop(old, thing)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     assert memory.bytes == 0
 
 
@@ -38,14 +38,14 @@ async def test_oldest_request_goes_on_and_then_the_next() -> None:
     memory, old, young = Memory(100), Hold(), Hold()
     memory.keep(old, Thing(), 70)
     memory.keep(young, Thing(), 70)
-    await asyncio.wait_for(memory.take(old, ()), 5)
+    await asyncio.wait_for(memory.take(old, ()), 30)
     waiting = asyncio.create_task(memory.take(young, ()))
     memory.keep(old, Thing(), 1000)
     memory.keep(young, Thing(), 50)
     await settle()
     assert not waiting.done() and memory.bytes == 1190
     old.let_go()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     assert memory.bytes == 120, "above the limit still, but nobody else holds anything"
 
 
@@ -57,7 +57,7 @@ async def test_oldest_request_that_held_nothing_makes_way_too() -> None:
     await settle()
     assert not waiting.done()
     old.let_go()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
 
 
 async def test_request_without_room_keeps_nobody_from_a_place() -> None:
@@ -65,11 +65,11 @@ async def test_request_without_room_keeps_nobody_from_a_place() -> None:
     memory.keep(old, Thing(), 100)
     waiting = asyncio.create_task(memory.take(young, (place,)))
     await settle()
-    async with asyncio.timeout(5), memory.turn(old, (place,)):
+    async with asyncio.timeout(30), memory.turn(old, (place,)):
         old.let_go()
         await settle()
         assert not waiting.done(), "there is room, but no place"
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     assert place.locked()
 
 
@@ -92,7 +92,7 @@ async def test_oldest_is_woken_though_many_began_to_wait_before_it() -> None:
     await settle()
     first.let_go()  # room for a moment: the first who pass take it
     memory.keep(Hold(), Thing(), 1000)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     for task in crowd:
         task.cancel()
     await asyncio.gather(*crowd, return_exceptions=True)
