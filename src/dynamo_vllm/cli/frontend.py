@@ -77,8 +77,9 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     drt = runtime.create(options)
     # Workers bring their answers to a socket of ours, which the runtime makes with the first client.
     await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
-    lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd else 0
-    keeping = asyncio.ensure_future(keeper.keep(etcd, lease))
+    folder = options.discovery_folder
+    lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd or folder else 0
+    keeping = asyncio.ensure_future(keeper.keep(etcd, folder, lease))
     engine = await make_engine(drt, entrypoint(options))
     loop = asyncio.get_running_loop()
     asked: list[int] = []
