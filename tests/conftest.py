@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-SECONDS = {"runtime": 120, "contract": 180, "cpu": 300, "e2e": 300}
+SECONDS = {"runtime": 120, "contract": 180, "cpu": 300, "e2e": 300, "bare": 400}
 """How long a test may take, with the start of what it shares with others, on a busy machine."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
