@@ -9,7 +9,7 @@ endif
 BIN := .venv/bin
 MODEL ?=
 ARGS ?=
-TIERS := unit runtime contract cpu e2e deploy
+TIERS := unit runtime contract cpu e2e bare deploy
 
 .PHONY: help venv serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers demo-models clean distclean
 .DEFAULT_GOAL := help

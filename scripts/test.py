@@ -10,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "deploy")
+TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "bare", "deploy")
 TWO = ("-n", "2", "--dist", "loadfile")
-AT_ONCE = {"unit": ("-n", "auto"), "runtime": TWO, "deploy": ("-n", "auto")}
-"""Engines would take the processor from each other; without them much of the time is waiting.
+AT_ONCE = {"unit": ("-n", "auto"), "runtime": TWO, "bare": TWO, "deploy": ("-n", "auto")}
+"""Engines would take the processor from each other; without them much of the time is waiting. Of those in
+`bare` one has a core of its own.
 
 The tests of a file share what it starts.
 """

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +17,11 @@ import pytest
 
 from harness.adapters import make_adapter
 from harness.hub import hub
-from harness.stack import COMMAND, Stack, environment, free_port, kill_tree, stack, survivors
+from harness.served import Serving, served
+from harness.stack import COMMAND, environment, stack, survivors
 from harness.waiting import until
 
 SUM = "What is 17 + 25?"
-
-
-@dataclass
-class Serving:
-    process: subprocess.Popen[bytes]
-    stack: Stack
-    output: Path
-    first_token_seconds: float = 0.0
-    """Of the first chat, begun when the ready line was there."""
-
-    @property
-    def ready_line(self) -> str:
-        lines = [line for line in self.output.read_text().splitlines() if line.startswith("ready: ")]
-        return lines[0] if lines else ""
-
-    def below(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def engine_core(self) -> psutil.Process:
-        return self.called("EngineCore")
-
-    def called(self, title: str) -> psutil.Process:
-        """The one process below `serve` whose command line says this."""
-        (found,) = [p for p in self.below() if title in " ".join(p.cmdline())]
-        return found
-
-    def came_back(self) -> None:
-        until("the model to come back", lambda: self.stack.get("/health").status_code == 200, 150, every=0.2)
-        answer = self.stack.openai.completions.create(model="demo-chat", prompt="hello", max_tokens=3)
-        assert answer.choices[0].text
 
 
 @pytest.fixture(scope="module")
@@ -66,36 +35,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield running
 
 
-@contextlib.contextmanager
-def served(folder: Path, *words: str) -> Iterator[Serving]:
-    """`serve` with these words, ready."""
-    made = Stack(folder, port=free_port())
-    env = environment(folder, XDG_CACHE_HOME=str(folder / "cache"))
-    del env["DYN_FILE_KV"]
-    output = folder / "serve.out"
-    with output.open("wb") as out:
-        process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", str(made.port), *words],
-            env=env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    running = Serving(process, made, output)
-    assert made.openai  # made now, to measure nothing of it
-    try:
-        until("the ready line", lambda: running.ready_line or process.poll() is not None, 200, every=0.2)
-        assert running.ready_line, output.read_text()
-        yield running
-    finally:
-        kill_tree(process.pid)
-        process.wait(30)
-        made.openai.close()
-
-
 def ask(running: Serving, text: str, **more: Any) -> Any:
-    messages = [{"role": "user", "content": text}]
-    create: Any = running.stack.openai.chat.completions.create
-    return create(model="demo-chat", messages=messages, temperature=0, max_tokens=150, **more)
+    return running.chat(text, temperature=0, **more)
 
 
 def text_of(delta: Any) -> str:

@@ -67,6 +67,7 @@ WRITES_ENVIRONMENT = {
     "engine/omni_start.py": "vLLM's, and what the processes of a pipeline's stages must know",
     "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
     "config/runtime_env.py": "the Rust runtime's variables",
+    "config/folders.py": "where caches go, for libraries that read it when they are imported",
     "cli/reference.py": "the width of the help it asks for, for that moment",
     "media/apart_child.py": "those of the decoder's libraries, in a process that does nothing else",
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving import scratch
 
 
@@ -52,3 +53,11 @@ def test_folder_of_somebody_else_is_left_alone(temporary: Path) -> None:
     other.mkdir()
     scratch.sweep()
     assert other.is_dir()
+
+
+def test_machine_without_a_temporary_folder_is_told_what_to_do(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
+    with pytest.raises(StartError, match="no temporary folder can be made: No such file.*set TMPDIR"):
+        scratch.folder().__enter__()

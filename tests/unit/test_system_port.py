@@ -84,7 +84,7 @@ def opened(behind: tuple[str, int], admin: Recorder | None = None) -> Iterator[S
 def get(
     front: SystemPort, path: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
     with contextlib.closing(connection):
         connection.request(method, path, body, headers)
         answer = connection.getresponse()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, planes, runtime_env
+from dynamo_vllm.config import build, checks, folders, planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
 from dynamo_vllm.errors import ConfigError, StartError
@@ -50,12 +50,13 @@ class FrontendState(Protocol):
 
 
 def main(argv: Sequence[str]) -> int:
-    environment = build.environment()
+    environment = folders.complete(build.environment(), folders.for_frontend)
     options, rest = build.parse(FrontendOptions, argv, environment, PROG, DESCRIPTION)
     if rest:
         raise ConfigError(f"{rest[0]} is no option of the frontend; see '{PROG} --help'")
     checks.check_frontend(options)
     refuse_taken_port("--port", options.host, options.port)
+    folders.refuse_full(folders.kept_by_frontend(environment), "set HOME to another folder")
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
     runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **variables(options))
@@ -76,8 +77,9 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     drt = runtime.create(options)
     # Workers bring their answers to a socket of ours, which the runtime makes with the first client.
     await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
-    lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd else 0
-    keeping = asyncio.ensure_future(keeper.keep(etcd, lease))
+    folder = options.discovery_folder
+    lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd or folder else 0
+    keeping = asyncio.ensure_future(keeper.keep(etcd, folder, lease))
     engine = await make_engine(drt, entrypoint(options))
     loop = asyncio.get_running_loop()
     asked: list[int] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.process import refuse_taken_port
-from dynamo_vllm.config import build, checks, planes, topology
+from dynamo_vllm.config import build, checks, folders, planes, topology
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import vllm_start
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(parser().format_help(), end="")
         return 0
-    environment = build.environment()
+    environment = folders.complete(build.environment(), folders.for_worker)
     options, wanted = understand(argv, environment)
     folder = run_folder.choose(options.run_dir, environment)
     plan = prepare(wanted, environment, folder, options.demo)

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, forks, nodes, planes, runtime_env, worker_line
+from dynamo_vllm.config import build, checks, folders, forks, nodes, planes, runtime_env, worker_line
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import imports
 from dynamo_vllm.forking import CannotFork
@@ -31,7 +31,7 @@ EPILOG = (
 
 
 def main(argv: Sequence[str]) -> int:
-    environment = build.environment()
+    environment = folders.complete(build.environment(), folders.for_worker)
     options, engine_argv = worker_line.parse(argv, environment, PROG, DESCRIPTION, EPILOG)
     checks.check_worker(options, engine_argv)
     anywhere = options.system_host or options.bind_host or "0.0.0.0"

@@ -12,9 +12,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.serving import file_keeper
 from dynamo_vllm.serving.etcd import Etcd, EtcdError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dynamo_vllm.config.planes import EtcdAccess
 
 logger = logging.getLogger(__name__)
@@ -74,8 +77,10 @@ class Keeper:
         )
 
 
-async def keep(access: EtcdAccess | None, lease: int) -> None:
-    """As a task beside everything else; without etcd there is nothing to do."""
+async def keep(access: EtcdAccess | None, folder: Path | None, lease: int) -> None:
+    """As a task beside everything else; in Kubernetes there is nothing to do."""
+    if folder is not None:
+        await file_keeper.keep(folder, lease)
     if access is None:
         return
     try:

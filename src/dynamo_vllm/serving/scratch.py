@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.errors import StartError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,8 +22,14 @@ _LOCK = "in-use"
 @contextlib.contextmanager
 def folder() -> Iterator[str]:
     """A fresh one, held by a lock that ends with the last process of this worker."""
-    sweep()
-    made = tempfile.mkdtemp(prefix=PREFIX)
+    try:
+        sweep()
+        made = tempfile.mkdtemp(prefix=PREFIX)
+    except OSError as exc:
+        raise StartError(
+            f"no temporary folder can be made: {exc.strerror}; "
+            "make room, or set TMPDIR to a folder that can be written to"
+        ) from None
     with open(os.path.join(made, "new"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.rename(lock.name, os.path.join(made, _LOCK))  # nobody sees it unlocked

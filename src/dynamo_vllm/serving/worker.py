@@ -153,7 +153,9 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
         # Requests come from here on, before the first adapters are there: whatever ends them is heard.
         on_signals(ending, lambda: lifecycle.state is State.STOPPED)
         watching = asyncio.create_task(assembly.monitor(started, made).run())
-        keeping = asyncio.create_task(keeper.keep(started.etcd, endpoint.connection_id()))
+        keeping = asyncio.create_task(
+            keeper.keep(started.etcd, options.discovery_folder, endpoint.connection_id())
+        )
         serving = asyncio.create_task(registration.serve(generate, made.role.health_check()))
 
         async def open_up() -> None:

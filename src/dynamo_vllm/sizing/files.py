@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import folders
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def find(model: str, environment: Mapping[str, str]) -> Path:
 
 def _cached(model: str, environment: Mapping[str, str]) -> Path:
     """The newest snapshot of a hub id; nothing is fetched."""
-    home = Path(environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    home = Path(environment.get("HF_HOME") or folders.cache(environment) / "huggingface")
     hub = Path(environment.get("HF_HUB_CACHE") or home / "hub")
     folder = hub / f"models--{model.replace('/', '--')}"
     main = folder / "refs" / "main"

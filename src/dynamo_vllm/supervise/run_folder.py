@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.config import folders
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class RunFolder:
             raise StartError(
                 f"--run-dir {self.path} cannot be used: {exc.strerror}; choose another"
             ) from None
+        folders.refuse_full(self.path, "choose another folder with --run-dir")
         with lock:
             self._hold(lock)
             self.forget()
@@ -160,8 +162,7 @@ class RunFolder:
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
     """Where this package may keep files of the user."""
-    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "/tmp"), ".cache")
-    return Path(cache, "dynamo-vllm")
+    return folders.cache(environment) / "dynamo-vllm"
 
 
 def choose(run_dir: str | None, environment: Mapping[str, str]) -> RunFolder:

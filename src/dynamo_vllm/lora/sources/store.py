@@ -14,6 +14,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import folders
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -23,8 +25,7 @@ _PART, _LOCK, _OLD = ".part-", ".lock", ".old"
 def cache_folder(lora_path: str | None, env: Mapping[str, str]) -> Path:
     if lora_path:
         return Path(lora_path).expanduser().absolute()
-    above = env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or Path.home(), ".cache")
-    return Path(above, "dynamo-vllm", "adapters")
+    return folders.cache(env) / "dynamo-vllm" / "adapters"
 
 
 class Store:

@@ -1,0 +1,151 @@
+"""Chooses where files of the user go when the home folder is missing or cannot be written.
+
+vLLM, Hugging Face's libraries and the runtime keep files below the home folder. Without one some of them make
+a folder `~` in the current one, and frontend 1.6.1 does not find the model it has just put there.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.errors import ConfigError, StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_ROOM_BYTES = 256 * 1024
+"""What a start writes into a run folder, four times."""
+_HUB = Path(".cache", "huggingface")
+
+
+def cache(environment: Mapping[str, str]) -> Path:
+    """The folder for caches of this user; who writes there makes it."""
+    if named := environment.get("XDG_CACHE_HOME"):
+        return Path(named)
+    mine = home(environment)
+    return (mine if mine is not None and is_usable(mine) else spare(environment)) / ".cache"
+
+
+def home(environment: Mapping[str, str]) -> Path | None:
+    """The user's home folder; None for a user without a name that was not told of one."""
+    if named := environment.get("HOME"):
+        return Path(named)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+def is_usable(home: Path) -> bool:
+    """Whether caches can be kept there; a `.cache` that only root may write to is not rare."""
+    return can_be_written(home) and can_be_written(home / ".cache")
+
+
+def can_be_written(folder: Path) -> bool:
+    """Also when it can be made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def spare(environment: Mapping[str, str]) -> Path:
+    """Stands in for the home folder; nobody else may have put anything there."""
+    if named := environment.get("XDG_CACHE_HOME"):
+        folder = Path(named, "dynamo-vllm", "home")
+    else:
+        folder = Path(environment.get("TMPDIR") or "/tmp", f"dynamo-vllm-home-{os.getuid()}")
+    try:
+        found = folder.lstat()
+    except OSError:
+        return folder
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(f"{folder} could be another user's; set HOME to a folder that you can write to")
+    return folder
+
+
+def for_worker(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that give vLLM and its libraries folders to write to; none where the home folder does.
+
+    A home folder that can only be read stays what it is: keys and models may lie there.
+    """
+    mine = home(environment)
+    if mine is not None and is_usable(mine):
+        return _missing(environment, {"HOME": mine})
+    folder = make_spare(environment)
+    if mine is None or not mine.is_dir():
+        return {"HOME": str(folder)}
+    wanted = {
+        "XDG_CACHE_HOME": folder / ".cache",
+        "XDG_CONFIG_HOME": folder / ".config",
+        "TRITON_HOME": folder,
+        "FLASHINFER_WORKSPACE_BASE": folder,
+        "CUDA_CACHE_PATH": folder / ".nv" / "ComputeCache",
+        **_hub(mine),
+    }
+    return _missing(environment, wanted)
+
+
+def for_frontend(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same for the runtime's server: it keeps tokenizers in HOME/.cache/dynamo and nowhere else."""
+    mine = home(environment)
+    if mine is not None and is_usable(mine):
+        return _missing(environment, {"HOME": mine})
+    hub = _missing(environment, _hub(mine)) if mine is not None else {}
+    return {"HOME": str(make_spare(environment)), **hub}
+
+
+def kept_by_frontend(environment: Mapping[str, str]) -> Path:
+    """Where it keeps tokenizers; it would try for ever where it cannot."""
+    folder = Path(environment["HOME"], ".cache")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StartError(f"{folder} cannot be made: {exc.strerror}; set HOME to another folder") from None
+    return folder
+
+
+def make_spare(environment: Mapping[str, str]) -> Path:
+    folder = spare(environment)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(
+            f"there is no home folder that can be written to, and {folder} cannot be made ({exc.strerror}); "
+            "set HOME to a folder that you can write to"
+        ) from None
+    return spare(environment)  # somebody may have been faster
+
+
+def _missing(environment: Mapping[str, str], wanted: Mapping[str, Path]) -> dict[str, str]:
+    """What the user set stands."""
+    return {name: str(path) for name, path in wanted.items() if not environment.get(name)}
+
+
+def _hub(home: Path) -> dict[str, Path]:
+    """Models that are there are worth more than a place to download others to."""
+    return {"HF_HOME": home / _HUB} if (home / _HUB).is_dir() else {}
+
+
+def refuse_full(folder: Path, remedy: str) -> None:
+    """Refuse a disk that has no room, in one line: without it, processes wait for files that never come."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+    except OSError as exc:
+        raise StartError(f"{folder}: {exc.strerror}; free some there, or {remedy}") from None
+
+
+def complete(
+    environment: Mapping[str, str], missing: Callable[[Mapping[str, str]], dict[str, str]]
+) -> dict[str, str]:
+    """The environment with what is missing in it, which this process and those it starts get too."""
+    found = missing(environment)
+    os.environ.update(found)
+    return {**environment, **found}

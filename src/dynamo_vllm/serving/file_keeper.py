@@ -1,0 +1,150 @@
+"""Brings a process back into file discovery after its files were taken for those of a dead one.
+
+Defect: runtime 1.6.1 removes files that nobody touched for ten seconds of the wall clock. When the clock is
+set forward, the machine was suspended or a process stood still, that hits processes that live.
+Effect: the runtime does not write a file again; the worker runs on and no request ever reaches it.
+Fix: remember what the files of this process hold, and put back those that were removed for their age. It can
+go when the runtime writes its files again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import psutil
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0
+LEASE_SECONDS = 10.0
+"""After that time without a touch any process of the deployment removes a file."""
+TOUCHED_SECONDS = 5.0
+"""The runtime touches its files every three."""
+_UNFINISHED = ".tmp_"
+_PORT = re.compile(r":(\d+)$")
+
+
+@dataclass(slots=True)
+class Entry:
+    inode: int
+    data: bytes
+    modified: float
+
+
+class FileKeeper:
+    """Looks after the files of one process."""
+
+    def __init__(self, folder: Path, instance: int) -> None:
+        self._folder = folder
+        self._ids = {f"{instance:x}"}
+        """The last part of the names of our files."""
+        self._mine: dict[Path, Entry] = {}
+        self._others: dict[Path, int] = {}
+        """Inodes of the files that are not ours."""
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.wait(LOOK_SECONDS):
+            with contextlib.suppress(OSError):  # a full disk, or a folder that is gone for the moment
+                self.look()
+
+    def look(self) -> None:
+        found = dict(self._files())
+        for path, status in found.items():
+            self._see(path, status)
+        for path in [path for path in self._others if path not in found]:
+            del self._others[path]
+        lost = [path for path in self._mine if path not in found]
+        aged = [path for path in lost if time.time() - self._mine[path].modified >= LEASE_SECONDS]
+        for path in lost:
+            if path not in aged:  # this process took it out
+                del self._mine[path]
+        for path in aged:
+            self._put_back(path)
+        if aged:
+            logger.warning(
+                "discovery had lost this process: its %d files are there again; the clock was set forward, "
+                "or the machine stood still",
+                len(aged),
+            )
+
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        for parent, _, names in os.walk(self._folder):
+            for name in names:
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    path = Path(parent, name)
+                    if not name.startswith(_UNFINISHED):
+                        found.append((path, path.stat()))
+        return found
+
+    def _see(self, path: Path, status: os.stat_result) -> None:
+        known = self._mine.get(path)
+        if known is not None and known.inode == status.st_ino:
+            known.modified = status.st_mtime
+            if time.time() - status.st_mtime > TOUCHED_SECONDS:  # before somebody removes it
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(path)
+        elif self._others.get(path) != status.st_ino:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                data = path.read_bytes()
+                if self._is_mine(path, data):
+                    self._mine[path] = Entry(status.st_ino, data, status.st_mtime)
+                else:
+                    self._others[path] = status.st_ino
+
+    def _is_mine(self, path: Path, data: bytes) -> bool:
+        """By our instance in its name, or our port in it: publishers of events have numbers of their own."""
+        number = unquote(path.name).rpartition("/")[2]
+        if number not in self._ids and _port(data) in _own_ports():
+            self._ids.add(number)
+        return number in self._ids
+
+    def _put_back(self, path: Path) -> None:
+        """In one step, and not over a file that is there again."""
+        entry = self._mine[path]
+        fresh = path.with_name(f"{_UNFINISHED}{os.getpid()}-{threading.get_ident():x}")
+        try:
+            fresh.write_bytes(entry.data)
+            now = time.time()
+            os.utime(fresh, (now, now))
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, path)
+            entry.inode, entry.modified = fresh.stat().st_ino, now
+        finally:
+            fresh.unlink(missing_ok=True)
+
+
+def _port(data: bytes) -> int | None:
+    """Where the owner of a file listens, as far as the file says so."""
+    try:
+        told: Any = json.loads(data)["transport"]["config"]["endpoint"]
+        found = _PORT.search(told)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return int(found[1]) if found else None
+
+
+def _own_ports() -> set[int]:
+    connections = psutil.Process().net_connections("tcp")
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
+async def keep(folder: Path, instance: int) -> None:
+    """Until it is cancelled. In a thread: a busy loop must not be taken for a process that stood still."""
+    stop = threading.Event()
+    thread = threading.Thread(target=FileKeeper(folder, instance).run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        stop.set()
