@@ -18,17 +18,21 @@ import vllm.v1.engine.exceptions
 from prometheus_client import Histogram
 from transformers import PreTrainedTokenizerBase
 from vllm import SamplingParams
-from vllm.config import KVEventsConfig
+from vllm.config import KVEventsConfig, ParallelConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils import cpu_triton_utils
+from vllm.utils.import_utils import import_pynvml
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import BackgroundResources, MPClient
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerStats
 from vllm.v1.sample import rejection_sampler
@@ -151,6 +155,15 @@ def test_stat_loggers_are_called_as_ours_is() -> None:
         "mm_cache_stats",
         "engine_idx",
     ]
+
+
+def test_processes_of_ranks_are_where_they_are_looked_at() -> None:
+    assert "engine_manager" in {field.name for field in dataclasses.fields(BackgroundResources)}
+    assert "self.processes" in inspect.getsource(CoreEngineProcManager.__init__)
+    assert "self.engine_ranks_managed" in inspect.getsource(MPClient.__init__)
+    assert isinstance(ParallelConfig.local_world_size, property)
+    assert callable(current_platform.device_id_to_physical_device_id)
+    assert issubclass(import_pynvml().NVMLError, Exception)
 
 
 def test_runner_has_what_the_seed_mend_uses() -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from cpu.faulty_steps import CALL, LOCKED, SLOW, ask, unlock, wait_in_service, wait_out_of_service
+from cpu.pairs import ROUNDS
+from cpu.ranks import QUICK_WATCH
 from harness.stack import Stack, Worker, stack, survivors
-from harness.waiting import until
+from harness.waiting import Promptness, until
 from harness.warm import Zygote
 
 
@@ -21,6 +26,53 @@ def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
         made.start_frontend()
         warm.start_worker(made, model)
         yield made.wait_ready(60)
+
+
+@dataclass
+class Faulty:
+    """A worker whose steps do what a prompt asks for."""
+
+    warm: Zygote
+    model: Path
+    stack: Stack
+
+    def start(self, *flags: str) -> tuple[Stack, Worker]:
+        self.stack.start_frontend()
+        worker = self.warm.start_worker(self.stack, self.model, *flags, call=CALL)
+        self.stack.wait_ready(60)
+        return self.stack, worker
+
+    def not_ready_during(self, kind: int, seconds: int) -> int:
+        """How often it was out of service while a step took so long; other requests wait for it."""
+        worker, left = self.stack.workers[0], 0
+        with ThreadPoolExecutor(2) as pool:
+            slow = pool.submit(ask, self.stack, [kind] * seconds)
+            until("the slow step", lambda: "computing" in worker.log.read_text())
+            other = pool.submit(ask, self.stack, [20, 21])
+            while not slow.done():
+                left += not worker.is_ready() or self.stack.get("/health").status_code != 200
+                time.sleep(0.2)
+            assert slow.result() == other.result() == 3
+        return left
+
+    def deadlock(self) -> float:
+        """Seconds until it is out of service; the step ends then."""
+        worker, core = self.stack.workers[0], engine_core(self.stack.workers[0])
+        locked = worker.log.read_text().count("waiting for a lock")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, self.stack, [LOCKED])
+            until("the lock", lambda: worker.log.read_text().count("waiting for a lock") > locked)
+            try:
+                return wait_out_of_service(self.stack, worker)
+            finally:
+                unlock(core.pid)
+                assert answer.result() == 3
+
+
+@pytest.fixture
+def faulty(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Faulty]:
+    with stack(tmp_path) as made:
+        yield Faulty(warm, model, made)
 
 
 def engine_core(worker: Worker) -> psutil.Process:
@@ -55,11 +107,47 @@ def test_stopped_engine_core(fresh: Stack) -> None:
     worker = fresh.workers[0]
     core = engine_core(worker)
     core.suspend()
-    until("not ready", lambda: not worker.is_ready() and fresh.get("/health").status_code == 503)
+    wait_out_of_service(fresh, worker)
+    assert "its process is stopped" in worker.log.read_text()
     core.resume()
-    until("ready again", lambda: worker.is_ready() and fresh.get("/health").status_code == 200)
-    answer = fresh.openai.completions.create(model="tiny", prompt=[20, 21], max_tokens=3)
-    assert answer.usage is not None and answer.usage.completion_tokens == 3
+    wait_in_service(fresh, worker)
+    assert ask(fresh, [20, 21]) == 3
+
+
+def test_slow_step_stays_in_service_and_a_deadlock_does_not(faulty: Faulty) -> None:
+    made, worker = faulty.start(*QUICK_WATCH)
+    left = faulty.not_ready_during(SLOW, seconds=12)
+    assert left == 0, "three seconds of silence were a hang before"
+    faulty.deadlock()
+    wait_in_service(made, worker)
+    assert worker.log.read_text().count("slow, not hung") == 1, "a deadlock is not"
+    assert "used no processor time for" in worker.log.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_step_of_a_minute_stays_in_service(faulty: Faulty) -> None:
+    made, _ = faulty.start()
+    assert faulty.not_ready_during(SLOW, seconds=60) == 0
+    assert ask(made, [20, 21]) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120 + 60 * ROUNDS)
+def test_stopped_and_deadlocked_engines_are_out_of_service_in_time(faulty: Faulty) -> None:
+    made, worker = faulty.start()
+    stopped, locked = Promptness(), Promptness()
+    for _ in range(ROUNDS):
+        core = engine_core(worker)
+        core.suspend()
+        stopped.seconds.append(wait_out_of_service(made, worker))
+        core.resume()
+        wait_in_service(made, worker)
+        locked.seconds.append(faulty.deadlock())
+        wait_in_service(made, worker)
+    print("seconds until out of service:", stopped.seconds, locked.seconds)
+    stopped.assert_within(15)
+    locked.assert_within(30)
 
 
 def test_sigterm_while_idle_ends_within_seconds(fresh: Stack) -> None:

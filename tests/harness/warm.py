@@ -26,6 +26,7 @@ FORKED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     **({"VLLM_PLUGINS": ",".join(_PLUGINS)} if _PLUGINS is not None else {}),
 }
+RUN_COMMAND = "dynamo_vllm.cli.main:run_command"
 CACHE_BLOCKS = 1024
 """128 MiB of the tiny models. vLLM zeroes the cache: that of a GiB is most of an engine's start."""
 ENGINE_FLAGS = (
@@ -97,9 +98,10 @@ class Zygote:
         *args: str,
         env: Mapping[str, str] | None = None,
         host: Host | None = None,
+        call: str = RUN_COMMAND,
     ) -> Worker:
         """A real worker with a real engine, in seconds."""
-        worker = self.start_node(stack, model, *args, env=env, host=host)
+        worker = self.start_node(stack, model, *args, env=env, host=host, call=call)
         stack.workers.append(worker)
         return worker
 
@@ -110,13 +112,14 @@ class Zygote:
         *args: str,
         env: Mapping[str, str] | None = None,
         host: Host | None = None,
+        call: str = RUN_COMMAND,
     ) -> Worker:
         """The same for a process that is to be no worker of its own in discovery."""
         port = free_system_port()
         log = stack.folder / f"worker{len(stack.processes)}.log"
         argv = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
         process = self.fork(
-            "dynamo_vllm.cli.main:run_command",
+            call,
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
             stack.environment(host, **FORKED, **(env or {})),
             log,

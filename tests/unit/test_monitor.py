@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
 
 import pytest
 
+from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.vitals import Vitals
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.job import Job, SamplingSpec
+from dynamo_vllm.serving import monitor as monitoring
 from dynamo_vllm.serving.monitor import Monitor
 from harness.fakes import FakeWorker, make_worker, request
 
@@ -29,16 +34,19 @@ class Seen:
         self.answered.set()
 
 
-def watch(worker: FakeWorker) -> tuple[Seen, asyncio.Task[None]]:
+def watch(
+    worker: FakeWorker | FakeEngine, canary_timeout_seconds: float = 0.1, step_seconds: float = 600
+) -> tuple[Seen, asyncio.Task[None]]:
     seen = Seen()
     monitor = Monitor(
-        worker.engine,
+        worker.engine if isinstance(worker, FakeWorker) else worker,
         canary,
         seen.hang,
         seen.answer,
         health_seconds=0.01,
         canary_seconds=0.05,
-        canary_timeout_seconds=0.1,
+        canary_timeout_seconds=canary_timeout_seconds,
+        step_seconds=step_seconds,
     )
     return seen, asyncio.create_task(monitor.run())
 
@@ -122,6 +130,7 @@ async def test_engine_that_stands_still_on_purpose_is_not_asked() -> None:
         health_seconds=0.01,
         canary_seconds=0.05,
         canary_timeout_seconds=0.1,
+        step_seconds=600,
     )
     is_watched = True
     await monitor.look()
@@ -130,5 +139,89 @@ async def test_engine_that_stands_still_on_purpose_is_not_asked() -> None:
     await asyncio.sleep(0.3)  # twice what a hang takes to be seen
     assert not seen.hung.is_set()
     is_watched = True
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    await stop(task)
+
+
+class Working(FakeEngine):
+    """In a step that does not end; one with a process of its own, as it seems."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeSpec(stall_on_token=1), lambda figures: None, lambda phase: None)
+        self.looks = 0
+        self.is_computing = self.can_be_read = True
+        self._cpu_seconds = 0.0
+
+    async def vitals(self) -> Mapping[int, Vitals]:
+        self.looks += 1
+        if not self.can_be_read:
+            await asyncio.Event().wait()
+        self._cpu_seconds += self.is_computing
+        return {0: Vitals(self._cpu_seconds)}
+
+    async def looked(self, times: int) -> None:
+        wanted = self.looks + times
+        async with asyncio.timeout(10):
+            while self.looks < wanted:
+                await asyncio.sleep(0.01)
+
+
+async def test_slow_step_is_no_hang_and_one_that_stands_still_is(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Working()
+    seen, task = watch(engine)
+    await engine.looked(60)  # half a second and more: five times what a canary may take
+    assert not seen.hung.is_set() and engine.running
+    assert caplog.text.count("slow, not hung") == 1
+    engine.is_computing = False
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    assert "used no processor time" in seen.reason
+    assert not seen.answered.is_set()
+    await engine.abort("canary-1")
+    await asyncio.wait_for(seen.answered.wait(), 5)
+    await stop(task)
+
+
+async def test_deadlock_is_not_called_slow_first(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Working()
+    engine.is_computing = False
+    seen, task = watch(engine)
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    assert "slow" not in caplog.text
+    await stop(task)
+
+
+async def test_step_without_end_is_a_hang_however_busy() -> None:
+    seen, task = watch(Working(), step_seconds=0.3)
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    assert "--step-seconds" in seen.reason
+    await stop(task)
+
+
+async def test_engine_that_cannot_be_looked_at_is_judged_by_its_silence() -> None:
+    engine = Working()
+    engine.can_be_read = False  # as with a driver that hangs
+    seen, task = watch(engine)
+    await asyncio.wait_for(seen.hung.wait(), 5)
+    assert engine.looks == 1, "nobody else is kept by it"
+    await stop(task)
+
+
+def stand_still(seconds: float) -> None:
+    """With the loop, and with it the watch."""
+    time.sleep(seconds)
+
+
+async def test_worker_that_stood_still_itself_does_not_blame_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitoring, "LATE_SECONDS", 0.1)
+    worker = await make_worker(stall_on_token=1)
+    seen, task = watch(worker, canary_timeout_seconds=0.4)
+    async with asyncio.timeout(5):
+        while not worker.engine.running:
+            await asyncio.sleep(0.01)
+    stand_still(0.6)
+    await asyncio.sleep(0.02)  # long enough for a look
+    assert not seen.hung.is_set()
     await asyncio.wait_for(seen.hung.wait(), 5)
     await stop(task)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
+    from dynamo_vllm.engine.vitals import Vitals
     from dynamo_vllm.job import Adapter, AnswerParser, Embeds, EngineFacts, Job, Media, MediaPrompt
     from dynamo_vllm.wire_openai import ChatBody
 
@@ -114,6 +115,9 @@ class Engine(Protocol):
 
     def outputs_seen(self) -> Mapping[int, int]:
         """For each rank, grows with everything it puts out; standing still while work waits means a hang."""
+
+    async def vitals(self) -> Mapping[int, Vitals]:
+        """What the processes of each rank are doing; ranks of which that is not known are left out."""
 
     def metrics_text(self) -> str:
         """The engine's own series in Prometheus' text format."""

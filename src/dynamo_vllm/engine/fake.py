@@ -45,6 +45,7 @@ from dynamo_vllm.job import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dynamo_vllm.engine.vitals import Vitals
     from dynamo_vllm.job import Media
 
 REPORT_SECONDS = 0.1
@@ -301,6 +302,9 @@ class FakeEngine:
 
     def outputs_seen(self) -> Mapping[int, int]:
         return self._made
+
+    async def vitals(self) -> Mapping[int, Vitals]:
+        return {}
 
     def metrics_text(self) -> str:
         return ""

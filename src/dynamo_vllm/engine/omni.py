@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vitals import Vitals
     from dynamo_vllm.job import Media, MediaPrompt
 
 logger = logging.getLogger(__name__)
@@ -290,6 +291,10 @@ class OmniEngine:
         if self._drawing and time.monotonic() - self._moved_at < PATIENCE_SECONDS:
             self._outputs += 1
         return {0: self._outputs}
+
+    async def vitals(self) -> Mapping[int, Vitals]:
+        """Which stage works in which thread is not known; long drawings have `outputs_seen`."""
+        return {}
 
     def metrics_text(self) -> str:
         return prometheus.series()

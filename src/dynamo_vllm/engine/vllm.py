@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine import plugin, prometheus, vllm_start
+from dynamo_vllm.engine import plugin, prometheus, vllm_start, vllm_vitals
 from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.engine.threads import in_thread
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vitals import Vitals
     from dynamo_vllm.engine.vllm_control import Control
     from dynamo_vllm.engine.vllm_direct import Direct
     from dynamo_vllm.engine.vllm_socket import Receiver
@@ -224,6 +225,10 @@ class VllmEngine:
 
     def outputs_seen(self) -> Mapping[int, int]:
         return self._seen
+
+    async def vitals(self) -> Mapping[int, Vitals]:
+        found: Mapping[int, Vitals] = await in_thread(functools.partial(vllm_vitals.read, self._engine))
+        return found
 
     def metrics_text(self) -> str:
         own = prometheus.series()

@@ -228,4 +228,5 @@ def monitor(started: Started, made: Assembled) -> Monitor:
         health_seconds=options.health_seconds,
         canary_seconds=options.canary_seconds,
         canary_timeout_seconds=options.canary_timeout_seconds,
+        step_seconds=options.step_seconds,
     )

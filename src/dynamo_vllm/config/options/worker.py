@@ -268,8 +268,16 @@ class WorkerOptions(OmniOptions):
     canary_timeout_seconds: float = opt(
         6.0,
         "life",
-        "Seconds a canary may take before the worker is taken out of service.",
+        "Seconds a canary may take before the engine must show that it works; it is hung and out of service "
+        "where its process is stopped, or uses neither processor nor GPU for twice as long.",
         env="DYN_VLLM_CANARY_TIMEOUT_SECONDS",
+        metavar="SECONDS",
+    )
+    step_seconds: float = opt(
+        600.0,
+        "life",
+        "Seconds one step of the engine may take; one that takes longer is hung, however busy it is.",
+        env="DYN_VLLM_STEP_SECONDS",
         metavar="SECONDS",
     )
     runtime_health_check: bool = opt(
