@@ -173,9 +173,9 @@ class VllmEngine:
         """The long way, for whatever needs vLLM's own work on each output."""
         from dynamo_vllm.engine import vllm_convert as convert
         from dynamo_vllm.engine.vllm_control import lora_request
-        from dynamo_vllm.engine.vllm_terms import refuse_logprobs_of_found
+        from dynamo_vllm.engine.vllm_terms import refuse_prompt_logprobs
 
-        refuse_logprobs_of_found(llm.vllm_config, job)
+        refuse_prompt_logprobs(llm.vllm_config, job)
         has_begun = False
         try:
             stream = llm.generate(
