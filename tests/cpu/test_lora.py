@@ -67,6 +67,16 @@ def test_mixed_requests_equal_bare_vllm(both: Stack, expected: Expected) -> None
     assert len({expected[name, 0] for name in ("tiny", "a", "b")}) == 3, "the adapters change nothing"
 
 
+def test_logprobs_of_a_prompt_are_refused_and_end_no_engine(workers: Stack) -> None:
+    """vLLM 0.30 on CPU: beside another request they would end an engine that takes adapters."""
+    body = {"model": "tiny", "prompt": [10 + i % 90 for i in range(30)], "max_tokens": 8, "ignore_eos": True}
+    asked = [body | {"prompt_logprobs": 1} if i % 2 else body for i in range(8)]
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        answers = list(pool.map(lambda one: workers.post("/v1/completions", one), asked))
+    assert [answer.status_code for answer in answers] == [200, 400] * 4
+    assert "prompt_logprobs" in answers[1].text
+
+
 def test_cached_prefixes_are_not_shared_between_adapters(both: Stack) -> None:
     def cached(model: str) -> tuple[int, int]:
         answer = both.openai.completions.create(

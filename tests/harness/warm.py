@@ -39,6 +39,9 @@ ARCHITECTURES = (
     "Qwen3VLForConditionalGeneration",
 )
 RUN_COMMAND = "dynamo_vllm.cli.main:run_command"
+NOT_WARMED = {"DYN_VLLM_WARM_UP": "false"}
+"""The warm-up is a second of every start, and has tests of its own."""
+WARMED = {"DYN_VLLM_WARM_UP": "true"}
 CACHE_BLOCKS = 1024
 """128 MiB of the tiny models. vLLM zeroes the cache: that of a GiB is most of an engine's start."""
 ENGINE_FLAGS = (
@@ -123,7 +126,7 @@ class Zygote:
         process = self.fork(
             call,
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
-            stack.environment(host, **FORKED_SHARDS, **(env or {})),
+            stack.environment(host, **FORKED_SHARDS, **{**NOT_WARMED, **(env or {})}),
             log,
             host,
         )

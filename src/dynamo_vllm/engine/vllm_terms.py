@@ -12,6 +12,7 @@ import vllm
 from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.utils import get_kv_connector_cache_layout
 
+from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -43,12 +44,22 @@ def unasked_connector(config: VllmConfig) -> str | None:
     return next((name for name in names if name not in _ASKED | _HEEDING), None)
 
 
-def refuse_logprobs_of_found(config: VllmConfig, job: Job) -> None:
-    """They come of computing a prompt: of a cache that was found vLLM 0.30 tells memory that nobody wrote."""
-    if job.sampling.prompt_logprobs is not None and (found := unasked_connector(config)):
+def refuse_prompt_logprobs(config: VllmConfig, job: Job) -> None:
+    """They come of computing a prompt: of a cache that was found vLLM 0.30 tells memory that nobody wrote.
+
+    And on CPU they end an engine that takes adapters, beside any other request: it reads the adapter of each
+    row of a prompt from a list with one entry per request.
+    """
+    if job.sampling.prompt_logprobs is None:
+        return
+    if found := unasked_connector(config):
         raise InvalidRequest(
             f"{found} of this worker may find a prompt's cache, which has none; leave it out",
             parameter="prompt_logprobs",
+        )
+    if config.lora_config is not None and vllm_start.device() == "cpu":
+        raise InvalidRequest(
+            "vLLM's CPU engine has none where it takes adapters; leave it out", parameter="prompt_logprobs"
         )
 
 
