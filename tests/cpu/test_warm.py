@@ -14,28 +14,43 @@ from harness.stack import environment, stack
 from harness.warm import FORKED, WARMED, Zygote
 
 
-def found(warm: Zygote, folder: Path, model: Path, adapter: str, is_warmed: bool = True) -> dict[str, Any]:
-    args = [str(model), adapter, is_warmed, str(folder / "out.json")]
+def found(
+    warm: Zygote, folder: Path, model: Path, adapter: str = "", takes_embeds: bool = False
+) -> dict[str, Any]:
+    args = [str(model), adapter, takes_embeds, str(folder / "out.json")]
     child = warm.fork("cpu.warmth:run", args, environment(folder, **FORKED), folder / "log")
     assert child.wait(150) == 0, (folder / "log").read_text()[-3000:]
     made: dict[str, Any] = json.loads((folder / "out.json").read_text())
     return made
 
 
+def imported(seen: dict[str, Any]) -> dict[str, list[str]]:
+    """What requests of each kind imported: it stands for all that is built with the first of them."""
+    return {kind: names for kind, names in seen["new"].items() if names}
+
+
 @pytest.mark.timeout(200)
 def test_no_kind_of_request_imports_anything_and_none_was_counted(
-    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path
+    warm: Zygote, model: Path, tmp_path: Path
 ) -> None:
-    """Imports stand for all that is built once: tables, kernels and parsers are built where they are made."""
-    seen = found(warm, tmp_path, model, str(adapters["a"]))
-    assert {kind: names for kind, names in seen["new"].items() if names} == {}
+    seen = found(warm, tmp_path, model, takes_embeds=True)
+    assert imported(seen) == {}
+    assert {"embeds", "json", "logprobs"} <= set(seen["new"])
     assert seen["counted"] == {}
 
 
 @pytest.mark.timeout(200)
+def test_adapter_imports_nothing(
+    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    seen = found(warm, tmp_path, model, str(adapters["a"]))
+    assert imported(seen) == {} and "adapter" in seen["new"]
+
+
+@pytest.mark.timeout(200)
 def test_picture_imports_nothing(warm: Zygote, tmp_path: Path) -> None:
-    seen = found(warm, tmp_path, make_tiny_vision_model(tmp_path / "model", "qwen2-vl"), "")
-    assert {kind: names for kind, names in seen["new"].items() if names} == {}
+    seen = found(warm, tmp_path, make_tiny_vision_model(tmp_path / "model", "qwen2-vl"))
+    assert imported(seen) == {} and "picture" in seen["new"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--use-vllm-tokenizer",)])

@@ -56,18 +56,17 @@ class Looks(KeepsSeeds):
         return sorted(sys.modules)
 
 
-def run(model: str, adapter: str, is_warmed: bool, out_file: str) -> None:
-    """Without an adapter it is a model that sees pictures."""
-    Path(out_file).write_text(json.dumps(asyncio.run(_run(Path(model), adapter, is_warmed))))
+def run(model: str, adapter: str, takes_embeds: bool, out_file: str) -> None:
+    Path(out_file).write_text(json.dumps(asyncio.run(_run(Path(model), adapter, takes_embeds))))
 
 
-async def _run(model: Path, adapter: str, is_warmed: bool) -> Found:
+async def _run(model: Path, adapter: str, takes_embeds: bool) -> Found:
     settings = EngineSettings(
         model=str(model),
         argv=(*FLAGS, "--worker-extension-cls", "cpu.warmth.Looks", *(LORA if adapter else ())),
         environment=dict(os.environ),
         publishes_kv_events=False,
-        takes_embeds=bool(adapter),
+        takes_embeds=takes_embeds,
     )
     engine = VllmEngine(settings, lambda load: None, lambda phase: None)
     loader = make_loader(threads=1)
@@ -75,17 +74,16 @@ async def _run(model: Path, adapter: str, is_warmed: bool) -> Found:
         facts = await engine.start()
         role = Aggregated(facts, engine, MediaReader(facts, loader, engine))
         before = figures(engine)
-        if is_warmed:
-            scratch = Path(tempfile.mkdtemp())
-            warming = warmup.Warming(
-                engine, engine, role, facts, lambda phase: None, not adapter, model, scratch
-            )
-            with engine.counting.paused():
-                await warmup.warm_up(warming)
+        sees = bool(engine.small_prompts().marks)
+        scratch = Path(tempfile.mkdtemp())
+        warming = warmup.Warming(engine, engine, role, facts, lambda phase: None, sees, model, scratch)
+        with engine.counting.paused():
+            await warmup.warm_up(warming)
         counted = grown(before, figures(engine))
         kinds = _kinds(engine, adapter)
         if adapter:
             await engine.control(AddAdapter(_adapter(adapter)))
+        await _modules(engine)  # the look itself imports something, too
         return {"counted": counted, "new": {kind: await _new(engine, role, kind, kinds) for kind in kinds}}
     finally:
         await loader.aclose()
@@ -121,8 +119,9 @@ def _kinds(engine: VllmEngine, adapter: str) -> dict[str, Request]:
     small = engine.small_prompts()
     if adapter:
         found["adapter"] = _request(61, {}, routing={"lora_name": adapter})
+    if small.embeds is not None:
         found["embeds"] = _request(62, {}, length=0, prompt_embeds=small.embeds)
-    else:
+    if "image" in small.marks:
         picture = {"image_url": [{"Url": _picture()}]}
         found["picture"] = _request(63, {}, token_ids=list(small.marks["image"]), multi_modal_data=picture)
     return found

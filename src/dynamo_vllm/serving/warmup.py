@@ -131,7 +131,10 @@ class _Run:
             for kind in KINDS
             if self._warming.takes_media and kind in small.marks and (url := samples.url(kind)) is not None
         ]
-        return trials.Given(salt, tuple(media), small.embeds)
+        # vLLM 0.30 on CPU: vectors beside tokens end an engine that takes adapters.
+        return trials.Given(
+            salt, tuple(media), small.embeds if self._warming.facts.adapters is None else None
+        )
 
     async def _rank(self, rank: int, made: trials.Trials, adapter: Adapter | None) -> None:
         await self._ask(made.plain, rank)
