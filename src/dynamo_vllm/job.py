@@ -305,5 +305,7 @@ class EngineFacts:
     """Why this engine must not sleep, with the fix; None where it may."""
     pictures: PictureLimits | None = None
     """None where the engine writes text."""
+    builds_lazily: bool = False
+    """Whether the first request of each kind has it build something, for as long as that takes."""
     profile_folder: str | None = None
     """Where profiles are written; None where the engine records none."""

@@ -29,7 +29,7 @@ from vllm.utils import cpu_triton_utils
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerStats
 from vllm.v1.sample import rejection_sampler
 
@@ -37,7 +37,7 @@ from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import vllm_convert, vllm_guides, vllm_start, vllm_stats
-from dynamo_vllm.engine.base import LoadFigures
+from dynamo_vllm.engine.base import Counting, LoadFigures
 from dynamo_vllm.engine.cpu_mend import MENDED_KERNELS, expanded
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import (
@@ -467,7 +467,7 @@ def test_a_time_observed_often_is_counted_as_often() -> None:
 def test_figures_of_steps_add_up() -> None:
     """vLLM tells of each step alone; one that puts nothing out has no iteration figures."""
     told: list[LoadFigures] = []
-    logger = vllm_stats.Load(3, told.append, lambda rank: None)
+    logger = vllm_stats.Load(3, told.append, lambda rank: None, Counting())
     for tokens in (5, 7, None):
         step = SchedulerStats(num_running_reqs=2, num_waiting_reqs=1, kv_cache_usage=0.5)
         step.prefix_cache_stats.record(100, 64, preempted=False)
@@ -477,3 +477,18 @@ def test_figures_of_steps_add_up() -> None:
             iteration.num_generation_tokens = tokens
         logger.record(step, iteration)
     assert told[-1] == LoadFigures(3, 2, 1, 0.5, generated_tokens=12, prefix_queries=300, prefix_hits=192)
+
+
+def test_figures_leave_out_what_is_not_counted() -> None:
+    """How full a rank is stays told: the router must know."""
+    told: list[LoadFigures] = []
+    counting = Counting()
+    make_load, series = vllm_stats.loggers(told.append, lambda rank: None, counting)
+    assert issubclass(series, PrometheusStatLogger), "or vLLM adds its own"
+    load = make_load(None, 0)
+    step = SchedulerStats(num_running_reqs=2, kv_cache_usage=0.5)
+    step.prefix_cache_stats.record(100, 64, preempted=False)
+    with counting.paused():
+        load.record(step, IterationStats())
+        series.record(None, step, IterationStats())  # no instance: it would touch one if it counted
+    assert told == [LoadFigures(0, 2, 0, 0.5)]

@@ -24,7 +24,7 @@ from dynamo_vllm.models import demo as models
 from dynamo_vllm.supervise import demos
 from harness.stack import Stack, stack
 from harness.waiting import until
-from harness.warm import Zygote
+from harness.warm import WARMED, Zygote
 
 WEATHER = {
     "type": "function",
@@ -53,7 +53,7 @@ def serving(warm: Zygote, folder: Path, name: str, *more: str) -> Iterator[Stack
     with stack(folder) as made:
         made.start_frontend()
         argv = topology.to_argv(WorkerOptions, group.options)
-        warm.start_worker(made, models.folder(demo.model), *argv, *more)
+        warm.start_worker(made, models.folder(demo.model), *argv, *more, env=WARMED)
         made.wait_ready(60)
         yield made
 

@@ -26,6 +26,9 @@ FORKED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     **({"VLLM_PLUGINS": ",".join(_PLUGINS)} if _PLUGINS is not None else {}),
 }
+NOT_WARMED = {"DYN_VLLM_WARM_UP": "false"}
+"""The warm-up is a second of every start, and has tests of its own."""
+WARMED = {"DYN_VLLM_WARM_UP": "true"}
 CACHE_BLOCKS = 1024
 """128 MiB of the tiny models. vLLM zeroes the cache: that of a GiB is most of an engine's start."""
 ENGINE_FLAGS = (
@@ -118,7 +121,7 @@ class Zygote:
         process = self.fork(
             "dynamo_vllm.cli.main:run_command",
             ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
-            stack.environment(host, **FORKED, **(env or {})),
+            stack.environment(host, **FORKED, **{**NOT_WARMED, **(env or {})}),
             log,
             host,
         )

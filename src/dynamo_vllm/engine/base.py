@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -37,6 +38,32 @@ FrameChooser = tuple[str, Callable[[int, float], list[int]]]
 """The name of a way to choose a video's frames, and the way: (frames, frames a second) → indices."""
 Sink = Callable[[Output], None]
 """Takes the outputs of one job as they come; one that raises ends the job."""
+
+
+class Counting:
+    """Whether the figures that operators read count what an engine does."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For jobs of the worker's own."""
+        self.is_on = False
+        try:
+            yield
+        finally:
+            self.is_on = True
+
+
+@dataclass(frozen=True, slots=True)
+class SmallPrompts:
+    """Prompts of other kinds than text that an engine takes, as small as may be."""
+
+    marks: Mapping[str, Sequence[int]]
+    """For each kind of media, tokens with a place for one."""
+    embeds: str | None = None
+    """Vectors, as a client would send them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +121,8 @@ EngineOp = (
 
 
 class Engine(Protocol):
+    counting: Counting
+
     async def start(self) -> EngineFacts:
         """Ready to generate when it returns."""
 
@@ -162,11 +191,17 @@ class EncodedEngine(MediaEngine, Protocol):
         """What stands for the medium in `job.Media`; raises ec_folder.Unusable."""
 
 
+class PromptMaker(Protocol):
+    """An engine that can say what others may ask it."""
+
+    def small_prompts(self) -> SmallPrompts: ...
+
+
 class PromptCounter(Protocol):
     """An engine that knows how long a text is to it."""
 
     def count_tokens(self, text: str) -> int: ...
 
 
-class TextEngine(Engine, Renderer, EmbedsReader, EncodedEngine, PromptCounter, Protocol):
+class TextEngine(Engine, Renderer, EmbedsReader, EncodedEngine, PromptMaker, PromptCounter, Protocol):
     """An engine for every mode."""

@@ -17,6 +17,7 @@ import msgspec
 
 from dynamo_vllm.engine.base import (
     AddAdapter,
+    Counting,
     EngineOp,
     FrameChooser,
     LoadFigures,
@@ -27,6 +28,7 @@ from dynamo_vllm.engine.base import (
     Resume,
     Sink,
     Sleep,
+    SmallPrompts,
     Wake,
 )
 from dynamo_vllm.errors import AdapterRefused, ConfigError, EngineDead, EngineRequestFailed, InvalidRequest
@@ -91,6 +93,7 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Answer with the prompt itself, then stop."""
     media: dict[str, int] = {}
     """How many of each kind of media it takes; each has three tokens before the prompt."""
+    builds_lazily: bool = False
 
 
 def parse_spec(text: str | None) -> FakeSpec:
@@ -138,6 +141,7 @@ class FakeEngine:
         self._changed = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
         self._next_step = 0.0
+        self.counting = Counting()
 
     async def start(self) -> EngineFacts:
         self._on_phase("loading")
@@ -157,6 +161,7 @@ class FakeEngine:
             adapters=AdapterLimits(self.spec.adapters, 16) if self.spec.adapters else None,
             profile_folder="fake",
             media=self.spec.media,
+            builds_lazily=self.spec.builds_lazily,
         )
 
     async def stream(self, job: Job, sink: Sink) -> None:
@@ -311,6 +316,9 @@ class FakeEngine:
 
     async def read_embeds(self, text: str) -> Embeds:
         raise InvalidRequest("the fake engine takes tokens only", parameter="prompt_embeds")
+
+    def small_prompts(self) -> SmallPrompts:
+        return SmallPrompts({kind: [1] for kind in self.spec.media})
 
     def count_tokens(self, text: str) -> int:
         return len(text)

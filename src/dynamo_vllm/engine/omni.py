@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import omni_pipelines, omni_start, plugin, prometheus, vllm_guides, vllm_start
-from dynamo_vllm.engine.base import LoadFigures
+from dynamo_vllm.engine.base import Counting, LoadFigures, SmallPrompts
 from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import (
     DynamoVllmError,
@@ -63,6 +63,7 @@ class OmniEngine:
         self._tokens = 0
         self._moved_at = 0.0
         """When a drawing last gave something, or the first of those that wait came."""
+        self.counting = Counting()
 
     async def start(self) -> EngineFacts:
         self._on_phase("importing")
@@ -337,6 +338,9 @@ class OmniEngine:
 
     async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         raise InvalidRequest("a pipeline of vLLM-Omni takes text only", parameter="messages")
+
+    def small_prompts(self) -> SmallPrompts:
+        return SmallPrompts({})
 
     async def read_encoded(self, name: str) -> Any:
         raise InvalidRequest("a pipeline of vLLM-Omni takes text only", parameter="messages")

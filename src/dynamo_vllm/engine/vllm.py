@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import plugin, prometheus, vllm_start
+from dynamo_vllm.engine.base import Counting
 from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
 from dynamo_vllm.engine.threads import in_thread
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.parser.abstract_parser import Parser
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink
+    from dynamo_vllm.engine.base import EngineOp, FrameChooser, OnLoad, OnPhase, Sink, SmallPrompts
     from dynamo_vllm.engine.settings import EngineSettings
     from dynamo_vllm.engine.vllm_control import Control
     from dynamo_vllm.engine.vllm_direct import Direct
@@ -53,6 +54,7 @@ class VllmEngine:
         self._parser: type[Parser] | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
+        self.counting = Counting()
 
     async def start(self) -> EngineFacts:
         self._on_phase("importing")
@@ -81,7 +83,7 @@ class VllmEngine:
         try:
             self._llm = AsyncLLM.from_vllm_config(
                 config,
-                stat_loggers=[vllm_stats.load_logger(self._on_load, self._step), vllm_stats.Series],
+                stat_loggers=vllm_stats.loggers(self._on_load, self._step, self.counting),
                 enable_log_requests=resolved.args.enable_log_requests,
                 disable_log_stats=resolved.args.disable_log_stats,
             )
@@ -103,7 +105,7 @@ class VllmEngine:
         self._seen[rank] = self._seen.get(rank, 0) + 1
 
     def _facts(self, resolved: vllm_start.Resolved) -> EngineFacts:
-        from dynamo_vllm.engine import vllm_media, vllm_terms
+        from dynamo_vllm.engine import vllm_control, vllm_media, vllm_terms
 
         llm = self._engine
         config = llm.vllm_config
@@ -137,7 +139,8 @@ class VllmEngine:
             media=vllm_media.limits(llm.renderer),
             encoder=vllm_terms.encoder(config),
             sleep_refusal=_sleep_refusal(config),
-            profile_folder=_profile_folder(config),
+            profile_folder=vllm_control.profile_folder(config),
+            builds_lazily=True,
         )
 
     @property
@@ -293,6 +296,11 @@ class VllmEngine:
         )
         return await asyncio.get_running_loop().run_in_executor(self._embeds_readers, read)
 
+    def small_prompts(self) -> SmallPrompts:
+        from dynamo_vllm.engine import vllm_small
+
+        return vllm_small.prompts(self._engine)
+
     def count_tokens(self, text: str) -> int:
         return len(self._engine.get_tokenizer().encode(text))
 
@@ -344,13 +352,6 @@ def _adapter_limits(config: Any) -> AdapterLimits | None:
         # vLLM 0.30: when every slot holds an adapter, a request without one gets an adapter's output.
         return AdapterLimits(lora.max_loras - 1, lora.max_lora_rank)
     return AdapterLimits(lora.max_cpu_loras or lora.max_loras, lora.max_lora_rank)
-
-
-def _profile_folder(config: Any) -> str | None:
-    profiler = config.profiler_config
-    if profiler.profiler is None:
-        return None
-    return str(profiler.torch_profiler_dir or profiler.proton_profiler_dir or "the profiler's own")
 
 
 def _sleep_refusal(config: Any) -> str | None:

@@ -122,3 +122,11 @@ def _reason(exc: Exception) -> str:
     """The last line of what may be a whole traceback of the engine's process."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return lines[-1] if lines else type(exc).__name__
+
+
+def profile_folder(config: Any) -> str | None:
+    """Where profiles are written; None where none are recorded."""
+    profiler = config.profiler_config
+    if profiler.profiler is None:
+        return None
+    return str(profiler.torch_profiler_dir or profiler.proton_profiler_dir or "the profiler's own")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
-from dynamo_vllm.engine.base import LoadFigures, OnLoad
+from dynamo_vllm.engine.base import Counting, LoadFigures, OnLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by mypy
     """Hands each scheduler step's figures of one rank to the worker."""
 
-    def __init__(self, rank: int, on_load: OnLoad, on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self, rank: int, on_load: OnLoad, on_step: Callable[[int], None], counting: Counting
+    ) -> None:
         self._rank = rank
+        self._counting = counting
         self._on_load = on_load
         self._on_step = on_step
         self._generated = self._queries = self._hits = 0
@@ -29,13 +32,15 @@ class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by myp
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         self._on_step(self._rank)  # also for a step of a long prefill, which puts nothing out
-        if iteration_stats is not None:
+        counts = self._counting.is_on
+        if iteration_stats is not None and counts:
             self._generated += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
             # Of this step alone; a preempted request asks again for what it had, which vLLM counts apart.
             found = scheduler_stats.prefix_cache_stats
-            self._queries += found.queries
-            self._hits += found.hits
+            if counts:
+                self._queries += found.queries
+                self._hits += found.hits
             self._on_load(
                 LoadFigures(
                     self._rank,
@@ -51,15 +56,6 @@ class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by myp
     def log_engine_initialized(self) -> None:
         """First values, so that a router knows the worker before its first request."""
         self._on_load(LoadFigures(self._rank, 0, 0, 0.0))
-
-
-def load_logger(on_load: OnLoad, on_step: Callable[[int], None]) -> Callable[[VllmConfig, int], Load]:
-    """What vLLM calls once per rank."""
-
-    def make(vllm_config: VllmConfig, engine_index: int = 0) -> Load:
-        return Load(engine_index, on_load, on_step)
-
-    return make
 
 
 class Series(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not followed by mypy
@@ -81,6 +77,20 @@ class Series(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not followe
             histogram = self.histogram_inter_token_latency[engine_idx]
             for seconds, times in Counter(between).items():
                 observe(histogram, seconds, times)
+
+
+def loggers(on_load: OnLoad, on_step: Callable[[int], None], counting: Counting) -> list[Any]:
+    """What vLLM makes its loggers of: of the first one per rank, of the second one for all."""
+
+    def load(vllm_config: VllmConfig, engine_index: int = 0) -> Load:
+        return Load(engine_index, on_load, on_step, counting)
+
+    class Counted(Series):  # vLLM adds its own series to whatever is no class of this kind
+        def record(self, *args: Any, **kwargs: Any) -> None:
+            if counting.is_on:
+                super().record(*args, **kwargs)
+
+    return [load, Counted]
 
 
 def observe(histogram: Histogram, amount: float, times: int) -> None:

@@ -90,7 +90,7 @@ def _other_names(module: str) -> Iterable[str]:
 def read_base_model(folder: Path | None, name: str) -> BaseModel:
     """From headers alone. A model without safetensors gives one that knows nothing."""
     try:
-        weights = _weights(folder) if folder is not None else {}
+        weights = read_weights(folder) if folder is not None else {}
     except (OSError, ValueError, tensors.BrokenFile) as exc:
         logger.warning("adapters are not compared with %s: %s", name, exc)
         weights = {}
@@ -100,7 +100,8 @@ def read_base_model(folder: Path | None, name: str) -> BaseModel:
     return BaseModel(name, weights)
 
 
-def _weights(folder: Path) -> Mapping[str, tensors.Tensor | None]:
+def read_weights(folder: Path) -> Mapping[str, tensors.Tensor | None]:
+    """By name; empty for a model without safetensors, None for one in a file that is not here."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return dict(tensors.read_header(whole))

@@ -8,7 +8,7 @@ from dynamo_vllm import wire
 from dynamo_vllm.codec import chunks, prompt, sampling
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job, MediaPrompt
-from dynamo_vllm.roles import media
+from dynamo_vllm.roles import media, trials
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
@@ -112,3 +112,6 @@ class Aggregated:
             "output_options": {},
             "_HEALTH_CHECK": True,
         }
+
+    def trials(self, given: trials.Given) -> trials.Trials:
+        return trials.of_tokens(self._facts, given)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from dynamo_vllm.job import Adapter, Job, Output
+    from dynamo_vllm.roles.trials import Given, Trials
     from dynamo_vllm.wire import Chunk
 
 
@@ -58,3 +59,6 @@ class Role(Protocol[RequestT]):
 
     def health_check(self) -> dict[str, object]:
         """The smallest request of this role, in the shape `parse` takes."""
+
+    def trials(self, given: Given) -> Trials:
+        """Requests of every kind that has something to build the first time."""

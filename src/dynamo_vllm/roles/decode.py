@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import Adapter, EngineFacts, Job, Output
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.roles.media import Reader
+    from dynamo_vllm.roles.trials import Given, Trials
     from dynamo_vllm.wire import Chunk
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,9 @@ class Decode:
 
     def health_check(self) -> dict[str, object]:
         return self._requests.health_check()
+
+    def trials(self, given: Given) -> Trials:
+        return self._requests.trials(given)
 
 
 class DecodeEncoder:

@@ -15,7 +15,7 @@ from dynamo_vllm import wire
 from dynamo_vllm.codec import prompt
 from dynamo_vllm.errors import InvalidRequest, MediaRefused, MediaTooLarge, MediaTypeUnknown, TooLong
 from dynamo_vllm.job import Job, Output, SamplingSpec
-from dynamo_vllm.roles import media
+from dynamo_vllm.roles import media, trials
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
@@ -149,6 +149,10 @@ class Encode:
         """Text alone: it shows that the engine answers. Which marks a medium would need is the model's."""
         token = self._facts.bos_token_id
         return {"token_ids": [token if token is not None else 1], "_HEALTH_CHECK": True}
+
+    def trials(self, given: trials.Given) -> trials.Trials:
+        plain = trials.Trial("text", self.health_check())
+        return trials.Trials(plain, tuple(trials.seen(self._facts, given)))
 
 
 _NOTHING = SamplingSpec(max_tokens=1, temperature=0.0)

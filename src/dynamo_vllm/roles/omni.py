@@ -10,6 +10,7 @@ from dynamo_vllm.codec import openai_media
 from dynamo_vllm.codec.pictures import Bounds, Checker
 from dynamo_vllm.job import Adapter, EngineFacts, Job, PictureLimits, SamplingSpec
 from dynamo_vllm.roles.base import RoleCard
+from dynamo_vllm.roles.trials import Given, Trial, Trials
 from dynamo_vllm.wire_openai import ChatBody, ImageBody, MediaBody, SpeechBody, VideoBody
 
 if TYPE_CHECKING:
@@ -97,3 +98,6 @@ class Pictures:
                 smallest["num_frames"] = 1
             asked = {"prompt": "a", "size": f"{self._side}x{self._side}", "nvext": smallest}
         return {**asked, "_HEALTH_CHECK": True}
+
+    def trials(self, given: Given) -> Trials:
+        return Trials(Trial("drawing", self.health_check()))

@@ -8,7 +8,7 @@ from dynamo_vllm import wire_openai
 from dynamo_vllm.codec import openai_chunks, prompt, sampling
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Adapter, EngineFacts, Job
-from dynamo_vllm.roles import media
+from dynamo_vllm.roles import media, trials
 from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
@@ -138,6 +138,9 @@ class AggregatedText:
 
     def health_check(self) -> dict[str, object]:
         return {"prompt": "a", "max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "_HEALTH_CHECK": True}
+
+    def trials(self, given: trials.Given) -> trials.Trials:
+        return trials.of_text(self._facts, given)
 
 
 def refuse_unavailable(body: wire_openai.Body) -> None:

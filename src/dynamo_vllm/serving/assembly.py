@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls
+from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import adapters, lending, metrics, parts
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
@@ -20,10 +22,10 @@ from dynamo_vllm.serving.operations import Bounded
 from dynamo_vllm.serving.request import Service, answering_probes
 from dynamo_vllm.serving.series import Exposition
 from dynamo_vllm.serving.status import Status
+from dynamo_vllm.serving.warmup import Warming
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
     from dynamo.runtime import Endpoint
 
@@ -95,6 +97,7 @@ class Assembled:
     lifecycle: Lifecycle
     answers: Callable[[], Awaitable[None]]
     """Raises where the engine does not answer."""
+    warming: Warming
 
 
 async def assemble(
@@ -125,6 +128,7 @@ async def assemble(
         )
     )
     return Assembled(
+        warming=warming(started, role, loader, operations),
         role=role,
         in_flight=in_flight,
         operations=operations,
@@ -132,6 +136,24 @@ async def assemble(
         registry=registry,
         lifecycle=lifecycle,
         answers=answers,
+    )
+
+
+def warming(started: Started, role: Role[Any], loader: MediaLoader | None, operations: Bounded) -> Warming:
+    """No encode worker is asked: a role that would do so is made anew for it."""
+    options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
+    if loader is not None and folder is not None and options.role != "encode":
+        own = MediaReader(facts, loader, engine)
+        role = parts.make_role(options, facts, engine, started.connector, lambda: None, own, folder)
+    return Warming(
+        engine=engine,
+        operations=operations,
+        role=role,
+        facts=facts,
+        on_phase=started.progress.phase,
+        takes_media=loader is not None,
+        adapter_base=Path(str(options.model)),
+        scratch=Path(started.scratch_folder),
     )
 
 
@@ -201,7 +223,7 @@ def open_to_operators(
 
 
 async def warm_up(engine: Engine, role: Role[Any], facts: EngineFacts) -> None:
-    """One small request to each rank before anybody sends one: the first takes seconds on some machines."""
+    """One small request to each rank."""
     for rank in ranks(facts):
         await engine.stream(await small_job(role, facts, "warm-up", rank), lambda _: None)
 

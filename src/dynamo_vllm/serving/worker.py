@@ -33,6 +33,7 @@ from dynamo_vllm.serving import (
     scratch,
     system_port,
     tracing,
+    warmup,
 )
 from dynamo_vllm.serving.assembly import Started
 from dynamo_vllm.serving.dump import Dump
@@ -168,9 +169,12 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
 
 
 async def warm(started: Started, made: Assembled) -> None:
-    """Before anybody sends a request."""
+    """Before anybody sends a request: the first of each kind takes seconds on some machines."""
     started.progress.phase("warming")
-    await made.answers()
+    with started.engine.counting.paused():
+        await made.answers()
+        if started.facts.builds_lazily and started.options.warm_up:
+            await warmup.warm_up(made.warming)
     settle()
 
 

@@ -198,6 +198,13 @@ class WorkerOptions(OmniOptions):
         "request; off goes through vLLM's own for everything.",
         env="DYN_VLLM_DIRECT_EGRESS",
     )
+    warm_up: bool = opt(
+        True,
+        "engine",
+        "Ask the engine one small request of each kind before it serves, so that no client waits for what is "
+        "built with the first; off sends one in all.",
+        env="DYN_VLLM_WARM_UP",
+    )
     kv_events: bool | None = opt(
         None,
         "kv cache",

@@ -1,0 +1,144 @@
+"""What the first request of each kind still builds in a worker and its engine core, after the warm-up.
+
+Runs in a child of the zygote. The worker extension lets us look into the engine core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from cpu.direct import FLAGS, Found, figures, grown
+from dynamo_vllm.engine.base import AddAdapter
+from dynamo_vllm.engine.cpu_mend import KeepsSeeds
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.vllm import VllmEngine
+from dynamo_vllm.job import Adapter
+from dynamo_vllm.media.loader import make_loader
+from dynamo_vllm.roles.aggregated import Aggregated
+from dynamo_vllm.roles.media import MediaReader
+from dynamo_vllm.serving import warmup
+
+Request = dict[str, Any]
+LORA = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
+TOKENS = 4
+SAMPLING: dict[str, Request] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.9},
+    "top-k and top-p": {"temperature": 0.9, "top_k": 7, "top_p": 0.8},
+    "min-p": {"temperature": 0.9, "min_p": 0.1},
+    "seed": {"temperature": 0.9, "seed": 7},
+    "penalties": {"presence_penalty": 0.3, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    "bias": {"logit_bias": {30: 2.0}},
+    "choices": {"temperature": 0.9, "n": 3},
+    "json": {"guided_decoding": {"json": {"type": "object", "properties": {"b": {"type": "string"}}}}},
+    "json object": {"guided_decoding": {"json": {}}},
+    "regex": {"guided_decoding": {"regex": "(ab|cd){3}"}},
+    "choice": {"guided_decoding": {"choice": ["red", "green"]}},
+    "grammar": {"guided_decoding": {"grammar": 'root ::= "x" [0-9]+'}},
+}
+OUTPUT: dict[str, Request] = {"logprobs": {"logprobs": 3}, "prompt logprobs": {"prompt_logprobs": 2}}
+
+
+class Looks(KeepsSeeds):
+    """vLLM mixes this into its worker, which runs in the engine core."""
+
+    def modules(self) -> list[str]:
+        return sorted(sys.modules)
+
+
+def run(model: str, adapter: str, takes_embeds: bool, out_file: str) -> None:
+    Path(out_file).write_text(json.dumps(asyncio.run(_run(Path(model), adapter, takes_embeds))))
+
+
+async def _run(model: Path, adapter: str, takes_embeds: bool) -> Found:
+    settings = EngineSettings(
+        model=str(model),
+        argv=(*FLAGS, "--worker-extension-cls", "cpu.warmth.Looks", *(LORA if adapter else ())),
+        environment=dict(os.environ),
+        publishes_kv_events=False,
+        takes_embeds=takes_embeds,
+    )
+    engine = VllmEngine(settings, lambda load: None, lambda phase: None)
+    loader = make_loader(threads=1)
+    try:
+        facts = await engine.start()
+        role = Aggregated(facts, engine, MediaReader(facts, loader, engine))
+        before = figures(engine)
+        sees = bool(engine.small_prompts().marks)
+        scratch = Path(tempfile.mkdtemp())
+        warming = warmup.Warming(engine, engine, role, facts, lambda phase: None, sees, model, scratch)
+        with engine.counting.paused():
+            await warmup.warm_up(warming)
+        counted = grown(before, figures(engine))
+        kinds = _kinds(engine, adapter)
+        if adapter:
+            await engine.control(AddAdapter(_adapter(adapter)))
+        await _modules(engine)  # the look itself imports something, too
+        return {"counted": counted, "new": {kind: await _new(engine, role, kind, kinds) for kind in kinds}}
+    finally:
+        await loader.aclose()
+        await engine.close()
+
+
+def _adapter(path: str) -> Adapter:
+    return Adapter("a", 1, path, "a")
+
+
+async def _new(engine: VllmEngine, role: Aggregated, kind: str, kinds: dict[str, Request]) -> list[str]:
+    """The modules that a request of this kind imported, in either process."""
+    before = await _modules(engine)
+    request = role.parse(kinds[kind])
+    adapter = _adapter(kinds[kind]["routing"]["lora_name"]) if kinds[kind]["routing"] else None
+    job = await role.prepare(request, kind, adapter)
+    encoder = role.encoder(request, job)
+    await engine.stream(job, lambda output: encoder.encode(output) and None)
+    return sorted(await _modules(engine) - before)
+
+
+async def _modules(engine: VllmEngine) -> set[str]:
+    (core,) = await engine._engine.collective_rpc("modules")
+    return {f"core {name}" for name in core} | {f"worker {name}" for name in sys.modules}
+
+
+def _kinds(engine: VllmEngine, adapter: str) -> dict[str, Request]:
+    found = {kind: _request(number, sampling) for number, (kind, sampling) in enumerate(SAMPLING.items())}
+    found |= {kind: _request(50, {}, output_options=options) for kind, options in OUTPUT.items()}
+    if adapter:
+        del found["prompt logprobs"]  # which the engine refuses beside adapters
+    found["long"] = _request(60, {}, length=900)
+    small = engine.small_prompts()
+    if adapter:
+        found["adapter"] = _request(61, {}, routing={"lora_name": adapter})
+    if small.embeds is not None:
+        found["embeds"] = _request(62, {}, length=0, prompt_embeds=small.embeds)
+    if "image" in small.marks:
+        picture = {"image_url": [{"Url": _picture()}]}
+        found["picture"] = _request(63, {}, token_ids=list(small.marks["image"]), multi_modal_data=picture)
+    return found
+
+
+def _request(first: int, sampling: Request, length: int = 20, **more: Any) -> Request:
+    return {
+        "token_ids": [20 + (first + i) % 80 for i in range(length)],
+        "stop_conditions": {"max_tokens": TOKENS, "ignore_eos": True},
+        "sampling_options": {"temperature": 0.0, **sampling},
+        "output_options": {},
+        "routing": None,
+        **more,
+    }
+
+
+def _picture() -> str:
+    made = io.BytesIO()
+    Image.new("RGB", (64, 48), (200, 30, 90)).save(made, "PNG")
+    return "data:image/png;base64," + base64.b64encode(made.getvalue()).decode()
