@@ -204,9 +204,9 @@ def check_machine() -> None:
             f"vLLM and Dynamo have builds for Linux on x86_64 and aarch64, not {system} {machine}"
         )
     libc, version = platform.libc_ver()
-    if libc == "glibc" and tuple(map(int, version.split(".")[:2])) < (2, 28):
+    if libc == "glibc" and tuple(map(int, version.split(".")[:2])) < (2, 31):
         raise SetupError(
-            f"glibc {version} is too old; vLLM needs 2.28 (Debian 10, Ubuntu 20.04, RHEL 8) or newer"
+            f"glibc {version} is too old; vLLM needs 2.31 (Debian 11, Ubuntu 20.04, RHEL 9) or newer"
         )
 
 

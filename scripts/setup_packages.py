@@ -77,7 +77,8 @@ def commands(words: list[str], venv: str, device: str, extras: list[str]) -> lis
     others = [name for name in extras if name not in ("cpu", "cuda", "nixl", *LOCKED_EXTRAS)]
     if others:
         write(known, pins(device, [*extras, *LOCKED_EXTRAS]))
-        names = ",".join(["nixl", *others])
+        # KVBM 1.6.1 takes NIXL 1.3.2 and no other; the two are looked for together.
+        names = ",".join([*others, *(["nixl"] if "kvbm" in others else [])])
         found.append([*words, "--constraint", known, "--editable", f"{ROOT}[{names}]"])
     return found
 
@@ -87,7 +88,6 @@ def pins(device: str, extras: list[str]) -> list[str]:
     for path in lock_files(device, extras):
         with open(path) as file:
             lines += [line.strip() for line in file if line.strip() and not line.startswith("#")]
-    # KVBM 1.6.1 takes NIXL 1.3.2 and no other; that is found together with it.
     return [line for line in lines if not ("kvbm" in extras and line.startswith("nixl"))]
 
 
