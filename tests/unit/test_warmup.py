@@ -42,14 +42,15 @@ KINDS: dict[str, Matches] = {
     "several choices": lambda s: s.n == 2,
     "logit bias": lambda s: bool(s.logit_bias),
     "min_tokens": lambda s: s.min_tokens == 2 and bool(s.stop_token_ids),
-    "logprobs": lambda s: s.logprobs == 1,
+    "logprobs 1": lambda s: s.logprobs == 1,
+    "logprobs 20": lambda s: s.logprobs == 20,
     "prompt_logprobs": lambda s: s.prompt_logprobs == 1,
     "guided json": lambda s: s.guide is not None and s.guide.json is not None,
     "guided regex": lambda s: s.guide is not None and s.guide.regex is not None,
     "guided choice": lambda s: s.guide is not None and s.guide.choice is not None,
     "guided grammar": lambda s: s.guide is not None and s.guide.grammar is not None,
 }
-NOT_OF_PREFILL = ("several choices", "logprobs", "prompt_logprobs", "guided")
+NOT_OF_PREFILL = ("several choices", "logprobs 1", "logprobs 20", "prompt_logprobs", "guided")
 """The decode worker computes them."""
 PICTURE = {"image": 1}
 

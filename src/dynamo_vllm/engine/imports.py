@@ -39,6 +39,7 @@ _VLLM = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.metrics.loggers",
     "vllm.v1.structured_output.backend_xgrammar",
+    "zmq.utils.garbage",
 )
 _OF_DEVICE = {"cpu": ("vllm.v1.worker.cpu_worker",), "cuda": ("vllm.v1.worker.gpu_worker",)}
 ONE_THREAD = {

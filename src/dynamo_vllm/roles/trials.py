@@ -30,6 +30,8 @@ _GUIDES: Mapping[str, Any] = {
     "choice": ["yes", "no"],
     "grammar": 'root ::= "a" root | "b"',
 }
+_LOGPROBS = (1, 3, 7, 15, 20)
+"""On a GPU vLLM 0.30 compiles a kernel for each power of two that holds so many, and the token's own."""
 _TOOL = {"type": "function", "function": {"name": "a", "parameters": _SCHEMA}}
 # Each alone: some samplers have a kernel for every combination of them.
 _SAMPLING: Mapping[str, Mapping[str, Any]] = {
@@ -96,7 +98,7 @@ def of_tokens(facts: EngineFacts, given: Given) -> Trials:
     others = [
         trial("logit bias", sampling={"logit_bias": {1: 1.0}}),
         trial("min_tokens", stop={"min_tokens": TOKENS, "stop_token_ids": [1]}),
-        trial("logprobs", output={"logprobs": 1}),
+        *(trial(f"logprobs {count}", output={"logprobs": count}) for count in _LOGPROBS),
         trial("prompt_logprobs", output={"prompt_logprobs": 1}),
     ]
     if given.embeds is not None:
@@ -177,7 +179,7 @@ def of_text(facts: EngineFacts, given: Given) -> Trials:
     others = [
         trial("logit bias", logit_bias={"1": 1.0}),
         trial("min_tokens", min_tokens=TOKENS, stop_token_ids=[1]),
-        trial("logprobs", logprobs=1),
+        *(trial(f"logprobs {count}", logprobs=count) for count in _LOGPROBS),
         trial("stop", stop=["a stop"]),
         chat("chat"),
         chat("chat with tools", tools=[_TOOL]),
