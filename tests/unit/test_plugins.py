@@ -1,4 +1,4 @@
-"""Which plugins vLLM's processes may load: vLLM-Omni enters those of a pipeline only."""
+"""What vLLM needs of the machine, and which plugins its processes may load: vLLM-Omni only in a pipeline."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib import metadata
 import pytest
 
 from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.errors import StartError
 
 OMNI = {
     "vllm.general_plugins": ("dynamo_vllm", "vllm_omni_register_models"),
@@ -43,3 +44,14 @@ def test_other_workers_load_everything_else(installed: None) -> None:
 @pytest.mark.parametrize("with_omni", [False, True])
 def test_without_vllm_omni_nothing_is_restricted(installed: None, with_omni: bool) -> None:
     assert vllm_start.plugins(with_omni=with_omni) is None
+
+
+def test_missing_library_is_named_with_the_package_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(vllm_start, "device", lambda: "cpu")
+    with pytest.raises(StartError, match=r"libnuma\.so\.1.*apt install libnuma1"):
+        vllm_start.refuse_missing_library(load)
+    monkeypatch.setattr(vllm_start, "device", lambda: "cuda")
+    vllm_start.refuse_missing_library(load)

@@ -274,6 +274,7 @@ def engine_defaults(
     try:
         # vLLM logs to stdout, which is ours.
         with contextlib.redirect_stdout(sys.stderr):
+            vllm_start.refuse_missing_library()
             settings = engine_settings(worker, engine_argv, environment, scratch)
             if worker.omni:
                 return omni_start.told(settings), None

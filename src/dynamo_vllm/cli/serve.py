@@ -163,7 +163,10 @@ def prepare(
     wanted: Topology, environment: Mapping[str, str], folder: RunFolder, demo: str | None = None
 ) -> Plan:
     """The plan; whatever can be refused without starting a process is refused here."""
-    device = vllm_start.device() if demos.needs_vllm(wanted, environment) else "none"
+    device = "none"
+    if demos.needs_vllm(wanted, environment):
+        device = vllm_start.device()
+        vllm_start.refuse_missing_library()
     gpus = visible_gpus(environment) if device == "cuda" else []
     if demos.lacks_model(wanted, environment):
         found, left_out = demos.choose(demo or demos.DEFAULT, device)

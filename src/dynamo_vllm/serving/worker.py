@@ -14,6 +14,7 @@ from dynamo_vllm.admin.base import State
 from dynamo_vllm.config import build, nodes, planes
 from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
@@ -59,6 +60,8 @@ SHUTDOWN_SECONDS = 15.0
 
 def refuse(options: WorkerOptions) -> None:
     """What is wrong and quickly found, before anything takes its time."""
+    if options.engine == "vllm":
+        vllm_start.refuse_missing_library()
     parsers.refuse_unknown(options)
     parts.refuse_missing_folder(str(options.model))
 
