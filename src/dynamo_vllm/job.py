@@ -307,5 +307,7 @@ class EngineFacts:
     """None where the engine writes text."""
     builds_lazily: bool = False
     """Whether the first request of each kind has it build something, for as long as that takes."""
+    compiles_kernels: bool = False
+    """Whether these are kernels, for every shape and setting that it meets for the first time."""
     profile_folder: str | None = None
     """Where profiles are written; None where the engine records none."""

@@ -163,6 +163,7 @@ class FakeEngine:
             profile_folder="fake",
             media=self.spec.media,
             builds_lazily=self.spec.builds_lazily,
+            compiles_kernels=self.spec.builds_lazily,
         )
 
     async def stream(self, job: Job, sink: Sink) -> None:

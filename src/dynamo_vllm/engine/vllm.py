@@ -144,6 +144,7 @@ class VllmEngine:
             sleep_refusal=_sleep_refusal(config),
             profile_folder=vllm_control.profile_folder(config),
             builds_lazily=True,
+            compiles_kernels=vllm_start.device() == "cuda",
         )
 
     @property

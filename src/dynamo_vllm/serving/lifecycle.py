@@ -291,8 +291,11 @@ class Lifecycle:
 
     # --- the end ---------------------------------------------------------------------------------------
 
-    async def drain(self, budget_seconds: float) -> None:
-        """Leave discovery, let requests finish within the budget, hand what is left to other workers."""
+    async def drain(self, budget_seconds: float, settle_seconds: float = SETTLE_SECONDS) -> None:
+        """Leave discovery, let requests finish within the budget, hand what is left to other workers.
+
+        For `settle_seconds` requests may come from frontends that have not heard of it yet.
+        """
         if self._is_ending:
             return
         self._is_ending = True
@@ -312,14 +315,16 @@ class Lifecycle:
                 await self._parts.adapters.close()
         except (EngineError, TimeoutError) as exc:
             logger.warning("draining goes on without the engine or the adapters: %s", exc or "no answer")
-        await self._empty(began, budget_seconds)
+        await self._empty(began, budget_seconds, settle_seconds)
         self.state = State.STOPPED
         logger.info("drained in %.1f s", time.monotonic() - began)
 
-    async def _empty(self, began: float, budget_seconds: float) -> bool:
+    async def _empty(
+        self, began: float, budget_seconds: float, settle_seconds: float = SETTLE_SECONDS
+    ) -> bool:
         """Whether nothing is in flight: finished within the budget, or handed to other workers after it."""
         logger.info("draining %d requests, %.0f s at most", len(self._in_flight), budget_seconds)
-        if await self._quiet(began + SETTLE_SECONDS, began + max(budget_seconds, SETTLE_SECONDS)):
+        if await self._quiet(began + settle_seconds, began + max(budget_seconds, settle_seconds)):
             return True
         logger.warning("the drain budget is used up: %d requests move on", len(self._in_flight))
         self._in_flight.abort_all()

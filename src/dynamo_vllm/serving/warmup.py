@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 ALL_SECONDS = 300.0
 """For everything but the first request, which nothing can serve without."""
 ALONE_SECONDS = 10.0
-"""What all kinds one by one may be expected to take; a slower engine gets them together only."""
+"""What all kinds one by one may be expected to take; a slower engine, and one that compiles no kernels for
+each of them, gets them together only."""
 LONGER_SECONDS = 1.0
 """What a longer prompt may be expected to take."""
 TELL_SECONDS = 2.0
@@ -144,7 +145,7 @@ class _Run:
         kinds: list[tuple[Trial, Adapter | None]] = [(trial, None) for trial in made.short]
         if adapter is not None:
             kinds.append((dataclasses.replace(made.plain, kind="adapter"), adapter))
-        if seconds * len(kinds) < ALONE_SECONDS:
+        if self._warming.facts.compiles_kernels and seconds * len(kinds) < ALONE_SECONDS:
             for trial, with_adapter in kinds:
                 await self._try(trial, rank, with_adapter)
         fit = [(trial, one) for trial, one in kinds if trial.kind not in self._refused]

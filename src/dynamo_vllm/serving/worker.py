@@ -244,7 +244,10 @@ async def leave(
 ) -> None:
     """Drain (a dead engine has nothing to drain), then stop serving; bounded as a whole."""
     watching.cancel()
-    await lifecycle.drain(options.drain_seconds if code == 0 else 0)
+    if code == 0:
+        await lifecycle.drain(options.drain_seconds)
+    else:  # whoever still comes is better off elsewhere
+        await lifecycle.drain(0, settle_seconds=0)
     drt.shutdown()
     await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)
 
