@@ -41,6 +41,10 @@ _VLLM = (
     "vllm.v1.structured_output.backend_xgrammar",
     "zmq.utils.garbage",
 )
+_OURS = tuple(
+    f"dynamo_vllm.engine.vllm_{name}"
+    for name in ("control", "convert", "direct", "guides", "media", "parsing", "socket", "stats", "terms")
+)
 _OF_DEVICE = {"cpu": ("vllm.v1.worker.cpu_worker",), "cuda": ("vllm.v1.worker.gpu_worker",)}
 ONE_THREAD = {
     name: "1"
@@ -52,7 +56,7 @@ ONE_THREAD = {
 def import_vllm(architectures: Iterable[str] = ()) -> None:
     """All of vLLM that a worker and its engine core need, and the classes of these models."""
     gc.disable()  # of thousands of modules nothing becomes garbage: a sixth of the time
-    for name in (*_VLLM, *_OF_DEVICE[vllm_start.device()]):
+    for name in (*_VLLM, *_OF_DEVICE[vllm_start.device()], *_OURS):
         importlib.import_module(name)
     for name in architectures:
         with contextlib.suppress(ImportError):  # vLLM says it better, in the worker

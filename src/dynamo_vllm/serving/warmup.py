@@ -41,7 +41,7 @@ ALL_SECONDS = 300.0
 ALONE_SECONDS = 10.0
 """What all kinds one by one may be expected to take; a slower engine, and one that compiles no kernels for
 each of them, gets them together only."""
-LONGER_SECONDS = 1.0
+LONGER_SECONDS = 0.5
 """What a longer prompt may be expected to take."""
 TELL_SECONDS = 2.0
 """A kind that takes longer is named while it runs."""
