@@ -5,7 +5,7 @@
 #   docker build --build-arg DEVICE=cuda -t dynamo-vllm:0.1.0-cuda .
 #   docker build --build-arg DEVICE=cuda --build-arg EXTRAS=omni -t dynamo-vllm:0.1.0-cuda-omni .
 #
-# Python packages are those of scripts/setup.py, which pins them for both devices.
+# Python packages are those of scripts/setup.py, which installs what requirements/ pins for both devices.
 
 ARG DEVICE=cpu
 
@@ -31,11 +31,14 @@ ARG DEVICE
 ARG EXTRAS=""
 WORKDIR /opt/dynamo-vllm
 COPY LICENSE pyproject.toml ./
-COPY scripts/setup.py scripts/torchvision_without_ops.py scripts/
+COPY requirements requirements
+COPY scripts/setup.py scripts/setup_packages.py scripts/setup_report.py scripts/torchvision_without_ops.py scripts/
 COPY packages packages
 COPY src src
-RUN DYNAMO_VLLM_DEVICE=$DEVICE DYNAMO_VLLM_EXTRAS=$EXTRAS DYNAMO_VLLM_TESTS=0 PIP_NO_CACHE_DIR=1 \
-    python3 scripts/setup.py
+# All bytecode now: whoever runs the image writes none.
+RUN DYNAMO_VLLM_DEVICE=$DEVICE DYNAMO_VLLM_EXTRAS=$EXTRAS PIP_NO_CACHE_DIR=1 UV_COMPILE_BYTECODE=1 \
+    python3 scripts/setup.py \
+    && rm -rf .venv/uv
 COPY deploy/docker/healthy.py deploy/docker/
 
 # --- image ------------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e deploy
 
-.PHONY: help venv serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers demo-models clean distclean
+.PHONY: help venv venv-dev serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers demo-models lock clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make venv                      set up .venv with the vLLM for this machine (once; then instant)"
+	@echo "make venv-dev                  the same with what tests and checks need; they do it themselves"
 	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine; without MODEL the demo (ARGS='--demo lora')"
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-long                 what make test leaves out to stay under 20 minutes: more of the same"
@@ -26,10 +27,15 @@ help:
 	@echo "make docs-serve ARGS=8001      the same, and show it at http://127.0.0.1:8001"
 	@echo "make bench-peers ARGS='…'      ours beside vllm serve, upstream and others; ARGS=--help lists the options"
 	@echo "make demo-models ARGS='…'      train the demo models into build/demo, on one GPU (ARGS=--smoke: in little)"
+	@echo "make lock ARGS=--upgrade       write requirements/ anew, for pyproject.toml and with the newest versions"
 	@echo "make clean | distclean         remove caches | and .venv, .docs and .bench"
 
 venv:
 	@$(PYTHON) scripts/setup.py
+
+# With what only tests and checks need; it stays there.
+venv-dev:
+	@$(PYTHON) scripts/setup.py dev
 
 serve: venv
 	@$(BIN)/dynamo-vllm serve $(MODEL) $(ARGS)
@@ -38,16 +44,16 @@ serve: venv
 test test-long $(TIERS:%=test-%): export PYTEST_ARGS = $(ARGS)
 test-long: export PYTEST_ARGS = -m long $(ARGS)
 
-test: venv
+test: venv-dev
 	@$(BIN)/python scripts/test.py
 
-test-long: venv
+test-long: venv-dev
 	@$(BIN)/python scripts/test.py
 
-$(TIERS:%=test-%): test-%: venv
+$(TIERS:%=test-%): test-%: venv-dev
 	@$(BIN)/python scripts/test.py $*
 
-check: venv
+check: venv-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -57,7 +63,7 @@ check: venv
 	$(BIN)/python -m dynamo_vllm.cli.examples --check
 	@$(BIN)/python scripts/docs_site
 
-fmt: venv
+fmt: venv-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -76,6 +82,9 @@ bench-peers: venv
 
 demo-models: venv
 	@$(BIN)/python scripts/demo all --out build/demo $(ARGS)
+
+lock: venv-dev
+	@$(BIN)/python scripts/lock.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,16 +44,18 @@ def make_environment() -> int:
         return 0
     began = time.monotonic()
     print(f"[docs] installing the site's builder into {ENVIRONMENT.name} …", flush=True)
-    setup: Any = importlib.import_module("setup")
-    setup.LOG = str(ENVIRONMENT / "setup.log")
+    report: Any = importlib.import_module("setup_report")
+    report.LOG = str(ENVIRONMENT / "setup.log")
     ENVIRONMENT.mkdir(exist_ok=True)
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-input", "--no-deps"]
     try:
-        setup.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], "no environment could be made")
-        code, output = setup.follow([*pip, "--progress-bar=off", "--requirement", str(REQUIREMENTS)])
+        report.run(
+            [sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], "no environment could be made"
+        )
+        code, output = report.follow([*pip, "--progress-bar=off", "--requirement", str(REQUIREMENTS)])
         if code:
-            raise setup.failed("the builder of the site could not be installed", output)
-    except setup.SetupError as error:
+            raise report.failed("the builder of the site could not be installed", output)
+    except report.SetupError as error:
         print(f"\nset-up failed: {error}", file=sys.stderr)
         return 1
     ready.write_text(wanted)

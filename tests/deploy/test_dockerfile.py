@@ -89,7 +89,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
     for rest in copied:
         for source in shlex.split(rest)[:-1]:
             path = ROOT / source
-            files = [path] if path.is_file() else list(path.rglob("*.py"))
+            files = [path] if path.is_file() else [*path.rglob("*.py"), *path.glob("*.txt")]
             assert files, f"{source} is not there"
             assert all(in_context(file) for file in files), f"{source} is ignored"
 
@@ -103,11 +103,20 @@ def test_nothing_else_is_in_the_context() -> None:
 def test_packages_are_those_of_the_setup() -> None:
     """One place pins them; pip is called by nobody else."""
     (run,) = of("build", "RUN")
-    words = shlex.split(run)
-    assert words[-2:] == ["python3", "scripts/setup.py"]
+    words = shlex.split(run.partition("&&")[0])
+    assert words[-2:] == ["python3", "scripts/setup.py"], "without dev"
     assert "DYNAMO_VLLM_DEVICE=$DEVICE" in words
-    assert "DYNAMO_VLLM_TESTS=0" in words
+    assert "UV_COMPILE_BYTECODE=1" in words
     assert not [rest for word, rest in instructions() if word == "RUN" and "pip " in rest]
+
+
+def test_setup_finds_its_own_modules() -> None:
+    """They are copied one by one; the context has no other script."""
+    copied = " ".join(of("build", "COPY")).split()
+    for module in ("setup", "setup_packages", "setup_report"):
+        text = (ROOT / "scripts" / f"{module}.py").read_text()
+        for needed in re.findall(r"^\s*(?:from|import) (setup_\w+)", text, flags=re.MULTILINE):
+            assert f"scripts/{needed}.py" in copied, f"{module} imports {needed}"
 
 
 def test_runs_as_the_user_the_manifests_name() -> None:

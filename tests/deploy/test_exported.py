@@ -68,13 +68,13 @@ def test_there_is_one_for_everything_asked_for() -> None:
 
 @pytest.mark.parametrize("example", K8S)
 def test_kubernetes_takes_it(example: str) -> None:
-    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv")
+    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv-dev")
     for document in found(example):
         read.validate(document)
 
 
 def test_a_wrong_field_is_seen() -> None:
-    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv")
+    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv-dev")
     wrong = next(document for document in found("k8s/aggregated") if document["kind"] == "Deployment")
     wrong["spec"]["template"]["spec"]["containers"][0]["readyProbe"] = {}
     with pytest.raises(Exception, match="readyProbe"):

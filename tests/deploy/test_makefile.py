@@ -34,3 +34,13 @@ def made(tmp_path: Path, *words: str) -> str:
 )
 def test_arguments_with_quotes_reach_pytest_whole(target: str, told: str, tmp_path: Path) -> None:
     assert made(tmp_path, target, 'ARGS=-k "lora or media"').strip() == told
+
+
+@pytest.mark.parametrize(
+    ("target", "asked"),
+    [("venv", ""), ("serve", ""), ("docs", ""), ("test", " dev"), ("test-unit", " dev"), ("check", " dev")],
+)
+def test_what_only_tests_need_comes_with_the_tests(target: str, asked: str) -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "PYTHON=python", target]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines()[0] == f"python scripts/setup.py{asked}"

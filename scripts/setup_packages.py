@@ -1,0 +1,249 @@
+"""Installs the packages that `requirements/` pins: with uv, and with pip where uv cannot be had or fails."""
+
+import os
+import sys
+
+from setup_report import (
+    ROOT,
+    TORCH_CPU_INDEX,
+    VENV_ADVICE,
+    SetupError,
+    failed,
+    follow,
+    is_fault_of_machine,
+    run,
+)
+
+UV = "uv==0.13.7"
+PYPI = "https://pypi.org/simple"
+LOCKS = os.path.join(ROOT, "requirements")
+OMNI_CPU_PACKAGE = os.path.join(ROOT, "packages", "omni-cpu")
+LOCKED_EXTRAS = ("dev", "omni")
+"""Extras with a lock of their own, beside that of the device, which has NIXL in it."""
+CORES_TO_COMPILE_ALL = 8
+"""With as many, compiling all 20,000 modules takes less time than compiling 5,000 while they are imported."""
+FOR_UV = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+    "default-timeout": ("UV_HTTP_TIMEOUT", " "),
+    "timeout": ("UV_HTTP_TIMEOUT", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+    "client-cert": ("SSL_CLIENT_CERT", " "),
+    "proxy": ("ALL_PROXY", " "),
+}
+"""pip's settings by uv's variables, with what stands between several values. uv reads nothing of pip's."""
+OLDER_NAMES = {"UV_DEFAULT_INDEX": "UV_INDEX_URL", "UV_INDEX": "UV_EXTRA_INDEX_URL"}
+
+
+def install(venv: str, device: str, extras: list[str]) -> None:
+    uv = fetch_uv(venv)
+    if uv:
+        settings = pip_settings(listed_by(some_pip(venv)))
+        words = [uv, "pip", "install", "--python", python(venv), *uv_options(device, settings)]
+        code, output = install_with(words, uv_environment(venv, settings), venv, device, extras)
+        if code == 0:
+            return remove_cache(venv)
+        if is_fault_of_machine(output):
+            raise failed("the packages could not be installed", output)
+        print("      uv failed (the log says how); trying the same with pip", flush=True)
+    words = [*pip_of(venv), "install", "--no-input", "--progress-bar=off"]
+    code, output = install_with(words, None, venv, device, extras)
+    if code != 0:
+        raise failed("the packages could not be installed", output)
+
+
+def install_with(words, env, venv: str, device: str, extras: list[str]) -> tuple[int, str]:
+    code, output = 0, ""
+    for command in commands(words, venv, device, extras):
+        code, output = follow(command, env)
+        if code != 0 and device == "cpu" and lacks_torch(output):
+            print("      torch for CPU is not on this index; taking it from PyTorch's own", flush=True)
+            code, output = follow([*command, "--extra-index-url", TORCH_CPU_INDEX], env)
+        if code != 0:
+            break
+    return code, output
+
+
+def commands(words: list[str], venv: str, device: str, extras: list[str]) -> list[list[str]]:
+    """One for what is locked, which needs no resolver, and one for extras that have no lock."""
+    pinned, known = os.path.join(venv, "requirements.txt"), os.path.join(venv, "constraints.txt")
+    write(pinned, pins(device, extras))
+    editable = ["--editable", ROOT]
+    if device == "cpu" and "omni" in extras:
+        editable += ["--editable", OMNI_CPU_PACKAGE]
+    found = [[*words, "--no-deps", "--requirement", pinned, *editable]]
+    others = [name for name in extras if name not in ("cpu", "cuda", "nixl", *LOCKED_EXTRAS)]
+    if others:
+        write(known, pins(device, [*extras, *LOCKED_EXTRAS]))
+        # KVBM 1.6.1 takes NIXL 1.3.2 and no other; the two are looked for together.
+        names = ",".join([*others, *(["nixl"] if "kvbm" in others else [])])
+        found.append([*words, "--constraint", known, "--editable", f"{ROOT}[{names}]"])
+    return found
+
+
+def pins(device: str, extras: list[str]) -> list[str]:
+    lines: list[str] = []
+    for path in lock_files(device, extras):
+        with open(path) as file:
+            lines += [line.strip() for line in file if line.strip() and not line.startswith("#")]
+    return [line for line in lines if not ("kvbm" in extras and line.startswith("nixl"))]
+
+
+def lock_files(device: str, extras: list[str]) -> list[str]:
+    """What each holds comes on top of the first; the tests need the same on every device."""
+    by_extra = {"dev": "dev", "omni": f"{device}-omni"}
+    names = [device, *(by_extra[name] for name in LOCKED_EXTRAS if name in extras)]
+    return [os.path.join(LOCKS, f"{name}.txt") for name in names]
+
+
+def uninstall(venv: str, name: str) -> None:
+    uv = os.path.join(venv, "uv", "bin", "uv")
+    words = [uv, "pip", "uninstall", "--python", python(venv)]
+    if not os.path.exists(uv):
+        words = [*pip_of(venv), "uninstall", "--yes"]
+    run([*words, name], f"{name} could not be removed")
+
+
+def lacks_torch(output: str) -> bool:
+    import re
+
+    said = " ".join(output.split())
+    missing = r"No matching distribution found for torch==\S+\+cpu|no version of torch\S*==\S+\+cpu"
+    return re.search(rf"{missing}|torch\S*==\S+\+cpu has no ", said) is not None
+
+
+def python(venv: str) -> str:
+    return os.path.join(venv, "bin", "python")
+
+
+def write(path: str, lines: list[str]) -> None:
+    with open(path, "w") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+# -- uv --------------------------------------------------------------------------------------------
+
+
+def fetch_uv(venv: str) -> str:
+    """uv's path, as a wheel from the package index pip uses; empty when that has none."""
+    folder = os.path.join(venv, "uv")
+    path = os.path.join(folder, "bin", "uv")
+    if os.path.exists(os.path.join(folder, UV.replace("==", "-") + ".dist-info")) and os.path.exists(path):
+        return path
+    words = ["install", "--no-input", "--progress-bar=off", "--no-deps", "--only-binary=:all:", "--upgrade"]
+    # A user's own setting of --user does not go with a folder.
+    env = {**os.environ, "PIP_USER": "0"}
+    code, output = follow([*some_pip(venv), *words, "--target", folder, UV], env)
+    if code == 0 and os.path.exists(path):
+        return path
+    if is_fault_of_machine(output):
+        raise failed("uv, which installs the packages, could not be fetched", output)
+    print("      uv cannot be had here (the log says why); pip takes its place, and longer", flush=True)
+    return ""
+
+
+def uv_options(device: str, settings: dict[str, str]) -> list[str]:
+    """On GPU machines all is compiled at once: an engine imports far more there, in several processes."""
+    compiles = device == "cuda" or len(os.sched_getaffinity(0)) >= CORES_TO_COMPILE_ALL
+    return ["--compile-bytecode"] * compiles + ["--no-index"] * ("no-index" in settings)
+
+
+def uv_environment(venv: str, settings: dict[str, str]) -> dict[str, str]:
+    """This process's variables, with pip's settings for uv where uv has none of its own."""
+    import ssl
+
+    found = dict(os.environ)
+    # As pip does it: the best version of all indexes, not of the first that knows the name.
+    found.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+    has_indexes = bool({"UV_INDEX", "UV_EXTRA_INDEX_URL"} & found.keys())
+    for name, (variable, between) in FOR_UV.items():
+        if name in settings and OLDER_NAMES.get(variable) not in found:
+            found.setdefault(variable, between.join(settings[name].split()))
+    if "UV_INDEX" in found and not has_indexes:
+        # Of one version pip takes the file that fits best, wherever it is, uv one of the first index that has
+        # the version. The main index comes first: a small one may have a file for any machine and no other.
+        main = found.get("UV_DEFAULT_INDEX") or found.get("UV_INDEX_URL") or PYPI
+        found["UV_INDEX"] = f"{main} {found['UV_INDEX']}"
+    # The certificates of the system, with a company's own among them, where there are any.
+    bundle = found.get("REQUESTS_CA_BUNDLE") or ssl.get_default_verify_paths().cafile
+    if bundle:
+        found.setdefault("SSL_CERT_FILE", bundle)
+    if not {"UV_CACHE_DIR", "UV_NO_CACHE"} & found.keys() and not can_cache(found, settings):
+        found["UV_CACHE_DIR"] = own_cache(venv)
+    return found
+
+
+def listed_by(pip: list[str]) -> str:
+    """Not by way of the log: indexes may have passwords in their addresses."""
+    import subprocess
+
+    return subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
+
+
+def pip_settings(listed: str) -> dict[str, str]:
+    """What `pip config list` says, as pip ranks it: its variables before `install` before `global`."""
+    import ast
+
+    ranked: dict[str, tuple[int, str]] = {}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section not in ("global", "install", ":env:") or not value.startswith(("'", '"')):
+            continue
+        rank = ("global", "install", ":env:").index(section)
+        if rank >= ranked.get(name, (0, ""))[0]:
+            ranked[name] = rank, str(ast.literal_eval(value))
+    is_off = ("", "0", "false", "no", "off")
+    return {
+        name: value
+        for name, (_, value) in ranked.items()
+        if not (name.startswith("no-") and value.lower() in is_off)
+    }
+
+
+def can_cache(env: dict[str, str], settings: dict[str, str]) -> bool:
+    """A home that is missing or read-only has no room for uv's cache."""
+    home = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = os.path.join(home, "uv")
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK) and "no-cache-dir" not in settings
+
+
+def own_cache(venv: str) -> str:
+    return os.path.join(venv, ".uv-cache")
+
+
+def remove_cache(venv: str) -> None:
+    """The one in the environment only: its files stay, as they are linked to where they belong."""
+    import shutil
+
+    shutil.rmtree(own_cache(venv), ignore_errors=True)
+
+
+# -- pip -------------------------------------------------------------------------------------------
+
+
+def some_pip(venv: str) -> list[str]:
+    """A pip that fetches and reads settings: that of the Python at work, which need not be made first."""
+    import importlib.util
+
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    return pip_of(venv)
+
+
+def pip_of(venv: str) -> list[str]:
+    """The environment's own pip; the standard library has one for where there is none."""
+    import importlib.util
+    import subprocess
+
+    if subprocess.run([python(venv), "-c", "import pip"], capture_output=True).returncode != 0:
+        if importlib.util.find_spec("ensurepip") is None:
+            raise SetupError(f"this Python has neither pip nor ensurepip. {VENV_ADVICE}")
+        run([python(venv), "-m", "ensurepip"], "pip could not be put into the environment")
+    return [python(venv), "-m", "pip", "--disable-pip-version-check"]
