@@ -55,6 +55,7 @@ ONE_THREAD = {
 
 def import_vllm(architectures: Iterable[str] = ()) -> None:
     """All of vLLM that a worker and its engine core need, and the classes of these models."""
+    vllm_start.refuse_missing_library()
     gc.disable()  # of thousands of modules nothing becomes garbage: a sixth of the time
     for name in (*_VLLM, *_OF_DEVICE[vllm_start.device()], *_OURS):
         importlib.import_module(name)
