@@ -134,3 +134,20 @@ def test_lost_zygote_is_told(end: str) -> None:
         "    print(json.dumps(str(exc)))",
     )
     assert refusal.startswith("the zygote")
+
+
+def test_task_that_cannot_be_read_is_told_and_the_zygote_goes_on() -> None:
+    refusal, code = ask(
+        "zygote = forking.here()",
+        "sys.stderr = open(os.devnull, 'w')",
+        "real, forking.pickle.dumps = forking.pickle.dumps, lambda task: b'no task'",
+        "try:",
+        f"    zygote.fork({TASK.format('look', repr('x') + ',', False)}, [1])",
+        "except forking.CannotFork as exc:",
+        "    refusal = str(exc)",
+        "forking.pickle.dumps = real",
+        "r, w = os.pipe()",
+        f"pid = zygote.fork({TASK.format('look', repr('x') + ',', False)}, [w])",
+        "print(json.dumps([refusal, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]))",
+    )
+    assert refusal.startswith("the forked process ended at once") and code == 7
