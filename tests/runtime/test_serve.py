@@ -325,7 +325,7 @@ def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
     os.kill(worker, signal.SIGKILL)
     until("another worker", lambda: set(serve.pids("worker")) - {worker})
     until("an answer", lambda: serve.complete().status_code == 200)
-    assert "worker-1 was killed by SIGKILL; starting it again in 1 s" in serve.err
+    assert "worker-1 was killed by SIGKILL; starting it again in 0 s" in serve.err
     (_, of_frontend), (_, of_worker) = serve.scraped()
     assert "dynamo_frontend_requests_total" in httpx.get(of_frontend, timeout=30).text
     assert "dynamo_component_worker_state" in httpx.get(of_worker, timeout=30).text
@@ -356,7 +356,7 @@ async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
     async with supervised(tmp_path, limits, *fake(model)) as err:
         worker().suspend()
         await said(err, "worker-1: ready", times=2)
-    assert re.search(r"worker-1 did not answer for \d+ s; starting it again in 1 s", err.getvalue())
+    assert re.search(r"worker-1 did not answer for \d+ s; starting it again in 0 s", err.getvalue())
 
 
 async def test_sleeping_worker_is_left_alone(model: Path, tmp_path: Path) -> None:

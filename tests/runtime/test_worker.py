@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from harness.plane import plane
-from harness.stack import Stack, environment, free_system_port, stack
+from harness.stack import Stack, environment, free_port, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -126,7 +126,7 @@ main.main(sys.argv[2:])
 
 
 def test_worker_whose_loop_stands_still_is_not_alive(deployment: Stack, model: Path, tmp_path: Path) -> None:
-    port, goes_on = free_system_port(), tmp_path / "goes-on"
+    port, goes_on = free_port(), tmp_path / "goes-on"
     flags = ["--model", str(model), "--engine", "fake", "--system-port", str(port)]
     log = tmp_path / "sticks.log"
     with log.open("wb") as output:
