@@ -24,6 +24,7 @@ class Client:
         self._timeout = timeout
         self._tls = trust(target.host) if target.tls else None
         self._idle: list[Connection] = []
+        self._is_left = False
         self._busy: dict[Connection, asyncio.TimerHandle] = {}
 
     async def open(self, count: int) -> None:
@@ -40,6 +41,9 @@ class Client:
                 connection = self._idle.pop() if self._idle else await self._connect()
             except OSError as exc:
                 return Answer(sent=begun, ended=time.monotonic(), error=f"cannot connect: {_reason(exc)}")
+            if self._is_left:  # while it connected
+                connection.close()
+                return Answer(sent=begun, ended=time.monotonic(), aborted=True)
             try:
                 answer = await self._ask(connection, request, keep_text)
             except Stale:
@@ -82,7 +86,8 @@ class Client:
         return len(self._busy)
 
     def abort(self) -> None:
-        """Leave every request in flight."""
+        """Leave every request in flight, those that still connect too; it asks no more."""
+        self._is_left = True
         for connection in list(self._busy):
             connection.abort()
 
