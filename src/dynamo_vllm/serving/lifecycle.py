@@ -291,10 +291,10 @@ class Lifecycle:
 
     # --- the end ---------------------------------------------------------------------------------------
 
-    async def drain(self, budget_seconds: float, settle_seconds: float = SETTLE_SECONDS) -> None:
+    async def drain(self, budget_seconds: float, *, settles: bool = True) -> None:
         """Leave discovery, let requests finish within the budget, hand what is left to other workers.
 
-        For `settle_seconds` requests may come from frontends that have not heard of it yet.
+        `settles`: for a moment requests may come from frontends that have not heard of it yet.
         """
         if self._is_ending:
             return
@@ -315,14 +315,13 @@ class Lifecycle:
                 await self._parts.adapters.close()
         except (EngineError, TimeoutError) as exc:
             logger.warning("draining goes on without the engine or the adapters: %s", exc or "no answer")
-        await self._empty(began, budget_seconds, settle_seconds)
+        await self._empty(began, budget_seconds, settles=settles)
         self.state = State.STOPPED
         logger.info("drained in %.1f s", time.monotonic() - began)
 
-    async def _empty(
-        self, began: float, budget_seconds: float, settle_seconds: float = SETTLE_SECONDS
-    ) -> bool:
+    async def _empty(self, began: float, budget_seconds: float, *, settles: bool = True) -> bool:
         """Whether nothing is in flight: finished within the budget, or handed to other workers after it."""
+        settle_seconds = SETTLE_SECONDS if settles else 0
         logger.info("draining %d requests, %.0f s at most", len(self._in_flight), budget_seconds)
         if await self._quiet(began + settle_seconds, began + max(budget_seconds, settle_seconds)):
             return True

@@ -247,7 +247,7 @@ async def leave(
     if code == 0:
         await lifecycle.drain(options.drain_seconds)
     else:  # whoever still comes is better off elsewhere
-        await lifecycle.drain(0, settle_seconds=0)
+        await lifecycle.drain(0, settles=False)
     drt.shutdown()
     await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)
 
