@@ -144,7 +144,10 @@ def environment_uses(nodes: list[ast.AST], path: str) -> list[str]:
 
 def _writes(node: ast.Attribute, nodes: list[ast.AST]) -> bool:
     """os.environ[…] = …, del os.environ[…], os.environ.update(…)."""
-    parent = next(parent for parent in nodes if node in ast.iter_child_nodes(parent))
+    parent = next(
+        (n for n in nodes if isinstance(n, ast.Subscript | ast.Attribute) and n.value is node),
+        None,
+    )
     if isinstance(parent, ast.Subscript):
         return isinstance(parent.ctx, ast.Store | ast.Del)
     return isinstance(parent, ast.Attribute) and parent.attr in _WRITING

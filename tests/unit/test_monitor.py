@@ -169,7 +169,7 @@ class Working(FakeEngine):
 async def test_slow_step_is_no_hang_and_one_that_stands_still_is(caplog: pytest.LogCaptureFixture) -> None:
     engine = Working()
     seen, task = watch(engine)
-    await engine.looked(60)  # half a second and more: five times what a canary may take
+    await engine.looked(30)  # a quarter of a second and more: twice what a canary may take
     assert not seen.hung.is_set() and engine.running
     assert caplog.text.count("slow, not hung") == 1
     engine.is_computing = False
@@ -214,13 +214,13 @@ def stand_still(seconds: float) -> None:
 async def test_worker_that_stood_still_itself_does_not_blame_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(monitoring, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(monitoring, "LATE_SECONDS", 0.05)
     worker = await make_worker(stall_on_token=1)
-    seen, task = watch(worker, canary_timeout_seconds=0.4)
+    seen, task = watch(worker, canary_timeout_seconds=0.2)
     async with asyncio.timeout(30):
         while not worker.engine.running:
             await asyncio.sleep(0.01)
-    stand_still(0.6)
+    stand_still(0.3)
     await asyncio.sleep(0.02)  # long enough for a look
     assert not seen.hung.is_set()
     await asyncio.wait_for(seen.hung.wait(), 30)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import types
 import typing
@@ -190,8 +191,14 @@ def parse(
     cls: type[T], argv: Sequence[str], env: Mapping[str, str], prog: str, description: str, epilog: str = ""
 ) -> tuple[T, list[str]]:
     """The options of `cls` and the arguments it does not know, in their order."""
-    given, rest = parser(cls, prog, description, epilog).parse_known_args(list(argv))
+    given, rest = _kept_parser(cls, prog, description, epilog).parse_known_args(list(argv))
     return from_values(cls, vars(given), env), rest
+
+
+@functools.cache
+def _kept_parser(cls: type, prog: str, description: str, epilog: str) -> Parser:
+    """`serve` reads the line of every worker it plans, some of them several times."""
+    return parser(cls, prog, description, epilog)
 
 
 def from_values(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str]) -> T:
