@@ -191,7 +191,8 @@ def parse(
     cls: type[T], argv: Sequence[str], env: Mapping[str, str], prog: str, description: str, epilog: str = ""
 ) -> tuple[T, list[str]]:
     """The options of `cls` and the arguments it does not know, in their order."""
-    given, rest = _kept_parser(cls, prog, description, epilog).parse_known_args(list(argv))
+    hashable: Any = cls  # mypy does not take a generic class for one
+    given, rest = _kept_parser(hashable, prog, description, epilog).parse_known_args(list(argv))
     return from_values(cls, vars(given), env), rest
 
 
