@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from harness.stack import free_port
 from harness.waiting import until
 
 MARK = "DYNAMO_VLLM_TEST_MARK"
+DEADLY = 499
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +331,69 @@ def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
     (_, of_frontend), (_, of_worker) = serve.scraped()
     assert "dynamo_frontend_requests_total" in httpx.get(of_frontend, timeout=30).text
     assert "dynamo_component_worker_state" in httpx.get(of_worker, timeout=30).text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_ends_engines_ends_two_and_no_more(start: Start, model: Path, stream: bool) -> None:
+    serve = start(*fake(model, die_on_token=DEADLY), "--workers", "4").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 4)
+    assert serve.complete(prompt=[DEADLY], stream=stream).status_code == 503
+    until("both to be said", lambda: serve.err.count("exited with code 3") == 2)
+    refusals = ["it is not tried again" in serve.log(f"worker-{number}") for number in range(1, 5)]
+    assert sum(refusals) == 1
+    until("all workers again", lambda: len(serve.instances()) == 4)
+    assert serve.complete().status_code == 200
+    assert serve.err.count("exited with code 3") == 2
+
+
+def test_request_that_ends_prefill_engines_ends_two_and_no_more(start: Start, model: Path) -> None:
+    engine = fake(model, die_on_token=DEADLY)
+    serve = start(*engine, "--prefill", "3", "--decode", "1").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 4)
+    assert serve.complete(prompt=[DEADLY, 5]).status_code == 503
+    until("both to be said", lambda: serve.err.count("exited with code 3") == 2)
+    until("all workers again", lambda: len(serve.instances()) == 4)
+    assert serve.err.count("exited with code 3") == 2
+
+
+def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start, model: Path) -> None:
+    """As the kernel does when memory is short: the worker itself goes, and can tell nobody."""
+    serve = start(*fake(model, stall_on_token=DEADLY), "--workers", "4").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 4)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(serve.complete, prompt=[DEADLY])
+        for killed in (1, 2):
+            until("a worker to have it", lambda: holders(serve))
+            os.kill(holders(serve)[0], signal.SIGKILL)
+            until("its end to be said", lambda n=killed: serve.err.count("was killed by SIGKILL") == n)
+        assert answer.result(60).status_code == 503
+    assert serve.err.count("was killed by SIGKILL") == 2
+
+
+def test_answer_that_has_begun_outlives_two_workers(start: Start, model: Path) -> None:
+    serve = start(*fake(model, token_ms=20), "--workers", "3").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 3)
+    body = {"model": "tiny", "prompt": [20, 21], "max_tokens": 200, "stream": True}
+    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=60) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
+        for _ in range(2):
+            next(lines)
+            os.kill(holders(serve)[0], signal.SIGKILL)
+        assert sum(len(json.loads(line[6:])["choices"]) for line in lines) >= 150
+
+
+def holders(serve: Serve) -> list[int]:
+    """The workers that have a request."""
+    found = []
+    for pid in serve.pids("worker"):
+        with contextlib.suppress(psutil.Error, httpx.HTTPError, ValueError):
+            words = psutil.Process(pid).cmdline()
+            port = words[words.index("--system-port") + 1]
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+            (held,) = re.findall(r"^dynamo_component_requests_in_flight\b.* (\S+)$", text, re.MULTILINE)
+            if float(held):
+                found.append(pid)
+    return found
 
 
 def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path) -> None:

@@ -15,6 +15,7 @@ from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import adapters, lending, metrics, parts
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.crash_notes import CrashNotes
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
 from dynamo_vllm.serving.monitor import Monitor
@@ -98,6 +99,7 @@ class Assembled:
     answers: Callable[[], Awaitable[None]]
     """Raises where the engine does not answer."""
     warming: Warming
+    crash_notes: CrashNotes
 
 
 async def assemble(
@@ -136,6 +138,7 @@ async def assemble(
         registry=registry,
         lifecycle=lifecycle,
         answers=answers,
+        crash_notes=CrashNotes(options.crash_notes),
     )
 
 
@@ -173,6 +176,7 @@ def answering(
         made.registry,
         last_error.note,
         traces.headers if traces is not None else None,
+        made.crash_notes,
     )
     generate = traces.around(service.generate) if traces is not None else service.generate
     if not started.options.runtime_health_check:

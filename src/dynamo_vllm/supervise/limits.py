@@ -13,6 +13,8 @@ class Limits:
     """From a process' start until it says that it is ready."""
     restarts: int = 10
     """Replacements of one process in a row."""
+    retry_seconds: float = 600.0
+    """After them a worker rests for this long."""
     healthy_seconds: float = 60.0
     """Ready for this long, a process that ends begins a new row."""
     max_pause_seconds: float = 30.0

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.supervise import child as children
-from dynamo_vllm.supervise import discovery, hints, logs
+from dynamo_vllm.supervise import discovery, hints
+from dynamo_vllm.supervise.ended import Ended, describe
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.targets import Targets
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.screen import Screen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HELPERS = ("prefill", "encode")
+"""Roles that answer nobody by themselves."""
 _REDRAW_SECONDS = 0.5
-_CODES = {2: " (bad settings)", 3: " (the engine died)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +40,6 @@ class Ending:
 
     code: int
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One life of a process, when it is over."""
-
-    reason: str
-    was_ready: bool
-    ready_seconds: float
-    code: int | None
-    log: str
-    """What this life wrote into its log."""
 
 
 class Supervisor:
@@ -67,6 +57,7 @@ class Supervisor:
         self._is_serving = False
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._killed_by: int | None = None
+        self._given_up: set[str] = set()
         forking = [process for process in plan.workers if process.forks]
         self._zygote = (
             WorkerZygote(forking[0].env, plan.models, folder.logs / "zygote.log", screen.say)
@@ -138,12 +129,33 @@ class Supervisor:
                 self._end(ended.code if ended.code in (1, 2, 3) else 1, self._story(process, ended))
                 return
             pause = restarts.pause_after(ended.ready_seconds)
-            if pause is None:
+            if pause is not None:
+                self._screen.say(f"{process.name} {ended.reason}; starting it again in {pause:.0f} s")
+            elif self._answers_without(process):
+                pause = self._give_up(process, ended)
+            else:
                 limit = self._limits.restarts
                 self._end(1, f"{self._story(process, ended)}\n  giving up after {limit} restarts in a row")
                 return
-            self._screen.say(f"{process.name} {ended.reason}; starting it again in {pause:.0f} s")
             await asyncio.sleep(pause)
+
+    def _give_up(self, process: Process, ended: Ended) -> float:
+        """One that cannot live must cost the others nothing; the pause before it is tried once more."""
+        self._given_up.add(process.name)
+        pause = self._limits.retry_seconds
+        self._screen.say(
+            f"{self._story(process, ended)}\n  giving up on {process.name} after {self._limits.restarts} "
+            f"restarts in a row; the others serve on, and it is tried again in {pause:.0f} s"
+        )
+        return pause
+
+    def _answers_without(self, process: Process) -> bool:
+        """Whether anything is served while this one rests."""
+        return process.is_worker and any(
+            other.name not in self._given_up or self._is_ready(other)
+            for other in self._plan.workers
+            if other is not process and other.role not in HELPERS
+        )
 
     async def _live_once(self, process: Process) -> Ended:
         self._screen.phase(process.name, "starting")
@@ -181,12 +193,7 @@ class Supervisor:
         return self._log_folder / f"{process.name}.log"
 
     def _story(self, process: Process, ended: Ended) -> str:
-        """A failure for a person; bad settings need their one line only, the rest the end of the log too."""
-        error = logs.error_line(ended.log)
-        lines = [f"error: {process.name} {ended.reason}" + (f": {error}" if error else "")]
-        if error is None or ended.code != 2:
-            lines += [f"  | {line}" for line in logs.last_lines(ended.log)]
-        return "\n".join([*lines, f"  log: {self._log(process)}"])
+        return ended.story(process.name, self._log(process))
 
     def _status(self, child: Child, status: children.Status) -> None:
         child.note(status)
@@ -249,8 +256,11 @@ class Supervisor:
         return models
 
     def _all_ready(self) -> bool:
-        found = [self._children.get(process.name) for process in self._plan.processes]
-        return all(child is not None and child.ready.is_set() for child in found)
+        return all(map(self._is_ready, self._plan.processes))
+
+    def _is_ready(self, process: Process) -> bool:
+        child = self._children.get(process.name)
+        return child is not None and child.ready.is_set()
 
     async def _redraw(self) -> None:
         while not self._is_serving:
@@ -288,10 +298,3 @@ class Supervisor:
         for child in leaving:
             if child.exit_code is None:
                 self._screen.say(f"{child.name} did not leave within {limit_seconds:.0f} s: killed")
-
-
-def describe(code: int) -> str:
-    """An exit status in words."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code}{_CODES.get(code, '')}"

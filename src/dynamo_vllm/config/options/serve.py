@@ -76,7 +76,15 @@ class ServeOptions:
     restarts: int = opt(
         10,
         "what to serve",
-        "Times one process is replaced in a row before serve gives up.",
+        "Times one process is replaced in a row before it is given up: a worker for --retry-seconds while "
+        "the others serve on, the frontend or the last worker with serve itself.",
         env="DYN_VLLM_RESTARTS",
         metavar="N",
+    )
+    retry_seconds: float = opt(
+        600.0,
+        "what to serve",
+        "How long a worker that was given up rests before it is tried again.",
+        env="DYN_VLLM_RETRY_SECONDS",
+        metavar="SECONDS",
     )
