@@ -492,6 +492,38 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
     assert "stopping:" in serve.err
 
 
+@pytest.mark.parametrize("whom", ["serve", "worker", "frontend"])
+def test_hangup_drains_as_a_termination_does(start: Start, model: Path, whom: str) -> None:
+    """A terminal that goes sends several: they do not cut the drain short."""
+    serve = start(*fake(model, token_ms=100)).wait_ready()
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 15, "stream": True}
+    (pid,) = [serve.process.pid] if whom == "serve" else serve.pids(whom)
+    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=30) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+        next(lines)
+        for _ in range(3):
+            os.kill(pid, signal.SIGHUP)
+            next(lines)
+        rest = list(lines)
+    assert len(rest) >= 10 and '"finish_reason":"length"' in "".join(rest)
+    if whom == "serve":
+        assert serve.wait(60) == 0
+        assert serve.pids() == []
+    else:
+        until(
+            "its end", lambda: f"{whom}-1 exited with code 0" in serve.err or "frontend exited" in serve.err
+        )
+        assert "exited with code 0" in serve.err
+
+
+def test_hangup_during_the_start_ends_it(start: Start, model: Path) -> None:
+    serve = start(*fake(model, start_ms=60_000))
+    until("the worker loads", lambda: "worker-1: loading" in serve.err)
+    serve.signal(signal.SIGHUP)
+    assert serve.wait(60) == 0
+    assert serve.pids() == []
+
+
 def test_second_interrupt_ends_at_once(start: Start, model: Path) -> None:
     """Requests would get an hour to finish."""
     serve = start(*fake(model, token_ms=2000), "--drain-seconds", "3600").wait_ready()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
+from dynamo_vllm.serving.ending import end_signals, is_repeated_hangup
 from dynamo_vllm.supervise import child as children
 from dynamo_vllm.supervise import discovery, hints
 from dynamo_vllm.supervise.ended import Ended, describe
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HELPERS = ("prefill", "encode")
 """Roles that answer nobody by themselves."""
 _REDRAW_SECONDS = 0.5
@@ -96,16 +95,19 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        numbers = end_signals()
+        for number in numbers:
             loop.add_signal_handler(number, self._signal, number)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _signal(self, number: int) -> None:
         """The first asks everything to leave, the second does not ask."""
+        if is_repeated_hangup(number, self._ending.done()):
+            return
         if not self._ending.done():
             seconds = self._drain_seconds()
             self._end(0, f"stopping: running requests get {seconds:.0f} s; once more ends everything at once")
