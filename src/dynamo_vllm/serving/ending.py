@@ -40,10 +40,8 @@ def on_dead_engine(ending: asyncio.Future[int]) -> Callable[[EngineDead], None]:
 
 def end_signals() -> tuple[int, ...]:
     """What asks a process to end; a hangup not where it was to be ignored, as by nohup."""
-    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return (
-        (signal.SIGTERM, signal.SIGINT) if ignores_hangup else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    )
+    always = (signal.SIGTERM, signal.SIGINT)
+    return always if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*always, signal.SIGHUP)
 
 
 def is_repeated_hangup(number: int, was_asked: bool) -> bool:
