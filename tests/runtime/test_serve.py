@@ -416,6 +416,12 @@ def test_too_many_restarts_end_serve(start: Start, model: Path) -> None:
     assert serve.pids() == []
 
 
+def test_long_log_is_put_aside_while_its_worker_serves(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--log-mb", "0.0002", "--log-parts", "1").wait_ready()
+    until("an older part", lambda: (serve.folder / "run" / "logs" / "worker-1.log.1").exists())
+    assert serve.complete().status_code == 200
+
+
 async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
     limits = Limits(look_seconds=0.1, answer_seconds=0.5, hang_seconds=1.0)
     async with supervised(tmp_path, limits, *fake(model)) as err:

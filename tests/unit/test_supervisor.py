@@ -141,6 +141,16 @@ async def test_no_two_processes_are_given_the_same_port(tmp_path: Path) -> None:
         assert len({*first, *found.ports("worker-1")}) == 6
 
 
+async def test_log_of_a_worker_is_bounded(tmp_path: Path) -> None:
+    limits = dataclasses.replace(LIMITS, look_seconds=0.01, log_bytes=1000, log_parts=1)
+    async with kept(tmp_path, limits) as found:
+        log = found.logs / "worker-1.log"
+        with log.open("a") as other:  # whatever writes into it
+            other.write("x" * 2000)
+        await asyncio.to_thread(until, "its end", lambda: found.logs.joinpath("worker-1.log.1").exists())
+        assert log.stat().st_size == 0
+
+
 async def test_error_of_ours_costs_the_process_it_concerns_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,8 +60,11 @@ def main(argv: Sequence[str]) -> int:
             start_seconds=options.start_seconds,
             restarts=options.restarts,
             retry_seconds=options.retry_seconds,
+            log_bytes=int(options.log_mb * (1 << 20)),
+            log_parts=options.log_parts,
         )
         with folder.opened():
+            run_folder.prune(environment, options.keep_runs)
             folder.note(plan.url, {name: getattr(plan.front, name) for name in NOTED})
             code = supervise(plan, limits, folder)
             if code == 0:

@@ -80,6 +80,11 @@ class Child:
         """What it wrote into its log."""
         return logs.read_from(self._log, self._log_start)
 
+    def log_begins_anew(self, log: Path) -> None:
+        """What was written so far was put aside."""
+        if log == self._log:
+            self._log_start = 0
+
     def note(self, status: Status) -> None:
         """Remember what a status line said."""
         if status.get("phase") == "ready" and not self.ready.is_set():

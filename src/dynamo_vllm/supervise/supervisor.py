@@ -15,6 +15,7 @@ from dynamo_vllm.supervise import child as children
 from dynamo_vllm.supervise import discovery, hints
 from dynamo_vllm.supervise.ended import Ended, describe
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.log_files import LogFiles
 from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.targets import Targets
 from dynamo_vllm.supervise.zygote import WorkerZygote
@@ -48,6 +49,7 @@ class Supervisor:
         self._plan = plan
         self._limits = limits
         self._log_folder = folder.logs
+        self._log_files = LogFiles(folder.logs, limits.log_bytes, limits.log_parts)
         self._targets = Targets(folder.targets)
         self._screen = screen
         self._probe = Probe(limits.answer_seconds)
@@ -79,7 +81,7 @@ class Supervisor:
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._keep(process)) for process in self._plan.processes]
-            running += [tasks.create_task(self._announce()), tasks.create_task(self._redraw())]
+            running += map(tasks.create_task, (self._announce(), self._redraw(), self._tend_logs()))
             ending = await self._ending
             self._screen.say(ending.text)
             self._screen.settle()
@@ -268,6 +270,13 @@ class Supervisor:
         while not self._is_serving:
             await asyncio.sleep(_REDRAW_SECONDS)
             self._screen.redraw()
+
+    async def _tend_logs(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.look_seconds)
+            for log in await self._log_files.look():
+                for child in self._children.values():
+                    child.log_begins_anew(log)
 
     def _drain_seconds(self) -> float:
         """What running requests get; before the first answer there are none."""
