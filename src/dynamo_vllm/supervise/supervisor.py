@@ -190,7 +190,7 @@ class Supervisor:
         child = self._children.pop(process.name, None)
         if child is None:
             return Ended(reason, False, 0.0, None, "")
-        child.kill_group()
+        child.abandon()
         return Ended(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
 
     def _log(self, process: Process) -> Path:
