@@ -14,6 +14,7 @@ DynamoVllmError
 │   ├── Draining         503
 │   └── Asleep           503
 ├── Overloaded           503, this request only: it waited too long for its turn
+├── NotTriedAgain        503, this request only: workers died of it
 ├── EngineError
 │   ├── EngineRequestFailed   500, this request only
 │   ├── EngineOverloaded      503, this request only
@@ -114,6 +115,12 @@ class Asleep(WorkerError):
 
 class Overloaded(DynamoVllmError):
     """The request waited too long for its turn in this worker; sent again, it may be served."""
+
+    status = 503
+
+
+class NotTriedAgain(DynamoVllmError):
+    """Workers died of the request before its first token; another one must not."""
 
     status = 503
 

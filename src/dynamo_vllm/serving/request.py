@@ -12,6 +12,7 @@ from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
 from dynamo_vllm.media.memory import held_by_request
 from dynamo_vllm.serving.boundary import boundary
 from dynamo_vllm.serving.cancel import GOING
+from dynamo_vllm.serving.crash_notes import CrashNotes
 from dynamo_vllm.serving.egress import CHUNKS, Egress
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.lora.slots import Lease
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.cancel import Cancellable, InFlight, Watch
+    from dynamo_vllm.serving.crash_notes import Note
     from dynamo_vllm.serving.egress import Stream
     from dynamo_vllm.serving.tracing import Generate
 
@@ -48,6 +50,7 @@ class Service:
         on_error: Callable[[str], None] = lambda _: None,
         trace_headers: Callable[[str], Mapping[str, str] | None] | None = None,
         egress: Egress | None = None,
+        crash_notes: CrashNotes | None = None,
     ) -> None:
         self._role = role
         self._engine = engine
@@ -57,6 +60,7 @@ class Service:
         self._on_error = on_error
         self._trace_headers = trace_headers
         self._egress = egress or Egress()
+        self._crash_notes = crash_notes or CrashNotes(None)
 
     async def generate(
         self, request: object, context: Cancellable, response_sender: Sender
@@ -69,6 +73,7 @@ class Service:
             boundary(context.id(), self._on_dead, self._on_error),
             self._in_flight.watch(context) as watch,
             held_by_request(),
+            self._crash_notes.waiting(context.id()) as note,
         ):
             parsed = self._role.parse(request)
             lease = self._lease(self._role.adapter(parsed))
@@ -86,7 +91,7 @@ class Service:
                 if self._trace_headers is not None:
                     job = dataclasses.replace(job, trace_headers=self._trace_headers(context.id()))
                 stream = self._egress.stream(response_sender.send, watch.left)
-                out = outlet(self._role.encoder(parsed, job).encode, stream, watch)
+                out = outlet(self._role.encoder(parsed, job).encode, stream, watch, note)
                 try:
                     with suppress(ClientLeft):
                         if job.answer is None:
@@ -162,16 +167,19 @@ class ClientLeft(Exception):
     """Nobody reads the answer any more."""
 
 
-def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Watch) -> Sink:
+def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Watch, note: Note) -> Sink:
     """Encodes and sends the outputs of one job; runs for every token."""
-    send, places = stream.send, CHUNKS
+    send, places, is_first = stream.send, CHUNKS, True
 
     def out(output: Output) -> None:
-        nonlocal places
+        nonlocal places, is_first
         if watch.client_left:
             raise ClientLeft  # ends the job also where the abort came before it began
         if output.finish == "abort" or watch.must_move:
             raise Draining(GOING)
+        if is_first:
+            is_first = False
+            note.answered()
         chunk = encode(output)
         try:
             if places:

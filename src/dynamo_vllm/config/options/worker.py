@@ -239,6 +239,14 @@ class WorkerOptions(OmniOptions):
         env="DYN_MIGRATION_LIMIT",
         metavar="N",
     )
+    crash_notes: str | None = opt(
+        None,
+        "requests",
+        "Folder that workers of one machine share, where each notes the requests that have no token yet: one "
+        "of which two workers died gets 503 from the third. serve gives its workers one.",
+        env="DYN_VLLM_CRASH_NOTES",
+        metavar="FOLDER",
+    )
     lora_enabled: bool = opt(
         False,
         "lora",
