@@ -378,7 +378,7 @@ def test_answer_that_has_begun_outlives_two_workers(start: Start, model: Path) -
         lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
         for _ in range(2):
             next(lines)
-            os.kill(holders(serve)[0], signal.SIGKILL)
+            os.kill(until("a worker to have it", lambda: holders(serve))[0], signal.SIGKILL)
         assert sum(len(json.loads(line[6:])["choices"]) for line in lines) >= 150
 
 
