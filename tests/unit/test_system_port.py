@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.admin.verbs import VERBS
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.serving import loop_pulse, system_port
-from dynamo_vllm.serving.system_port import SystemPort, is_loopback, route
+from dynamo_vllm.serving import loop_pulse, system_callers, system_port
+from dynamo_vllm.serving.system_callers import is_loopback
+from dynamo_vllm.serving.system_port import SystemPort
+from dynamo_vllm.serving.system_routes import route
 
 
 class Behind(BaseHTTPRequestHandler):
@@ -370,7 +373,7 @@ async def test_connections_without_a_thread_do_not_use_the_places_up(
 
 
 async def test_other_machines_need_a_token(behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_port, "is_loopback", lambda address: False)
+    monkeypatch.setattr(system_callers, "is_loopback", lambda address: False)
     admin = Recorder()
     with opened(behind, admin) as front:
         status, reply, _ = await ask(front, "POST", "/engine/sleep")
@@ -395,4 +398,4 @@ def test_loopback(address: str, is_ours: bool) -> None:
 
 
 def test_every_verb_has_a_route() -> None:
-    assert {route("POST", f"/engine/{name}")[0] for name in system_port.VERBS} == set(system_port.VERBS)
+    assert {route("POST", f"/engine/{name}")[0] for name in VERBS} == set(VERBS)

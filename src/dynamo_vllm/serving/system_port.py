@@ -10,22 +10,22 @@ import asyncio
 import contextlib
 import http.client
 import io
-import ipaddress
 import json
 import logging
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
-from dynamo_vllm.admin.verbs import VERBS, failure
-from dynamo_vllm.errors import AdminError, BadCommand, NotAllowed, StartError, WrongState
+from dynamo_vllm.admin.verbs import failure
+from dynamo_vllm.errors import AdminError, BadCommand, StartError, WrongState
+from dynamo_vllm.serving import system_callers
 from dynamo_vllm.serving.loop_pulse import LoopPulse
+from dynamo_vllm.serving.system_routes import route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,6 @@ SEND_SECONDS = 30.0
 BEHIND_SECONDS = 30.0
 STOP_SECONDS = 0.1
 _ADMIN = ("/engine/", "/v1/loras")
-_OF_PROXIES = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
 _PER_CONNECTION = {
     "connection",
     "keep-alive",
@@ -200,33 +199,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _verb(self, path: str) -> Reply:
         try:
-            admin = self._allowed()
+            admin = self.server.owner.admin
+            if admin is None:
+                raise WrongState("this worker is still starting")
+            system_callers.check(admin, self.client_address[0], self.headers)
             verb, fields = route(self.command, path)
             return self.server.owner.perform(admin, verb, self._body() | fields)
         except AdminError as exc:
             # What is left of the body would be read as the next request.
             self.close_connection = True
             return failure(exc)
-
-    def _allowed(self) -> Admin:
-        """With a token whoever has it; without one this machine's own programs, and no page in a browser.
-
-        A page's requests carry its Origin, or its own name for this machine where DNS was made to say so.
-        """
-        admin = self.server.owner.admin
-        if admin is None:
-            raise WrongState("this worker is still starting")
-        if admin.has_token:
-            kind, _, token = self.headers.get("Authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not admin.is_token(token.strip()):
-                raise Unauthorized("send the admin token as 'Authorization: Bearer TOKEN'")
-        elif not is_loopback(self.client_address[0]):
-            raise NotAllowed("only from this machine; start the worker with --admin-token for others")
-        elif any(name in self.headers for name in _OF_PROXIES):
-            raise NotAllowed("not through a proxy; start the worker with --admin-token for that")
-        elif "Origin" in self.headers or not is_own_name(self.headers.get("Host", "")):
-            raise NotAllowed("not from a browser; call this machine localhost or by its address")
-        return admin
 
     def _body(self) -> dict[str, Any]:
         if "Transfer-Encoding" in self.headers:
@@ -276,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        if status == Unauthorized.status:
+        if status == system_callers.Unauthorized.status:
             self.send_header("WWW-Authenticate", "Bearer")
         self.send_header("Content-Length", str(len(content)))
         if self.close_connection:
@@ -289,80 +271,5 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug("system port: " + format, *args)  # noqa: G003
 
 
-class Unauthorized(NotAllowed):
-    status = 401
-
-
 class TooLarge(BadCommand):
     status = 413
-
-
-class NoRoute(BadCommand):
-    status = 404
-
-
-class WrongMethod(BadCommand):
-    status = 405
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One way to a verb; a part in braces is a field of its body."""
-
-    method: str
-    parts: tuple[str, ...]
-    verb: str
-
-    def fields(self, parts: tuple[str, ...]) -> dict[str, str] | None:
-        """The fields in a path, or None where it is another one. The last field takes all that follows."""
-        last = len(self.parts) - 1
-        if self.parts[-1].startswith("{") and len(parts) > len(self.parts):
-            parts = (*parts[:last], "/".join(parts[last:]))
-        if len(parts) != len(self.parts):
-            return None
-        found = {}
-        for mine, theirs in zip(self.parts, parts, strict=True):
-            if mine.startswith("{"):
-                found[mine.strip("{}")] = unquote(theirs)
-            elif mine != theirs:
-                return None
-        return found
-
-
-def _split(path: str) -> tuple[str, ...]:
-    return tuple(path.strip("/").split("/"))
-
-
-ROUTES = tuple(Route("POST", ("engine", name), name) for name in VERBS) + tuple(
-    Route(verb.rest[0], _split(verb.rest[1]), verb.name) for verb in VERBS.values() if verb.rest
-)
-
-
-def route(method: str, path: str) -> tuple[str, dict[str, str]]:
-    """The verb of a request and the part of its body that is in the path."""
-    parts = _split(path)
-    matches = [(way, fields) for way in ROUTES if (fields := way.fields(parts)) is not None]
-    for way, fields in matches:
-        if way.method == method:
-            return way.verb, fields
-    if matches:
-        raise WrongMethod(f"{path} takes {' or '.join(sorted({way.method for way, _ in matches}))}")
-    raise NoRoute(f"there is no {path}; verbs are at /engine/NAME with {', '.join(VERBS)}")
-
-
-def is_loopback(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
-
-
-def is_own_name(host: str) -> bool:
-    """Whether a Host header calls this machine by an address, or a name that no DNS server was asked for."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name in ("", "localhost", socket.gethostname().lower()):
-            return True
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
