@@ -150,6 +150,8 @@ def variables(options: FrontendOptions) -> dict[str, str]:
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),
         # Its own /health says "healthy" without a model; ours takes the path, and this is where it went.
         "DYN_HTTP_SVC_HEALTH_PATH": "/instances",
+        # POST /busy_threshold, on the public port and without a token, could have all requests refused.
+        "DYN_DISABLE_FRONTEND_ADMIN_API": "0" if options.frontend_admin_api else "1",
         "DYN_LORA_ENABLED": str(knows_adapters(options)).lower(),
         # It plans which workers should have an adapter, and until its plan grows sends all requests to one.
         "DYN_LORA_ALLOCATION_ENABLED": "false",
