@@ -18,7 +18,7 @@ import pytest
 
 from dynamo_vllm.admin.verbs import VERBS
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.serving import loop_pulse, system_callers, system_port
+from dynamo_vllm.serving import connections, loop_pulse, system_callers, system_port
 from dynamo_vllm.serving.system_callers import is_loopback
 from dynamo_vllm.serving.system_port import SystemPort
 from dynamo_vllm.serving.system_routes import route
@@ -335,7 +335,7 @@ async def test_numbers_that_are_none_are_no_json(behind: tuple[str, int]) -> Non
 async def test_client_that_dawdles_does_not_keep_its_connection(
     behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_port, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(system_port, "HEADER_SECONDS", 0.3)
 
     def dawdle(port: int) -> int:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
@@ -355,7 +355,7 @@ async def test_client_that_dawdles_does_not_keep_its_connection(
 async def test_connections_without_a_thread_do_not_use_the_places_up(
     behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_port, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
     start = threading.Thread.start
 
     def no_thread(thread: threading.Thread) -> None:

@@ -60,6 +60,9 @@ def main(argv: Sequence[str]) -> int:
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
     runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **variables(options))
+    from dynamo_vllm.serving import descriptors
+
+    descriptors.raise_limit()
     return run_to_exit(run(options, planes.etcd_access(options, environment)))
 
 
