@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     from dynamo.llm import FrontendRoute, make_engine, run_input
 
-    from dynamo_vllm.serving import keeper, runtime
+    from dynamo_vllm.serving import keeper, listeners, runtime
     from dynamo_vllm.serving.admin import ENDPOINT
     from dynamo_vllm.serving.logging import set_up
     from dynamo_vllm.serving.progress import Progress
@@ -98,12 +98,13 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
-    server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
-    await listening(options, server)
-    scheme = "https" if options.tls_cert_path else "http"
-    progress.phase("ready", url=f"{scheme}://{options.host}:{options.port}")
-    with contextlib.suppress(asyncio.CancelledError):
-        await server
+    with listeners.kept_here(options.bind_host, (options.port, options.system_port)):
+        server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
+        await listening(options, server)
+        scheme = "https" if options.tls_cert_path else "http"
+        progress.phase("ready", url=f"{scheme}://{options.host}:{options.port}")
+        with contextlib.suppress(asyncio.CancelledError):
+            await server
     return 0
 
 
