@@ -86,7 +86,8 @@ async def run(
     dumped.add("options", build.shown(options))
     dumped.add("engine_flags", engine_flags(engine_argv))
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
-    kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None  # other nodes must reach this one
+    # Where there are other nodes, they must reach this one.
+    kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
     with scratch.folder() as scratch_folder, listeners.kept_here(kept_host, own_ports):
         drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
         options = await parts.with_local_model(options, engine_argv, environment, progress)
