@@ -6,6 +6,7 @@ DynamoVllmError
 │   ├── InvalidRequest   400
 │   ├── TooLong          400
 │   ├── UnknownModel     404
+│   ├── ClientBehind     408, the client does not read its answer
 │   └── MediaRefused     400, a picture, video or sound that is not loaded
 │       ├── MediaTooLarge      413
 │       └── MediaTypeUnknown   415
@@ -13,6 +14,7 @@ DynamoVllmError
 │   ├── Draining         503
 │   └── Asleep           503
 ├── Overloaded           503, this request only: it waited too long for its turn
+├── NotTriedAgain        503, this request only: workers died of it
 ├── EngineError
 │   ├── EngineRequestFailed   500, this request only
 │   ├── EngineOverloaded      503, this request only
@@ -75,6 +77,12 @@ class UnknownModel(RequestError):
     status = 404
 
 
+class ClientBehind(RequestError):
+    """More of the answer waits for the client than may."""
+
+    status = 408
+
+
 class MediaRefused(RequestError):
     """Media that cannot or must not be loaded. The text tells nothing that the client did not send."""
 
@@ -107,6 +115,12 @@ class Asleep(WorkerError):
 
 class Overloaded(DynamoVllmError):
     """The request waited too long for its turn in this worker; sent again, it may be served."""
+
+    status = 503
+
+
+class NotTriedAgain(DynamoVllmError):
+    """Workers died of the request before its first token; another one must not."""
 
     status = 503
 

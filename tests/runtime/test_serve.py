@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from harness.stack import free_port
 from harness.waiting import until
 
 MARK = "DYNAMO_VLLM_TEST_MARK"
+DEADLY = 499
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +333,69 @@ def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
     assert "dynamo_component_worker_state" in httpx.get(of_worker, timeout=30).text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_ends_engines_ends_two_and_no_more(start: Start, model: Path, stream: bool) -> None:
+    serve = start(*fake(model, die_on_token=DEADLY), "--workers", "4").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 4)
+    assert serve.complete(prompt=[DEADLY], stream=stream).status_code == 503
+    until("both to be said", lambda: serve.err.count("exited with code 3") == 2)
+    refusals = ["it is not tried again" in serve.log(f"worker-{number}") for number in range(1, 5)]
+    assert sum(refusals) == 1
+    until("all workers again", lambda: len(serve.instances()) == 4)
+    assert serve.complete().status_code == 200
+    assert serve.err.count("exited with code 3") == 2
+
+
+def test_request_that_ends_prefill_engines_ends_two_and_no_more(start: Start, model: Path) -> None:
+    engine = fake(model, die_on_token=DEADLY)
+    serve = start(*engine, "--prefill", "3", "--decode", "1").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 4)
+    assert serve.complete(prompt=[DEADLY, 5]).status_code == 503
+    until("both to be said", lambda: serve.err.count("exited with code 3") == 2)
+    until("all workers again", lambda: len(serve.instances()) == 4)
+    assert serve.err.count("exited with code 3") == 2
+
+
+def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start, model: Path) -> None:
+    """As the kernel does when memory is short: the worker itself goes, and can tell nobody."""
+    serve = start(*fake(model, stall_on_token=DEADLY), "--workers", "4").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 4)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(serve.complete, prompt=[DEADLY])
+        for killed in (1, 2):
+            until("a worker to have it", lambda: holders(serve))
+            os.kill(holders(serve)[0], signal.SIGKILL)
+            until("its end to be said", lambda n=killed: serve.err.count("was killed by SIGKILL") == n)
+        assert answer.result(60).status_code == 503
+    assert serve.err.count("was killed by SIGKILL") == 2
+
+
+def test_answer_that_has_begun_outlives_two_workers(start: Start, model: Path) -> None:
+    serve = start(*fake(model, token_ms=20), "--workers", "3").wait_ready()
+    until("all workers", lambda: len(serve.instances()) == 3)
+    body = {"model": "tiny", "prompt": [20, 21], "max_tokens": 200, "stream": True}
+    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=60) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
+        for _ in range(2):
+            next(lines)
+            os.kill(holders(serve)[0], signal.SIGKILL)
+        assert sum(len(json.loads(line[6:])["choices"]) for line in lines) >= 150
+
+
+def holders(serve: Serve) -> list[int]:
+    """The workers that have a request."""
+    found = []
+    for pid in serve.pids("worker"):
+        with contextlib.suppress(psutil.Error, httpx.HTTPError, ValueError):
+            words = psutil.Process(pid).cmdline()
+            port = words[words.index("--system-port") + 1]
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+            (held,) = re.findall(r"^dynamo_component_requests_in_flight\b.* (\S+)$", text, re.MULTILINE)
+            if float(held):
+                found.append(pid)
+    return found
+
+
 def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path) -> None:
     serve = start(*fake(model)).wait_ready()
     os.kill(serve.pids("frontend")[0], signal.SIGKILL)
@@ -349,6 +414,12 @@ def test_too_many_restarts_end_serve(start: Start, model: Path) -> None:
     assert serve.wait(60) == 1
     assert "giving up after 0 restarts in a row" in serve.err
     assert serve.pids() == []
+
+
+def test_long_log_is_put_aside_while_its_worker_serves(start: Start, model: Path) -> None:
+    serve = start(*fake(model), "--log-mb", "0.0002", "--log-parts", "1").wait_ready()
+    until("an older part", lambda: (serve.folder / "run" / "logs" / "worker-1.log.1").exists())
+    assert serve.complete().status_code == 200
 
 
 async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
@@ -425,6 +496,37 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
     assert not (serve.folder / "run" / "discovery").exists()
     assert not (serve.folder / "run" / "prometheus.json").exists()
     assert "stopping:" in serve.err
+
+
+@pytest.mark.parametrize("whom", ["serve", "worker", "frontend"])
+def test_hangup_drains_as_a_termination_does(start: Start, model: Path, whom: str) -> None:
+    """A terminal that goes sends several: they do not cut the drain short."""
+    serve = start(*fake(model, token_ms=100)).wait_ready()
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 15, "stream": True}
+    (pid,) = [serve.process.pid] if whom == "serve" else serve.pids(whom)
+    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=30) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+        next(lines)
+        for _ in range(3):
+            os.kill(pid, signal.SIGHUP)
+            next(lines)
+        rest = list(lines)
+    assert len(rest) >= 10 and '"finish_reason":"length"' in "".join(rest)
+    if whom == "serve":
+        assert serve.wait(60) == 0
+        assert serve.pids() == []
+    else:
+        name = "frontend" if whom == "frontend" else "worker-1"
+        until("its end", lambda: f"{name} exited with code" in serve.err)
+        assert f"{name} exited with code 0;" in serve.err
+
+
+def test_hangup_during_the_start_ends_it(start: Start, model: Path) -> None:
+    serve = start(*fake(model, start_ms=60_000))
+    until("the worker loads", lambda: "worker-1: loading" in serve.err)
+    serve.signal(signal.SIGHUP)
+    assert serve.wait(60) == 0
+    assert serve.pids() == []
 
 
 def test_second_interrupt_ends_at_once(start: Start, model: Path) -> None:

@@ -683,6 +683,10 @@ SERVE = [
     ),
     (serve_rules.model_or_demo, ["--demo", "lora", "--model", "m"], "--demo lora brings its own model"),
     (serve_rules.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
+    (serve_rules.logs_have_bounds, ["--log-mb", "-1"], "--log-mb -1.0 must be 0 or more"),
+    (serve_rules.logs_have_bounds, ["--log-parts", "-1"], "--log-parts -1 must be 0 or more"),
+    (serve_rules.logs_have_bounds, ["--keep-runs", "-1"], "--keep-runs -1 must be 0 or more"),
+    (serve_rules.rest_is_a_time, ["--retry-seconds", "0"], "--retry-seconds 0.0 must be above 0"),
     (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
     (serve_rules.start_has_time, ["--start-seconds", "nan"], "--start-seconds nan must be above 0"),
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -132,6 +134,30 @@ def test_of_several_serves_one_must_be_named(home: Mapping[str, str]) -> None:
 def test_what_the_user_says_stands(options: AdminOptions, home: Mapping[str, str]) -> None:
     with in_cache(home, "a").opened():
         assert deployment.find(options, home) == (options, None)
+
+
+def ended(home: Mapping[str, str], name: str, days_ago: float = 1) -> Path:
+    """The folder that a serve left, killed or not."""
+    folder = in_cache(home, name)
+    with folder.opened():
+        folder.logs.joinpath("worker-1.log").write_text("something")
+    then = time.time() - days_ago * 86400
+    os.utime(folder.path / "lock", (then, then))
+    return folder.path
+
+
+def test_old_run_folders_are_removed_and_never_one_in_use(home: Mapping[str, str], tmp_path: Path) -> None:
+    paths = [ended(home, f"2026010{day}-120000-{day}") for day in range(1, 7)]
+    young = ended(home, "20260101-110000-99", days_ago=0)
+    others = [ended(home, "mine"), ended(home, "20260101-120000-x")]
+    with RunFolder(paths[0]).opened(), run_folder.choose(str(tmp_path / "chosen"), home).opened():
+        run_folder.prune(home, 2)
+        assert [path.exists() for path in paths] == [True, False, False, False, True, True]
+        assert young.exists() and all(path.exists() for path in others)
+        assert (tmp_path / "chosen" / "logs").exists()
+    run_folder.prune(home, 0)
+    assert not any(path.exists() for path in paths[1:])
+    run_folder.prune({"HOME": str(tmp_path / "none")}, 0)
 
 
 def test_run_folder_where_nothing_runs_is_refused(home: Mapping[str, str], tmp_path: Path) -> None:

@@ -113,3 +113,29 @@ async def test_loop_goes_on_while_vllm_ends(make: Any) -> None:
     assert not closing.done()
     slow.may_end.set()
     await closing
+
+
+NOHUP = """
+import asyncio, os, signal, sys
+from dynamo_vllm.serving import ending
+
+async def life():
+    asked = asyncio.get_running_loop().create_future()
+    ending.on_signals(asked, lambda: False)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0)
+    print(await asyncio.wait_for(asyncio.shield(asked), 0.2), flush=True)
+
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+asyncio.run(life())
+"""
+
+
+def test_hangup_is_heeded_unless_it_was_to_be_ignored() -> None:
+    heeded, ignored = (
+        subprocess.run([sys.executable, "-c", NOHUP, how], capture_output=True, text=True, timeout=60)
+        for how in ("plain", "nohup")
+    )
+    assert (heeded.returncode, heeded.stdout) == (0, "0\n"), heeded.stderr
+    assert ignored.returncode == 1 and "TimeoutError" in ignored.stderr

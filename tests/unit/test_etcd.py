@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from dynamo_vllm.config.planes import EtcdAccess
+from dynamo_vllm.serving import keeper
 from dynamo_vllm.serving.etcd import Etcd, EtcdError
+from harness.waiting import until
 
 WELL = (200, json.dumps({"grantedTTL": "60", "TTL": "59"}).encode())
 NO_LEADER = (503, json.dumps({"error": "etcdserver: no leader", "code": 14}).encode())
@@ -84,3 +87,46 @@ async def test_refusal_holds_for_all_members() -> None:
             with pytest.raises(EtcdError, match="etcd refused: etcdserver: permission denied"):
                 await etcd.lease(1)
         assert [member.asked for member in found] == [1, 0]
+
+
+ODD = [
+    {"grantedTTL": "soon"},
+    {"grantedTTL": None, "TTL": []},
+    {"grantedTTL": "60", "keys": [7]},
+    {"grantedTTL": "60", "keys": ["abc"]},
+    {"grantedTTL": "60", "keys": 5},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+async def test_answer_of_another_shape_is_told(odd: dict[str, object]) -> None:
+    with members((200, json.dumps(odd).encode())) as found:
+        async with client(found) as etcd:
+            with pytest.raises(EtcdError, match="etcd's answer is not understood"):
+                await etcd.lease(1)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{}, {"responses": [{}]}, {"responses": 1}, {"responses": [{"response_range": {"kvs": [0]}}]}],
+    ids=str,
+)
+async def test_values_of_another_shape_are_told(odd: dict[str, object]) -> None:
+    with members((200, json.dumps(odd).encode())) as found:
+        async with client(found) as etcd:
+            with pytest.raises(EtcdError, match="etcd's answer is not understood"):
+                await etcd.values([b"key"])
+
+
+async def test_keeper_outlives_an_odd_answer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_SECONDS", 0.01)
+    with members((200, json.dumps(ODD[0]).encode())) as found:
+        keeping = asyncio.create_task(keeper.keep(EtcdAccess((found[0].url,)), None, 1))
+        await asyncio.to_thread(until, "several looks", lambda: found[0].asked > 3 or keeping.done())
+        assert not keeping.done()
+        keeping.cancel()
+        await asyncio.wait([keeping])
+    (warning,) = [record.message for record in caplog.records if "not understood" in record.message]
+    assert "what runs goes on" in warning

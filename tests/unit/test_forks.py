@@ -12,7 +12,8 @@ from dynamo_vllm.config import forks
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.engine import imports
 from dynamo_vllm.models.tiny import make_tiny_model
-from dynamo_vllm.supervise.zygote import Adopted, WorkerZygote
+from dynamo_vllm.supervise.held import Held
+from dynamo_vllm.supervise.zygote import WorkerZygote
 
 OPTIONS = WorkerOptions(model="m")
 
@@ -56,8 +57,9 @@ def test_architectures_are_read_from_a_local_model_only(tmp_path: Path) -> None:
 
 async def test_adopted_process_is_waited_for_and_told_to_end() -> None:
     pid = os.posix_spawnp("sleep", ["sleep", "60"], os.environ)  # noqa: ASYNC221  # it returns at once
-    adopted = Adopted(pid)
+    adopted = Held(pid)
     assert adopted.returncode is None
     adopted.terminate()
     assert await adopted.wait() == -15 == adopted.returncode
     adopted.terminate()  # it is gone: nothing happens
+    adopted.let_go()

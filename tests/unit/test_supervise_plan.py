@@ -12,10 +12,10 @@ from dynamo_vllm.config.rules import flags
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise import logs, plan, ports, run_folder
+from dynamo_vllm.supervise.ended import describe
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
 from dynamo_vllm.supervise.plan import Plan
 from dynamo_vllm.supervise.screen import Screen
-from dynamo_vllm.supervise.supervisor import describe
 
 FAKE = {"engine": "fake"}
 DISCOVERY = Path("/run/x/discovery")

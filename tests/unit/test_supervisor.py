@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import os
 import shutil
@@ -68,6 +69,9 @@ class Kept:
         (found,) = [child for child in psutil.Process().children() if name in child.cmdline()]
         return found
 
+    async def ended(self) -> None:
+        await asyncio.wait([self._life])
+
     async def ready(self, name: str, times: int = 1) -> None:
         text = f"{name}: ready"
         await asyncio.to_thread(
@@ -77,12 +81,12 @@ class Kept:
 
 
 @contextlib.asynccontextmanager
-async def kept(path: Path) -> AsyncIterator[Kept]:
+async def kept(path: Path, limits: Limits = LIMITS, code: int = 0) -> AsyncIterator[Kept]:
     folder, err = RunFolder(path), io.StringIO()
     workers = (worker("worker-1"), worker("worker-2"))
     plan = Plan("http://127.0.0.1:1", "127.0.0.1", 1, ("m",), workers, FrontendOptions())
     with folder.opened():
-        life = asyncio.create_task(Supervisor(plan, LIMITS, folder, Screen(io.StringIO(), err)).run())
+        life = asyncio.create_task(Supervisor(plan, limits, folder, Screen(io.StringIO(), err)).run())
         made = Kept(folder, err, life)
         try:
             await made.ready("worker-1")
@@ -92,7 +96,7 @@ async def kept(path: Path) -> AsyncIterator[Kept]:
             if not life.done():
                 os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait([life])
-        assert life.result() == 0
+        assert life.result() == code
 
 
 async def test_killed_worker_whose_logs_are_gone_is_replaced(tmp_path: Path) -> None:
@@ -106,12 +110,45 @@ async def test_killed_worker_whose_logs_are_gone_is_replaced(tmp_path: Path) -> 
         assert (found.logs / "worker-1.log").exists()
 
 
+async def test_worker_that_cannot_live_is_given_up_and_tried_again_later(tmp_path: Path) -> None:
+    limits = dataclasses.replace(LIMITS, restarts=2, retry_seconds=0.5)
+    async with kept(tmp_path, limits) as found:
+        other = found.pid("worker-2")
+        for life in range(1, 5):
+            os.kill(found.pid("worker-1"), signal.SIGKILL)
+            await found.ready("worker-1", times=life + 1)
+        assert found.pid("worker-2") == other
+        assert found.said.count("giving up on worker-1 after 2 restarts in a row") == 2
+        assert "the others serve on, and it is tried again in 0 s" in found.said
+        assert found.said.count("starting it again in 0 s") == 2
+
+
+async def test_last_worker_that_cannot_live_ends_serve(tmp_path: Path) -> None:
+    limits = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
+    async with kept(tmp_path, limits, code=1) as found:
+        os.kill(found.pid("worker-1"), signal.SIGKILL)
+        await asyncio.to_thread(until, "giving up", lambda: "giving up on worker-1" in found.said)
+        os.kill(found.pid("worker-2"), signal.SIGKILL)
+        await found.ended()
+        assert "giving up after 0 restarts in a row" in found.said
+
+
 async def test_no_two_processes_are_given_the_same_port(tmp_path: Path) -> None:
     async with kept(tmp_path) as found:
         first = [*found.ports("worker-1"), *found.ports("worker-2")]
         os.kill(found.pid("worker-1"), signal.SIGKILL)
         await found.ready("worker-1", times=2)
         assert len({*first, *found.ports("worker-1")}) == 6
+
+
+async def test_log_of_a_worker_is_bounded(tmp_path: Path) -> None:
+    limits = dataclasses.replace(LIMITS, look_seconds=0.01, log_bytes=1000, log_parts=1)
+    async with kept(tmp_path, limits) as found:
+        log = found.logs / "worker-1.log"
+        with log.open("a") as other:  # whatever writes into it
+            other.write("x" * 2000)
+        await asyncio.to_thread(until, "its end", lambda: found.logs.joinpath("worker-1.log.1").exists())
+        assert log.stat().st_size == 0
 
 
 async def test_error_of_ours_costs_the_process_it_concerns_only(

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import importlib.util
 import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,6 +70,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
 
     from dynamo_vllm.serving import keeper, listeners, runtime
     from dynamo_vllm.serving.admin import ENDPOINT
+    from dynamo_vllm.serving.ending import end_signals, is_repeated_hangup
     from dynamo_vllm.serving.logging import set_up
     from dynamo_vllm.serving.progress import Progress
 
@@ -89,13 +89,15 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
 
     def leave(number: int) -> None:
         """The first signal lets open requests finish, the second ends at once."""
+        if is_repeated_hangup(number, bool(asked)):
+            return
         if asked:
             raise SystemExit(128 + number)
         asked.append(number)
         keeping.cancel()  # before the lease is given back
         drt.shutdown()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in end_signals():
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
     with listeners.kept_here(options.bind_host, (options.port, options.system_port)):

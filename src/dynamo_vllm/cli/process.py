@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import StartError
+from dynamo_vllm.serving.ending import end_signals
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -33,7 +34,9 @@ def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
     """Run a process' life; a signal during the start ends it, later the life itself handles signals."""
     import uvloop
 
-    signal.signal(signal.SIGTERM, _end_now)
+    for number in end_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, _end_now)
     # A signal of a forked engine core would wake our loop, which would take it for its own.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     try:

@@ -15,6 +15,7 @@ from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOpti
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.errors import ConfigError, StartError
+from dynamo_vllm.serving import scratch
 from dynamo_vllm.supervise import demos, ports, run_folder
 from dynamo_vllm.supervise import plan as plans
 from dynamo_vllm.supervise.limits import Limits
@@ -40,6 +41,7 @@ EPILOG = """\
 Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
 and passed on to each worker, for example --served-model-name, --max-model-len or --enforce-eager."""
 
+CRASH_NOTES = "DYN_VLLM_CRASH_NOTES"
 NOTED = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "bind_host")
 """What the commands that ask workers must know of a serve's frontend."""
 
@@ -51,13 +53,22 @@ def main(argv: Sequence[str]) -> int:
     environment = folders.complete(build.environment(), folders.for_worker)
     options, wanted = understand(argv, environment)
     folder = run_folder.choose(options.run_dir, environment)
-    plan = prepare(wanted, environment, folder, options.demo)
-    limits = Limits(start_seconds=options.start_seconds, restarts=options.restarts)
-    with folder.opened():
-        folder.note(plan.url, {name: getattr(plan.front, name) for name in NOTED})
-        code = supervise(plan, limits, folder)
-        if code == 0:
-            folder.forget()
+    with scratch.folder() as shared:  # in memory or on a disk of this machine, which a cache need not be
+        environment = {CRASH_NOTES: shared, **environment}
+        plan = prepare(wanted, environment, folder, options.demo)
+        limits = Limits(
+            start_seconds=options.start_seconds,
+            restarts=options.restarts,
+            retry_seconds=options.retry_seconds,
+            log_bytes=int(options.log_mb * (1 << 20)),
+            log_parts=options.log_parts,
+        )
+        with folder.opened():
+            run_folder.prune(environment, options.keep_runs)
+            folder.note(plan.url, {name: getattr(plan.front, name) for name in NOTED})
+            code = supervise(plan, limits, folder)
+            if code == 0:
+                folder.forget()
     return code
 
 

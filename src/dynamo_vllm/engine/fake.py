@@ -55,6 +55,8 @@ REPORT_SECONDS = 0.1
 SEEN_BYTES = 1000
 """Of each medium, in what it makes of a prompt: a number to count with, no memory."""
 
+_TOLD_TO_DIE = "the fake engine was told to die"
+
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the fake engine behaves."""
@@ -79,6 +81,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine hangs after this many tokens over all requests."""
     fail_on_token: int | None = None
     """A prompt that begins with this id fails inside the engine."""
+    die_on_token: int | None = None
+    """The engine dies of a prompt that begins with this id, before its first token."""
     stall_on_token: int | None = None
     """A prompt that begins with this id never gets a token."""
     stall_rank: int | None = None
@@ -170,6 +174,11 @@ class FakeEngine:
         if job.prompt[0] == self.spec.fail_on_token:
             raise EngineRequestFailed("the fake engine was told to fail on this prompt")
         loop = asyncio.get_running_loop()
+        if job.prompt[0] == self.spec.die_on_token:
+            self._dead = True
+            for run in self.running.values():
+                fail(run, EngineDead(_TOLD_TO_DIE))
+            raise EngineDead(_TOLD_TO_DIE)
         hangs = job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank
         due = math.inf if hangs else loop.time() + self.spec.prefill_ms / 1000
         run = self.running[job.id] = Running(job, sink, loop.create_future(), due)
@@ -243,7 +252,7 @@ class FakeEngine:
             finish=finish,
             finished=is_last,
             cached_tokens=_fetched(job) if finish else None,
-            logprobs=None if job.sampling.logprobs is None else [_certain(i) for i in ids],
+            logprobs=_logprobs(job, ids),
             transfer=_handover(job) if finish else None,
         )
         if finish is not None:
@@ -263,7 +272,7 @@ class FakeEngine:
         if self.spec.die_after is not None and made > self.spec.die_after:
             self._dead = True
         if self._dead:
-            fail(run, EngineDead("the fake engine was told to die"))
+            fail(run, EngineDead(_TOLD_TO_DIE))
             return False
         if self.spec.stall_after is not None and made > self.spec.stall_after:
             self._made[rank] -= tokens
@@ -398,6 +407,12 @@ def _fetched(job: Job) -> int:
     return len(job.prompt) - 1 if (job.transfer or {}).get("do_remote_prefill") else 0
 
 
-def _certain(token_id: int) -> Position:
-    only = TokenLogprob(token_id, -0.5, 1, None)
-    return Position(only, [only])
+def _logprobs(job: Job, ids: Sequence[int]) -> list[Position] | None:
+    """As many candidates for each as were asked for; the one chosen is the likeliest."""
+    count = job.sampling.logprobs
+    if count is None:
+        return None
+    found = [
+        [TokenLogprob(chosen + i, -0.5 - i, i + 1, None) for i in range(max(1, count))] for chosen in ids
+    ]
+    return [Position(candidates[0], candidates) for candidates in found]

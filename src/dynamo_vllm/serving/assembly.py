@@ -15,6 +15,8 @@ from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import adapters, lending, metrics, parts
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.crash_notes import CrashNotes
+from dynamo_vllm.serving.egress import Egress
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
 from dynamo_vllm.serving.monitor import Monitor
@@ -98,6 +100,7 @@ class Assembled:
     answers: Callable[[], Awaitable[None]]
     """Raises where the engine does not answer."""
     warming: Warming
+    crash_notes: CrashNotes
 
 
 async def assemble(
@@ -136,6 +139,7 @@ async def assemble(
         registry=registry,
         lifecycle=lifecycle,
         answers=answers,
+        crash_notes=CrashNotes(options.crash_notes),
     )
 
 
@@ -173,6 +177,8 @@ def answering(
         made.registry,
         last_error.note,
         traces.headers if traces is not None else None,
+        egress=Egress(round(started.options.unread_mb * 1e6), started.meter.count_unread_answer),
+        crash_notes=made.crash_notes,
     )
     generate = traces.around(service.generate) if traces is not None else service.generate
     if not started.options.runtime_health_check:

@@ -38,11 +38,24 @@ def on_dead_engine(ending: asyncio.Future[int]) -> Callable[[EngineDead], None]:
     return died
 
 
+def end_signals() -> tuple[int, ...]:
+    """What asks a process to end; a hangup not where it was to be ignored, as by nohup."""
+    always = (signal.SIGTERM, signal.SIGINT)
+    return always if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*always, signal.SIGHUP)
+
+
+def is_repeated_hangup(number: int, was_asked: bool) -> bool:
+    """A terminal that goes sends several, from the shell and from the kernel: they are one wish."""
+    return was_asked and number == signal.SIGHUP
+
+
 def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> None:
-    """The first SIGTERM or SIGINT asks for an orderly end, the second ends at once."""
+    """The first SIGTERM, SIGINT or SIGHUP asks for an orderly end, the second ends at once."""
     loop = asyncio.get_running_loop()
 
     def asked(number: int) -> None:
+        if is_repeated_hangup(number, ending.done()):
+            return
         if not ending.done():
             ending.set_result(0)
         elif is_stopped():  # nothing is cut short any more
@@ -50,7 +63,7 @@ def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> N
         else:
             raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in end_signals():
         loop.add_signal_handler(number, asked, number)
 
 

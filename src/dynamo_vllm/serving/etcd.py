@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 SECONDS = 3.0
 MOST_OPERATIONS = 100
 """In one transaction; etcd takes 128 unless told otherwise."""
+SHOWN_CHARACTERS = 200
 _UNAUTHENTICATED = 401
 
 
@@ -52,9 +54,10 @@ class Etcd:
     async def lease(self, number: int) -> Lease | None:
         """None when etcd does not know it, or no longer."""
         found = await self._ask("lease/timetolive", {"ID": str(number), "keys": True})
-        if int(found.get("TTL", 0)) < 0 or "grantedTTL" not in found:
-            return None
-        return Lease(int(found["grantedTTL"]), frozenset(map(base64.b64decode, found.get("keys", ()))))
+        with _understood(found):
+            if int(found.get("TTL", 0)) < 0 or "grantedTTL" not in found:
+                return None
+            return Lease(int(found["grantedTTL"]), frozenset(map(base64.b64decode, found.get("keys", ()))))
 
     async def grant(self, number: int, seconds: int) -> None:
         await self._ask("lease/grant", {"ID": str(number), "TTL": str(seconds)})
@@ -66,8 +69,9 @@ class Etcd:
         entries: dict[bytes, bytes] = {}
         for some in _batches([{"requestRange": {"key": _text(key)}} for key in keys]):
             found = await self._ask("kv/txn", {"success": some})
-            for kv in (kv for one in found["responses"] for kv in one["response_range"].get("kvs", ())):
-                entries[base64.b64decode(kv["key"])] = base64.b64decode(kv.get("value", ""))
+            with _understood(found):
+                for kv in (kv for one in found["responses"] for kv in one["response_range"].get("kvs", ())):
+                    entries[base64.b64decode(kv["key"])] = base64.b64decode(kv.get("value", ""))
         return entries
 
     async def put(self, entries: Mapping[bytes, bytes], lease: int) -> None:
@@ -115,10 +119,20 @@ class Etcd:
         return await self._client.post(f"{endpoint.rstrip('/')}/v3/{path}", json=body, headers=headers)
 
 
+@contextlib.contextmanager
+def _understood(found: Mapping[str, Any]) -> Iterator[None]:
+    """An answer that is no etcd's, of a proxy for example, must not end who asks for ever."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        shown = repr(found)[:SHOWN_CHARACTERS]
+        raise EtcdError(f"etcd's answer is not understood ({type(exc).__name__}): {shown}") from exc
+
+
 def _read(answer: httpx.Response) -> dict[str, Any]:
     try:
         found = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     said = found.get("message") or found.get("error") if isinstance(found, dict) else None
     if answer.status_code >= 500:

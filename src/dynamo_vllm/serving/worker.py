@@ -187,6 +187,8 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
         finally:
             opening.cancel()
             keeping.cancel()  # before the lease is given back
+            if code == EXIT_ENGINE_DEAD:
+                made.crash_notes.died()
             await leave(options, lifecycle, started.drt, serving, watching, code)
     return code
 

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ import psutil
 
 from dynamo_vllm import forking
 from dynamo_vllm.supervise import logs, ports
+from dynamo_vllm.supervise.held import Held
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +43,9 @@ class Running(Protocol):
 
     def terminate(self) -> None: ...
 
+    def let_go(self) -> None:
+        """Nobody signals it any more: its number may become another process'."""
+
 
 class Child:
     """A started process in a session of its own, so that its own children can be ended with it."""
@@ -56,6 +61,7 @@ class Child:
         self.instance: int | None = None
         self._ready_at: float | None = None
         self._running = running
+        self._is_let_go = False
 
     @property
     def name(self) -> str:
@@ -80,6 +86,11 @@ class Child:
         """What it wrote into its log."""
         return logs.read_from(self._log, self._log_start)
 
+    def log_begins_anew(self, log: Path) -> None:
+        """What was written so far was put aside."""
+        if log == self._log:
+            self._log_start = 0
+
     def note(self, status: Status) -> None:
         """Remember what a status line said."""
         if status.get("phase") == "ready" and not self.ready.is_set():
@@ -98,19 +109,32 @@ class Child:
             self._running.terminate()
 
     def kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Nothing once it was let go: the number may be another group's."""
+        if not self._is_let_go:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     async def destroy(self) -> list[int]:
         """End whatever is left of the group; the pids that would not go, normally none."""
+        if self._is_let_go:
+            return []
         deadline = time.monotonic() + GONE_SECONDS
-        while left := members(self.pid):
-            if time.monotonic() > deadline:  # the kernel holds it, in a driver for example
-                return left
+        while (left := members(self.pid)) and time.monotonic() < deadline:
             self.kill_group()
             await asyncio.sleep(_POLL_SECONDS)
-        await self.wait()
-        return []
+        if not left:  # else the kernel holds it, in a driver for example
+            await self.wait()
+        self._let_go()
+        return left
+
+    def abandon(self) -> None:
+        """End it without a look at whether it went."""
+        self.kill_group()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._is_let_go = True
+        self._running.let_go()
 
 
 Start = Callable[["Process", list[str], int, int], Awaitable[Running]]
@@ -141,9 +165,14 @@ async def start(
 
 
 async def start_afresh(plan: Process, command: list[str], log: int, status: int) -> Running:
-    return await asyncio.create_subprocess_exec(
-        *(*command, "--status-fd", str(status)),
-        stdin=asyncio.subprocess.DEVNULL,
+    process = _popen(plan, command, log, status)
+    return Held(process.pid, process)
+
+
+def _popen(plan: Process, command: list[str], log: int, status: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*command, "--status-fd", str(status)],
+        stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         env=dict(plan.env),

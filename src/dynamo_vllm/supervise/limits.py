@@ -13,6 +13,8 @@ class Limits:
     """From a process' start until it says that it is ready."""
     restarts: int = 10
     """Replacements of one process in a row."""
+    retry_seconds: float = 600.0
+    """After them a worker rests for this long."""
     healthy_seconds: float = 60.0
     """Ready for this long, a process that ends begins a new row."""
     max_pause_seconds: float = 30.0
@@ -24,6 +26,10 @@ class Limits:
     """Without any answer, the process is replaced."""
     unwell_seconds: float = 120.0
     """Answering that it is not ready, the process is replaced."""
+    log_bytes: int = 50 << 20
+    """Of one log before it is put aside; 0 lets it grow."""
+    log_parts: int = 3
+    """Older parts of each log that stay."""
     first_answer_seconds: float = 120.0
     """For the request that proves that all is well."""
     stop_seconds: float = 10.0

@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 EMBEDDINGS = "embeddings"
 """Beside the discovery files: what encode workers made."""
 _LOCK, _NOTE, _TARGETS = "lock", "serve.json", "prometheus.json"
+_NAME = re.compile(r"\d{8}-\d{6}-\d+")
+NEW_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 """Whoever asks whether a serve runs holds the lock for a moment."""
 
@@ -187,6 +191,28 @@ def running(environment: Mapping[str, str]) -> list[RunFolder]:
             with contextlib.suppress(OSError):
                 name.unlink()
     return list(found.values())
+
+
+def prune(environment: Mapping[str, str], keep: int) -> None:
+    """Remove the oldest folders that ended runs of this user left, killed ones too; the last `keep` stay."""
+    try:
+        names = sorted(name for name in _all(environment).iterdir() if _is_of_a_run(name))
+    except OSError:
+        return
+    over = [name for name in names if not RunFolder(name).is_held]
+    for name in over[: max(0, len(over) - keep)]:
+        shutil.rmtree(name, ignore_errors=True)
+
+
+def _is_of_a_run(path: Path) -> bool:
+    """One that `choose` named, made by this user; not one that may just be made, before its lock is held."""
+    try:
+        found = path.lstat()
+        is_old = time.time() - (path / _LOCK).lstat().st_mtime > NEW_SECONDS
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return is_ours and is_old and _NAME.fullmatch(path.name) is not None
 
 
 def _all(environment: Mapping[str, str]) -> Path:

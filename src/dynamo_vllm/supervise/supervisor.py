@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
+from dynamo_vllm.serving.ending import end_signals, is_repeated_hangup
 from dynamo_vllm.supervise import child as children
-from dynamo_vllm.supervise import discovery, hints, logs
+from dynamo_vllm.supervise import discovery, hints
+from dynamo_vllm.supervise.ended import Ended, describe
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.log_files import LogFiles
 from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.targets import Targets
 from dynamo_vllm.supervise.zygote import WorkerZygote
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HELPERS = ("prefill", "encode")
+"""Roles that answer nobody by themselves."""
 _REDRAW_SECONDS = 0.5
-_CODES = {2: " (bad settings)", 3: " (the engine died)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,6 @@ class Ending:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One life of a process, when it is over."""
-
-    reason: str
-    was_ready: bool
-    ready_seconds: float
-    code: int | None
-    log: str
-    """What this life wrote into its log."""
-
-
 class Supervisor:
     """One life: `run`, from the first start until the last process is gone."""
 
@@ -59,6 +49,7 @@ class Supervisor:
         self._plan = plan
         self._limits = limits
         self._log_folder = folder.logs
+        self._log_files = LogFiles(folder.logs, limits.log_bytes, limits.log_parts)
         self._targets = Targets(folder.targets)
         self._screen = screen
         self._probe = Probe(limits.answer_seconds)
@@ -67,6 +58,7 @@ class Supervisor:
         self._is_serving = False
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._killed_by: int | None = None
+        self._given_up: set[str] = set()
         forking = [process for process in plan.workers if process.forks]
         self._zygote = (
             WorkerZygote(forking[0].env, plan.models, folder.logs / "zygote.log", screen.say)
@@ -89,7 +81,7 @@ class Supervisor:
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._keep(process)) for process in self._plan.processes]
-            running += [tasks.create_task(self._announce()), tasks.create_task(self._redraw())]
+            running += map(tasks.create_task, (self._announce(), self._redraw(), self._tend_logs()))
             ending = await self._ending
             self._screen.say(ending.text)
             self._screen.settle()
@@ -105,16 +97,19 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        numbers = end_signals()
+        for number in numbers:
             loop.add_signal_handler(number, self._signal, number)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _signal(self, number: int) -> None:
         """The first asks everything to leave, the second does not ask."""
+        if is_repeated_hangup(number, self._ending.done()):
+            return
         if not self._ending.done():
             seconds = self._drain_seconds()
             self._end(0, f"stopping: running requests get {seconds:.0f} s; once more ends everything at once")
@@ -138,12 +133,33 @@ class Supervisor:
                 self._end(ended.code if ended.code in (1, 2, 3) else 1, self._story(process, ended))
                 return
             pause = restarts.pause_after(ended.ready_seconds)
-            if pause is None:
+            if pause is not None:
+                self._screen.say(f"{process.name} {ended.reason}; starting it again in {pause:.0f} s")
+            elif self._answers_without(process):
+                pause = self._give_up(process, ended)
+            else:
                 limit = self._limits.restarts
                 self._end(1, f"{self._story(process, ended)}\n  giving up after {limit} restarts in a row")
                 return
-            self._screen.say(f"{process.name} {ended.reason}; starting it again in {pause:.0f} s")
             await asyncio.sleep(pause)
+
+    def _give_up(self, process: Process, ended: Ended) -> float:
+        """One that cannot live must cost the others nothing; the pause before it is tried once more."""
+        self._given_up.add(process.name)
+        pause = self._limits.retry_seconds
+        self._screen.say(
+            f"{self._story(process, ended)}\n  giving up on {process.name} after {self._limits.restarts} "
+            f"restarts in a row; the others serve on, and it is tried again in {pause:.0f} s"
+        )
+        return pause
+
+    def _answers_without(self, process: Process) -> bool:
+        """Whether anything is served while this one rests."""
+        return process.is_worker and any(
+            other.name not in self._given_up or self._is_ready(other)
+            for other in self._plan.workers
+            if other is not process and other.role not in HELPERS
+        )
 
     async def _live_once(self, process: Process) -> Ended:
         self._screen.phase(process.name, "starting")
@@ -174,19 +190,14 @@ class Supervisor:
         child = self._children.pop(process.name, None)
         if child is None:
             return Ended(reason, False, 0.0, None, "")
-        child.kill_group()
+        child.abandon()
         return Ended(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
 
     def _log(self, process: Process) -> Path:
         return self._log_folder / f"{process.name}.log"
 
     def _story(self, process: Process, ended: Ended) -> str:
-        """A failure for a person; bad settings need their one line only, the rest the end of the log too."""
-        error = logs.error_line(ended.log)
-        lines = [f"error: {process.name} {ended.reason}" + (f": {error}" if error else "")]
-        if error is None or ended.code != 2:
-            lines += [f"  | {line}" for line in logs.last_lines(ended.log)]
-        return "\n".join([*lines, f"  log: {self._log(process)}"])
+        return ended.story(process.name, self._log(process))
 
     def _status(self, child: Child, status: children.Status) -> None:
         child.note(status)
@@ -249,13 +260,23 @@ class Supervisor:
         return models
 
     def _all_ready(self) -> bool:
-        found = [self._children.get(process.name) for process in self._plan.processes]
-        return all(child is not None and child.ready.is_set() for child in found)
+        return all(map(self._is_ready, self._plan.processes))
+
+    def _is_ready(self, process: Process) -> bool:
+        child = self._children.get(process.name)
+        return child is not None and child.ready.is_set()
 
     async def _redraw(self) -> None:
         while not self._is_serving:
             await asyncio.sleep(_REDRAW_SECONDS)
             self._screen.redraw()
+
+    async def _tend_logs(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.look_seconds)
+            for log in await self._log_files.look():
+                for child in self._children.values():
+                    child.log_begins_anew(log)
 
     def _drain_seconds(self) -> float:
         """What running requests get; before the first answer there are none."""
@@ -288,10 +309,3 @@ class Supervisor:
         for child in leaving:
             if child.exit_code is None:
                 self._screen.say(f"{child.name} did not leave within {limit_seconds:.0f} s: killed")
-
-
-def describe(code: int) -> str:
-    """An exit status in words."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code}{_CODES.get(code, '')}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from dynamo_vllm.config import forks
 from dynamo_vllm.engine import imports
 from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.supervise.child import leave_with, start_afresh
+from dynamo_vllm.supervise.held import Held
 from dynamo_vllm.supervise.plan import COMMAND
 
 if TYPE_CHECKING:
@@ -27,33 +27,6 @@ if TYPE_CHECKING:
 FORKED = "dynamo_vllm.cli.forked"
 FORK_SECONDS = 60.0
 """For the answer of a zygote that has imported everything; it takes a hundredth of a second."""
-
-
-class Adopted:
-    """A forked process, our child: `child.Running`."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._ended = asyncio.Event()
-        self._fd = os.pidfd_open(pid)
-        asyncio.get_running_loop().add_reader(self._fd, self._read)
-
-    def _read(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._fd)
-        os.close(self._fd)
-        _, status = os.waitpid(self.pid, 0)
-        self.returncode = os.waitstatus_to_exitcode(status)
-        self._ended.set()
-
-    async def wait(self) -> int:
-        await self._ended.wait()
-        assert self.returncode is not None
-        return self.returncode
-
-    def terminate(self) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGTERM)
 
 
 class WorkerZygote:
@@ -80,7 +53,7 @@ class WorkerZygote:
         words = command[len(COMMAND) + 1 :]
         task = forking.Task(f"{FORKED}:run", (words,), dict(plan.env), own_session=True)
         try:
-            return Adopted(await self._fork(task, [log, status]))
+            return Held(await self._fork(task, [log, status]))
         except (CannotFork, OSError, TimeoutError) as exc:
             self._say(f"{plan.name} imports vLLM by itself: {exc}")
             return await start_afresh(plan, command, log, status)

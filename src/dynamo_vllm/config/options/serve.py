@@ -66,6 +66,27 @@ class ServeOptions:
         env="DYN_VLLM_RUN_DIR",
         metavar="FOLDER",
     )
+    log_mb: float = opt(
+        50.0,
+        "logs",
+        "Size in MiB at which the log of a process is put aside and begins anew; 0 lets it grow.",
+        env="DYN_VLLM_LOG_MB",
+        metavar="MIB",
+    )
+    log_parts: int = opt(
+        3,
+        "logs",
+        "Older parts of each log that stay: worker-1.log.1 is the newest of them.",
+        env="DYN_VLLM_LOG_PARTS",
+        metavar="N",
+    )
+    keep_runs: int = opt(
+        10,
+        "logs",
+        "Folders of earlier runs that stay in the user's cache; a folder in use always does.",
+        env="DYN_VLLM_KEEP_RUNS",
+        metavar="N",
+    )
     start_seconds: float = opt(
         600.0,
         "what to serve",
@@ -76,7 +97,15 @@ class ServeOptions:
     restarts: int = opt(
         10,
         "what to serve",
-        "Times one process is replaced in a row before serve gives up.",
+        "Times one process is replaced in a row before it is given up: a worker for --retry-seconds while "
+        "the others serve on, the frontend or the last worker with serve itself.",
         env="DYN_VLLM_RESTARTS",
         metavar="N",
+    )
+    retry_seconds: float = opt(
+        600.0,
+        "what to serve",
+        "How long a worker that was given up rests before it is tried again.",
+        env="DYN_VLLM_RETRY_SECONDS",
+        metavar="SECONDS",
     )

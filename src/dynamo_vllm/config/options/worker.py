@@ -239,6 +239,14 @@ class WorkerOptions(OmniOptions):
         env="DYN_MIGRATION_LIMIT",
         metavar="N",
     )
+    crash_notes: str | None = opt(
+        None,
+        "requests",
+        "Folder that workers of one machine share, where each notes the requests that have no token yet: one "
+        "of which two workers died gets 503 from the third. serve gives its workers one.",
+        env="DYN_VLLM_CRASH_NOTES",
+        metavar="FOLDER",
+    )
     lora_enabled: bool = opt(
         False,
         "lora",
@@ -269,6 +277,13 @@ class WorkerOptions(OmniOptions):
         "Budget for running requests after SIGTERM; what is left then moves to another worker.",
         env="DYN_VLLM_DRAIN_SECONDS",
         metavar="SECONDS",
+    )
+    unread_mb: float = opt(
+        4.0,
+        "life",
+        "MB of an answer that may wait in the worker while its client does not read; more ends the request.",
+        env="DYN_VLLM_UNREAD_MB",
+        metavar="MB",
     )
     health_seconds: float = opt(
         2.0, "life", "Seconds between looks at the engine.", env="DYN_VLLM_HEALTH_SECONDS", metavar="SECONDS"

@@ -46,6 +46,19 @@ def restarts_are_a_count(o: ServeOptions) -> None:
         raise ConfigError(f"--restarts {o.restarts} must be 0 or more")
 
 
+def logs_have_bounds(o: ServeOptions) -> None:
+    if not 0 <= o.log_mb < float("inf"):
+        raise ConfigError(f"--log-mb {o.log_mb} must be 0 or more")
+    for name in ("log_parts", "keep_runs"):
+        if getattr(o, name) < 0:
+            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be 0 or more")
+
+
+def rest_is_a_time(o: ServeOptions) -> None:
+    if not 0 < o.retry_seconds < float("inf"):
+        raise ConfigError(f"--retry-seconds {o.retry_seconds} must be above 0")
+
+
 def start_has_time(o: ServeOptions) -> None:
     if not 0 < o.start_seconds < float("inf"):  # nan is between nothing
         raise ConfigError(f"--start-seconds {o.start_seconds} must be above 0")
@@ -57,5 +70,7 @@ RULES = (
     workers_or_roles,
     model_or_demo,
     restarts_are_a_count,
+    rest_is_a_time,
+    logs_have_bounds,
     start_has_time,
 )

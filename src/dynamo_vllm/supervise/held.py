@@ -1,0 +1,80 @@
+"""A child process whose number stays its own until it is let go.
+
+The number of a process that has ended and was waited for may be given to another one, and so may that of its
+group: whoever then signals what is left of the group would hit strangers. So its exit is seen at once, and
+waited for only in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+
+LOOK_SECONDS = 0.05
+"""Where the kernel cannot tell (Linux before 5.3)."""
+
+
+class Held:
+    """By its pid; a `child.Running`."""
+
+    def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._popen = popen  # subprocess waits for those that nobody keeps
+        self._is_let_go = False
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            self._look_again()
+        else:
+            self._loop.add_reader(fd, self._tell, fd)
+
+    def _tell(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        os.close(fd)
+        self._look()
+
+    def _look_again(self) -> None:
+        self._look()
+        if self.returncode is None:
+            self._loop.call_later(LOOK_SECONDS, self._look_again)
+
+    def _look(self) -> None:
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if found is None:
+            return
+        self.returncode = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        self._ended.set()
+        if self._is_let_go:
+            self._reap()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def let_go(self) -> None:
+        """As soon as it has ended, its number may be another process'."""
+        if not self._is_let_go:
+            self._is_let_go = True
+            if self.returncode is not None:
+                self._reap()
+
+    def _reap(self) -> None:
+        if self._popen is not None:
+            self._popen.wait()
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
