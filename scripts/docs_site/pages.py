@@ -44,6 +44,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/operations.md": "When something goes wrong",
         "docs/observability.md": "Metrics, alerts, traces",
         "docs/errors.md": "Errors and exit codes",
+        "docs/security.md": "Security",
     },
     "Reference": {
         "docs/cli.md": "Command line",

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from cpu.ranks import QUICK_WATCH, ask, assert_repeats_hit, core, stream_on_each, texts
+from harness import listening
 from harness.plane import plane
-from harness.stack import Stack, environment, stack, survivors
+from harness.stack import Stack, environment, free_port, stack, survivors
 from harness.waiting import Promptness, until
 from harness.warm import Zygote
 
@@ -39,6 +40,31 @@ def test_repeats_go_to_the_warm_rank_and_answers_are_those_of_one_engine(
 ) -> None:
     first = assert_repeats_hit(two_ranks, {0, 1})
     assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
+
+
+def test_events_of_ranks_are_for_this_machine_only(two_ranks: Stack) -> None:
+    """vLLM's KV events hold the token ids of prompts."""
+    ask(two_ranks, 77)
+    pids = _pids(two_ranks)
+    until("loopback only", lambda: listening.for_other_machines(pids) == [])
+
+
+def test_named_port_of_events_is_for_this_machine_only(warm: Zygote, model: Path, tmp_path: Path) -> None:
+    port = free_port()
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, "--kv-event-port", str(port))
+        made.wait_ready(120)
+        first, again = ask(made, 1), ask(made, 1)
+        assert first.choices[0].text == again.choices[0].text
+        until("loopback only", lambda: listening.for_other_machines(_pids(made)) == [])
+        assert port in {one.port for one in listening.listeners(_pids(made))}
+
+
+def _pids(made: Stack) -> list[int]:
+    found = [psutil.Process(process.pid) for process in made.processes]
+    below = [child for process in found for child in process.children(recursive=True)]
+    return [process.pid for process in [*found, *below]]
 
 
 def test_figures_of_each_rank(two_ranks: Stack, one_worker: Stack) -> None:

@@ -203,7 +203,7 @@ def test_kv_events_go_over_a_port_that_vllm_binds_when_one_is_named(
 ) -> None:
     fired = engine_rules.kv_events(user, at)
     assert fired is not None
-    assert fired.value["endpoint"] == "tcp://*:20080"
+    assert fired.value["endpoint"] == "tcp://[::ffff:127.0.0.1]:20080"
 
 
 def test_kv_events_of_a_headless_node_go_to_its_leader() -> None:

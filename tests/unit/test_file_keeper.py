@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import time
 from pathlib import Path
@@ -58,6 +59,24 @@ def test_what_the_process_took_out_itself_stays_out(
     monkeypatch.setattr("time.time", lambda: later)
     keeper.look()
     assert not (instances / OURS).exists()
+
+
+def test_folder_that_cannot_be_read_is_not_taken_for_empty(
+    keeper: FileKeeper, instances: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is without a free descriptor; what was removed meanwhile is put back when there are some."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(OSError):
+            keeper.look()
+        (instances / OURS).unlink()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    later = time.time() + 2 * LEASE_SECONDS
+    monkeypatch.setattr("time.time", lambda: later)
+    keeper.look()
+    assert (instances / OURS).read_text() == "ours"
 
 
 def test_file_that_grows_old_is_touched(keeper: FileKeeper, instances: Path) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
+
+import pytest
 
 from dynamo_vllm.serving import listeners
+from harness import listening
+from harness.waiting import until
 
 
 def accepted_from(server: socket.socket) -> socket.socket:
@@ -34,3 +40,32 @@ def test_accepted_connections_notice_a_lost_machine_within_20_seconds() -> None:
                 for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
             )
             assert 10 < idle + every * times < 20
+
+
+def device(found: socket.socket) -> bytes:
+    return found.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0")
+
+
+def test_what_listens_everywhere_is_for_this_machine_only() -> None:
+    with listeners.kept_here("127.0.0.1", ()), socket.create_server(("0.0.0.0", 0)) as server:
+        until("the device", lambda: device(server) == b"lo")
+        (found,) = [one for one in listening.listeners([os.getpid()]) if one.port == server.getsockname()[1]]
+        assert found.is_for_this_machine
+        with accepted_from(server) as accepted:
+            assert accepted.getsockname()[0] == "127.0.0.1"
+
+
+def test_port_that_is_meant_for_others_stays_so() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as public, socket.create_server(("0.0.0.0", 0)) as other:
+        with listeners.kept_here("127.0.0.1", (public.getsockname()[1], None)):
+            until("the other's device", lambda: device(other) == b"lo")
+        assert device(public) == b""
+        (found,) = [one for one in listening.listeners([os.getpid()]) if one.port == public.getsockname()[1]]
+        assert not found.is_for_this_machine
+
+
+@pytest.mark.parametrize("host", [None, "10.0.0.1"])
+def test_process_of_a_cluster_listens_for_others(host: str | None) -> None:
+    before = threading.active_count()
+    with listeners.kept_here(host, ()):
+        assert threading.active_count() == before

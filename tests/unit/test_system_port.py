@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.admin.verbs import VERBS
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.serving import loop_pulse, system_port
-from dynamo_vllm.serving.system_port import SystemPort, is_loopback, route
+from dynamo_vllm.serving import connections, loop_pulse, system_callers, system_port
+from dynamo_vllm.serving.system_callers import is_loopback
+from dynamo_vllm.serving.system_port import SystemPort
+from dynamo_vllm.serving.system_routes import route
 
 
 class Behind(BaseHTTPRequestHandler):
@@ -332,7 +335,7 @@ async def test_numbers_that_are_none_are_no_json(behind: tuple[str, int]) -> Non
 async def test_client_that_dawdles_does_not_keep_its_connection(
     behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_port, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(system_port, "HEADER_SECONDS", 0.3)
 
     def dawdle(port: int) -> int:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
@@ -352,7 +355,7 @@ async def test_client_that_dawdles_does_not_keep_its_connection(
 async def test_connections_without_a_thread_do_not_use_the_places_up(
     behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_port, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
     start = threading.Thread.start
 
     def no_thread(thread: threading.Thread) -> None:
@@ -370,7 +373,7 @@ async def test_connections_without_a_thread_do_not_use_the_places_up(
 
 
 async def test_other_machines_need_a_token(behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_port, "is_loopback", lambda address: False)
+    monkeypatch.setattr(system_callers, "is_loopback", lambda address: False)
     admin = Recorder()
     with opened(behind, admin) as front:
         status, reply, _ = await ask(front, "POST", "/engine/sleep")
@@ -395,4 +398,4 @@ def test_loopback(address: str, is_ours: bool) -> None:
 
 
 def test_every_verb_has_a_route() -> None:
-    assert {route("POST", f"/engine/{name}")[0] for name in system_port.VERBS} == set(system_port.VERBS)
+    assert {route("POST", f"/engine/{name}")[0] for name in VERBS} == set(VERBS)

@@ -59,13 +59,16 @@ def main(argv: Sequence[str]) -> int:
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
     runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **variables(options))
+    from dynamo_vllm.serving import descriptors
+
+    descriptors.raise_limit()
     return run_to_exit(run(options, planes.etcd_access(options, environment)))
 
 
 async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     from dynamo.llm import FrontendRoute, make_engine, run_input
 
-    from dynamo_vllm.serving import keeper, runtime
+    from dynamo_vllm.serving import keeper, listeners, runtime
     from dynamo_vllm.serving.admin import ENDPOINT
     from dynamo_vllm.serving.ending import end_signals, is_repeated_hangup
     from dynamo_vllm.serving.logging import set_up
@@ -97,12 +100,13 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
     for number in end_signals():
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
-    server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
-    await listening(options, server)
-    scheme = "https" if options.tls_cert_path else "http"
-    progress.phase("ready", url=f"{scheme}://{options.host}:{options.port}")
-    with contextlib.suppress(asyncio.CancelledError):
-        await server
+    with listeners.kept_here(options.bind_host, (options.port, options.system_port)):
+        server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
+        await listening(options, server)
+        scheme = "https" if options.tls_cert_path else "http"
+        progress.phase("ready", url=f"{scheme}://{options.host}:{options.port}")
+        with contextlib.suppress(asyncio.CancelledError):
+            await server
     return 0
 
 
@@ -152,6 +156,8 @@ def variables(options: FrontendOptions) -> dict[str, str]:
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),
         # Its own /health says "healthy" without a model; ours takes the path, and this is where it went.
         "DYN_HTTP_SVC_HEALTH_PATH": "/instances",
+        # POST /busy_threshold, on the public port and without a token, could have all requests refused.
+        "DYN_DISABLE_FRONTEND_ADMIN_API": "0" if options.frontend_admin_api else "1",
         "DYN_LORA_ENABLED": str(knows_adapters(options)).lower(),
         # It plans which workers should have an adapter, and until its plan grows sends all requests to one.
         "DYN_LORA_ALLOCATION_ENABLED": "false",

@@ -11,6 +11,7 @@ from dynamo_vllm.config import build, checks, folders, forks, nodes, planes, run
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import imports
 from dynamo_vllm.forking import CannotFork
+from dynamo_vllm.serving import descriptors
 from dynamo_vllm.supervise import ports
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
         ports.leave_out([options.system_port])
         runtime_port = options.card_port or ports.free()
         more |= {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
+    descriptors.raise_limit()
+    limits = descriptors.request_limit()
+    more |= {name: value for name, value in limits.items() if name not in environment}
     threads = runtime_env.worker_threads(os.cpu_count() or 1)
     service = f"dynamo-vllm-{'worker' if options.role == 'agg' else options.role}"
     runtime_env.export(options, environment, threads, service, **more)

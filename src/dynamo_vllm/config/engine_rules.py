@@ -16,6 +16,10 @@ UserArgs = Mapping[str, Any]
 """The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
 
 
+HERE = "[::ffff:127.0.0.1]"
+"""Loopback, written so that vLLM 0.30 binds it; its events hold the token ids of prompts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What a rule may look at beside the user's arguments."""
@@ -33,8 +37,8 @@ class Situation:
     """Where a connector publishes the engine's KV events together with its own."""
     kv_event_port: int | None = None
     """First port of KV events; the caller names one when there are several data-parallel ranks."""
-    kv_event_host: str = "*"
-    """* listens here; the ranks of a headless node go to the node that leads them."""
+    kv_event_host: str = HERE
+    """Listens for this machine; the ranks of a headless node go to the node that leads them."""
     socket_folder: str = "/tmp"
     encodes_only: bool = False
     """The engine runs the model's encoder of media and nothing else of it."""
@@ -157,6 +161,13 @@ def kv_events(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("kv_events_config", value, "the router follows the cache through these events")
 
 
+def heard_at(endpoint: str, host: str) -> str:
+    """Where to connect for what vLLM publishes at an endpoint that it binds."""
+    for everywhere in (HERE, "*", "[::]"):
+        endpoint = endpoint.replace(everywhere, host)
+    return endpoint
+
+
 def _is_cached(user: UserArgs) -> bool:
     return bool(user.get("enable_prefix_caching", True))
 
@@ -184,8 +195,9 @@ def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
         endpoint = _event_endpoint(at)
     else:
         return None
-    heard = endpoint.replace("*", "127.0.0.1").replace("[::]", "127.0.0.1")
-    value = given | {"consolidator_endpoints": [heard, at.merged_kv_events, at.merged_kv_events]}
+    value = given | {
+        "consolidator_endpoints": [heard_at(endpoint, "127.0.0.1"), at.merged_kv_events, at.merged_kv_events]
+    }
     return Fired("additional_config", value, "KVBM publishes vLLM's KV events together with its own")
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.config.engine_rules import heard_at
 from dynamo_vllm.engine import core_fork, plugin, prometheus, vllm_start, vllm_vitals
 from dynamo_vllm.engine.base import Counting
 from dynamo_vllm.engine.ec_folder import Folder, Unusable
@@ -382,7 +383,7 @@ def _kv_events(config: Any, ranks: Iterable[int], host: str = "127.0.0.1") -> tu
     endpoints = {}
     for rank in ranks:
         bound = ZmqEventPublisher.offset_endpoint_port(events.endpoint, rank)
-        endpoints[rank] = bound.replace("*", host).replace("[::]", host)
+        endpoints[rank] = heard_at(bound, host)
     return endpoints, events.topic
 
 

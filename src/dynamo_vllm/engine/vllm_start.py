@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config.engine_rules import OMP_THREADS, Fired, Situation, apply
+from dynamo_vllm.config.engine_rules import HERE, OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine import cpu_threads, ports
 from dynamo_vllm.engine.plugin import NIXL_PAUSE_VARIABLE, PARENT_VARIABLE, end_with_parent
@@ -203,7 +203,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
         kv_event_port=event_port or (ports.keep(count) if count > 1 else None),
-        kv_event_host=node.leader if node.is_headless else "*",
+        kv_event_host=node.leader if node.is_headless else HERE,
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
         encodes_only=settings.is_encoder,

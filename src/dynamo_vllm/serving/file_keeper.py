@@ -78,8 +78,13 @@ class FileKeeper:
             )
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
+        """Raises OSError where a folder cannot be read: what is in it must not be taken for gone.
+
+        So it is where a process has no descriptors left. The runtime cannot touch its files then either, and
+        others remove them; which is well, for it cannot answer, and those who wait for it hear of it.
+        """
         found = []
-        for parent, _, names in os.walk(self._folder):
+        for parent, _, names in os.walk(self._folder, onerror=_raise):
             for name in names:
                 with contextlib.suppress(OSError):  # removed meanwhile
                     path = Path(parent, name)
@@ -122,6 +127,11 @@ class FileKeeper:
             entry.inode, entry.modified = fresh.stat().st_ino, now
         finally:
             fresh.unlink(missing_ok=True)
+
+
+def _raise(exc: OSError) -> None:
+    if not isinstance(exc, FileNotFoundError):  # removed meanwhile
+        raise exc
 
 
 def _port(data: bytes) -> int | None:

@@ -6,14 +6,23 @@ On Linux a connection inherits the settings of the socket that accepted it.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import logging
 import os
 import socket
 import stat
-from pathlib import Path
+import threading
+import time
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.1
+_FOLDER = "/proc/self/fd"
 
 KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 4))
 """Given up after 17 seconds without a sign of life: a link that is cut for ten loses nothing."""
@@ -44,14 +53,76 @@ def notice_lost_machines() -> None:
             found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _listeners() -> Iterator[socket.socket]:
-    """TCP sockets that listen, as duplicates which are closed again."""
-    for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():
+@contextlib.contextmanager
+def kept_here(bind_host: str | None, elsewhere: Collection[int | None]) -> Iterator[None]:
+    """While the block runs, let what listens on every address be reached from this machine only.
+
+    Runtime 1.6.1 publishes events on 0.0.0.0, whatever DYN_EVENT_PLANE_HOST says. It makes its sockets when
+    it needs them, so a thread looks for new ones. Does nothing for a process that others shall reach, and
+    nothing to the ports named `elsewhere`, of which its user says where they listen.
+    """
+    if bind_host not in LOOPBACK_HOSTS:
+        yield
+        return
+    stop = threading.Event()
+    keeping = _KeptHere({port for port in elsewhere if port})
+    threading.Thread(target=keeping.run, args=(stop,), name="listeners", daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+class _KeptHere:
+    def __init__(self, elsewhere: set[int]) -> None:
+        self._elsewhere = elsewhere
+        self._seen: set[str] = set()
+        """Sockets that were looked at, as /proc calls them."""
+
+    def run(self, stop: threading.Event) -> None:
+        pause = LOOK_SECONDS
+        while not stop.wait(pause):
+            began = time.monotonic()
+            try:
+                self.look()
+            except OSError as exc:
+                logger.warning("what this process publishes may be read from other machines: %s", exc)
+                return
+            pause = max(LOOK_SECONDS, (time.monotonic() - began) * 200)  # half a percent of one core at most
+
+    def look(self) -> None:
+        open_now = {}
+        for name in _descriptors():
+            with contextlib.suppress(OSError):  # closed in the meantime
+                open_now[os.readlink(f"{_FOLDER}/{name}")] = name
+        fresh = [name for target, name in open_now.items() if target not in self._seen]
+        self._seen = set(open_now)
+        for found in _listeners(fresh):
+            address, port = found.getsockname()[:2]
+            if ipaddress.ip_address(address).is_unspecified and port not in self._elsewhere:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+
+
+def _descriptors() -> list[str]:
+    try:
+        return os.listdir(_FOLDER)
+    except OSError:  # there is no /proc, or no descriptor to read it with
+        return []
+
+
+def _listeners(names: Iterable[str] | None = None) -> Iterator[socket.socket]:
+    """TCP sockets that listen, as duplicates which are closed again; all, or those of some descriptors."""
+    for name in _descriptors() if names is None else names:
         with contextlib.suppress(OSError):  # closed in the meantime, or no socket of the network
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-                ):
+                if _listens(found):
                     yield found
+
+
+def _listens(found: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        is_of_the_network = found.family in (socket.AF_INET, socket.AF_INET6)
+        return is_of_the_network and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    return False

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import io
-import ipaddress
 import json
 import logging
-import socket
 import threading
 import time
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
-from dynamo_vllm.admin.verbs import VERBS, failure
-from dynamo_vllm.errors import AdminError, BadCommand, NotAllowed, StartError, WrongState
+from dynamo_vllm.admin.verbs import failure
+from dynamo_vllm.errors import AdminError, BadCommand, StartError, WrongState
+from dynamo_vllm.serving import system_callers
 from dynamo_vllm.serving.loop_pulse import LoopPulse
+from dynamo_vllm.serving.system_behind import PROBES, Behind, is_passed_on
+from dynamo_vllm.serving.system_routes import NoRoute, route
+from dynamo_vllm.serving.system_server import SystemServer
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
     from dynamo_vllm.admin.base import Reply
@@ -36,23 +37,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
-MAX_CONNECTIONS = 128
-REQUEST_SECONDS = 30.0
-"""For all of a request, the pause before it too: a client that dawdles must not keep others from /live."""
-SEND_SECONDS = 30.0
-BEHIND_SECONDS = 30.0
+PAUSE_SECONDS = 30.0
+HEADER_SECONDS = 5.0
+BODY_SECONDS = 30.0
+PROBE_SECONDS = 0.5
+"""For all of a request's headers, where there is hardly any room: the next one waits."""
+SEND_SECONDS = 10.0
 STOP_SECONDS = 0.1
 _ADMIN = ("/engine/", "/v1/loras")
-_OF_PROXIES = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
-_PER_CONNECTION = {
-    "connection",
-    "keep-alive",
-    "transfer-encoding",
-    "content-length",
-    "host",
-    "date",
-    "server",
-}
 
 
 class SystemPort:
@@ -60,7 +52,7 @@ class SystemPort:
 
     def __init__(self, host: str, port: int, behind: tuple[str, int]) -> None:
         self.admin: Admin | None = None
-        self.behind = behind
+        self.behind = Behind(*behind)
         self.loop = asyncio.get_running_loop()
         self.pulse: LoopPulse | None = None
         try:
@@ -87,6 +79,7 @@ class SystemPort:
             self.pulse.stop()
         self._server.shutdown()
         self._server.server_close()
+        self.behind.close()
 
     def perform(self, admin: Admin, name: str, body: object) -> Reply:
         """From a connection's thread: done on the worker's loop."""
@@ -108,42 +101,10 @@ def opened(options: WorkerOptions, runtime_port: int | None) -> Iterator[SystemP
         front.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
+class _Server(SystemServer):
     def __init__(self, address: tuple[str, int], owner: SystemPort) -> None:
         self.owner = owner
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        """Without the name lookup of the standard one."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # a limit on threads: none was started that would give the place back
-            self._free.release()
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a connection to the system port broke off", exc_info=True)
 
 
 class _Reader(io.RawIOBase):
@@ -177,16 +138,41 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        self._reader.deadline = time.monotonic() + REQUEST_SECONDS
-        super().handle_one_request()
+        """A pause before a request may be long, since it can be ended; a request that has begun may not."""
+        is_for_probes = self.server.place(self.connection).is_for_probes
+        self._within(PROBE_SECONDS if is_for_probes else PAUSE_SECONDS)
+        try:
+            if self.rfile.peek(1):  # type: ignore[attr-defined]
+                self._within(PROBE_SECONDS if is_for_probes else HEADER_SECONDS)
+                super().handle_one_request()
+                self.close_connection = self.close_connection or is_for_probes
+                self.server.idle(self.connection)
+                return
+        except OSError:  # the time was up, or the client has gone
+            logger.debug("a connection to the system port broke off", exc_info=True)
+        self.close_connection = True
+
+    def _within(self, seconds: float) -> None:
+        self._reader.deadline = time.monotonic() + seconds
 
     def _answer(self) -> None:
-        path = urlsplit(self.path).path
+        self.server.busy(self.connection)
+        self._within(BODY_SECONDS)
+        try:
+            self._respond(path_of(self.path))
+        except BadCommand as exc:
+            self.close_connection = True
+            self._send_json(exc.status, failure(exc))
+
+    def _respond(self, path: str) -> None:
         admin, pulse = self.server.owner.admin, self.server.owner.pulse
         stuck_seconds = pulse.stuck_seconds if pulse is not None else None
-        if path in ("/live", "/health") and stuck_seconds is not None:
+        if path in PROBES and stuck_seconds is not None:
             message = f"the worker's event loop has stood still for {stuck_seconds:.0f} s"
             self._send_json(503, {"status": "stuck", "message": message})
+        elif path not in PROBES and self.server.place(self.connection).is_for_probes:
+            self.close_connection = True
+            self._send_json(503, failure(Busy("too many connections to this port; try again")))
         elif path.startswith(_ADMIN):
             reply = self._verb(path)
             self._send_json(int(reply.get("code", 200)), reply)
@@ -194,39 +180,22 @@ class _Handler(BaseHTTPRequestHandler):
             # The runtime says here what it says at /health, and whoever watches would replace the worker.
             self._send_json(200, {"status": "resting"})
         else:
-            self._forward()
+            self._forward(path)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = _answer
 
     def _verb(self, path: str) -> Reply:
         try:
-            admin = self._allowed()
+            admin = self.server.owner.admin
+            if admin is None:
+                raise WrongState("this worker is still starting")
+            system_callers.check(admin, self.client_address[0], self.headers)
             verb, fields = route(self.command, path)
             return self.server.owner.perform(admin, verb, self._body() | fields)
         except AdminError as exc:
             # What is left of the body would be read as the next request.
             self.close_connection = True
             return failure(exc)
-
-    def _allowed(self) -> Admin:
-        """With a token whoever has it; without one this machine's own programs, and no page in a browser.
-
-        A page's requests carry its Origin, or its own name for this machine where DNS was made to say so.
-        """
-        admin = self.server.owner.admin
-        if admin is None:
-            raise WrongState("this worker is still starting")
-        if admin.has_token:
-            kind, _, token = self.headers.get("Authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not admin.is_token(token.strip()):
-                raise Unauthorized("send the admin token as 'Authorization: Bearer TOKEN'")
-        elif not is_loopback(self.client_address[0]):
-            raise NotAllowed("only from this machine; start the worker with --admin-token for others")
-        elif any(name in self.headers for name in _OF_PROXIES):
-            raise NotAllowed("not through a proxy; start the worker with --admin-token for that")
-        elif "Origin" in self.headers or not is_own_name(self.headers.get("Host", "")):
-            raise NotAllowed("not from a browser; call this machine localhost or by its address")
-        return admin
 
     def _body(self) -> dict[str, Any]:
         if "Transfer-Encoding" in self.headers:
@@ -249,24 +218,15 @@ class _Handler(BaseHTTPRequestHandler):
             raise BadCommand("the body must be a JSON object")
         return body
 
-    def _forward(self) -> None:
-        """The runtime's own answer: /live, /health, /metrics and the files of the model card."""
+    def _forward(self, path: str) -> None:
+        """The runtime's own answer."""
+        if not is_passed_on(path):
+            raise NoRoute(f"there is no {path[:200]} here")
         if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
             # Nobody reads the body: it would be taken for the next request, which a page could so send.
             self.close_connection = True
-        connection = http.client.HTTPConnection(*self.server.owner.behind, timeout=BEHIND_SECONDS)
-        with contextlib.closing(connection):
-            try:
-                connection.request(
-                    self.command, self.path, headers={"Accept": self.headers.get("Accept", "*/*")}
-                )
-                answer = connection.getresponse()
-                content = answer.read()
-            except (OSError, http.client.HTTPException):
-                self._send(503, b"the runtime's server does not answer\n", {"Content-Type": "text/plain"})
-                return
-        headers = {k: v for k, v in answer.getheaders() if k.lower() not in _PER_CONNECTION}
-        self._send(answer.status, content, headers)
+        answer = self.server.owner.behind.ask(self.command, self.path, self.headers.get("Accept", "*/*"))
+        self._send(answer.status, answer.content, answer.headers)
 
     def _send_json(self, status: int, reply: Reply) -> None:
         self._send(status, json.dumps(reply).encode(), {"Content-Type": "application/json"})
@@ -276,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        if status == Unauthorized.status:
+        if status == system_callers.Unauthorized.status:
             self.send_header("WWW-Authenticate", "Bearer")
         self.send_header("Content-Length", str(len(content)))
         if self.close_connection:
@@ -289,80 +249,17 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug("system port: " + format, *args)  # noqa: G003
 
 
-class Unauthorized(NotAllowed):
-    status = 401
-
-
 class TooLarge(BadCommand):
     status = 413
 
 
-class NoRoute(BadCommand):
-    status = 404
+class Busy(AdminError):
+    status, kind = 503, "busy"
 
 
-class WrongMethod(BadCommand):
-    status = 405
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One way to a verb; a part in braces is a field of its body."""
-
-    method: str
-    parts: tuple[str, ...]
-    verb: str
-
-    def fields(self, parts: tuple[str, ...]) -> dict[str, str] | None:
-        """The fields in a path, or None where it is another one. The last field takes all that follows."""
-        last = len(self.parts) - 1
-        if self.parts[-1].startswith("{") and len(parts) > len(self.parts):
-            parts = (*parts[:last], "/".join(parts[last:]))
-        if len(parts) != len(self.parts):
-            return None
-        found = {}
-        for mine, theirs in zip(self.parts, parts, strict=True):
-            if mine.startswith("{"):
-                found[mine.strip("{}")] = unquote(theirs)
-            elif mine != theirs:
-                return None
-        return found
-
-
-def _split(path: str) -> tuple[str, ...]:
-    return tuple(path.strip("/").split("/"))
-
-
-ROUTES = tuple(Route("POST", ("engine", name), name) for name in VERBS) + tuple(
-    Route(verb.rest[0], _split(verb.rest[1]), verb.name) for verb in VERBS.values() if verb.rest
-)
-
-
-def route(method: str, path: str) -> tuple[str, dict[str, str]]:
-    """The verb of a request and the part of its body that is in the path."""
-    parts = _split(path)
-    matches = [(way, fields) for way in ROUTES if (fields := way.fields(parts)) is not None]
-    for way, fields in matches:
-        if way.method == method:
-            return way.verb, fields
-    if matches:
-        raise WrongMethod(f"{path} takes {' or '.join(sorted({way.method for way, _ in matches}))}")
-    raise NoRoute(f"there is no {path}; verbs are at /engine/NAME with {', '.join(VERBS)}")
-
-
-def is_loopback(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
-
-
-def is_own_name(host: str) -> bool:
-    """Whether a Host header calls this machine by an address, or a name that no DNS server was asked for."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name in ("", "localhost", socket.gethostname().lower()):
-            return True
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+def path_of(target: str) -> str:
+    """The path that a request asks for."""
+    with contextlib.suppress(ValueError):  # half an address
+        if target.isascii() and target.isprintable():
+            return urlsplit(target).path
+    raise BadCommand(f"{target[:200]!r} is no path; write other characters as %XX, in UTF-8")

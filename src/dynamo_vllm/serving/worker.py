@@ -14,6 +14,7 @@ from dynamo_vllm.admin.base import State
 from dynamo_vllm.config import build, nodes, planes
 from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine import vllm_start
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
@@ -26,6 +27,7 @@ from dynamo_vllm.serving import (
     keeper,
     lending,
     lifeline,
+    listeners,
     metrics,
     parsers,
     parts,
@@ -83,7 +85,10 @@ async def run(
     dumped = Dump(options.dump_config_to)
     dumped.add("options", build.shown(options))
     dumped.add("engine_flags", engine_flags(engine_argv))
-    with scratch.folder() as scratch_folder:
+    own_ports = (options.system_port, runtime_port) if options.system_host else ()
+    # Where there are other nodes, they must reach this one.
+    kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
+    with scratch.folder() as scratch_folder, listeners.kept_here(kept_host, own_ports):
         drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
         options = await parts.with_local_model(options, engine_argv, environment, progress)
         options = parts.with_media_template(options, scratch_folder)

@@ -58,6 +58,13 @@ class FrontendOptions(RuntimeOptions):
     metrics_prefix: str | None = opt(
         None, "http", "Prefix of the frontend's metrics.", env="DYN_METRICS_PREFIX", metavar="NAME"
     )
+    frontend_admin_api: bool = opt(
+        False,
+        "http",
+        "Let whoever reaches the port read and set with /busy_threshold from which load on requests are "
+        "refused; nothing asks them for a token.",
+        env="DYN_VLLM_FRONTEND_ADMIN_API",
+    )
     lora_enabled: bool | None = opt(
         None,
         "router",
