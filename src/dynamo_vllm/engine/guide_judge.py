@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 QUICK_SECONDS = 0.25
 """Of processor time. With a vocabulary of 150,000 tokens a usual schema takes 0.03 to 0.1."""
-SLOW_NICENESS = 14
+SLOW_NICENESS = 10
 """More than that of the quick lane."""
 MOST_WAITING = {"quick": 64, "slow": 4}
 WAIT_SECONDS = 10.0
