@@ -6,6 +6,7 @@ DynamoVllmError
 │   ├── InvalidRequest   400
 │   ├── TooLong          400
 │   ├── UnknownModel     404
+│   ├── ClientBehind     408, the client does not read its answer
 │   └── MediaRefused     400, a picture, video or sound that is not loaded
 │       ├── MediaTooLarge      413
 │       └── MediaTypeUnknown   415
@@ -73,6 +74,12 @@ class UnknownModel(RequestError):
     """A model or adapter this worker does not have."""
 
     status = 404
+
+
+class ClientBehind(RequestError):
+    """More of the answer waits for the client than may."""
+
+    status = 408
 
 
 class MediaRefused(RequestError):

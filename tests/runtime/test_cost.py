@@ -22,15 +22,16 @@ from typing import Any
 
 import dynamo_vllm
 from dynamo_vllm.job import Output
+from dynamo_vllm.serving.egress import CHUNKS
 from harness.fakes import FakeContext, make_worker, request
 
 SOURCE = str(Path(dynamo_vllm.__file__).parent)
-# The engine stands for vLLM; what it costs is not ours.
-NOT_OURS = str(Path(SOURCE, "engine"))
+# The engine stands for vLLM; what it costs is not ours. Looks at connections are counted apart.
+NOT_COUNTED = (str(Path(SOURCE, "engine")), str(Path(SOURCE, "serving", "full_sockets.py")))
 SHORT, LONG = 50, 250
 
-CALLS_PER_TOKEN = 3
-"""Exact: one call more per token fails."""
+CALLS_PER_TOKEN = 3.2
+"""Three, and some for every 64th: one call more per token fails."""
 BYTECODES_RATIO = 1.3
 """Measured 1.06 (56 to 53), the same in every run: 13 more fail."""
 CPU_RATIO = 2.1
@@ -84,7 +85,7 @@ async def outputs(tokens: int) -> AsyncGenerator[Output, None]:
 
 
 def is_ours(file: str) -> bool:
-    return file.startswith(SOURCE) and not file.startswith(NOT_OURS)
+    return file.startswith(SOURCE) and not file.startswith(NOT_COUNTED)
 
 
 def is_here(file: str) -> bool:
@@ -151,6 +152,14 @@ async def slope(count: Callable[[int], Awaitable[int]]) -> float:
 async def test_a_token_calls_few_functions() -> None:
     calls = await calls_per_token(through_the_worker, is_ours)
     assert 1 <= calls <= CALLS_PER_TOKEN
+
+
+async def test_streams_share_their_looks_at_connections() -> None:
+    """One takes as long as some tokens do."""
+    worker = await make_worker()
+    contexts = [FakeContext(f"r{number}") for number in range(8)]
+    await asyncio.gather(*(worker.generate(request(max_tokens=10 * CHUNKS), context) for context in contexts))
+    assert 1 <= worker.service._egress.looks <= 10
 
 
 async def test_a_token_runs_few_bytecodes() -> None:

@@ -12,6 +12,7 @@ from dynamo_vllm.errors import Draining, EngineDead, EngineRequestFailed, Invali
 from dynamo_vllm.job import Adapter, EngineFacts, Job, Output
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.serving.boundary import boundary
+from dynamo_vllm.serving.egress import Egress
 from dynamo_vllm.serving.request import Service, outlet
 from dynamo_vllm.wire import GenerateRequest, prompt_mark
 from harness.fakes import FakeContext, FakeSender, make_worker, request
@@ -161,7 +162,8 @@ async def test_drain_while_a_request_is_cleared_away() -> None:
 async def test_drain_moves_a_job_that_begins_after_its_abort() -> None:
     worker = await make_worker()
     with worker.in_flight.watch(FakeContext()) as watch:
-        send = outlet(lambda output: {}, FakeSender().send, watch)
+        stream = Egress().stream(FakeSender().send, watch.left)
+        send = outlet(lambda output: {}, stream, watch)
         worker.in_flight.abort_all()
         with pytest.raises(Draining):
             send(Output([1], 0))

@@ -243,7 +243,7 @@ class FakeEngine:
             finish=finish,
             finished=is_last,
             cached_tokens=_fetched(job) if finish else None,
-            logprobs=None if job.sampling.logprobs is None else [_certain(i) for i in ids],
+            logprobs=_logprobs(job, ids),
             transfer=_handover(job) if finish else None,
         )
         if finish is not None:
@@ -398,6 +398,12 @@ def _fetched(job: Job) -> int:
     return len(job.prompt) - 1 if (job.transfer or {}).get("do_remote_prefill") else 0
 
 
-def _certain(token_id: int) -> Position:
-    only = TokenLogprob(token_id, -0.5, 1, None)
-    return Position(only, [only])
+def _logprobs(job: Job, ids: Sequence[int]) -> list[Position] | None:
+    """As many candidates for each as were asked for; the one chosen is the likeliest."""
+    count = job.sampling.logprobs
+    if count is None:
+        return None
+    found = [
+        [TokenLogprob(chosen + i, -0.5 - i, i + 1, None) for i in range(max(1, count))] for chosen in ids
+    ]
+    return [Position(candidates[0], candidates) for candidates in found]

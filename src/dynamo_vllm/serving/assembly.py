@@ -15,6 +15,7 @@ from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import adapters, lending, metrics, parts
 from dynamo_vllm.serving.admin import Admin
 from dynamo_vllm.serving.cancel import InFlight
+from dynamo_vllm.serving.egress import Egress
 from dynamo_vllm.serving.endpoints import Registration
 from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
 from dynamo_vllm.serving.monitor import Monitor
@@ -173,6 +174,7 @@ def answering(
         made.registry,
         last_error.note,
         traces.headers if traces is not None else None,
+        Egress(round(started.options.unread_mb * 1e6), started.meter.count_unread_answer),
     )
     generate = traces.around(service.generate) if traces is not None else service.generate
     if not started.options.runtime_health_check:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dynamo.llm import HttpError
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
 
-from dynamo_vllm.errors import EngineDead, EngineError, Overloaded, RequestError, WorkerError
+from dynamo_vllm.errors import ClientBehind, EngineDead, EngineError, Overloaded, RequestError, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,8 @@ def boundary(
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except RequestError as exc:
-        logger.debug("request %s: refused: %s", request_id, exc)
+        level = logging.WARNING if isinstance(exc, ClientBehind) else logging.DEBUG
+        logger.log(level, "request %s: refused: %s", request_id, exc)
         raise (InvalidArgument(str(exc)) if exc.status == 400 else HttpError(exc.status, str(exc))) from None
     except WorkerError as exc:
         logger.info("request %s: moves to another worker: %s", request_id, exc)

@@ -53,6 +53,11 @@ class LoadMeter:
         self._complained = False
         self.lost_transfers = 0
         self.lost_encodings = 0
+        self.unread_answers = 0
+
+    def count_unread_answer(self) -> None:
+        """A request that was ended because its client did not read."""
+        self.unread_answers += 1
 
     def count_lost_encoding(self) -> None:
         """Media that an encode worker should have encoded and that were encoded here."""

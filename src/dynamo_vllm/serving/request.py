@@ -12,6 +12,7 @@ from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
 from dynamo_vllm.media.memory import held_by_request
 from dynamo_vllm.serving.boundary import boundary
 from dynamo_vllm.serving.cancel import GOING
+from dynamo_vllm.serving.egress import CHUNKS, Egress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.lora.slots import Lease
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.serving.cancel import Cancellable, InFlight, Watch
+    from dynamo_vllm.serving.egress import Stream
     from dynamo_vllm.serving.tracing import Generate
 
 
@@ -45,6 +47,7 @@ class Service:
         adapters: Registry | None = None,
         on_error: Callable[[str], None] = lambda _: None,
         trace_headers: Callable[[str], Mapping[str, str] | None] | None = None,
+        egress: Egress | None = None,
     ) -> None:
         self._role = role
         self._engine = engine
@@ -53,6 +56,7 @@ class Service:
         self._adapters = adapters
         self._on_error = on_error
         self._trace_headers = trace_headers
+        self._egress = egress or Egress()
 
     async def generate(
         self, request: object, context: Cancellable, response_sender: Sender
@@ -81,13 +85,18 @@ class Service:
                     _tell(wire.PREPARED, response_sender)
                 if self._trace_headers is not None:
                     job = dataclasses.replace(job, trace_headers=self._trace_headers(context.id()))
-                out = outlet(self._role.encoder(parsed, job).encode, response_sender.send, watch)
-                with suppress(ClientLeft):
-                    if job.answer is None:
-                        await self._engine.stream(job, out)
-                    else:
-                        out(job.answer)
-                response_sender.close()
+                stream = self._egress.stream(response_sender.send, watch.left)
+                out = outlet(self._role.encoder(parsed, job).encode, stream, watch)
+                try:
+                    with suppress(ClientLeft):
+                        if job.answer is None:
+                            await self._engine.stream(job, out)
+                        else:
+                            out(job.answer)
+                        await watch.unless_left(stream.sent())
+                    response_sender.close()
+                finally:
+                    stream.abandon()
             finally:
                 if lease is not None:
                     lease.release()
@@ -153,19 +162,23 @@ class ClientLeft(Exception):
     """Nobody reads the answer any more."""
 
 
-def outlet(
-    encode: Callable[[Output], dict[str, Any]], send: Callable[[dict[str, Any]], None], watch: Watch
-) -> Sink:
+def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Watch) -> Sink:
     """Encodes and sends the outputs of one job; runs for every token."""
+    send, places = stream.send, CHUNKS
 
     def out(output: Output) -> None:
+        nonlocal places
         if watch.client_left:
             raise ClientLeft  # ends the job also where the abort came before it began
         if output.finish == "abort" or watch.must_move:
             raise Draining(GOING)
         chunk = encode(output)
         try:
-            send(chunk)
+            if places:
+                places -= 1
+                send(chunk)
+            else:
+                places = stream.pass_on(chunk)
         except RuntimeError:  # the stream is closed; the context tells a moment later
             watch.left()
 

@@ -104,6 +104,12 @@ class Exposition:
             "Requests whose media no encode worker encoded",
             [(model, self.meter.lost_encodings)],
         )
+        yield Series(
+            "answers_unread_total",
+            "counter",
+            "Requests that were ended because their client did not read the answer",
+            [(model, self.meter.unread_answers)],
+        )
         yield from self._of_adapters(model)
         yield from self._of_folders()
 

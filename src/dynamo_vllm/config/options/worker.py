@@ -270,6 +270,13 @@ class WorkerOptions(GuideOptions):
         env="DYN_VLLM_DRAIN_SECONDS",
         metavar="SECONDS",
     )
+    unread_mb: float = opt(
+        4.0,
+        "life",
+        "MB of an answer that may wait in the worker while its client does not read; more ends the request.",
+        env="DYN_VLLM_UNREAD_MB",
+        metavar="MB",
+    )
     health_seconds: float = opt(
         2.0, "life", "Seconds between looks at the engine.", env="DYN_VLLM_HEALTH_SECONDS", metavar="SECONDS"
     )

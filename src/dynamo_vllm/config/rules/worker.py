@@ -42,6 +42,7 @@ def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
         "canary_seconds",
         "canary_timeout_seconds",
         "step_seconds",
+        "unread_mb",
         "guide_seconds",
         "guide_memory_mb",
     ):

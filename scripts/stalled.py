@@ -1,0 +1,181 @@
+"""What clients that stop reading do to the others: the gaps between their tokens, and the memory it takes.
+
+    python scripts/stalled.py [--stalled 1 8 64] [--kind plain logprobs n16] [--seconds 30] [-- serve flags …]
+
+Starts one `serve` for each kind and number. In it a round without stalled clients and one with them follow
+each other; in both, some other streams are read and timed. A stalled client reads its first token only.
+Without words for `serve` it is the fake engine, with a tiny model's tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+OTHERS = 16
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "logprobs": {"logprobs": True, "top_logprobs": 20},
+    "n16": {"n": 16, "temperature": 1.0},
+}
+START_SECONDS = 300
+
+
+class Served:
+    """A running `serve`."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.out = folder / "out"
+        command = [sys.executable, "-m", "dynamo_vllm.cli.main", "serve", *words, "--port", str(self.port)]
+        with self.out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*command, "--run-dir", str(folder / "run")], stdout=out, stderr=subprocess.STDOUT
+            )
+        began = time.monotonic()
+        while "\nready: " not in "\n" + self.out.read_text():
+            if self.process.poll() is not None or time.monotonic() - began > START_SECONDS:
+                raise SystemExit(self.out.read_text()[-4000:])
+            time.sleep(0.1)
+        self.model = self.out.read_text().split("model=", 1)[1].split()[0]
+
+    def memory(self) -> dict[str, int]:
+        """MB that each process has to itself."""
+        found = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                name = next((w for w in ("frontend", "EngineCore", "worker") if w in words), "other")
+                found[name] = max(found.get(name, 0), process.memory_full_info().uss >> 20)
+        return found
+
+    def stop(self) -> float:
+        """Seconds it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(120)
+        return time.monotonic() - began
+
+
+async def ask(served: Served, small: bool = False, **body: Any) -> tuple[Any, Any]:
+    """A stream whose first byte has come."""
+    made = socket.socket()
+    if small:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", served.port))
+    reader, writer = await asyncio.open_connection(sock=made, limit=1 << 16)
+    given = {"model": served.model, "stream": True, "ignore_eos": True, "temperature": 0, **body}
+    path = "chat/completions" if "messages" in given else "completions"
+    content = json.dumps(given).encode()
+    head = ("host: x", "content-type: application/json", f"content-length: {len(content)}", "", "")
+    writer.write(f"POST /v1/{path} HTTP/1.1\r\n".encode() + "\r\n".join(head).encode() + content)
+    line = await reader.readline()
+    if b" 200 " not in line:
+        raise RuntimeError(line + await reader.read(500))
+    return reader, writer
+
+
+async def read_gaps(served: Served, number: int, seconds: float, tokens: int, gaps: list[float]) -> None:
+    """Asks again and again until the time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        reader, writer = await ask(served, prompt=[5 + number, 6, 7], max_tokens=tokens)
+        last = None
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                now = time.monotonic()
+                if last is not None:
+                    gaps.append(now - last)
+                last = now
+                if now > end:
+                    break
+            if line.startswith(b"data: [DONE]"):
+                break
+        writer.close()
+
+
+async def round_of(served: Served, stalled: int, options: argparse.Namespace, kind: str) -> list[float]:
+    held = [
+        await ask(
+            served,
+            small=True,
+            messages=[{"role": "user", "content": f"{i}"}],
+            max_tokens=options.tokens,
+            **KINDS[kind],
+        )
+        for i in range(stalled)
+    ]
+    for reader, _ in held:
+        reader._transport.pause_reading()
+    gaps: list[float] = []
+    await asyncio.gather(
+        *(read_gaps(served, i, options.seconds, options.others_tokens, gaps) for i in range(OTHERS))
+    )
+    options.found_memory = served.memory()
+    for _, writer in held:
+        writer.transport.abort()
+    await asyncio.sleep(1)
+    return gaps
+
+
+def shown(gaps: list[float]) -> str:
+    ordered = sorted(gaps)
+    p99 = ordered[int(len(ordered) * 0.99)]
+    p50 = statistics.median(ordered)
+    return f"{len(gaps):7} gaps, p50 {p50 * 1e3:6.2f} p99 {p99 * 1e3:7.2f} max {ordered[-1] * 1e3:8.1f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stalled", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=100_000, help="asked for by a stalled client")
+    parser.add_argument("--others-tokens", type=int, default=2000)
+    parser.add_argument("--token-ms", type=float, default=5)
+    parser.add_argument("words", nargs="*", help="for serve, behind --")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        from dynamo_vllm.models.tiny import make_tiny_model
+
+        fake = json.dumps({"vocab_size": 1000, "context_length": 1 << 20, "token_ms": options.token_ms})
+        model = str(make_tiny_model(Path(name) / "tiny"))
+        words = options.words or [model, "--engine", "fake", "--fake-engine", fake]
+        for number, (kind, stalled) in enumerate((k, s) for k in options.kind for s in options.stalled):
+            folder = Path(name) / str(number)
+            folder.mkdir()
+            served = Served(folder, words)
+            try:
+                for _ in range(options.rounds):
+                    without = asyncio.run(round_of(served, 0, options, kind))
+                    print(f"{kind:9}  0 stalled: {shown(without)}  MB {options.found_memory}", flush=True)
+                    having = asyncio.run(round_of(served, stalled, options, kind))
+                    print(
+                        f"{kind:9} {stalled:2} stalled: {shown(having)}  MB {options.found_memory}",
+                        flush=True,
+                    )
+            finally:
+                print(f"{kind:9} stopped in {served.stop():.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
