@@ -109,6 +109,8 @@ def test_client_that_leaves_ends_the_judging(warm: Zygote, model: Path, tmp_path
 
 def test_killed_judges_are_replaced(guarded: Stack) -> None:
     ask(guarded, {"type": "object", "properties": {"b": {"type": "boolean"}}})
-    for process in judges(guarded):
+    killed = judges(guarded)
+    for process in killed:
         process.kill()
+    assert killed and survivors(killed) == []
     assert ask(guarded, {"type": "object", "properties": {"c": {"type": "boolean"}}}).status_code == 200

@@ -28,15 +28,20 @@ class GuideGate:
         self._waiting: dict[str, asyncio.Timeout] = {}
 
     @classmethod
-    def opened(cls, call: str, payload: bytes, limits: Limits, zygote: Zygote | None) -> GuideGate:
-        """With a zygote that has vLLM its processes begin now, without one with the first guide."""
+    def opened(
+        cls, call: str, payload: bytes, limits: Limits, zygote: Zygote | None, *, at_once: bool = True
+    ) -> GuideGate:
+        """Its processes begin now or with the first guide; from a zygote that has vLLM they are soon ready."""
         source = Source(call, payload, dict(os.environ))
-        if zygote is not None:
+        if zygote is not None and at_once:
             try:
                 source.fork_from(zygote)
             except CannotFork as exc:
-                logger.info("what judges guides starts afresh, with the first of them: %s", exc)
-        return cls(Guides(source, limits))
+                logger.info("what judges guides starts afresh: %s", exc)
+        guides = Guides(source, limits)
+        if at_once:
+            guides.load()
+        return cls(guides)
 
     async def admitted(self, job: Job) -> Job | None:
         """The job with its guide as the engine gets it; None when it was aborted meanwhile."""

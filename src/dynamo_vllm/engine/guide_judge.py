@@ -29,7 +29,7 @@ from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.job import GUIDE_KINDS, Guide
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from dynamo_vllm.engine.guide_processes import Judge, Source
 
@@ -44,6 +44,7 @@ WAIT_SHARE = 5.0
 """How much longer than its processor time a guide may take by the clock, on a machine with other work."""
 KEPT_GUIDES = 4096
 KEPT_BYTES = 32 << 20
+KILLED = Ended(-signal.SIGKILL)
 _SIMPLER = "use fewer properties, alternatives or repetitions"
 
 
@@ -83,9 +84,17 @@ class Guides:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._known_bytes = 0
         self._running: dict[bytes, asyncio.Future[None]] = {}
+        self._loading: asyncio.Future[None] | None = None
         quick = min(QUICK_SECONDS, limits.seconds)
         self._quick = Lane("quick", source, quick, limits.memory_bytes)
         self._slow = Lane("slow", source, limits.seconds, limits.memory_bytes, SLOW_NICENESS)
+
+    def load(self) -> asyncio.Future[None]:
+        """Begin to make judges ready, unless that is under way."""
+        if self._loading is None or self._loading.done():
+            self._loading = in_thread(self._source.load)
+            self._loading.add_done_callback(_hear)
+        return self._loading
 
     async def judged(self, guide: Guide) -> Guide:
         """The guide as the engine gets it. Raises InvalidRequest, and Overloaded where its turn did not come.
@@ -95,9 +104,12 @@ class Guides:
         fields = {f.name: v for f in dataclasses.fields(guide) if (v := getattr(guide, f.name)) is not None}
         text = json.dumps(fields)
         key = hashlib.sha256(text.encode()).digest()
+        if key not in self._known and not self._source.is_loaded:
+            with _unable():
+                await asyncio.shield(self.load())
         try:
             async with asyncio.timeout(self._limits.wait_seconds) as wait:
-                verdict = self._recall(key) or await self._found(key, text)
+                verdict = await self._found(key, text)
         except TimeoutError:
             if not wait.expired():
                 raise
@@ -181,27 +193,32 @@ class Lane:
         """The judge's answer, or what it went over: time, memory."""
         line = f'{{"seconds": {self.seconds}, "guide": {text}}}\n'.encode()
         async with self._turn(len(line)):
-            judge = await self._ready()
-            try:
-                answer = await judge.ask(line)
-            except BaseException:  # whoever asked is gone
-                self._drop(judge)
-                raise
-            if isinstance(answer, Ended):
-                self._drop(judge)
-                return self._ended(answer.code)
-            if answer.pop("worn", False) or "over" in answer:
-                self._drop(judge)
-            return answer
+            answer = await self._ask(line)
+            if answer == KILLED:  # perhaps as it had nothing to do; no fault of this guide
+                logger.warning("what judges guides (%s lane) was killed; another follows", self._name)
+                answer = await self._ask(line)
+        if isinstance(answer, Ended):
+            return self._meaning(answer)
+        return answer
 
-    def _ended(self, code: int) -> dict[str, Any]:
-        if code == -signal.SIGPROF:
-            return {"over": "time"}
-        if code == -signal.SIGKILL:
-            logger.warning("the process that judges guides (%s lane) was killed; another follows", self._name)
+    async def _ask(self, line: bytes) -> dict[str, Any] | Ended:
+        judge = await self._ready()
+        answer: dict[str, Any] | Ended | None = None
+        try:
+            answer = await judge.ask(line)
+        finally:
+            is_fit = isinstance(answer, dict) and not answer.pop("worn", False) and "over" not in answer
+            if not is_fit:  # or whoever asked is gone
+                self._drop(judge)
+        return answer
+
+    def _meaning(self, end: Ended) -> dict[str, Any]:
+        if end == KILLED:
             raise Overloaded("the process that judges guides was killed; try again")
+        if end.code == -signal.SIGPROF:
+            return {"over": "time"}
         # Native code that gets no more memory ends its process.
-        return {"over": "memory"} if code == -signal.SIGABRT else {}
+        return {"over": "memory"} if end.code == -signal.SIGABRT else {}
 
     async def _ready(self) -> Judge:
         if self._judge is not None and self._judge.is_gone():
@@ -212,9 +229,8 @@ class Lane:
                 self._starting = in_thread(start)
             starting = self._starting
             try:
-                self._judge = await asyncio.shield(starting)
-            except CannotFork as exc:
-                raise Overloaded(f"guides cannot be judged: {exc}") from exc
+                with _unable():
+                    self._judge = await asyncio.shield(starting)
             finally:
                 if starting.done():
                     self._starting = None
@@ -263,6 +279,20 @@ class Lane:
             self._drop(self._judge)
         if self._starting is not None:
             self._starting.add_done_callback(_end_unwanted)
+
+
+@contextlib.contextmanager
+def _unable() -> Iterator[None]:
+    try:
+        yield
+    except CannotFork as exc:
+        raise Overloaded(f"guides cannot be judged: {exc}") from exc
+
+
+def _hear(loading: asyncio.Future[None]) -> None:
+    """Whoever needs it asks again; asyncio would complain of an error that nobody saw."""
+    if not loading.cancelled():
+        loading.exception()
 
 
 def _end_unwanted(starting: asyncio.Future[Judge]) -> None:

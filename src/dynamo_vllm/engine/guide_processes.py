@@ -13,15 +13,16 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo_vllm import forking
 from dynamo_vllm.engine import guide_child, imports
 from dynamo_vllm.engine.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+Made = TypeVar("Made")
 logger = logging.getLogger(__name__)
 START_SECONDS = 300.0
 """For a process that has to import vLLM and load a tokenizer."""
@@ -43,22 +44,30 @@ class Judge:
         self.pid = pid
         self._connection = connection
         connection.setblocking(False)
+        self._is_asked = False
         self._is_over = False
-        self._is_read = False
+        self._exit: asyncio.Future[int] | None = None
 
     async def ask(self, line: bytes) -> dict[str, Any] | Ended:
         """Its answer. Whoever stops waiting has to end it: it would answer the next one with this."""
+        self._is_asked = True
+        try:
+            return await self._answer(line)
+        except ConnectionError:
+            return Ended(await asyncio.shield(self._ended()))
+        finally:
+            self._is_asked = False
+            if self._is_over:
+                self._connection.close()
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         answer = bytearray()
-        try:
-            await loop.sock_sendall(self._connection, line)
-            while not answer.endswith(b"\n"):
-                if not (more := await loop.sock_recv(self._connection, 1 << 16)):
-                    raise ConnectionError
-                answer += more
-        except ConnectionError:
-            self._is_read = True
-            return Ended(await in_thread(self._read_exit))
+        await loop.sock_sendall(self._connection, line)
+        while not answer.endswith(b"\n"):
+            if not (more := await loop.sock_recv(self._connection, 1 << 16)):
+                raise ConnectionError
+            answer += more
         found: dict[str, Any] = json.loads(answer)
         return found
 
@@ -67,18 +76,21 @@ class Judge:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self) -> None:
-        """At once, whatever it does; a second time has no effect."""
+        """At once, whatever it does and whoever waits for its answer; a second time has no effect."""
         if self._is_over:
             return
         self._is_over = True
-        # Not before the event loop has let go of it, which it does after this.
-        asyncio.get_running_loop().call_soon(self._connection.close)
-        if not self._is_read:
+        if self._exit is None:  # else its pid may be another's
             os.kill(self.pid, signal.SIGKILL)
-            in_thread(self._read_exit)
+            self._ended()
+        if not self._is_asked:  # else whoever asked closes it: the event loop still looks at it
+            self._connection.close()
 
-    def _read_exit(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def _ended(self) -> asyncio.Future[int]:
+        """What it ended with, which can be read once."""
+        if self._exit is None:
+            self._exit = in_thread(lambda: os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+        return self._exit
 
 
 class Source:
@@ -108,11 +120,21 @@ class Source:
                 raise
         self._zygote = forking.Zygote(ours, pid)
 
+    @property
+    def is_loaded(self) -> bool:
+        """Judges can be forked at once."""
+        return self._is_ready
+
+    def load(self) -> None:
+        """Wait until judges can be forked. Raises CannotFork."""
+        with self._lock:
+            self._check_open()
+            self._guarded(self._wait_ready, self._zygote or self._start_afresh())
+
     def judge(self, memory_bytes: int, more_niceness: int) -> Judge:
         """A new judge. Raises CannotFork."""
         with self._lock:
-            if self._is_closed or self._refusal is not None:
-                raise forking.CannotFork(self._refusal or "the engine is closed")
+            self._check_open()
             if self._zygote is not None:
                 try:
                     return self._judge(self._zygote, memory_bytes, more_niceness)
@@ -121,10 +143,17 @@ class Source:
                         raise
             return self._judge(self._start_afresh(), memory_bytes, more_niceness)
 
+    def _check_open(self) -> None:
+        if self._is_closed or self._refusal is not None:
+            raise forking.CannotFork(self._refusal or "the engine is closed")
+
     def _judge(self, zygote: forking.Zygote, memory_bytes: int, more_niceness: int) -> Judge:
+        self._guarded(self._wait_ready, zygote)
+        return self._guarded(self._fork, zygote, memory_bytes, more_niceness)
+
+    def _guarded(self, work: Callable[..., Made], *args: Any) -> Made:
         try:
-            self._wait_ready(zygote)
-            return self._fork(zygote, memory_bytes, more_niceness)
+            return work(*args)
         except (forking.CannotFork, OSError, ValueError) as exc:
             self._end()
             if not self._is_closed and self._refusal is None:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 THREADS = 4
+"""At least."""
 NICENESS = 10
 _MENDED = "dynamo_vllm_mended"
 
@@ -31,14 +32,14 @@ def mend() -> None:
         make(manager, *args, **named)
         if isinstance(getattr(manager, "executor", None), ThreadPoolExecutor):
             manager.executor.shutdown(wait=False)
-            manager.executor = executor()
+            manager.executor = executor(max(THREADS, manager.executor._max_workers))
 
     setattr(mended, _MENDED, True)
     StructuredOutputManager.__init__ = mended
 
 
-def executor() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, "guides", initializer=_step_back)
+def executor(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "guides", initializer=_step_back)
 
 
 def _step_back() -> None:

@@ -416,7 +416,7 @@ def relay_for(config: Any, settings: EngineSettings) -> EventRelay | None:
 
 
 def guide_gate(config: Any, settings: EngineSettings) -> GuideGate:
-    """Its processes load the tokenizer while the engine loads the model, where they can be forked."""
+    """Its processes load the tokenizer while the engine loads the model."""
     from dynamo_vllm.engine import vllm_guides
 
     limits = Limits(settings.guide_seconds, settings.guide_memory_bytes)
@@ -424,5 +424,6 @@ def guide_gate(config: Any, settings: EngineSettings) -> GuideGate:
         vllm_guides.LOAD,
         vllm_guides.payload(config),
         limits,
-        settings.zygote if settings.takes_guides and not settings.headless else None,
+        settings.zygote,
+        at_once=settings.takes_guides and not settings.headless,
     )
