@@ -24,6 +24,8 @@ class Guide:
     grammar: str | None = None
     structural_tag: str | None = None
     whitespace_pattern: str | None = None
+    backend: str | None = None
+    """What compiles it in the engine; set by whoever judged it, and not by clients."""
 
     @property
     def parameter(self) -> str:

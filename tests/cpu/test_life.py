@@ -77,7 +77,9 @@ def faulty(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Faulty]:
 
 def engine_core(worker: Worker) -> psutil.Process:
     (core,) = [
-        p for p in psutil.Process(worker.pid).children() if "EngineCore" in p.name() or p.children() == []
+        p
+        for p in psutil.Process(worker.pid).children()
+        if "guides" not in p.name() and ("EngineCore" in p.name() or p.children() == [])
     ]
     return core
 

@@ -10,6 +10,8 @@ takes a whole core per engine.
 
 vLLM asks the kernel which cores there are, and needs no `lscpu` (`cpu_topology`).
 
+Guides are compiled beside the engine's steps without being in their way (`guide_threads`).
+
 KV events about prompt embeddings can be read by the router (`kv_event_mend`).
 
 In the stages of vLLM-Omni, plain language models become stages (`omni_text`), cancelled drawings end
@@ -35,9 +37,10 @@ def register() -> None:
     end_with_parent()
     if pause := os.environ.get(NIXL_PAUSE_VARIABLE):
         calm_nixl(int(pause))
-    from dynamo_vllm.engine import cpu_topology, kv_event_mend
+    from dynamo_vllm.engine import cpu_topology, guide_threads, kv_event_mend
 
     cpu_topology.mend()
+    guide_threads.mend()
     kv_event_mend.mend()
     register_omni()
 

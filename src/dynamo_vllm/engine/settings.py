@@ -33,6 +33,11 @@ class EngineSettings:
     """The engine is a pipeline of vLLM-Omni."""
     stage_configs_path: str | None = None
     """Its stages, in a file of vLLM-Omni 0.30 or older."""
+    guide_seconds: float = 2.0
+    """Of processor time: what compiling one guide may take."""
+    guide_memory_bytes: int = 512 << 20
+    takes_guides: bool = True
+    """Requests come with guides; judges of them are made ready."""
     direct_egress: bool = True
     """Plain token jobs bypass vLLM's queue and task for each request."""
     lora: bool = False

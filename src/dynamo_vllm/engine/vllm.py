@@ -15,6 +15,8 @@ from dynamo_vllm.engine import core_fork, plugin, prometheus, vllm_start, vllm_v
 from dynamo_vllm.engine.base import Counting
 from dynamo_vllm.engine.ec_folder import Folder, Unusable
 from dynamo_vllm.engine.event_relay import EventRelay
+from dynamo_vllm.engine.guide_gate import GuideGate
+from dynamo_vllm.engine.guide_judge import Limits
 from dynamo_vllm.engine.threads import in_thread
 from dynamo_vllm.errors import DynamoVllmError, EngineDead, InvalidRequest, StartError
 from dynamo_vllm.job import AdapterLimits, Embeds, EngineFacts, Job, MediaPrompt, Output
@@ -53,6 +55,7 @@ class VllmEngine:
         self._relay: EventRelay | None = None
         self._embeds_readers: ThreadPoolExecutor | None = None
         self._encoded: Folder | None = None
+        self._guides: GuideGate | None = None
         self._parser: type[Parser] | None = None
         self._first_rank = 0
         self._seen: dict[int, int] = {}
@@ -83,6 +86,7 @@ class VllmEngine:
         vllm_guides.mend()
         self._on_phase(vllm_start.loading_phase(config))
         self._relay = relay_for(config, self._settings)
+        self._guides = guide_gate(config, self._settings)
         try:
             with core_fork.forked_cores(self._settings.zygote, config):
                 self._llm = AsyncLLM.from_vllm_config(
@@ -155,6 +159,12 @@ class VllmEngine:
         return self._llm
 
     async def stream(self, job: Job, sink: Sink) -> None:
+        if job.sampling.guide is not None and self._guides is not None:
+            admitted = await self._guides.admitted(job)
+            if admitted is None:
+                sink(Output([], finish="abort", finished=True))
+                return
+            job = admitted
         if job.media is None:
             await self._stream(job, sink)
             return
@@ -214,6 +224,8 @@ class VllmEngine:
         return None if rank is None else rank - self._first_rank
 
     async def abort(self, job_id: str) -> None:
+        if self._guides is not None:
+            self._guides.leave(job_id)
         if self._llm is not None:
             await self._llm.abort(job_id)
 
@@ -244,6 +256,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         llm, self._llm, self._control = self._llm, None, None
+        if self._guides is not None:
+            self._guides.close()
         if self._embeds_readers is not None:
             self._embeds_readers.shutdown(wait=False, cancel_futures=True)
         if self._receiver is not None:
@@ -400,3 +414,17 @@ def relay_for(config: Any, settings: EngineSettings) -> EventRelay | None:
         return None
     listen, _ = _kv_events(config, settings.node.remote_ranks, settings.node.leader)
     return EventRelay(listen, settings.scratch_folder) if listen else None
+
+
+def guide_gate(config: Any, settings: EngineSettings) -> GuideGate:
+    """Its processes load the tokenizer while the engine loads the model."""
+    from dynamo_vllm.engine import vllm_guides
+
+    limits = Limits(settings.guide_seconds, settings.guide_memory_bytes)
+    return GuideGate.opened(
+        vllm_guides.LOAD,
+        vllm_guides.payload(config),
+        limits,
+        settings.zygote,
+        at_once=settings.takes_guides and not settings.headless,
+    )

@@ -69,7 +69,7 @@ def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = Non
 
 
 def structured_outputs(guide: Guide) -> StructuredOutputsParams:
-    return StructuredOutputsParams(
+    made = StructuredOutputsParams(
         json=dict(guide.json) if isinstance(guide.json, Mapping) else guide.json,
         json_object=guide.json_object,
         regex=guide.regex,
@@ -78,6 +78,8 @@ def structured_outputs(guide: Guide) -> StructuredOutputsParams:
         structural_tag=guide.structural_tag,
         whitespace_pattern=guide.whitespace_pattern,
     )
+    made._backend = guide.backend
+    return made
 
 
 def engine_input(job: Job) -> dict[str, Any]:

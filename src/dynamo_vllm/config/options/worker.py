@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dynamo_vllm.config.build import opt
-from dynamo_vllm.config.options.omni import OmniOptions
+from dynamo_vllm.config.options.guides import GuideOptions
 from dynamo_vllm.config.options.runtime import admin_token
 
 ROLES = ("agg", "prefill", "decode", "encode")
@@ -22,7 +22,7 @@ OLDER_ROLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions(OmniOptions):
+class WorkerOptions(GuideOptions):
     """One worker: what it serves, as which role, and how it lives."""
 
     GROUPS: ClassVar[tuple[str, ...]] = (

@@ -37,8 +37,15 @@ def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
-    above_0 = ("health_seconds", "canary_seconds", "canary_timeout_seconds", "step_seconds", "unread_mb")
-    for name in above_0:
+    for name in (
+        "health_seconds",
+        "canary_seconds",
+        "canary_timeout_seconds",
+        "step_seconds",
+        "unread_mb",
+        "guide_seconds",
+        "guide_memory_mb",
+    ):
         if not 0 < getattr(o, name) < float("inf"):  # nan is between nothing
             raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
     if not 0 <= o.drain_seconds < float("inf"):

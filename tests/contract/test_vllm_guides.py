@@ -1,0 +1,153 @@
+"""Guides as vLLM checks and compiles them, judged with the real compilers in processes that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.v1.structured_output import StructuredOutputManager
+
+from dynamo_vllm.engine import guide_threads, vllm_convert, vllm_guides, vllm_start
+from dynamo_vllm.engine.guide_judge import Guides, Limits
+from dynamo_vllm.engine.guide_processes import Source
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import Guide, SamplingSpec
+from dynamo_vllm.models import demo
+
+Judge = Callable[[Guide], Guide]
+LIMITS = Limits(seconds=2.0, memory_bytes=64 << 20)
+WEATHER = {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": WEATHER, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+
+
+def some_of(k: int) -> dict[str, Any]:
+    """A schema of 29 bytes per property whose grammar grows with the second power of their number."""
+    properties = {f"p{i}": {"type": "integer"} for i in range(k)}
+    return {"type": "object", "properties": properties, "minProperties": k // 4, "maxProperties": k // 2}
+
+
+def config() -> Any:
+    settings = EngineSettings(model=str(demo.folder("chat")), environment={})
+    return vllm_start.create_config(vllm_start.resolve(settings).args, settings)
+
+
+@contextlib.contextmanager
+def judging(limits: Limits) -> Iterator[Judge]:
+    """Whoever is first waits until vLLM is imported, which may take longer than a guide may wait."""
+    with asyncio.Runner() as runner:
+        made = Guides(Source(vllm_guides.LOAD, vllm_guides.payload(config()), dict(os.environ)), limits)
+
+        async def close() -> None:
+            made.close()
+
+        runner.run(made._quick._ready())
+        yield lambda guide: runner.run(made.judged(guide))
+        runner.run(close())
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with judging(LIMITS) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("guide", "backend"),
+    [
+        (Guide(json=WEATHER), "xgrammar"),
+        (Guide(json='{"type": "object"}'), "xgrammar"),
+        (Guide(json_object=True), "xgrammar"),
+        (Guide(regex="[a-z]{8}"), "xgrammar"),
+        (Guide(regex="(a{1,1000}){1,1000}"), "xgrammar"),
+        (Guide(grammar='root ::= "a" root | "b"'), "xgrammar"),
+        (Guide(structural_tag=json.dumps(TAG)), "xgrammar"),
+        (Guide(json={**WEATHER, "properties": {"town": {"type": "integer", "multipleOf": 5}}}), "guidance"),
+        (Guide(json=some_of(40)), "xgrammar"),
+    ],
+)
+def test_honest_guides_come_through_as_they_are(judge: Judge, guide: Guide, backend: str) -> None:
+    found = judge(guide)
+    assert found.backend == backend
+    assert {name: getattr(found, name) for name in ("json", "regex", "grammar", "structural_tag")} == {
+        name: getattr(guide, name) for name in ("json", "regex", "grammar", "structural_tag")
+    }
+
+
+def test_choices_become_the_grammar_that_the_engine_compiles(judge: Judge) -> None:
+    found = judge(Guide(choice=["yes", "no"]))
+    assert found.choice is None and "yes" in (found.grammar or "")
+
+
+@pytest.mark.parametrize(
+    ("guide", "message"),
+    [
+        (Guide(regex="["), "guided_regex: "),
+        (Guide(grammar="root ::= nowhere"), "guided_grammar: "),
+        (Guide(json="no JSON"), "Invalid JSON"),
+        (Guide(json={"type": "no type"}), "guided_json"),
+        (Guide(structural_tag="{}"), "guided_structural_tag: "),
+    ],
+)
+def test_what_vllm_refuses_is_refused_in_its_words(judge: Judge, guide: Guide, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        judge(guide)
+
+
+HOSTILE = {
+    "200 properties": Guide(json=some_of(200)),
+    "1600 properties": Guide(json=some_of(1600)),
+    "6000 properties": Guide(json=some_of(6000)),
+    "a tool's 800 properties": Guide(
+        structural_tag=json.dumps(
+            {**TAG, "structures": [{"begin": "<f>", "schema": some_of(800), "end": "</f>"}]}
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_guides_are_refused_and_honest_ones_are_not(judge: Judge, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="takes more than (2 s|64 MB) to compile"):
+        judge(HOSTILE[name])
+    assert judge(Guide(regex=f"honest after {name}")).backend == "xgrammar"
+
+
+def test_memory_is_what_a_guide_over_both_limits_runs_out_of_first() -> None:
+    with (
+        judging(Limits(seconds=60.0, memory_bytes=24 << 20)) as judge,
+        pytest.raises(InvalidRequest, match="takes more than 24 MB to compile"),
+    ):
+        judge(Guide(json=some_of(800)))
+
+
+def test_vllm_checks_no_guide_again_that_was_judged(judge: Judge) -> None:
+    vllm_guides.mend()
+    judged = judge(Guide(regex="x"))
+    for guide in (judged, Guide(json=some_of(6000), backend="xgrammar")):
+        params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=guide))
+        params._validate_structured_outputs(None, None, None)
+        encoded = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
+        assert encoded["structured_outputs"]["_backend"] == "xgrammar", "the engine core reads it"
+
+
+def test_engine_core_compiles_guides_side_by_side_and_behind_its_steps() -> None:
+    guide_threads.mend()
+    guide_threads.mend()
+    manager = StructuredOutputManager(config())
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    found = manager.executor.submit(lambda: os.getpriority(os.PRIO_PROCESS, 0)).result(30)
+    manager.executor.shutdown()
+    assert found == min(19, own + guide_threads.NICENESS)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+    assert manager.executor._max_workers >= guide_threads.THREADS

@@ -1,0 +1,122 @@
+"""Schemas that nobody can compile are refused over HTTP, while everybody else is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from cpu.streams import Load
+from harness.stack import Stack, stack, survivors
+from harness.waiting import until
+from harness.warm import WARMED, Zygote
+
+CHAT = "/v1/chat/completions"
+SECONDS = "4"
+"""Long enough for others to be served meanwhile."""
+
+
+@pytest.fixture(scope="module")
+def guarded(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("guarded")) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, "--guide-seconds", SECONDS, env=WARMED)
+        yield made.wait_ready(120)
+
+
+def some_of(k: int) -> dict[str, Any]:
+    properties = {f"p{i}": {"type": "integer"} for i in range(k)}
+    return {"type": "object", "properties": properties, "minProperties": k // 4, "maxProperties": k // 2}
+
+
+def ask(made: Stack, schema: dict[str, Any], seconds: float = 100) -> httpx.Response:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    return httpx.post(made.url + CHAT, json=body, timeout=seconds)
+
+
+def judges(made: Stack) -> list[psutil.Process]:
+    below = psutil.Process(made.workers[0].pid).children(recursive=True)
+    return [process for process in below if is_judge(process)]
+
+
+def is_judge(process: psutil.Process) -> bool:
+    try:
+        return "judge" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended since
+        return False
+
+
+def test_hostile_schema_is_refused_while_others_are_served(guarded: Stack) -> None:
+    worker = psutil.Process(guarded.workers[0].pid)
+    before = worker.memory_info().rss
+    with Load(guarded, clients=2) as load, ThreadPoolExecutor() as pool:
+        load.settled()
+        streamed, asked = len(load.texts), pool.submit(ask, guarded, some_of(400))
+        honest = honest_answers_until(guarded, asked)
+        answer = asked.result()
+        assert answer.status_code == 400, answer.text
+        assert f"takes more than {SECONDS} s to compile" in answer.json()["message"]
+        load.settled()
+    assert honest and set(honest) == {200}, "and before it: a worker that stands still answers nobody"
+    assert not load.failures and len(load.texts) > streamed
+    assert worker.memory_info().rss - before < 300 << 20, "the worker makes no grammar of it itself"
+
+
+def honest_answers_until(made: Stack, asked: Future[httpx.Response]) -> list[int]:
+    """Of small schemas, each another one, for as long as the hostile one is not answered."""
+    found = []
+    while not asked.done():
+        answer = ask(made, {"type": "object", "properties": {f"q{len(found)}": {"type": "integer"}}})
+        if not asked.done():
+            found.append(answer.status_code)
+    return found
+
+
+def test_refused_schema_is_refused_at_once_the_next_time(guarded: Stack) -> None:
+    assert ask(guarded, some_of(200)).status_code == 400
+    known = {process.pid for process in judges(guarded)}
+    assert ask(guarded, some_of(200)).status_code == 400
+    assert {process.pid for process in judges(guarded)} <= known, "nobody had to judge it"
+
+
+@pytest.mark.parametrize("k", [1600, 6000])
+def test_larger_schemas_are_refused_too(guarded: Stack, k: int) -> None:
+    assert ask(guarded, some_of(k)).status_code == 400
+
+
+def test_client_that_leaves_ends_the_judging(warm: Zygote, model: Path, tmp_path: Path) -> None:
+    """Which would go on for minutes here."""
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        warm.start_worker(made, model, "--guide-seconds", "600")
+        made.wait_ready(120)
+        assert ask(made, {"type": "object"}).status_code == 200
+        (quick,) = judges(made)
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 4, "guided_json": some_of(300), "stream": True}
+        with httpx.Client() as client:
+            pool = ThreadPoolExecutor()
+            leaving = pool.submit(client.post, made.url + "/v1/completions", json=body, timeout=100)
+            (slow,) = until("the slow lane", lambda: [p for p in judges(made) if p != quick], 60)
+        with pytest.raises((httpx.HTTPError, OSError)):
+            leaving.result(60)
+        assert survivors([slow], 60) == []
+        assert ask(made, {"type": "object", "properties": {"a": {"type": "boolean"}}}).status_code == 200
+
+
+def test_killed_judges_are_replaced(guarded: Stack) -> None:
+    ask(guarded, {"type": "object", "properties": {"b": {"type": "boolean"}}})
+    killed = judges(guarded)
+    for process in killed:
+        process.kill()
+    assert killed and survivors(killed) == []
+    assert ask(guarded, {"type": "object", "properties": {"c": {"type": "boolean"}}}).status_code == 200
