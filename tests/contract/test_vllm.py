@@ -22,6 +22,7 @@ from vllm.config import KVEventsConfig, ParallelConfig
 from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.logprobs import Logprob
+from vllm.lora.layers import VocabParallelEmbeddingWithLoRA
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
@@ -36,6 +37,7 @@ from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerStats
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
@@ -171,6 +173,15 @@ def test_runner_has_what_the_seed_mend_uses() -> None:
     text = source.read_text()
     assert "def _bookkeeping_sync" in text
     assert "gen.set_offset(gen.get_offset() - 4)" in text, "vLLM mended it: remove engine/cpu_mend.py"
+
+
+def test_embedding_layer_reads_adapters_of_all_rows() -> None:
+    source = inspect.getsource(VocabParallelEmbeddingWithLoRA.forward_of_all_rows)
+    assert "_embeddings_indices[:num_tokens]" in source, "vLLM mended it: remove engine/cpu_lora.py"
+    assert "self.lora_a_stacked_2d" in source and "self.lora_b_stacked" in source
+    assert list(inspect.signature(GPUModelRunner._preprocess).parameters)[:2] == ["self", "scheduler_output"]
+    text = inspect.getsource(inspect.unwrap(GPUModelRunner._preprocess))
+    assert "token_ids_idx_np = np.nonzero(is_token_ids)[0]" in text
 
 
 def test_guesses_are_checked_by_kernels_that_our_mend_replaces() -> None:

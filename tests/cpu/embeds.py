@@ -18,7 +18,7 @@ from dynamo_vllm.engine.vllm import VllmEngine
 from dynamo_vllm.job import Adapter, Embeds, Job
 from harness.tensors import rows, table
 
-LORA = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "16")
+LORA = ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "16")
 
 
 def run_program(path: str) -> None:
@@ -30,7 +30,7 @@ def run(model: str, scenario: str, out_file: str) -> None:
 
 
 async def _run(model: str, scenario: Callable[[VllmEngine], Awaitable[Found]]) -> Found:
-    flags = (*FLAGS, *LORA) if scenario is adapter else FLAGS
+    flags = (*FLAGS, *LORA) if scenario in (adapter, mixed) else FLAGS
     settings = EngineSettings(
         model=model,
         argv=flags,
@@ -146,7 +146,33 @@ async def adapter(engine: VllmEngine) -> Found:
     return found
 
 
-def make_adapter(folder: Path) -> str:
+async def mixed(engine: VllmEngine) -> Found:
+    """Embeddings in one batch with tokens, with and without adapters: each answer is what it is alone."""
+    folder = Path(engine._settings.model)
+    first = Adapter("a", 1, make_adapter(folder.with_name("adapter")), "a")
+    words = Adapter("w", 2, make_adapter(folder.with_name("adapter-words"), words=True), "w")
+    for made in (first, words):
+        await engine.control(AddAdapter(made))
+    jobs = {}
+    for number, made in enumerate((None, first, words)):
+        plain = job("", [10 + number + i for i in range(40 + 7 * number)], max_tokens=12)
+        name, asked = made.name if made else "base", dataclasses.replace(plain, adapter=made)
+        jobs[f"{name}, tokens"] = asked
+        jobs[f"{name}, embeds"] = embedded(engine, asked)
+    jobs = {name: dataclasses.replace(asked, id=name) for name, asked in jobs.items()}
+    found: Found = {f"{name}, alone": await tokens(engine, asked) for name, asked in jobs.items()}
+    for round_ in range(3):
+        await engine._engine.reset_prefix_cache()
+        names = [*jobs][round_:] + [*jobs][:round_]  # which of them are in one step differs
+        for name, answer in zip(
+            names, await asyncio.gather(*(tokens(engine, jobs[name]) for name in names)), strict=True
+        ):
+            found[f"{name}, together {round_}"] = answer
+    return found
+
+
+def make_adapter(folder: Path, words: bool = False) -> str:
+    """With `words` it changes the embeddings of tokens too."""
     import torch
     from safetensors.torch import save_file
 
@@ -158,12 +184,17 @@ def make_adapter(folder: Path) -> str:
             at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             weights[f"{at}.lora_A.weight"] = torch.randn(8, 256, generator=chance) * 0.5
             weights[f"{at}.lora_B.weight"] = torch.randn(width, 8, generator=chance) * 0.5
+    if words:
+        at = "base_model.model.model.embed_tokens"
+        size = json.loads((folder.with_name("tiny") / "config.json").read_text())["vocab_size"]
+        weights[f"{at}.lora_embedding_A"] = torch.randn(8, size, generator=chance) * 0.5
+        weights[f"{at}.lora_embedding_B"] = torch.randn(256, 8, generator=chance) * 0.5
     save_file(weights, folder / "adapter_model.safetensors")
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "r": 8,
         "lora_alpha": 16,
-        "target_modules": ["q_proj", "v_proj"],
+        "target_modules": ["q_proj", "v_proj", *(["embed_tokens"] if words else [])],
         "base_model_name_or_path": "tiny",
         "bias": "none",
     }
@@ -172,5 +203,5 @@ def make_adapter(folder: Path) -> str:
 
 
 SCENARIOS: dict[str, Callable[[VllmEngine], Awaitable[Found]]] = {
-    made.__name__: made for made in (parity, cache, repetition, moved, adapter)
+    made.__name__: made for made in (parity, cache, repetition, moved, adapter, mixed)
 }

@@ -63,3 +63,13 @@ def test_adapter(found: dict[str, Any]) -> None:
     assert found["embeds, direct"] == found["tokens, direct"]
     assert found["embeds, long"] == found["tokens, long"] == found["tokens, direct"]
     assert found["base after"] == found["base"]
+
+
+def test_mixed(found: dict[str, Any]) -> None:
+    names = [name.removesuffix(", alone") for name in found if name.endswith(", alone")]
+    assert len(names) == 6
+    for name in names:
+        for number in range(3):
+            assert found[f"{name}, together {number}"] == found[f"{name}, alone"], name
+    assert found["w, tokens, alone"] != found["a, tokens, alone"] != found["base, tokens, alone"]
+    assert found["a, embeds, alone"] == found["a, tokens, alone"]

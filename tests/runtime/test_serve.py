@@ -543,6 +543,58 @@ def test_second_interrupt_ends_at_once(start: Start, model: Path) -> None:
     assert serve.pids() == []
 
 
+@pytest.mark.parametrize("mode", ["keep", "wait"])
+@pytest.mark.parametrize("order", ["paused, then signals", "all at once"])
+def test_paused_and_stopped_worker_that_is_asked_to_leave_ends(
+    start: Start, model: Path, mode: str, order: str
+) -> None:
+    """The pause, SIGSTOP, SIGTERM and SIGCONT in one go, with an answer on its way."""
+    port = free_port()
+    flags = ("--system-port", str(port), "--drain-seconds", "30")
+    serve = start(*fake(model, token_ms=20), *flags).wait_ready()
+    (leaving,) = serve.pids("worker")
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 60, "stream": True}
+
+    def pause() -> None:
+        with contextlib.suppress(httpx.HTTPError):  # it may be cut off with its worker
+            httpx.post(f"http://127.0.0.1:{port}/engine/pause", json={"mode": mode}, timeout=60)
+
+    with (
+        ThreadPoolExecutor() as pool,
+        httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=60) as reply,
+    ):
+        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+        next(lines)
+        paused = pool.submit(pause)
+        if order == "paused, then signals" and mode == "keep":
+            paused.result(60)
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
+            os.kill(leaving, number)
+        rest = list(lines)
+        paused.result(60)
+    assert '"finish_reason":"length"' in "".join(rest)
+    until("its end", lambda: "worker-1 exited with code 0; starting it again" in serve.err)
+    until("an answer of the next", lambda: serve.complete().status_code == 200)
+    assert "killed" not in serve.err
+    serve.signal(signal.SIGTERM)
+    assert serve.wait(60) == 0
+    assert serve.pids() == []
+
+
+def test_serve_ends_while_its_paused_worker_is_stopped_and_goes_on(start: Start, model: Path) -> None:
+    port = free_port()
+    serve = start(*fake(model, token_ms=20), "--system-port", str(port)).wait_ready()
+    (leaving,) = serve.pids("worker")
+    httpx.post(f"http://127.0.0.1:{port}/engine/pause", json={"mode": "keep"}, timeout=60)
+    os.kill(leaving, signal.SIGSTOP)
+    serve.signal(signal.SIGTERM)
+    until("the wish to be heard", lambda: "stopping:" in serve.err)
+    os.kill(leaving, signal.SIGCONT)
+    assert serve.wait(60) == 0
+    assert "killed" not in serve.err
+    assert serve.pids() == []
+
+
 def test_interrupt_during_the_start_ends_it(start: Start, model: Path) -> None:
     serve = start(*fake(model, start_ms=60_000))
     until("the worker loads", lambda: "worker-1: loading" in serve.err)

@@ -14,6 +14,8 @@ gives every guess its request's temperature writes into a copy, and is written a
 
 Nothing may compile while requests are served (`cpu_eager`).
 
+Prompt embeddings must not end an engine that takes adapters (`cpu_lora`).
+
 The engine computes with as many threads as OMP_NUM_THREADS says. OpenMP reads it when it is loaded, which in
 a forked engine core was long before the worker chose the number; vLLM refuses to change it later.
 """
@@ -34,7 +36,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from dynamo_vllm.engine import cpu_eager
+from dynamo_vllm.engine import cpu_eager, cpu_lora
 from dynamo_vllm.engine.cpu_threads import COUNT
 
 
@@ -80,6 +82,7 @@ if not HAS_TRITON:
         getattr(rejection_sampler, f"_{name}").kernel = getattr(cpu_triton_utils, f"{name}_kernel")
 
 cpu_eager.mend()
+cpu_lora.mend()
 
 
 def _with_threads(original: Any) -> Any:
