@@ -223,7 +223,7 @@ async def test_closing_ends_whoever_waits_for_an_answer(tmp_path: Path) -> None:
     waiting = asyncio.create_task(judged("plain"))
     await asyncio.sleep(0)
     await ended(judged)
-    async with asyncio.timeout(60):  # a guide may wait for 3010 s here
+    async with asyncio.timeout(60):  # a guide may wait for 3030 s here
         for one in (asked, waiting):
             with pytest.raises(Overloaded):
                 await one

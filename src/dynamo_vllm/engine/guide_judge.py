@@ -30,7 +30,7 @@ QUICK_SECONDS = 0.25
 """Of processor time. With a vocabulary of 150,000 tokens a usual schema takes 0.03 to 0.1."""
 SLOW_NICENESS = 10
 """More than that of the quick lane."""
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 30.0
 WAIT_SHARE = 5.0
 """How much longer than its processor time a guide may take by the clock, on a machine with other work."""
 KEPT_GUIDES = 4096
