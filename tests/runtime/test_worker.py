@@ -326,3 +326,23 @@ def test_probe_of_the_runtime_answers_for_health(model: Path, tmp_path: Path) ->
         until("its end", lambda: worker.metric("dynamo_component_requests_in_flight") == 0)
         worker.signal(signal.SIGTERM)
         assert worker.process.wait(60) == 0
+
+
+def test_prompt_above_the_busy_threshold_is_529(tmp_path: Path, model: Path) -> None:
+    """What the docs say the frontend answers."""
+    with stack(tmp_path) as made:
+        made.start_frontend("--busy-prefill-tokens", "10")
+        spec = json.dumps({"vocab_size": 1000, "stall_on_token": 99})
+        made.start_worker(
+            "--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine", spec
+        )
+        made.wait_ready()
+        body = {**ASK, "prompt": [99] * 200, "stream": True}
+
+        def wait_for_ever() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.post(f"{made.url}/v1/completions", json=body, timeout=120)
+
+        threading.Thread(target=wait_for_ever, daemon=True).start()
+        until("a refusal", lambda: made.post("/v1/completions", ASK).status_code != 200)
+        assert made.post("/v1/completions", ASK).status_code == 529

@@ -415,6 +415,22 @@ def test_error_of_the_server_is_readable_and_ends_with_code_1(
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
+def test_names_and_errors_of_a_server_cannot_drive_the_terminal(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.models = ["ti\x1b]0;title\x07ny\x9b31m"]
+    frontend.error = {"message": "no\x1b[2J\r room\x08", "code": 503}
+    assert talk(frontend, monkeypatch, "one", "/model", "/model \x1b[5mother") == 0
+    said = capsys.readouterr()
+    assert "error: the answer broke off: no[2J room\n" in said.err
+    assert "* ti]0;titleny31m\n" in said.out and "[5mother is not served" in said.out
+    assert cli.run(["status", frontend.url]) == 0
+    shown = said.out + said.err + "".join(capsys.readouterr())
+    assert not {"\x1b", "\x07", "\x08", "\r", "\x9b"} & set(
+        shown.replace("\x1b[0m", "").replace("\x1b[2m", "")
+    )
+
+
 def test_chat_without_a_model_says_so(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
     frontend.models = []
     assert cli.run(["chat", frontend.url, "-m", "hello"]) == 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dynamo_vllm.cli import deployment
-from dynamo_vllm.cli.client import DEFAULT_URL, Client, Unanswered, with_url_flag
+from dynamo_vllm.cli.client import DEFAULT_URL, Client, Unanswered, harmless, with_url_flag
 from dynamo_vllm.config import build
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.errors import ConfigError
@@ -24,8 +24,6 @@ DESCRIPTION = (
 HELP = "/reset begins anew, /model shows models or takes one, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 Message = dict[str, str]
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-# A model may write anything; a terminal would obey it.
-_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +112,8 @@ class Talk:
         if name in served:
             self.model = name
         elif name:
-            return f"{name} is not served; there are {', '.join(served)}"
-        return "\n".join(f"{'*' if found == self.model else ' '} {found}" for found in served)
+            return harmless(f"{name} is not served; there are {', '.join(served)}")
+        return harmless("\n".join(f"{'*' if found == self.model else ' '} {found}" for found in served))
 
     def say(self, message: str) -> None:
         """Send a message and print the answer as it comes; one cut short is kept as far as it came."""
@@ -167,7 +165,7 @@ class Page:
 
     def _print(self, text: str, dim: bool) -> None:
         if self._is_terminal:
-            text = text.translate(_CONTROLS)
+            text = harmless(text)
         if dim != self._is_dim:
             text = (_DIM if dim else _PLAIN) + text
             self._is_dim = dim
@@ -198,7 +196,7 @@ def converse(talk: Talk) -> None:
     """Read and answer until the user has enough."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  line editing and history for input()
-    print(f"{talk.model}: {HELP}")
+    print(harmless(f"{talk.model}: {HELP}"))
     while True:
         try:
             line = input("> ").strip()

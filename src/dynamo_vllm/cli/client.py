@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Unanswered(DynamoVllmError):
@@ -154,19 +155,24 @@ def reason(response: httpx.Response) -> str:
         message = message_of(response.json())
     except ValueError:
         message = response.text.strip()[:200]
-    return f"HTTP {response.status_code}: {message or response.reason_phrase}"
+    return harmless(f"HTTP {response.status_code}: {message or response.reason_phrase}")
 
 
 def message_of(error: Any) -> str:
     """Both shapes: {"message": …} and {"error": {"message": …}}."""
     if isinstance(error, dict):
-        return message_of(error["error"]) if "error" in error else str(error.get("message", error))
-    return str(error)
+        return message_of(error["error"]) if "error" in error else harmless(str(error.get("message", error)))
+    return harmless(str(error))
+
+
+def harmless(text: str) -> str:
+    """Without what a terminal would obey: whoever answers may write anything."""
+    return text.translate(_CONTROLS)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Aligned columns for a terminal."""
-    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    cells = [[harmless(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
     return "\n".join(line.rstrip() for line in lines)

@@ -139,14 +139,14 @@ class FrontendOptions(RuntimeOptions):
     busy_blocks: float | None = opt(
         None,
         "router",
-        "Refuse (503) when the KV use of every worker exceeds this share.",
+        "Refuse (529) when the KV use of every worker exceeds this share.",
         env="DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
         flags=("--busy-blocks", "--active-decode-blocks-threshold"),
     )
     busy_prefill_tokens: int | None = opt(
         None,
         "router",
-        "Refuse (503) when every worker has more prompt tokens waiting than this.",
+        "Refuse (529) when every worker has more prompt tokens waiting than this.",
         env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
         flags=("--busy-prefill-tokens", "--active-prefill-tokens-threshold"),
     )
