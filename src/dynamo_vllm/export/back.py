@@ -21,7 +21,7 @@ _OURS = {
     "POD_NAMESPACE", "POD_UID", "NODE_RANK", "DYN_VLLM_ENGINES_HERE",
 }  # fmt: skip
 _PLANES = ("request_plane", "event_plane")
-_OF_NODES = ("--node-rank", "--master-addr")
+_OF_NODES = ("--node-rank", "--master-addr", "--node-peers")
 
 
 def from_kubernetes(documents: Iterable[Document]) -> Topology:
