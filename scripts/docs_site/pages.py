@@ -59,6 +59,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/adding-a-verb.md": "Adding a verb",
         "docs/adding-a-media-type.md": "Adding a media type",
         "CONTRIBUTING.md": "Contributing",
+        "SECURITY.md": "Reporting a vulnerability",
         "CHANGELOG.md": "Changelog",
         "scripts/*/README.md": "",
         "packages/*/README.md": "",

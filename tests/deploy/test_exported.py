@@ -187,16 +187,18 @@ def test_objects_find_each_other(example: str) -> None:
 
 def test_nodes_of_one_worker_share_its_ranks_out() -> None:
     (container,) = [c for c in read.containers(found("k8s/data-parallel")) if c["args"][0] == "worker"]
-    nodes = []
+    nodes, peers = [], set()
     for rank in ("0", "1"):
         env = read.environment(container, NODE_RANK=rank, POD_NAMESPACE="models")
         argv = read.arguments(container, env)
         worker, engine = build.parse(WorkerOptions, argv[1:], env, "prog", "")
         checks.check_worker(worker, engine, elsewhere=True)
         nodes.append(node_of(worker, engine_flags(engine)))
+        peers.add(worker.node_peers)
     assert [node.is_headless for node in nodes] == [False, True]
     assert [node.first_rank for node in nodes] == [0, 8]
     assert nodes[0].has_followers
+    assert peers == {("qwen-dp-worker-nodes.models.svc.cluster.local",)}
     assert {node.leader for node in nodes} == {
         "qwen-dp-worker-0.qwen-dp-worker-nodes.models.svc.cluster.local"
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import socket
@@ -147,6 +148,7 @@ async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     async with asyncio.timeout(30), lifeline.followers(leader) as followers:
         reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
         writer.write(lifeline.HELLO)  # and no end of the line
+        assert (await reader.readline()).startswith(lifeline.HELLO)
         assert await reader.read() == b""
         writer.close()
         assert not followers.lost.done()
@@ -186,7 +188,7 @@ async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
         writer.write(said)
         writer.write_eof()
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
-            await reader.readexactly(1)
+            await reader.readexactly(len(lifeline.HELLO) + 32 + len(b"\n") + 1)  # no more than its question
         writer.close()
         assert not followers.lost.done()
 
@@ -209,3 +211,102 @@ async def test_worker_without_other_nodes_listens_nowhere() -> None:
         async with lifeline.followers(alone) as followers:
             followers.ready()
             assert not followers.lost.done()
+
+
+async def heard(reader: asyncio.StreamReader) -> bytes:
+    """All that is said until the other side goes."""
+    said = b""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(4096):
+            said += data
+    return said
+
+
+async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFixture) -> None:
+    """By somebody who listened in and does not have the token."""
+    leader, node = pair()
+    spoken: list[bytes] = []
+    between = free_port()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, to_worker = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+
+        async def back() -> None:
+            while data := await behind.read(4096):
+                writer.write(data)
+
+        answering = asyncio.create_task(back())
+        spoken.append(await reader.readline())
+        to_worker.write(spoken[0])
+        await reader.read()
+        answering.cancel()
+        to_worker.close()
+        writer.close()
+
+    async with asyncio.timeout(30), await asyncio.start_server(pass_on, "127.0.0.1", between):
+        async with lifeline.followers(leader, "hush") as followers:
+            followers.ready()
+            following = Following(dataclasses.replace(node, port=between - 1), "hush")
+            await following.ready.wait()
+            await following.leave()
+            await followers.lost
+        async with lifeline.followers(leader, "hush") as followers:
+            reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+            writer.write(spoken[0])
+            writer.write_eof()
+            assert b"its --admin-token is another" in await heard(reader)
+            writer.close()
+            assert not followers.lost.done()
+
+
+async def test_node_believes_no_worker_without_the_token() -> None:
+    _, node = pair()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(lifeline.HELLO + b"0123\n")
+        await reader.readline()
+        writer.write(lifeline.WELCOME + b"0" * 64 + b"\n" + lifeline.READY)
+        writer.close()
+
+    async with asyncio.timeout(30), await asyncio.start_server(pretend, node.leader, node.lifeline_port):
+        following = Following(node, "hush")
+        await following.task
+        assert not following.ready.is_set()
+
+
+@pytest.mark.parametrize(
+    ("address", "peers", "expected"),
+    [
+        ("127.0.0.1", (), True),
+        ("::ffff:127.0.0.1", (), True),
+        ("192.0.2.7", (), False),
+        ("192.0.2.7", ("192.0.2.8",), False),
+        ("192.0.2.7", ("192.0.2.8", "192.0.2.7"), True),
+        ("192.0.2.7", ("192.0.2.0/24",), True),
+        ("192.0.2.7", ("localhost",), False),
+        ("2001:db8::7", ("2001:db8::/64",), True),
+    ],
+)
+async def test_without_a_token_this_machine_and_named_ones_may_join(
+    address: str, peers: tuple[str, ...], expected: bool
+) -> None:
+    assert await lifeline._is_named(address, peers) is expected
+
+
+async def test_node_of_another_machine_needs_a_token(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, node = pair()
+    is_named = lifeline._is_named
+    monkeypatch.setattr(lifeline, "_is_named", lambda _, peers: is_named("192.0.2.7", peers))
+    async with asyncio.timeout(30), lifeline.followers(leader) as followers:
+        followers.ready()
+        stranger = Following(node)
+        await stranger.task
+        assert not stranger.ready.is_set() and not followers.lost.done()
+        assert caplog.text.count("give all nodes the same --admin-token, or name the machines") == 2
+    async with asyncio.timeout(30), lifeline.followers(leader, None, ("192.0.2.0/24",)) as followers:
+        followers.ready()
+        named = Following(node)
+        await named.ready.wait()
+        await named.leave()

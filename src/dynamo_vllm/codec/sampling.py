@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from dynamo_vllm.wire import GenerateRequest, GuidedDecoding, SamplingOptions
 
 MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 256
+MAX_BIASES = 512
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_GUIDE_CHARACTERS = 2**19
@@ -152,8 +155,10 @@ def _check(s: SamplingSpec, vocab_size: int) -> None:
         raise InvalidRequest(f"{s.seed} does not fit into 64 bits", parameter="seed")
     _within("logprobs", s.logprobs, 0, MAX_LOGPROBS)
     _within("prompt_logprobs", s.prompt_logprobs, 0, MAX_LOGPROBS)
+    _few("stop_token_ids", len(s.stop_token_ids), MAX_STOP_TOKENS)
     in_vocabulary("stop_token_ids", s.stop_token_ids, vocab_size)
     if s.logit_bias is not None:
+        _few("logit_bias", len(s.logit_bias), MAX_BIASES)
         in_vocabulary("logit_bias", s.logit_bias, vocab_size)
         for value in s.logit_bias.values():
             _within("logit_bias", value, -100, 100)
@@ -166,6 +171,11 @@ def _within(name: str, value: float | None, low: float, high: float) -> None:
         raise InvalidRequest(f"{value} is not between {low} and {high}", parameter=name)
 
 
+def _few(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequest(f"{count} tokens; at most {most} are allowed", parameter=name)
+
+
 def in_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Refuse ids the model does not have; the engine would read beyond its embedding table."""
     if ids and (max(ids) >= vocab_size or min(ids) < 0):
@@ -176,6 +186,10 @@ def in_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
 def _stop_strings(stop: Sequence[str]) -> None:
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"{len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed", parameter="stop")
+    if (longest := max(map(len, stop), default=0)) > MAX_STOP_CHARACTERS:
+        raise InvalidRequest(
+            f"a string of {longest} characters; at most {MAX_STOP_CHARACTERS} are allowed", parameter="stop"
+        )
     if "" in stop:
         raise InvalidRequest("an empty string would stop at once", parameter="stop")
 

@@ -87,7 +87,10 @@ def _planes(env: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 def _group(args: Sequence[str], env: Mapping[str, str], count: int) -> WorkerGroup:
     values, rest = build.parser(WorkerOptions, "", "").parse_known_args(list(args[1:]))
     kept = {name: value for name, value in env.items() if name not in _OURS}
-    return WorkerGroup(count, dict(vars(values)), kept, tuple(_without(rest, _OF_NODES)))
+    options = dict(vars(values))
+    if all(peer.endswith(".svc.cluster.local") for peer in options.get("node_peers", ())):
+        options.pop("node_peers", None)  # the Service of its nodes, which the export has named
+    return WorkerGroup(count, options, kept, tuple(_without(rest, _OF_NODES)))
 
 
 def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:

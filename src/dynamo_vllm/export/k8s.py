@@ -259,6 +259,8 @@ def spread(workload: Workload, settings: Settings, number: int) -> list[Document
     nodes_name = f"{name}-nodes"
     leader = f"{name}-0.{nodes_name}.$(POD_NAMESPACE).svc.cluster.local"
     words = tuple(word.replace(LEADER, leader) for word in workload.args)
+    if not any(word.startswith("--node-peers") for word in words):  # the Service's name leads to its pods
+        words = (*words, "--node-peers", f"{nodes_name}.$(POD_NAMESPACE).svc.cluster.local")
     nodes = {
         "apiVersion": "v1",
         "kind": "Service",

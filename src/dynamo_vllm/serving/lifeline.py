@@ -4,8 +4,10 @@ vLLM 0.30 does not notice that a process on another node is gone. The worker's r
 engines of a lost worker would keep their GPUs and never find a new one. So each node holds a connection to
 the worker for as long as both live, and hears on it that the worker serves.
 
-A node says first what it runs and that it has the worker's admin token, where there is one: to be let in
-means that one can end the worker, by going.
+To be let in means that one can end the worker, by going. So the worker asks with a number that nobody has
+seen, and the node answers with what it runs, a number of its own, and a proof over both that it has the
+worker's admin token; the worker proves the same to the node. Where there is no token, only this machine and
+the peers that the user named are let in.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import logging
+import secrets
 import socket
 from typing import TYPE_CHECKING
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.nodes import Node
 
 logger = logging.getLogger(__name__)
-HELLO, READY, REFUSED = b"dynamo-vllm ", b"ready\n", b"refused: "
+HELLO, WELCOME, READY, REFUSED = b"dynamo-vllm ", b"welcome ", b"ready\n", b"refused: "
 HELLO_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 # A machine that vanishes says no goodbye: the kernel asks, and gives up after 25 s.
@@ -40,10 +44,13 @@ class _Refused(Exception):
 class Followers:
     """The worker's end: `lost` is set with the first node that goes."""
 
-    def __init__(self, awaited: Collection[str] = (), token: str | None = None) -> None:
+    def __init__(
+        self, awaited: Collection[str] = (), token: str | None = None, peers: Collection[str] = ()
+    ) -> None:
         self.lost: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
         self._awaited = frozenset(awaited)
         self._token = token
+        self._peers = tuple(peers)
         self._joined: set[str] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_ready = False
@@ -51,15 +58,19 @@ class Followers:
     async def joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Holds one connection until it ends; who is not let in does no harm by going."""
         try:
+            asked = secrets.token_hex(16)
+            writer.write(HELLO + asked.encode() + b"\n")
             hello = await _hello(reader)
             if not hello.startswith(HELLO):
                 logger.warning("something that is no node of ours spoke to the node port")
                 return
-            places = self._admit(hello)
+            await self._check_peer(writer)
+            places, proof = self._admit(hello, asked)
             name = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
             logger.info("%s has joined", name)
             _keep_alive(writer)
             self._writers.add(writer)
+            writer.write(WELCOME + proof.encode() + b"\n")
             if self._is_ready:
                 writer.write(READY)
             while await _line(reader):
@@ -73,10 +84,22 @@ class Followers:
             self._writers.discard(writer)
             writer.close()
 
-    def _admit(self, hello: bytes) -> list[str]:
-        """The places of a node that may join, from now on taken."""
-        said, _, proof = hello.removeprefix(HELLO).decode(errors="replace").strip().rpartition(" ")
-        if not hmac.compare_digest(proof.encode(), _proof(self._token, said).encode()):
+    async def _check_peer(self, writer: asyncio.StreamWriter) -> None:
+        """Without a token the address must do."""
+        address = str(writer.get_extra_info("peername")[0])
+        if self._token is None and not await _is_named(address, self._peers):
+            raise _Refused(
+                f"{address} is another machine and there is no token; give all nodes the same --admin-token, "
+                "or name the machines with --node-peers"
+            )
+
+    def _admit(self, hello: bytes, asked: str) -> tuple[list[str], str]:
+        """The places of a node that may join, from now on taken, and the worker's own proof."""
+        words = hello.removeprefix(HELLO).decode(errors="replace").strip()
+        said, answered, proof = (words.rsplit(" ", 2) + ["", ""])[:3]
+        if not hmac.compare_digest(
+            proof.encode(), _proof(self._token, "node", said, asked, answered).encode()
+        ):
             raise _Refused("its --admin-token is another; start all nodes with the same one")
         places = said.split(",")
         if others := set(places) - self._awaited:
@@ -86,7 +109,7 @@ class Followers:
         if taken := set(places) & self._joined:
             raise _Refused(f"{min(taken)} has joined already; start one process for each place")
         self._joined.update(places)
-        return places
+        return places, _proof(self._token, "worker", said, asked, answered)
 
     def ready(self) -> None:
         """Tell every node that the worker serves."""
@@ -100,9 +123,11 @@ class Followers:
 
 
 @contextlib.asynccontextmanager
-async def followers(node: Node, token: str | None = None) -> AsyncIterator[Followers]:
+async def followers(
+    node: Node, token: str | None = None, peers: Collection[str] = ()
+) -> AsyncIterator[Followers]:
     """Listens while the block runs, where other nodes run engines for this worker."""
-    made = Followers(node.awaited, token)
+    made = Followers(node.awaited, token, peers)
     if not node.has_followers:
         yield made
         return
@@ -125,10 +150,16 @@ async def follow(node: Node, token: str | None, on_ready: Callable[[], None]) ->
     reader, writer = await _connect(node.leader, node.lifeline_port)
     try:
         _keep_alive(writer)
+        asked, answered = await _challenge(reader), secrets.token_hex(16)
         places = ",".join(node.places)
-        writer.write(HELLO + f"{places} {_proof(token, places)}\n".encode())
+        proof = _proof(token, "node", places, asked, answered)
+        writer.write(HELLO + f"{places} {answered} {proof}\n".encode())
+        expected = WELCOME + _proof(token, "worker", places, asked, answered).encode() + b"\n"
+        is_ours = False
         while line := await _line(reader):
-            if line == READY:
+            if hmac.compare_digest(line, expected):
+                is_ours = True
+            elif line == READY and is_ours:
                 on_ready()
             elif line.startswith(REFUSED):
                 logger.error("the worker does not take this node: %s", line.decode(errors="replace").strip())
@@ -144,9 +175,44 @@ async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.
             await asyncio.sleep(RETRY_SECONDS)
 
 
-def _proof(token: str | None, places: str) -> str:
-    """That one has the token, without telling it; where there is none, no more than a check sum."""
-    return hmac.new((token or "").encode(), f"node {places}".encode(), hashlib.sha256).hexdigest()
+def _proof(token: str | None, who: str, places: str, asked: str, answered: str) -> str:
+    """That one has the token, without telling it; worth nothing on another line, which has other numbers."""
+    said = f"{who} {places} {asked} {answered}"
+    return hmac.new((token or "").encode(), said.encode(), hashlib.sha256).hexdigest()
+
+
+async def _challenge(reader: asyncio.StreamReader) -> str:
+    """The worker's number, which is its first line; empty when it is gone."""
+    return (await _line(reader)).removeprefix(HELLO).decode(errors="replace").strip()
+
+
+async def _is_named(address: str, peers: Collection[str]) -> bool:
+    """Whether it is this machine's, or one of these addresses, networks and names."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found.is_loopback or _is_of_this_machine(str(found)):
+        return True
+    for peer in peers:
+        try:
+            if found in ipaddress.ip_network(peer, strict=False):
+                return True
+        except ValueError:  # a name
+            with contextlib.suppress(OSError):
+                for known in await asyncio.get_running_loop().getaddrinfo(peer, None):
+                    if found == ipaddress.ip_address(known[4][0]):
+                        return True
+    return False
+
+
+def _is_of_this_machine(address: str) -> bool:
+    with contextlib.suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        probe.bind((address, 0))
+        return True
+    return False
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 async def _hello(reader: asyncio.StreamReader) -> bytes:

@@ -105,7 +105,7 @@ async def run(
         engine = parts.make_engine(options, settings, meter.record, progress.phase)
         with system_port.opened(options, runtime_port) as front:
             try:
-                async with lifeline.followers(node, options.admin_token) as followers:
+                async with lifeline.followers(node, options.admin_token, options.node_peers) as followers:
                     facts = await engine.start()
                     dumped.add("engine", facts)
                     options = parts.with_sounds_noticed(options, facts, scratch_folder)

@@ -140,6 +140,14 @@ class WorkerOptions(GuideOptions):
         "Run engines for a worker on another node and serve nothing (docs/data-parallel.md).",
         env="DYN_VLLM_HEADLESS",
     )
+    node_peers: tuple[str, ...] = opt(
+        (),
+        "role",
+        "Machines whose nodes may join this worker where there is no --admin-token: addresses, networks as "
+        "10.0.0.0/24, or names (default: this machine only). Who joins can end the worker.",
+        env="DYN_VLLM_NODE_PEERS",
+        metavar="MACHINE",
+    )
     connector: tuple[str, ...] = opt(
         (),
         "kv cache",
