@@ -252,6 +252,22 @@ def status(serve: Serve) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+def test_other_users_see_no_secret(start: Start, model: Path, tmp_path: Path) -> None:
+    """In the command line of any process below serve, or in its files."""
+    secret = "hush-" + uuid.uuid4().hex
+    words = ("--nats-server", f"nats://user:{secret}@127.0.0.1:4222", "--admin-token", secret)
+    serve = start(
+        *fake(model), *words, "--otlp-endpoint", f"http://user:{secret}@127.0.0.1:4317"
+    ).wait_ready()
+    children = [pid for pid in serve.pids() if pid != serve.process.pid]
+    assert len(children) >= 2
+    for pid in children:
+        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and secret.encode() in path.read_bytes():
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
 def test_prefill_without_decode_is_refused_at_once(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--prefill", "1")
     assert serve.wait(60) == 2

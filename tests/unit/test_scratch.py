@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -61,3 +63,38 @@ def test_machine_without_a_temporary_folder_is_told_what_to_do(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
     with pytest.raises(StartError, match="no temporary folder can be made: No such file.*set TMPDIR"):
         scratch.folder().__enter__()
+
+
+def sweeps(folder: Path) -> bool:
+    """Whether it comes to an end."""
+    code = "from dynamo_vllm.serving import scratch; scratch.sweep()"
+    env = {**os.environ, "TMPDIR": str(folder)}
+    try:
+        return subprocess.run([sys.executable, "-c", code], env=env, timeout=30).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to one", "folder"])
+def test_whatever_stands_for_the_lock_holds_nobody_up(temporary: Path, kind: str) -> None:
+    """Anybody can make such a folder in /tmp; a pipe is opened when somebody writes to it."""
+    planted = temporary / "dynamo-vllm-x"
+    planted.mkdir(mode=0o700)
+    if kind == "folder":
+        (planted / "in-use").mkdir()
+    else:
+        name = "in-use" if kind == "pipe" else "other"
+        os.mkfifo(planted / name)
+        if kind != "pipe":
+            (planted / "in-use").symlink_to(planted / name)
+    assert sweeps(temporary)
+    assert planted.is_dir()
+
+
+def test_folder_in_which_others_can_write_is_not_removed(temporary: Path) -> None:
+    planted = temporary / "dynamo-vllm-x"
+    planted.mkdir()
+    (planted / "in-use").touch()
+    planted.chmod(0o777)
+    scratch.sweep()
+    assert planted.is_dir()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import pwd
-import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import private
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def spare(environment: Mapping[str, str]) -> Path:
         found = folder.lstat()
     except OSError:
         return folder
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not private.is_own_folder(found):
         raise ConfigError(f"{folder} could be another user's; set HOME to a folder that you can write to")
     return folder
 

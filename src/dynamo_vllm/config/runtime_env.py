@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
+
+from dynamo_vllm.config import private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +30,7 @@ def export(
 
     `service` is what traces call this process.
     """
+    make_discovery_folder(options)
     said = {**variables(options), **traces(options), **more}
     os.environ.update(said)
     for name, value in {**defaults(options), _THREADS: str(threads), "OTEL_SERVICE_NAME": service}.items():
@@ -36,11 +40,24 @@ def export(
 
 def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None:
     """For a process that only asks others. It may stand in a worker's container, whose ports are taken."""
+    make_discovery_folder(options)
     quiet = {"DYN_HEALTH_CHECK_ENABLED": "false", "OTEL_EXPORT_ENABLED": "0"}
     os.environ.update({**reach(options), _SYSTEM_PORT: "-1", **quiet})
     for name, value in {**hosts(options), "DYN_LOG": "off", _THREADS: "1"}.items():
         if name not in environment:
             os.environ[name] = value
+
+
+def make_discovery_folder(options: ReachOptions) -> None:
+    """For this user only: who can write there can send requests to, and answers from, any address.
+
+    A folder that the user named is theirs to share.
+    """
+    if options.discovery_folder is not None and options.file_kv is None:
+        private.make_own(options.discovery_folder, "name a folder with --file-kv")
+    elif options.discovery_folder is not None:
+        with contextlib.suppress(OSError):  # the runtime says what is wrong with it
+            private.make(options.discovery_folder)
 
 
 def variables(options: RuntimeOptions) -> dict[str, str]:
@@ -77,8 +94,8 @@ def reach(options: ReachOptions) -> dict[str, str]:
         "DYN_DISCOVERY_BACKEND": options.discovery_backend,
         "DYN_REQUEST_PLANE": options.request_plane,
     }
-    if options.file_kv:
-        found["DYN_FILE_KV"] = options.file_kv
+    if options.discovery_folder is not None:
+        found["DYN_FILE_KV"] = str(options.discovery_folder)
     if options.discovery_backend == "etcd":
         found["ETCD_ENDPOINTS"] = options.etcd_endpoints
     if options.request_plane == "nats":

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import private
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ def folder() -> Iterator[str]:
 
 
 def sweep() -> None:
-    """Remove what killed workers left."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError), left.open() as lock:  # somebody else's, or just removed
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left.parent, ignore_errors=True)
+    """Remove what killed workers of this user left; others may have made folders of such names too."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or just removed
+            if not private.is_own_folder(left.lstat()):
+                continue
+            with open(private.opened(left / _LOCK, os.O_RDONLY)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)

@@ -14,6 +14,7 @@ from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
 from dynamo_vllm.config.rules.ranks import node_of
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise import hidden
 from dynamo_vllm.supervise.gpus import VARIABLE, Gpus, share_of
 from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
@@ -108,10 +109,13 @@ def make(
     shared = with_planes(shared, front, environment)
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
     url = f"{'https' if front.tls_cert_path else 'http'}://{reachable(front.host)}:{front.port}"
+    words, secrets = topology.to_argv(FrontendOptions, wanted.frontend), dict[str, str]()
+    if not elsewhere:
+        words, secrets = hidden.by_environment(FrontendOptions, words)
     frontend = Process(
         name="frontend",
-        argv=(*COMMAND, "frontend", *topology.to_argv(FrontendOptions, wanted.frontend)),
-        env=shared,
+        argv=(*COMMAND, "frontend", *words),
+        env={**shared, **secrets},
         health=f"{url}/live",
         port=front.port,
         drain_seconds=front.drain_seconds,
@@ -232,6 +236,9 @@ class _Workers:
         engines = 0 if options.engine == "fake" else node.engines
         share = 0.0 if options.omni else share_of(engine)  # a pipeline's stages have theirs in its file
         argv = _argv(values, group)
+        if not self._elsewhere:
+            argv, secrets = hidden.by_environment(WorkerOptions, argv)
+            env |= secrets
         for _ in range(group.count):
             name = self._name(options)
             gpus = self._gpus.give(name, group.env.get(VARIABLE), engines, share)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import folders
+from dynamo_vllm.config import folders, private
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class RunFolder:
         """Make the folder, with nothing in discovery, and hold it against another `serve`."""
         self._refuse_what_is_not_ours()
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / _LOCK).open("a+")
+            private.make(self.logs)
+            lock = os.fdopen(private.opened(self.path / _LOCK, os.O_RDWR | os.O_CREAT), "r+")
         except OSError as exc:
             raise StartError(
                 f"--run-dir {self.path} cannot be used: {exc.strerror}; choose another"
@@ -70,7 +70,7 @@ class RunFolder:
             self._hold(lock)
             self.forget()
             self._write_note({})
-            self.discovery.mkdir()
+            self.discovery.mkdir(mode=0o700)
             with self._linked():
                 yield
 
@@ -105,7 +105,7 @@ class RunFolder:
         """Other commands look in the user's cache; one that cannot be written to only hides this serve."""
         with contextlib.suppress(OSError):
             if self.link is not None:
-                self.link.parent.mkdir(parents=True, exist_ok=True)
+                private.make(self.link.parent)
                 self.link.symlink_to(self.path)
         try:
             yield
@@ -118,7 +118,7 @@ class RunFolder:
     def is_held(self) -> bool:
         """Whether a `serve` runs in it."""
         try:
-            with (self.path / _LOCK).open() as lock:
+            with open(private.opened(self.path / _LOCK, os.O_RDONLY, of_anyone=True)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -132,7 +132,7 @@ class RunFolder:
 
     def _write_note(self, told: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):
-            self._note.write_text(json.dumps({**told, "pid": os.getpid()}))
+            private.write(self._note, json.dumps({**told, "pid": os.getpid()}))
 
     @property
     def url(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ class ReachOptions:
     file_kv: str | None = opt(
         None,
         "runtime",
-        "Folder of the file discovery backend; shared by every process of a deployment on one machine.",
+        "Folder of the file discovery backend; shared by every process of a deployment on one machine "
+        "(default: one of this user's, below the folder for temporary files).",
         env="DYN_FILE_KV",
         metavar="FOLDER",
     )
@@ -65,10 +67,10 @@ class ReachOptions:
 
     @property
     def discovery_folder(self) -> Path | None:
-        """Where the file backend keeps its files; the runtime's own choice when the user made none."""
+        """Where the file backend keeps its files. The runtime's own choice would be one for all users."""
         if self.discovery_backend != "file":
             return None
-        return Path(self.file_kv or Path(tempfile.gettempdir(), "dynamo_store_kv"))
+        return Path(self.file_kv or Path(tempfile.gettempdir(), f"dynamo-vllm-discovery-{os.getuid()}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
