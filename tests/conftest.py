@@ -16,6 +16,8 @@ SECONDS = {"runtime": 240, "contract": 300, "cpu": 600, "e2e": 600, "bare": 600}
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts us in the background passes this on, and commands under test could not be stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # so does nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # httpx reads all authorities it could trust for each client, so for each `httpx.get`: 50 ms of a processor.
 # Tests speak plain HTTP on this machine or bring a certificate of their own; this folder has none.
