@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 LOAD = "harness.guides:load"
+LATE = "harness.guides:load_late"
 FAILS = "harness.guides:fail"
 
 
@@ -24,6 +25,11 @@ def load(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
         return act(more) if act is not None else {"backend": "a", "changes": {}}
 
     return judge
+
+
+def load_late(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    time.sleep(2)  # as a large tokenizer takes
+    return load(payload)
 
 
 def fail(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:

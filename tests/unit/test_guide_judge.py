@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynamo_vllm.engine import guide_judge
+from dynamo_vllm.engine import guide_judge, guide_lane
 from dynamo_vllm.engine.guide_gate import GuideGate
 from dynamo_vllm.engine.guide_judge import Guides, Limits
 from dynamo_vllm.engine.guide_processes import Source
 from dynamo_vllm.errors import InvalidRequest, Overloaded
 from dynamo_vllm.job import Guide, Job, SamplingSpec
-from harness.guides import FAILS, LOAD
+from harness.guides import FAILS, LATE, LOAD
 from harness.stack import TESTS, survivors
 from harness.waiting import until
 
@@ -166,7 +166,7 @@ async def test_client_that_leaves_ends_the_judging(judged: Judged) -> None:
 async def test_queue_is_bounded_and_whoever_leaves_it_makes_room(
     judged: Judged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(guide_judge.MOST_WAITING, "quick", 2)
+    monkeypatch.setitem(guide_lane.MOST_WAITING, "quick", 2)
     running = asyncio.create_task(judged(f"wait {tmp_path / 'go'}"))
     await judged.begun("wait")
     waiting = [asyncio.create_task(judged(f"plain {n}")) for n in range(2)]
@@ -208,6 +208,35 @@ async def test_killed_judge_is_replaced(judged: Judged) -> None:
     os.kill(idle, signal.SIGKILL)
     await asyncio.to_thread(until, "its end", lambda: psutil.Process(idle).status() == "zombie", 30)
     await judged("plain a fourth time")
+
+
+async def test_judge_that_was_killed_a_moment_ago_is_no_error_of_the_next_guide(judged: Judged) -> None:
+    for n in range(20):
+        await judged(f"plain {n}")
+        os.kill(judged.seen("plain")[-1], signal.SIGKILL)  # and not waited for
+
+
+async def test_closing_ends_whoever_waits_for_an_answer(tmp_path: Path) -> None:
+    judged = Judged(tmp_path, Limits(seconds=600.0, memory_bytes=64 << 20))
+    asked = asyncio.create_task(judged("wait for nothing"))
+    await judged.begun("wait")
+    waiting = asyncio.create_task(judged("plain"))
+    await asyncio.sleep(0)
+    await ended(judged)
+    async with asyncio.timeout(60):  # a guide may wait for 3030 s here
+        for one in (asked, waiting):
+            with pytest.raises(Overloaded):
+                await one
+
+
+async def test_time_that_judges_take_to_start_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide_judge, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(guide_judge, "WAIT_SHARE", 1.0)
+    judged = Judged(tmp_path, Limits(seconds=1.0, memory_bytes=64 << 20), call=LATE)
+    assert (await judged("plain")).backend == "a"
+    await ended(judged)
 
 
 async def test_source_of_judges_is_replaced(judged: Judged) -> None:

@@ -52,6 +52,7 @@ HEAVY = {
     "dynamo": ("serving/", "kv/events.py", "cli/frontend.py", "bench/caller.py"),
 }
 READS_ENVIRONMENT = {
+    "engine/guide_gate.py": "what judges guides gets the worker's own",
     "config/build.py": "reads it once for everybody",
     "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
     "engine/core_fork.py": "hands it to an engine core, which is forked from another process",

@@ -31,7 +31,7 @@ class GuideGate:
     def opened(
         cls, call: str, payload: bytes, limits: Limits, zygote: Zygote | None, *, at_once: bool = True
     ) -> GuideGate:
-        """Its processes begin now or with the first guide; from a zygote that has vLLM they are soon ready."""
+        """Its processes begin now, or with the first guide; forked from a zygote they are soon ready."""
         source = Source(call, payload, dict(os.environ))
         if zygote is not None and at_once:
             try:

@@ -58,7 +58,7 @@ class Judge:
         finally:
             self._is_asked = False
             if self._is_over:
-                self._connection.close()
+                self._close()
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
@@ -83,8 +83,12 @@ class Judge:
         if self._exit is None:  # else its pid may be another's
             os.kill(self.pid, signal.SIGKILL)
             self._ended()
-        if not self._is_asked:  # else whoever asked closes it: the event loop still looks at it
-            self._connection.close()
+        if not self._is_asked:  # else whoever asked closes it
+            self._close()
+
+    def _close(self) -> None:
+        # The event loop lets go of it after this, and would else of another's with its number.
+        asyncio.get_running_loop().call_soon(self._connection.close)
 
     def _ended(self) -> asyncio.Future[int]:
         """What it ended with, which can be read once."""

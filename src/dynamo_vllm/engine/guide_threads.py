@@ -1,8 +1,8 @@
 """Compiles guides in the engine core at a lower priority than the engine's steps, and not one after another.
 
-vLLM 0.30 compiles in half as many threads as there are cores, on two cores in one: a guide that takes a second
-holds up all behind it. And xgrammar uses eight threads for each, beside which the steps of an engine on a CPU
-get little. Judged guides are small enough to be compiled side by side.
+vLLM 0.30 compiles in half as many threads as there are cores, on two cores in one: a guide that takes a
+second holds up all behind it. And xgrammar uses eight threads for each, beside which the steps of an
+engine on a CPU get little. Judged guides are small enough to be compiled side by side.
 """
 
 from __future__ import annotations
