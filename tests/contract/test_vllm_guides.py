@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-from dynamo_vllm.engine import guide_threads, vllm_convert, vllm_guides, vllm_start
+from dynamo_vllm.engine import guide_steps, guide_threads, vllm_convert, vllm_guides, vllm_start
 from dynamo_vllm.engine.guide_judge import Guides, Limits
 from dynamo_vllm.engine.guide_processes import Source
 from dynamo_vllm.engine.settings import EngineSettings
@@ -151,3 +154,42 @@ def test_engine_core_compiles_guides_side_by_side_and_behind_its_steps() -> None
     assert found == min(19, own + guide_threads.NICENESS)
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
     assert manager.executor._max_workers >= guide_threads.THREADS
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide(regex="(((a{0,9}){0,9}){0,9}){0,9}"),
+        Guide(regex="(((((a{0,9}){0,9}){0,9}){0,9}){0,9}){0,9}"),
+        Guide(grammar="root ::= r0 | r1\nr0 ::= ([a-z]{1,20} | r1)*\nr1 ::= ([a-z]{1,21} | r0)*"),
+    ],
+)
+def test_guide_that_takes_long_for_each_token_is_refused(judge: Judge, guide: Guide) -> None:
+    with pytest.raises(InvalidRequest, match="for each token|to compile"):
+        judge(guide)
+
+
+def test_grammar_accepts_nothing_once_a_step_was_slow() -> None:
+    class Grammar:
+        def fill(self, seconds: float) -> None:
+            end = time.thread_time() + seconds
+            while time.thread_time() < end:
+                pass
+
+        def accept(self, request_id: str, tokens: list[int]) -> bool:
+            return bool(request_id and tokens)
+
+    fill, accept = guide_steps._timed(Grammar.fill), guide_steps._unless_slow(Grammar.accept)
+    grammar = Grammar()
+    fill(grammar, 0.0)
+    assert accept(grammar, "r", [1])
+    fill(grammar, 1.5 * guide_steps.STEP_SECONDS)
+    assert not accept(grammar, "r", [1]) and accept(Grammar(), "r", [1])
+
+
+def test_engine_core_times_the_grammars_of_vllm() -> None:
+    guide_steps.mend()
+    guide_steps.mend()
+    for grammar in (XgrammarGrammar, GuidanceGrammar):
+        for name in ("fill_bitmask", "validate_tokens", "accept_tokens"):
+            assert "guide_steps" in getattr(grammar, name).__code__.co_filename

@@ -120,3 +120,28 @@ def test_killed_judges_are_replaced(guarded: Stack) -> None:
         process.kill()
     assert killed and survivors(killed) == []
     assert ask(guarded, {"type": "object", "properties": {"c": {"type": "boolean"}}}).status_code == 200
+
+
+NESTED = "((((a{1,9}){1,9}){1,9}){1,9}){60}"
+"""Compiled at once; which tokens may follow takes a second to find after 35 of them."""
+
+
+@pytest.mark.parametrize(
+    ("regex", "message"),
+    [
+        (NESTED, "guided_regex: takes the engine more than 0.1 s for each token"),
+        (f"([b-f]{{1,3}}g){{90}}{NESTED}", "guided_regex: takes the engine too long for each token"),
+    ],
+    ids=["from the beginning", "later than a judge looks"],
+)
+def test_regex_that_is_slow_to_follow_is_refused_and_streams_go_on(
+    guarded: Stack, regex: str, message: str
+) -> None:
+    with Load(guarded, clients=2) as load:
+        load.settled()
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 600, "guided_regex": regex}
+        answer = guarded.post("/v1/completions", body)
+        assert answer.status_code == 400, answer.text
+        assert message in answer.json()["message"]
+        load.settled()
+    assert not load.failures

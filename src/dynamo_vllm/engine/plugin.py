@@ -10,7 +10,8 @@ takes a whole core per engine.
 
 vLLM asks the kernel which cores there are, and needs no `lscpu` (`cpu_topology`).
 
-Guides are compiled beside the engine's steps without being in their way (`guide_threads`).
+Guides are compiled beside the engine's steps without being in their way (`guide_threads`), and
+one that takes too long for a token ends its request (`guide_steps`).
 
 KV events about prompt embeddings can be read by the router (`kv_event_mend`).
 
@@ -37,9 +38,10 @@ def register() -> None:
     end_with_parent()
     if pause := os.environ.get(NIXL_PAUSE_VARIABLE):
         calm_nixl(int(pause))
-    from dynamo_vllm.engine import cpu_topology, guide_threads, kv_event_mend
+    from dynamo_vllm.engine import cpu_topology, guide_steps, guide_threads, kv_event_mend
 
     cpu_topology.mend()
+    guide_steps.mend()
     guide_threads.mend()
     kv_event_mend.mend()
     register_omni()

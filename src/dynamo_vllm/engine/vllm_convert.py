@@ -165,7 +165,8 @@ def gave_up(job: Job, has_begun: bool = False) -> DynamoVllmError:
     if job.media is not None and job.sampling.guide is None and not has_begun:
         return MediaForgotten("the engine forgot the request's media")
     if job.sampling.guide is not None:
-        return InvalidRequest("the engine cannot compile it", parameter=job.sampling.guide.parameter)
+        why = "takes the engine too long for each token" if has_begun else "the engine cannot compile it"
+        return InvalidRequest(why, parameter=job.sampling.guide.parameter)
     return EngineRequestFailed("the engine ended the request with an error")
 
 

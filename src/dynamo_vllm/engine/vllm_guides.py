@@ -17,6 +17,7 @@ import pickle
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.engine import guide_steps
 from dynamo_vllm.job import GUIDE_KINDS
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Judging:
         self._config = config
         has_tokenizer = not config.model_config.skip_tokenizer_init
         self._tokenizer = cached_tokenizer_from_config(config.model_config) if has_tokenizer else None
+        self._end_token = getattr(self._tokenizer, "eos_token_id", None)
         chosen = config.structured_outputs_config.backend
         names = ("xgrammar", "guidance") if chosen == "auto" else (chosen,)
         self._backends = {name: self._backend(name) for name in names} if has_tokenizer else {}
@@ -145,9 +147,9 @@ class Judging:
         for name, backend in self._backends.items():
             try:
                 grammar = backend.compile_grammar(kind, text)
-                grammar.fill_bitmask(backend.allocate_token_bitmask(1), 0)
+                guide_steps.walk(grammar, backend.allocate_token_bitmask(1), self._end_token)
             except Exception as exc:
-                if name == made._backend or _is_of_memory(exc):
+                if name == made._backend or isinstance(exc, guide_steps.TooSlow) or _is_of_memory(exc):
                     raise
 
 
