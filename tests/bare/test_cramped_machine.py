@@ -19,7 +19,7 @@ import pytest
 
 from harness.bare import Machine
 from harness.served import Serving, served
-from harness.stack import COMMAND
+from harness.stack import COMMAND, TESTS
 from harness.waiting import until
 
 IS_ROOT = os.getuid() == 0
@@ -63,6 +63,7 @@ def cramped(place: Path, launcher: dict[str, str], least: dict[str, str]) -> Ite
             "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
+            "PYTHONPATH": str(TESTS / "harness" / "faked_clock"),
         }
     with quota() as cgroup:
         machine = Machine(env=env, core=core, cgroup=str(cgroup) if cgroup else None)
