@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -253,3 +255,14 @@ def test_full_connections_are_counted() -> None:
             while sent:
                 sent -= len(reader.recv(1 << 20))
             assert full_sockets.count_full() == before
+
+
+def test_room_is_not_counted_on_without_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        assert full_sockets.count_full() == full_sockets.UNKNOWN
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

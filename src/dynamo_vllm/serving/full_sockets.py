@@ -16,6 +16,8 @@ _INT = struct.Struct("i")
 _ZERO = bytes(_INT.size)
 FEW_BYTES = 16 << 10
 """No send buffer is full with less."""
+UNKNOWN = 1 << 30
+"""More than there can be: whoever asks must not count on room."""
 
 
 def count_full() -> int:
@@ -25,7 +27,11 @@ def count_full() -> int:
     to write is among those counted here.
     """
     full, ioctl, int_of = 0, fcntl.ioctl, _INT.unpack
-    for name in os.listdir("/proc/self/fd"):
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:  # no descriptor is left to read it with
+        return UNKNOWN
+    for name in names:
         try:
             if int_of(ioctl(int(name), SIOCOUTQ, _ZERO))[0] > FEW_BYTES:
                 full += is_full(int(name))
@@ -35,9 +41,11 @@ def count_full() -> int:
 
 
 def is_full(descriptor: int) -> bool:
-    borrowed = socket.socket(fileno=os.dup(descriptor))
-    with borrowed:
+    borrowed = socket.socket(fileno=descriptor)
+    try:
         if borrowed.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         held = _NUMBERS.unpack(borrowed.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, _NUMBERS.size))
-    return bool(held[5] > held[3] // 2)
+        return bool(held[5] > held[3] // 2)
+    finally:
+        borrowed.detach()  # it stays open: it is another's
