@@ -21,7 +21,7 @@ from cpu.streams import stream
 from cpu.test_two_workers import busy_worker
 from harness.stack import COMMAND, Stack, Worker, environment, stack
 from harness.tensors import encode, table
-from harness.waiting import until
+from harness.waiting import until, until_spread
 from harness.warm import Zygote
 
 TOKEN = "geheim"
@@ -70,10 +70,15 @@ def command(made: Stack, *words: str, token: str = TOKEN) -> subprocess.Complete
 
 def test_both_ways_out_of_the_engine_equal_bare_vllm(two: Stack, expected: Expected) -> None:
     assert sorted(two.models()) == ["a", "b", "tiny"]
-    found = answers(two, "tiny", "a", "b")
-    assert_equal(found, expected)
-    for name in ("tiny", "a", "b"):
-        assert len({who(answer) for (model, _), answer in found.items() if model == name}) == 2
+    answered: set[tuple[str, int]] = set()
+
+    def every_adapter_by_both() -> bool:
+        found = answers(two, "tiny", "a", "b")
+        assert_equal(found, expected)
+        answered.update((model, who(answer)) for (model, _), answer in found.items())
+        return len(answered) == 6
+
+    until("both workers to have answered with each", every_adapter_by_both)
 
 
 def test_prompt_embeddings_are_answered_by_the_adapter(two: Stack, model: Path, expected: Expected) -> None:
@@ -106,9 +111,9 @@ def test_salted_prompt_goes_where_it_is_cached_and_counts_for_no_other(two: Stac
         rate = float(answer.model_extra["nvext"]["timing"].get("kv_hit_rate") or 0)  # type: ignore[index]
         return who(answer), answer.usage.prompt_tokens_details.cached_tokens or 0, rate
 
-    first = [asked(number, "mine") for number in range(6)]
-    assert len({worker for worker, _, _ in first}) == 2, "load should have spread them"
-    assert [asked(number, "mine") for number in range(6)] == [(worker, 608, 1.0) for worker, _, _ in first]
+    first = until_spread(lambda number: asked(number, "mine"), lambda answer: answer[0])
+    again = [asked(number, "mine") for number in range(len(first))]
+    assert again == [(worker, 608, 1.0) for worker, _, _ in first]
     for salt in ("other", None):
         assert asked(0, salt)[1:] == (0, 0.0)
 

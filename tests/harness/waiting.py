@@ -25,6 +25,18 @@ def until(what: str, condition: Callable[[], T], seconds: float = 60.0, every: f
         time.sleep(every)
 
 
+def until_spread(ask: Callable[[int], T], who: Callable[[T], object], least: int = 6) -> list[T]:
+    """Answers to the prompts 0, 1, 2 … until two workers have given them, at least so many.
+
+    Between idle workers the router tosses a coin, which may fall on one side many times in a row.
+    """
+    answers: list[T] = []
+    while len(answers) < least or len({who(answer) for answer in answers}) < 2:
+        assert len(answers) < 24, "load should have spread them over both"
+        answers.append(ask(len(answers)))
+    return answers
+
+
 class Promptness:
     """How long the same thing takes, several times: one may be late, most may not.
 
