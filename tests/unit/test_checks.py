@@ -599,6 +599,8 @@ FRONTEND = [
         ["--router", "least-loaded", "--lora-enabled"],
         "cannot tell which worker has a LoRA adapter",
     ),
+    (frontend_rules.frontend_asks_hosts_and_networks, ["--media-hosts", "http://a.example"], "is no host"),
+    (frontend_rules.frontend_asks_hosts_and_networks, ["--media-networks", "a.example"], "is no network"),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
     (frontend_rules.unreachable_is_a_time, ["--unreachable-seconds", "-1"], "must be 0 or more"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", __file__], "go together"),

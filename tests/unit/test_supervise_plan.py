@@ -342,6 +342,20 @@ def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
         made("--config", str(file), "--encode", "1")
 
 
+def test_hosts_for_pictures_are_the_frontends_too(tmp_path: Path) -> None:
+    found = made("m", "--engine", "fake", "--enable-multimodal", "--media-hosts", "a.example", "b.example")
+    for name in ("frontend", "worker-1"):
+        words = words_of(found, name)
+        assert [words.index(word) for word in ("a.example", "b.example")]
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers: [{engine: fake, enable-multimodal: true, media-hosts: [a.example]}]\n"
+    )
+    with pytest.raises(ConfigError, match="the frontend, which asks for pictures too, has none"):
+        made("--config", str(file))
+    made("--config", str(file), "--media-hosts", "a.example")
+
+
 def test_prefill_workers_alone_are_refused() -> None:
     group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
     with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):

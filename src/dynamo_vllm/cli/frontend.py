@@ -16,6 +16,8 @@ from dynamo_vllm.config import build, checks, folders, planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
 from dynamo_vllm.errors import ConfigError, StartError
+from dynamo_vllm.media.addresses import Reach
+from dynamo_vllm.media.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,14 +60,16 @@ def main(argv: Sequence[str]) -> int:
     folders.refuse_full(folders.kept_by_frontend(environment), "set HOME to another folder")
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(os.cpu_count() or 1)
-    runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **variables(options))
+    proxy = Proxy(Reach.of(options))
+    more = variables(options) | proxy.variables(environment)
+    runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **more)
     from dynamo_vllm.serving import descriptors
 
     descriptors.raise_limit()
-    return run_to_exit(run(options, planes.etcd_access(options, environment)))
+    return run_to_exit(run(options, planes.etcd_access(options, environment), proxy))
 
 
-async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
+async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -> int:
     from dynamo.llm import FrontendRoute, make_engine, run_input
 
     from dynamo_vllm.serving import keeper, listeners, runtime
@@ -105,8 +109,9 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None) -> int:
         await listening(options, server)
         scheme = "https" if options.tls_cert_path else "http"
         progress.phase("ready", url=f"{scheme}://{options.host}:{options.port}")
-        with contextlib.suppress(asyncio.CancelledError):
-            await server
+        async with proxy.run():
+            with contextlib.suppress(asyncio.CancelledError):
+                await server
     return 0
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Executor
 
+    from dynamo_vllm.config.options.media_reach import MediaReachOptions
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -60,6 +62,10 @@ class Reach:
     """Instead of the machine's own DNS."""
     tls: ssl.SSLContext | None = None
     """Instead of the usual authorities."""
+
+    @classmethod
+    def of(cls, options: MediaReachOptions) -> Reach:
+        return cls(options.media_hosts, tuple(map(ipaddress.ip_network, options.media_networks)))
 
     def check_name(self, host: str) -> None:
         """Before DNS, for the first URL and for each redirect."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ def from_options(
     return make_loader(
         limits,
         folder=Path(options.media_folder) if options.media_folder else None,
-        reach=Reach(options.media_hosts, tuple(map(ipaddress.ip_network, options.media_networks))),
+        reach=Reach.of(options),
         sampler=sampler,
         pixels=pixels,
         at_once=options.media_at_once,

@@ -229,6 +229,7 @@ class _Workers:
             options, engine_argv = _parse(values, group, env)
         checks.check_worker(options, engine_argv, elsewhere=self._elsewhere)
         self._check_planes(options)
+        self._check_media_hosts(options)
         self._check_address(options)
         self.models.append(str(options.model))
         engine = engine_flags(engine_argv)
@@ -291,6 +292,13 @@ class _Workers:
                     f"a worker has {flag(name)} {mine} and the frontend {others}, so they would not meet; "
                     "give it on the command line, which is for both"
                 )
+
+    def _check_media_hosts(self, options: WorkerOptions) -> None:
+        if options.media_hosts and not self._front.media_hosts:
+            raise ConfigError(
+                "a worker has --media-hosts and the frontend, which asks for pictures too, has none; give it "
+                "on the command line, which is for both, or under 'frontend' as well"
+            )
 
     def _check_address(self, options: WorkerOptions) -> None:
         """The frontend sends prompts to every worker at a prefill worker's address."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynamo_vllm.config.build import opt
-from dynamo_vllm.config.options.runtime import RuntimeOptions
+from dynamo_vllm.config.options.media_reach import MediaReachOptions
 
 ROUTERS = (
     "kv",
@@ -21,7 +21,7 @@ KNOWS_ADAPTERS = ("kv", "round-robin", "random")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendOptions(RuntimeOptions):
+class FrontendOptions(MediaReachOptions):
     """The OpenAI server and its router."""
 
     host: str = opt(

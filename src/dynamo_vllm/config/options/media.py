@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynamo_vllm.config.build import opt
-from dynamo_vllm.config.options.runtime import RuntimeOptions
+from dynamo_vllm.config.options.media_reach import MediaReachOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MediaOptions(RuntimeOptions):
+class MediaOptions(MediaReachOptions):
     """A process that takes pictures, video and sound too."""
 
     enable_multimodal: bool = opt(
@@ -187,21 +187,6 @@ class MediaOptions(RuntimeOptions):
     )
     media_redirects: int = opt(
         3, "multimodal", "Redirects that are followed.", env="DYN_VLLM_MEDIA_REDIRECTS", metavar="N"
-    )
-    media_hosts: tuple[str, ...] = opt(
-        (),
-        "multimodal",
-        "Ask only these hosts for media; *.example.com stands for all below it (default: all public ones).",
-        env="DYN_VLLM_MEDIA_HOSTS",
-        flags=("--media-hosts", "--allowed-media-domains"),
-        metavar="HOST",
-    )
-    media_networks: tuple[str, ...] = opt(
-        (),
-        "multimodal",
-        "Private networks that may be asked for media, such as 10.1.0.0/16 (default: none).",
-        env="DYN_VLLM_MEDIA_NETWORKS",
-        metavar="NETWORK",
     )
     media_folder: str | None = opt(
         None,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import flags, media_limits
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,6 +99,11 @@ def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
         )
 
 
+def frontend_asks_hosts_and_networks(o: FrontendOptions) -> None:
+    media_limits.media_hosts_are_names(o)
+    media_limits.media_networks_are_networks(o)
+
+
 def frontend_traces_have_an_address(o: FrontendOptions) -> None:
     flags.traces_have_an_address(o.otlp_endpoint)
 
@@ -117,4 +122,5 @@ RULES = (
     queue_policy_needs_a_queue,
     local_prefill_is_a_count,
     local_prefill_needs_the_kv_router,
+    frontend_asks_hosts_and_networks,
 )

@@ -12,6 +12,7 @@ from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.options.media_reach import MediaReachOptions
     from dynamo_vllm.config.rules.flags import EngineFlags
 
 MAX_MEGAPIXELS = 89
@@ -57,7 +58,7 @@ def media_counts_are_counts(o: WorkerOptions, _: EngineFlags) -> None:
             raise ConfigError(f"{flags.flag(name)} {value} must be {least} or more")
 
 
-def media_hosts_are_names(o: WorkerOptions, _: EngineFlags) -> None:
+def media_hosts_are_names(o: MediaReachOptions, _: EngineFlags | None = None) -> None:
     for host in o.media_hosts:
         if not _HOST.fullmatch(host):
             raise ConfigError(
@@ -65,7 +66,7 @@ def media_hosts_are_names(o: WorkerOptions, _: EngineFlags) -> None:
             )
 
 
-def media_networks_are_networks(o: WorkerOptions, _: EngineFlags) -> None:
+def media_networks_are_networks(o: MediaReachOptions, _: EngineFlags | None = None) -> None:
     for network in o.media_networks:
         try:
             ipaddress.ip_network(network)
