@@ -66,8 +66,12 @@ class Kept:
         return [words[words.index(flag) + 1] for flag in ("--system-port", "--card-port")]
 
     def _process(self, name: str) -> psutil.Process:
-        (found,) = [child for child in psutil.Process().children() if name in child.cmdline()]
-        return found
+        found = []
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # one that has just ended
+                found += [child] if name in child.cmdline() else []
+        (process,) = found
+        return process
 
     async def ended(self) -> None:
         await asyncio.wait([self._life])
