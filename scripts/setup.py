@@ -29,7 +29,7 @@ PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, ".dynamo-vllm-ready")
 LOCKS = os.path.join(ROOT, "requirements")
 IMPORTED = {
-    "cpu": ("dynamo.runtime", "transformers", "dynamo_vllm.engine.imports"),
+    "cpu": ("dynamo.runtime", "transformers", "dynamo_vllm.engine.process.preload"),
     "cuda": ("dynamo_vllm", "dynamo.runtime", "transformers", "vllm"),
 }
 """More of vLLM for CUDA does not import where an image is built, on a machine without GPU."""
@@ -50,8 +50,8 @@ if broken:
     sys.exit({BROKEN_COMPANIONS})
 for name in modules:
     importlib.import_module(name)
-if "dynamo_vllm.engine.imports" in sys.modules:  # all that an engine imports, whose bytecode is written so
-    sys.modules["dynamo_vllm.engine.imports"].import_vllm(["Qwen3ForCausalLM"])
+if "dynamo_vllm.engine.process.preload" in sys.modules:  # writes the bytecode of all it imports
+    sys.modules["dynamo_vllm.engine.process.preload"].import_vllm(["Qwen3ForCausalLM"])
 """
 HOOK = os.path.join(ROOT, "scripts", "torchvision_without_ops.py")
 INPUTS = (

@@ -47,7 +47,7 @@ import httpx
 import psutil
 from native_image import REAL_WIDTH, TINY, make_native_image_model
 
-from dynamo_vllm.engine.vllm_start import device
+from dynamo_vllm.engine.machine import device
 from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.models.tiny_image import make_tiny_image_model, make_tiny_video_model
 from harness.bad_pictures import BAD_PICTURES
@@ -201,7 +201,7 @@ def own_environment(folder: Path) -> dict[str, str]:
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dynamo-vllm\nVersion: 0\n")
         (info / "entry_points.txt").write_text(
-            "[vllm.general_plugins]\ndynamo_vllm = dynamo_vllm.engine.plugin:register\n"
+            "[vllm.general_plugins]\ndynamo_vllm = dynamo_vllm.engine.patches.plugin:register\n"
         )
     return {**made, "PYTHONPATH": os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")])}
 
@@ -395,19 +395,21 @@ FIGURE = "pictures per second: "
 
 async def bare(options: argparse.Namespace) -> None:
     """The same pipeline with the same settings, asked as its documentation does; a round for each line."""
-    from dynamo_vllm.engine import omni_pipelines, omni_start, plugin
+    from dynamo_vllm.engine.omni import launch as omni_launch
+    from dynamo_vllm.engine.omni import pipelines as omni_pipelines
+    from dynamo_vllm.engine.patches import plugin
     from dynamo_vllm.engine.settings import EngineSettings
 
     logging.disable(logging.INFO)
     settings = EngineSettings(model=options.model, omni=True, environment=dict(os.environ))
-    omni_start.set_environment(settings, omni_pipelines.choose(options.model))
+    omni_launch.set_environment(settings, omni_pipelines.choose(options.model))
     from vllm_omni.entrypoints.async_omni import AsyncOmni
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
     plugin.register_omni()
     pipeline = omni_pipelines.resolve(options.model)
     with tempfile.TemporaryDirectory() as scratch:
-        omni = AsyncOmni(**omni_start.arguments(settings, pipeline, scratch))
+        omni = AsyncOmni(**omni_launch.arguments(settings, pipeline, scratch))
         omni.log_stats = False
     width, height = (int(side) for side in options.size.split("x"))
     numbers = iter(range(10**9))

@@ -44,9 +44,9 @@ def main() -> None:
 
 
 def time_stages() -> None:
-    from dynamo_vllm.engine.vllm import VllmEngine
+    from dynamo_vllm.engine.vllm.engine import VllmEngine
     from dynamo_vllm.roles.media import MediaReader
-    from dynamo_vllm.serving.encoders import Encoders
+    from dynamo_vllm.serving.encoding.client import Encoders
 
     for owner, name, stage in (
         (MediaReader, "load", FETCH),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.engine.vllm_start import device
+from dynamo_vllm.engine.machine import device
 from harness.stack import TESTS
 
 IS_ROOT = os.getuid() == 0

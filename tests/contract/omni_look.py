@@ -29,10 +29,13 @@ from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
-from dynamo_vllm.engine import omni, omni_pipelines, omni_start, plugin
-from dynamo_vllm.engine.omni import OmniEngine
-from dynamo_vllm.engine.omni_convert import media_of
-from dynamo_vllm.engine.omni_text import stage_class
+from dynamo_vllm.engine.omni import engine as omni_engine
+from dynamo_vllm.engine.omni import launch as omni_launch
+from dynamo_vllm.engine.omni import pipelines as omni_pipelines
+from dynamo_vllm.engine.omni.convert import media_of
+from dynamo_vllm.engine.omni.engine import OmniEngine
+from dynamo_vllm.engine.patches import plugin
+from dynamo_vllm.engine.patches.omni_text_stage import stage_class
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineRequestFailed
 from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
@@ -149,7 +152,7 @@ class Dead(Pipeline):
 
 async def dead() -> dict[str, list[str]]:
     """What a dead stage becomes, by who meets it first, and whether the other stages are waited for."""
-    omni.DEAD_SECONDS = 0.01
+    omni_engine.DEAD_SECONDS = 0.01
     job = Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC)
     meetings: dict[str, Callable[[OmniEngine], Awaitable[None]]] = {
         "job": lambda engine: engine.stream(job, lambda _: None),
@@ -295,14 +298,14 @@ async def main() -> None:
 
 
 def sound_file() -> bytes:
-    from dynamo_vllm.engine.omni_convert import sound
+    from dynamo_vllm.engine.omni.convert import sound
 
     return sound([torch.zeros(240), torch.ones(240)], 16000).content
 
 
 def length() -> list[Any]:
     """Frames and rate that a drawing stage is told."""
-    from dynamo_vllm.engine.omni_convert import stage_params
+    from dynamo_vllm.engine.omni.convert import stage_params
 
     spec = PictureSpec(prompt="a", seed=1, kind="video", frames=5, fps=8, format="mp4")
     (params,) = stage_params(spec, [OmniDiffusionSamplingParams()])
@@ -311,7 +314,7 @@ def length() -> list[Any]:
 
 def stereo() -> list[int]:
     """Left is silent, right is loud."""
-    from dynamo_vllm.engine.omni_convert import sound
+    from dynamo_vllm.engine.omni.convert import sound
 
     samples = torch.stack([torch.zeros(100), torch.ones(100)]).unsqueeze(0)
     with wave.open(io.BytesIO(sound(samples, 8000).content)) as file:
@@ -346,7 +349,7 @@ def eager() -> list[dict[str, Any]]:
         settings = EngineSettings(model=folder, omni=True, argv=("--enforce-eager",))
         alone = omni_pipelines.choose(folder)
         for pipeline in (alone, replace(alone, architecture="Qwen3ForCausalLM")):
-            made = omni_start.arguments(settings, pipeline, folder)
+            made = omni_launch.arguments(settings, pipeline, folder)
             found.append({name: value for name, value in made.items() if "eager" in name})
     return found
 

@@ -15,13 +15,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.engine import vllm, vllm_start, vllm_terms
+from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.vllm import arguments as vllm_arguments
+from dynamo_vllm.engine.vllm import engine as vllm_engine
+from dynamo_vllm.engine.vllm import kv_compatibility
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import Connector, Place
 from dynamo_vllm.kv.connectors.multi import Multi
 from dynamo_vllm.models.tiny import make_tiny_model
-from dynamo_vllm.serving import parts
+from dynamo_vllm.serving import factories
 
 EVERY: list[Connector] = [
     *CONNECTORS.values(),
@@ -77,7 +81,7 @@ def test_class_can_be_made(connector: Connector) -> None:
 @by_name
 def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
     given = connector.engine_config(Place(role="prefill", device="cuda"))
-    found = vllm_start.resolve(
+    found = vllm_arguments.resolve(
         EngineSettings(model=model, kv_transfer=given, has_plain_blocks=connector.has_plain_blocks)
     )
     assert found.args.kv_transfer_config.kv_connector == given["kv_connector"]
@@ -88,7 +92,7 @@ def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
 def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:
     given = CONNECTORS["kvbm"].engine_config(Place(role="agg", device="cuda"))
     events = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
-    found = vllm_start.resolve(
+    found = vllm_arguments.resolve(
         EngineSettings(
             model=model,
             kv_transfer=given,
@@ -104,25 +108,25 @@ def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_p
     """vLLM's configuration with the addresses in it, as an engine with KVBM has."""
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, scratch_folder=str(tmp_path), argv=("--additional-config", given))
-    config = vllm_start.create_config(vllm_start.resolve(settings).args, settings)
-    assert vllm._kv_events(config, [0]) == ({0: MERGED}, "")
+    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+    assert vllm_engine._kv_events(config, [0]) == ({0: MERGED}, "")
     plain = EngineSettings(model=model, scratch_folder=str(tmp_path))
-    config = vllm_start.create_config(vllm_start.resolve(plain).args, plain)
-    assert vllm._kv_events(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
+    config = vllm_arguments.create_config(vllm_arguments.resolve(plain).args, plain)
+    assert vllm_engine._kv_events(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
 
 
 def test_no_events_are_heard_when_the_engine_publishes_none(model: str) -> None:
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, publishes_kv_events=False, argv=("--additional-config", given))
-    config = vllm_start.create_config(vllm_start.resolve(settings).args, settings)
-    assert vllm._kv_events(config, [0]) == ({}, "")
+    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+    assert vllm_engine._kv_events(config, [0]) == ({}, "")
 
 
 def test_environment_has_what_a_connector_needs_and_what_the_user_set(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {"LMCACHE_CHUNK_SIZE": "theirs"})
-    vllm_start.set_environment(
+    vllm_environment.set_environment(
         EngineSettings(
             model=model,
             prometheus_folder="/scratch/prometheus",
@@ -137,11 +141,11 @@ def test_environment_has_what_a_connector_needs_and_what_the_user_set(
 
 def settings_of(*argv: str, scratch: str = "/scratch", **environment: str) -> EngineSettings:
     options, rest = build.parse(WorkerOptions, ["--model", "m", *argv], environment, "prog", "about")
-    return parts.engine_settings(options, rest, environment, scratch)
+    return factories.engine_settings(options, rest, environment, scratch)
 
 
 def test_worker_gives_its_engine_a_folder_for_shared_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_start, "device", lambda: "cuda")
+    monkeypatch.setattr(machine, "device", lambda: "cuda")
     found = settings_of("--connector", "lmcache", "--kv-offload-gb", "3")
     assert found.prometheus_folder == "/scratch/prometheus"
     assert found.connector_environment["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "3"
@@ -151,7 +155,7 @@ def test_worker_gives_its_engine_a_folder_for_shared_metrics(monkeypatch: pytest
 
 
 def test_worker_gives_its_engine_what_kvbm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_start, "device", lambda: "cuda")
+    monkeypatch.setattr(machine, "device", lambda: "cuda")
     found = settings_of("--connector", "kvbm", DYN_KVBM_METRICS="true")
     assert found.connector_environment["DYN_KVBM_CPU_CACHE_GB"] == "5"
     assert str(found.merged_kv_events).startswith("tcp://127.0.0.1:")
@@ -160,7 +164,7 @@ def test_worker_gives_its_engine_what_kvbm_needs(monkeypatch: pytest.MonkeyPatch
 
 def test_who_brings_a_cache_only_when_asked() -> None:
     """All are vLLM's; any other connector, also beside one of these, may bring one that nobody named."""
-    assert set(KVConnectorFactory._registry) >= vllm_terms._ASKED | vllm_terms._HEEDING
+    assert set(KVConnectorFactory._registry) >= kv_compatibility._ASKED | kv_compatibility._HEEDING
 
 
 @by_name
@@ -168,6 +172,6 @@ def test_who_brings_a_cache_only_when_asked() -> None:
 def test_only_nixl_alone_tells_logprobs_of_prompts(connector: Connector, role: str) -> None:
     given = connector.engine_config(Place(role=role, device="cuda"))
     config = SimpleNamespace(kv_transfer_config=KVTransferConfig(**given))
-    brings = vllm_terms.unasked_connector(cast("VllmConfig", config))
+    brings = kv_compatibility.unasked_connector(cast("VllmConfig", config))
     moves_only = connector.name == "nixl" or (role == "decode" and "nixl" in connector.name)
     assert (brings is None) == moves_only

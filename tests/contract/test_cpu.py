@@ -13,11 +13,14 @@ import torch
 import vllm
 from vllm.utils import cpu_resource_utils
 
-from dynamo_vllm.engine import cpu_eager, cpu_threads, cpu_topology, vllm_start
+from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.patches import cpu_eager, cpu_topology
+from dynamo_vllm.engine.process import cpu_threads
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.models.tiny import make_tiny_model
 
-pytestmark = pytest.mark.skipif(vllm_start.device() != "cpu", reason="mends for CPU")
+pytestmark = pytest.mark.skipif(machine.device() != "cpu", reason="mends for CPU")
 
 
 def source(path: str) -> str:
@@ -94,7 +97,7 @@ def test_engine_core_gets_its_part_of_the_cores(
     model: str, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], engines: int
 ) -> None:
     monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 9)
-    fired = vllm_start.resolve(EngineSettings(model=model, argv=argv)).fired
+    fired = vllm_arguments.resolve(EngineSettings(model=model, argv=argv)).fired
     (threads,) = [f for f in fired if f.argument == "OMP_NUM_THREADS"]
     assert threads.value == 8 // engines
     assert os.environ["OMP_NUM_THREADS"] == str(8 // engines)
@@ -102,7 +105,7 @@ def test_engine_core_gets_its_part_of_the_cores(
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"])
 def test_threads_that_the_user_chose_stand(model: str, name: str) -> None:
-    fired = vllm_start.resolve(EngineSettings(model=model, environment={name: "5"})).fired
+    fired = vllm_arguments.resolve(EngineSettings(model=model, environment={name: "5"})).fired
     assert not [f for f in fired if f.argument == "OMP_NUM_THREADS"]
     assert os.environ["OMP_NUM_THREADS"] == "1"
 
@@ -119,5 +122,5 @@ def test_a_model_is_compiled_where_the_user_says_so_and_nowhere_else(
     model: str, argv: tuple[str, ...], phase: str
 ) -> None:
     settings = EngineSettings(model=model, argv=argv)
-    config = vllm_start.create_config(vllm_start.resolve(settings).args, settings)
-    assert vllm_start.loading_phase(config) == phase
+    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+    assert vllm_arguments.loading_phase(config) == phase

@@ -15,7 +15,9 @@ from vllm.inputs.engine import EmbedsInput
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.engine import EngineCoreRequest
 
-from dynamo_vllm.engine import kv_event_mend, vllm_convert, vllm_embeds
+from dynamo_vllm.engine.patches import kv_events as patches_kv_events
+from dynamo_vllm.engine.vllm import convert as vllm_convert
+from dynamo_vllm.engine.vllm import embeds as vllm_embeds
 from dynamo_vllm.errors import InvalidRequest, RequestError, TooLong
 from dynamo_vllm.job import Embeds, Job, SamplingSpec
 from harness.tensors import BAD, GOOD, HIDDEN, MARK, archive, encode, pickle_of, rows
@@ -154,9 +156,9 @@ def test_events_are_mended_once() -> None:
     wanted = {"request", "start_token_idx", "extra_keys_list"}
     assert wanted <= set(inspect.signature(build).parameters)
     try:
-        kv_event_mend.mend()
+        patches_kv_events.mend()
         mended = BlockPool._build_block_stored_event
-        kv_event_mend.mend()
+        patches_kv_events.mend()
         assert BlockPool._build_block_stored_event is mended
     finally:
         BlockPool._build_block_stored_event = build

@@ -18,9 +18,11 @@ from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 
-from dynamo_vllm.engine import ec_connector, vllm_media, vllm_terms
-from dynamo_vllm.engine.ec_connector import FolderConnector
-from dynamo_vllm.engine.ec_folder import TENSOR, Folder, Unusable, engine_config
+from dynamo_vllm.engine.encoder_cache import connector as encoder_cache_connector
+from dynamo_vllm.engine.encoder_cache.connector import FolderConnector
+from dynamo_vllm.engine.encoder_cache.folder import TENSOR, Folder, Unusable, engine_config
+from dynamo_vllm.engine.vllm import kv_compatibility
+from dynamo_vllm.engine.vllm import media as vllm_media
 
 A, B = "a" * 64, "b" * 64
 ROUTED = f"{'0' * 16}-{A}"
@@ -142,7 +144,7 @@ def make(role: str, folder: Path, at: Any = ECConnectorRole.SCHEDULER, **model: 
 @pytest.fixture
 def own(tmp_path: Path) -> Folder:
     """The folder that engines made by `make` use."""
-    return Folder(tmp_path / vllm_terms.encoder(config("ec_consumer", tmp_path)), 10**6)
+    return Folder(tmp_path / kv_compatibility.encoder(config("ec_consumer", tmp_path)), 10**6)
 
 
 def request(name: str, *identifiers: str, rows: int = ROWS) -> Any:
@@ -214,11 +216,11 @@ def test_consumer_forgets_with_the_last_request(tmp_path: Path, own: Folder) -> 
 def test_producer_writes_at_once_and_again_what_the_folder_lost(
     tmp_path: Path, own: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ec_connector, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(encoder_cache_connector, "get_tensor_model_parallel_rank", lambda: 0)
     worker = make("ec_producer", tmp_path, ECConnectorRole.WORKER)
     path = own.path / f"{A}.safetensors"
     cache: dict[str, torch.Tensor] = {}
-    worker.bind_connector_metadata(ec_connector.Step(about={A: {"grid": [1]}}))
+    worker.bind_connector_metadata(encoder_cache_connector.Step(about={A: {"grid": [1]}}))
     worker.start_save_caches(cache)
     assert not path.exists()
     cache[A] = MADE
@@ -241,7 +243,7 @@ def test_producer_does_not_encode_what_another_one_has(tmp_path: Path, own: Fold
 def test_a_full_disk_does_not_end_the_engine(
     tmp_path: Path, own: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ec_connector, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(encoder_cache_connector, "get_tensor_model_parallel_rank", lambda: 0)
     worker = make("ec_producer", tmp_path, ECConnectorRole.WORKER)
     own.path.rmdir()
     worker.save_caches({A: MADE}, A)

@@ -14,12 +14,12 @@ from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
 from vllm.multimodal.video_decoders import VideoSourceMetadata, VideoTargetMetadata
 
-from dynamo_vllm.engine.vllm_video import frame_chooser
+from dynamo_vllm.engine.vllm.video import frame_chooser
 from dynamo_vllm.errors import MediaRefused
-from dynamo_vllm.media import image, sniff, video, video_frames
 from dynamo_vllm.media.base import MediaLimits
-from dynamo_vllm.media.sampling import SAMPLERS
-from dynamo_vllm.media.watch import Watch
+from dynamo_vllm.media.cancellation import Watch
+from dynamo_vllm.media.decode import image, sniff, video, video_frames
+from dynamo_vllm.media.decode.frame_sampling import SAMPLERS
 from harness import media
 
 LIMITS = MediaLimits()
@@ -168,7 +168,7 @@ def test_sound_is_the_one_vllm_makes() -> None:
     pytest.importorskip("soundfile")
     from vllm.multimodal.media import AudioMediaIO
 
-    from dynamo_vllm.media import audio
+    from dynamo_vllm.media.decode import audio
 
     for width in (1, 2, 3, 4):
         for channels in (1, 2):

@@ -12,8 +12,9 @@ from vllm.v1.engine.core_client import MPClient
 from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from dynamo_vllm.engine import plugin, vllm_start
+from dynamo_vllm.engine.patches import plugin
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.models.tiny import make_tiny_model
 
@@ -49,7 +50,7 @@ def test_flags_of_nodes_are_read_as_vllm_reads_them(
     model: str, headless: bool, argv: tuple[str, ...]
 ) -> None:
     made = settings(model, *argv, headless=headless)
-    parallel = vllm_start.create_config(vllm_start.resolve(made).args, made).parallel_config
+    parallel = vllm_arguments.create_config(vllm_arguments.resolve(made).args, made).parallel_config
     node = made.node
     assert (node.all_ranks, node.local_ranks) == (
         parallel.data_parallel_size,
@@ -71,7 +72,7 @@ def test_flags_of_nodes_are_read_as_vllm_reads_them(
 def test_ranks_of_a_dense_model_are_not_shared_out_one_by_one(model: str, argv: tuple[str, ...]) -> None:
     made = settings(model, *argv)
     with pytest.raises(ConfigError, match="MoE"):
-        vllm_start.create_config(vllm_start.resolve(made).args, made)
+        vllm_arguments.create_config(vllm_arguments.resolve(made).args, made)
 
 
 def test_headless_parts_take_what_we_give() -> None:

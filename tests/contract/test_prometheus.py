@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.engine import prometheus
+from dynamo_vllm.engine.process import prometheus
 
 ENGINE = """
 import os, sys
@@ -26,7 +26,7 @@ Histogram("lmcache:time_to_retrieve", "", list(labels), buckets=(1.0,)).labels(*
 """
 WORKER = """
 from prometheus_client import Counter
-from dynamo_vllm.engine import prometheus
+from dynamo_vllm.engine.process import prometheus
 Counter("vllm:generation_tokens", "").inc(3)
 print(prometheus.series(), end="")
 """
@@ -104,7 +104,9 @@ def test_a_proxy_of_the_machine_is_not_asked(server: str, monkeypatch: pytest.Mo
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    source = f"from dynamo_vllm.engine import prometheus; print(prometheus.fetched('{server}/metrics'))"
+    source = (
+        f"from dynamo_vllm.engine.process import prometheus; print(prometheus.fetched('{server}/metrics'))"
+    )
     assert values(python(source))
 
 

@@ -21,7 +21,7 @@ from dynamo_vllm.sizing import families, memory
 
 TESTS = Path(__file__).parents[1]
 CONFIGS = [
-    *sorted((TESTS / "unit" / "sizing_models").glob("*.json")),
+    *sorted((TESTS / "unit" / "sizing" / "models").glob("*.json")),
     *sorted((TESTS.parent / "deploy" / "recipes").glob("*/*/config.json")),
 ]
 NO_FACTS = ("quantization_config", "torch_dtype")

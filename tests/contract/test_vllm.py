@@ -42,10 +42,14 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.engine import vllm_convert, vllm_guides, vllm_start, vllm_stats
+from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.base import Counting, LoadFigures
-from dynamo_vllm.engine.cpu_mend import MENDED_KERNELS, expanded
+from dynamo_vllm.engine.patches.cpu_worker import MENDED_KERNELS, expanded
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.structured_output import vllm_grammars
+from dynamo_vllm.engine.vllm import arguments as vllm_arguments
+from dynamo_vllm.engine.vllm import convert as vllm_convert
+from dynamo_vllm.engine.vllm import stats as vllm_stats
 from dynamo_vllm.errors import (
     ConfigError,
     DynamoVllmError,
@@ -59,7 +63,7 @@ from dynamo_vllm.errors import (
 from dynamo_vllm.job import GUIDE_KINDS, Guide, Job, SamplingSpec
 from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.roles.text import TOKENIZER_ARGUMENTS
-from dynamo_vllm.serving.parts import engine_settings
+from dynamo_vllm.serving.factories import engine_settings
 
 EXPECTED: dict[str, type[DynamoVllmError]] = {
     "VLLMError": EngineRequestFailed,
@@ -172,12 +176,14 @@ def test_runner_has_what_the_seed_mend_uses() -> None:
     source = Path(inspect.getfile(vllm)).parent / "v1/worker/gpu_model_runner.py"
     text = source.read_text()
     assert "def _bookkeeping_sync" in text
-    assert "gen.set_offset(gen.get_offset() - 4)" in text, "vLLM mended it: remove engine/cpu_mend.py"
+    assert "gen.set_offset(gen.get_offset() - 4)" in text, (
+        "vLLM mended it: remove engine/patches/cpu_worker.py"
+    )
 
 
 def test_embedding_layer_reads_adapters_of_all_rows() -> None:
     source = inspect.getsource(VocabParallelEmbeddingWithLoRA.forward_of_all_rows)
-    assert "_embeddings_indices[:num_tokens]" in source, "vLLM mended it: remove engine/cpu_lora.py"
+    assert "_embeddings_indices[:num_tokens]" in source, "vLLM mended it: remove engine/patches/cpu_lora.py"
     assert "self.lora_a_stacked_2d" in source and "self.lora_b_stacked" in source
     assert list(inspect.signature(GPUModelRunner._preprocess).parameters)[:2] == ["self", "scheduler_output"]
     text = inspect.getsource(inspect.unwrap(GPUModelRunner._preprocess))
@@ -186,7 +192,9 @@ def test_embedding_layer_reads_adapters_of_all_rows() -> None:
 
 def test_guesses_are_checked_by_kernels_that_our_mend_replaces() -> None:
     text = (Path(inspect.getfile(vllm)).parent / "v1/worker/cpu_model_runner.py").read_text()
-    assert "rejection_sampler.rejection_greedy_sample_kernel = (" in text, "vLLM mended it: see cpu_mend.py"
+    assert "rejection_sampler.rejection_greedy_sample_kernel = (" in text, (
+        "vLLM mended it: see patches/cpu_worker.py"
+    )
     for name in MENDED_KERNELS:
         owner = getattr(rejection_sampler, f"_{name}")
         names = set(inspect.signature(getattr(cpu_triton_utils, f"{name}_kernel").func).parameters)
@@ -264,7 +272,7 @@ PATTERNS = {
 
 def checked(schema: dict[str, object], backend: str) -> str | None:
     """The backend that vLLM chooses for a schema."""
-    vllm_guides.mend()
+    vllm_grammars.mend()
     params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=Guide(json=schema)))
     model, config = SimpleNamespace(is_diffusion=False), SimpleNamespace(backend=backend)
     params._validate_structured_outputs(model, config, tokenizer=object())
@@ -333,7 +341,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 
 
 def test_defaults_are_set_and_named(settings: EngineSettings) -> None:
-    found = vllm_start.resolve(settings)
+    found = vllm_arguments.resolve(settings)
     assert found.args.enable_prefix_caching is True
     assert {f.argument for f in found.fired} >= {
         "enable_prefix_caching",
@@ -345,7 +353,7 @@ def test_defaults_are_set_and_named(settings: EngineSettings) -> None:
 
 def test_what_the_user_sets_stands(settings: EngineSettings) -> None:
     argv = ("--block-size", "64", "--no-enable-prefix-caching", "--max-num-seqs", "7")
-    found = vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
+    found = vllm_arguments.resolve(EngineSettings(model=settings.model, argv=argv))
     assert found.args.block_size == 64
     assert found.args.enable_prefix_caching is False
     assert found.args.max_num_seqs == 7
@@ -357,15 +365,15 @@ def test_an_object_in_pieces_is_put_together_as_vllm_does(settings: EngineSettin
     for key, value in (("a.b", "1"), ("a.c", "x"), ("list+", "d,e"), ("list+", "f"), ("on", "true")):
         argv += [f"{name}.{key}", value]
     argv += [f"{name}.a.b=2", name, '{"z": 1}']
-    given = vllm_start.given_flags(dataclasses.replace(settings, argv=tuple(argv)))
+    given = vllm_arguments.given_flags(dataclasses.replace(settings, argv=tuple(argv)))
     assert given["hf_overrides"]["a"] == {"b": 2, "c": "x"}
     assert json.loads(engine_flags(argv)["hf_overrides"] or "") == given["hf_overrides"]
 
 
 def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None:
     asked = EngineSettings(model=settings.model, takes_embeds=True)
-    assert vllm_start.resolve(asked).args.enable_prompt_embeds is True
-    assert vllm_start.resolve(settings).args.enable_prompt_embeds is False
+    assert vllm_arguments.resolve(asked).args.enable_prompt_embeds is True
+    assert vllm_arguments.resolve(settings).args.enable_prompt_embeds is False
     options, rest = build.parse(
         WorkerOptions, ["--model", "m", "--enable-prompt-embeds"], {}, "prog", "about"
     )
@@ -374,11 +382,11 @@ def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None
 
 def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
     argv = ("--data-parallel-size", "2")
-    found = vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
+    found = vllm_arguments.resolve(EngineSettings(model=settings.model, argv=argv))
     assert found.args.kv_events_config.endpoint.startswith("tcp://[::ffff:127.0.0.1]:")
 
 
-@pytest.mark.skipif(vllm_start.device() != "cpu", reason="on a GPU vLLM measures what is free itself")
+@pytest.mark.skipif(machine.device() != "cpu", reason="on a GPU vLLM measures what is free itself")
 @pytest.mark.parametrize(
     ("argv", "here", "engines"), [((), 4, 4), (("-dp", "2"), None, 2), (("-dp", "2"), 8, 8)]
 )
@@ -386,7 +394,7 @@ def test_engines_of_one_machine_share_its_free_memory(
     settings: EngineSettings, argv: tuple[str, ...], here: int | None, engines: int
 ) -> None:
     made = EngineSettings(model=settings.model, argv=argv, engines_here=here)
-    (fired,) = [f for f in vllm_start.resolve(made).fired if f.argument == "kv_cache_memory_bytes"]
+    (fired,) = [f for f in vllm_arguments.resolve(made).fired if f.argument == "kv_cache_memory_bytes"]
     assert f"for {engines} engines together" in fired.reason
 
 
@@ -404,32 +412,32 @@ def test_taken_side_channel_port_is_refused(
             side_channel_port=port,
         )
         with pytest.raises(StartError, match=f"--side-channel-port {port} on 127.0.0.1 cannot be used"):
-            vllm_start.resolve(made)
-    vllm_start.resolve(made)
+            vllm_arguments.resolve(made)
+    vllm_arguments.resolve(made)
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(port)
 
 
 @pytest.mark.parametrize("argv", [("--no-such-flag",), ("--block-size", "many"), ("--max-num-seqs",)])
 def test_a_bad_flag_is_refused_in_one_line(settings: EngineSettings, argv: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=argv[0].lstrip("-")):
-        vllm_start.resolve(EngineSettings(model=settings.model, argv=argv))
+        vllm_arguments.resolve(EngineSettings(model=settings.model, argv=argv))
 
 
-@pytest.mark.skipif(vllm_start.device() != "cpu", reason="a GPU takes them all")
+@pytest.mark.skipif(machine.device() != "cpu", reason="a GPU takes them all")
 @pytest.mark.parametrize(("method", "is_taken"), [("ngram", True), ("draft_model", False)])
 def test_a_cpu_takes_guesses_of_n_grams_alone(settings: EngineSettings, method: str, is_taken: bool) -> None:
     guesses = {"method": method, "num_speculative_tokens": 2}
     guesses |= {"prompt_lookup_max": 2} if is_taken else {"model": settings.model}
     given = dataclasses.replace(settings, argv=("--speculative-config", json.dumps(guesses)))
-    args = vllm_start.resolve(given).args
+    args = vllm_arguments.resolve(given).args
     with contextlib.nullcontext() if is_taken else pytest.raises(ConfigError, match="use ngram"):
-        vllm_start.create_config(args, given)
+        vllm_arguments.create_config(args, given)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     made = EngineSettings(model=str(tmp_path))
     with pytest.raises(ConfigError, match="cannot serve"):
-        vllm_start.create_config(vllm_start.resolve(made).args, made)
+        vllm_arguments.create_config(vllm_arguments.resolve(made).args, made)
 
 
 def test_batch_sizes_are_those_of_vllm_serve(
@@ -439,7 +447,7 @@ def test_batch_sizes_are_those_of_vllm_serve(
     sizes = ({UsageContext.OPENAI_API_SERVER: 3333}, {UsageContext.OPENAI_API_SERVER: 77})
     monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", classmethod(lambda cls, world_size: sizes))
     made = EngineSettings(model=settings.model, argv=("--max-model-len", "512"))
-    found = vllm_start.create_config(vllm_start.resolve(made).args, made).scheduler_config
+    found = vllm_arguments.create_config(vllm_arguments.resolve(made).args, made).scheduler_config
     assert (found.max_num_batched_tokens, found.max_num_seqs) == (3333, 77)
 
 
@@ -516,9 +524,9 @@ def test_engine_cores_are_made_through_a_context_that_we_replace() -> None:
 def test_class_of_a_known_model_can_be_registered_before_it_is_asked_for() -> None:
     from vllm import ModelRegistry
 
-    from dynamo_vllm.engine import imports
+    from dynamo_vllm.engine.process import preload
 
-    imports.import_vllm(["Qwen3ForCausalLM", "NoSuchModel"])
+    preload.import_vllm(["Qwen3ForCausalLM", "NoSuchModel"])
     known = ModelRegistry.models["Qwen3ForCausalLM"]
     assert type(known).__name__ == "_RegisteredModel", "vLLM starts no process to look at it"
 
@@ -526,7 +534,7 @@ def test_class_of_a_known_model_can_be_registered_before_it_is_asked_for() -> No
 def test_metrics_heed_a_folder_that_is_named_after_their_import(monkeypatch: pytest.MonkeyPatch) -> None:
     from prometheus_client import values
 
-    from dynamo_vllm.engine import prometheus
+    from dynamo_vllm.engine.process import prometheus
 
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     prometheus.heed_folder()

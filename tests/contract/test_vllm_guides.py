@@ -16,10 +16,13 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-from dynamo_vllm.engine import guide_steps, guide_threads, vllm_convert, vllm_guides, vllm_start
-from dynamo_vllm.engine.guide_judge import Guides, Limits
-from dynamo_vllm.engine.guide_processes import Source
+from dynamo_vllm.engine.patches import grammar_steps, grammar_threads
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.structured_output import vllm_grammars
+from dynamo_vllm.engine.structured_output.judge import Guides, Limits
+from dynamo_vllm.engine.structured_output.judge_processes import Source
+from dynamo_vllm.engine.vllm import arguments as vllm_arguments
+from dynamo_vllm.engine.vllm import convert as vllm_convert
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Guide, SamplingSpec
 from dynamo_vllm.models import demo
@@ -42,14 +45,14 @@ def some_of(k: int) -> dict[str, Any]:
 
 def config() -> Any:
     settings = EngineSettings(model=str(demo.folder("chat")), environment={})
-    return vllm_start.create_config(vllm_start.resolve(settings).args, settings)
+    return vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
 
 
 @contextlib.contextmanager
 def judging(limits: Limits) -> Iterator[Judge]:
     """Whoever is first waits until vLLM is imported, which may take longer than a guide may wait."""
     with asyncio.Runner() as runner:
-        made = Guides(Source(vllm_guides.LOAD, vllm_guides.payload(config()), dict(os.environ)), limits)
+        made = Guides(Source(vllm_grammars.LOAD, vllm_grammars.payload(config()), dict(os.environ)), limits)
 
         async def close() -> None:
             made.close()
@@ -135,7 +138,7 @@ def test_memory_is_what_a_guide_over_both_limits_runs_out_of_first() -> None:
 
 
 def test_vllm_checks_no_guide_again_that_was_judged(judge: Judge) -> None:
-    vllm_guides.mend()
+    vllm_grammars.mend()
     judged = judge(Guide(regex="x"))
     for guide in (judged, Guide(json=some_of(6000), backend="xgrammar")):
         params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=guide))
@@ -145,15 +148,15 @@ def test_vllm_checks_no_guide_again_that_was_judged(judge: Judge) -> None:
 
 
 def test_engine_core_compiles_guides_side_by_side_and_behind_its_steps() -> None:
-    guide_threads.mend()
-    guide_threads.mend()
+    grammar_threads.mend()
+    grammar_threads.mend()
     manager = StructuredOutputManager(config())
     own = os.getpriority(os.PRIO_PROCESS, 0)
     found = manager.executor.submit(lambda: os.getpriority(os.PRIO_PROCESS, 0)).result(30)
     manager.executor.shutdown()
-    assert found == min(19, own + guide_threads.NICENESS)
+    assert found == min(19, own + grammar_threads.NICENESS)
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
-    assert manager.executor._max_workers >= guide_threads.THREADS
+    assert manager.executor._max_workers >= grammar_threads.THREADS
 
 
 @pytest.mark.parametrize(
@@ -179,17 +182,17 @@ def test_grammar_accepts_nothing_once_a_step_was_slow() -> None:
         def accept(self, request_id: str, tokens: list[int]) -> bool:
             return bool(request_id and tokens)
 
-    fill, accept = guide_steps._timed(Grammar.fill), guide_steps._unless_slow(Grammar.accept)
+    fill, accept = grammar_steps._timed(Grammar.fill), grammar_steps._unless_slow(Grammar.accept)
     grammar = Grammar()
     fill(grammar, 0.0)
     assert accept(grammar, "r", [1])
-    fill(grammar, 1.5 * guide_steps.STEP_SECONDS)
+    fill(grammar, 1.5 * grammar_steps.STEP_SECONDS)
     assert not accept(grammar, "r", [1]) and accept(Grammar(), "r", [1])
 
 
 def test_engine_core_times_the_grammars_of_vllm() -> None:
-    guide_steps.mend()
-    guide_steps.mend()
+    grammar_steps.mend()
+    grammar_steps.mend()
     for grammar in (XgrammarGrammar, GuidanceGrammar):
         for name in ("fill_bitmask", "validate_tokens", "accept_tokens"):
-            assert "guide_steps" in getattr(grammar, name).__code__.co_filename
+            assert "grammar_steps" in getattr(grammar, name).__code__.co_filename

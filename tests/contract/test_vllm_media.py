@@ -17,8 +17,8 @@ from vllm.renderers import ChatParams, renderer_from_config
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from dynamo_vllm.engine import vllm_media
-from dynamo_vllm.engine.ec_folder import Unusable
+from dynamo_vllm.engine.encoder_cache.folder import Unusable
+from dynamo_vllm.engine.vllm import media as vllm_media
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.models.vision import make_tiny_vision_model
@@ -69,7 +69,7 @@ async def test_marks_become_tokens_and_names_stay(renderer: Any) -> None:
 
 
 async def test_blocks_are_keyed_by_name_and_offset(renderer: Any) -> None:
-    """`engine.kv_event_mend` looks for such pairs."""
+    """`engine.patches.kv_events` looks for such pairs."""
     seen = await vllm_media.see(renderer, await marked(renderer, 1), pictures(NAMES[0]))
     (place,) = seen.inner["mm_placeholders"]["image"]
     feature = SimpleNamespace(identifier=NAMES[0], mm_position=place)

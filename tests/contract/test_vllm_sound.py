@@ -15,7 +15,8 @@ from vllm.model_executor.models.qwen2_audio import Qwen2AudioForConditionalGener
 from vllm.multimodal.audio import AudioResampler
 from vllm.renderers import ChatParams, renderer_from_config
 
-from dynamo_vllm.engine import vllm_media, vllm_sound
+from dynamo_vllm.engine.vllm import media as vllm_media
+from dynamo_vllm.engine.vllm import sound as vllm_sound
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.models.sound import RATE, SECONDS, make_tiny_sound_model
@@ -69,7 +70,7 @@ async def test_the_longest_sound_that_a_window_holds(renderer: Any) -> None:
 
 
 async def test_vllm_does_not_cut_a_longer_sound(renderer: Any) -> None:
-    """Should it do so again, `vllm_sound` has nothing to refuse."""
+    """Should it do so again, `vllm.sound` has nothing to refuse."""
     given = {"prompt_token_ids": await marked(renderer), "multi_modal_data": {"audio": [sound(31).data]}}
     (made,) = await renderer.render_cmpl_async([given])
     assert made["mm_kwargs"]["audio"][0]["input_features"].data.shape[-1] > 3000
@@ -97,5 +98,5 @@ async def test_another_rate_is_changed_or_refused_with_the_fix(renderer: Any) ->
 async def test_a_rate_for_which_a_resampler_is_there(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of vLLM's methods are those of modules, but for one."""
     assert AudioResampler._METHODS == ("pyav", "scipy", "soxr", "torchaudio")
-    monkeypatch.setattr("dynamo_vllm.engine.vllm_sound.find_spec", lambda name: name == "torchaudio")
+    monkeypatch.setattr("dynamo_vllm.engine.vllm.sound.find_spec", lambda name: name == "torchaudio")
     vllm_sound.refuse(renderer.mm_processor.info, [sound(1, 8000).data])

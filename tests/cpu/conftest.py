@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpu.lora import Expected, bare_answers
-from dynamo_vllm.engine.vllm_start import device
+from dynamo_vllm.engine.machine import device
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.adapters import make_adapter
 from harness.stack import TESTS, Stack, stack

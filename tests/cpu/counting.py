@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import Any
 
-from dynamo_vllm.engine.cpu_mend import KeepsSeeds
+from dynamo_vllm.engine.patches.cpu_worker import KeepsSeeds
 
 _ENCODERS = (
     ("clip", "CLIPVisionModel"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm import VllmEngine
+from dynamo_vllm.engine.vllm.engine import VllmEngine
 from dynamo_vllm.job import Job, Output, SamplingSpec
 from harness.warm import CACHE_BLOCKS
 

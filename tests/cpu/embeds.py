@@ -14,7 +14,7 @@ from typing import Any
 from cpu.direct import FLAGS, Found, _tokens, figures, grown, job, long_way, outputs
 from dynamo_vllm.engine.base import AddAdapter, RemoveAdapter
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm import VllmEngine
+from dynamo_vllm.engine.vllm.engine import VllmEngine
 from dynamo_vllm.job import Adapter, Embeds, Job
 from harness.tensors import rows, table
 

@@ -21,7 +21,7 @@ from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.topology import Topology
 from dynamo_vllm.models import demo as models
-from dynamo_vllm.supervise import demos
+from dynamo_vllm.supervise.planning import demos
 from harness.stack import Stack, stack
 from harness.waiting import until
 from harness.warm import WARMED, Zygote

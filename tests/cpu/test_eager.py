@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.engine.cpu_threads import usable_cores
+from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.models import demo
 from harness.stack import TESTS, Stack, stack
 from harness.warm import ENGINE_FLAGS, Zygote

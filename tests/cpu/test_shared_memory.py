@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dynamo_vllm.cli import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
-from dynamo_vllm.supervise import plan
+from dynamo_vllm.supervise.planning import plan
 from harness.stack import Stack, Worker, free_port, stack
 from harness.warm import Zygote
 

@@ -19,14 +19,14 @@ from PIL import Image
 
 from cpu.direct import FLAGS, Found, figures, grown
 from dynamo_vllm.engine.base import AddAdapter
-from dynamo_vllm.engine.cpu_mend import KeepsSeeds
+from dynamo_vllm.engine.patches.cpu_worker import KeepsSeeds
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm import VllmEngine
+from dynamo_vllm.engine.vllm.engine import VllmEngine
 from dynamo_vllm.job import Adapter
 from dynamo_vllm.media.loader import make_loader
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.media import MediaReader
-from dynamo_vllm.serving import warmup
+from dynamo_vllm.serving.lifecycle import warmup
 
 Request = dict[str, Any]
 LORA = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")

@@ -13,7 +13,7 @@ import torch._inductor.codecache
 import torch._inductor.compile_fx
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from dynamo_vllm.engine.cpu_mend import KeepsSeeds
+from dynamo_vllm.engine.patches.cpu_worker import KeepsSeeds
 
 COMPILERS = (
     (torch._dynamo.convert_frame, "_compile"),

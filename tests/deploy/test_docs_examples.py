@@ -29,7 +29,7 @@ from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.supervise import demos, plan
+from dynamo_vllm.supervise.planning import demos, plan
 
 PAGES = pages.pages()
 SHELL = {"", "bash", "sh", "console"}

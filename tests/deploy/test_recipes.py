@@ -15,7 +15,7 @@ from dynamo_vllm.cli import chat, check, examples, export, main, serve, size, st
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import FrontendOptions, SizeOptions, WorkerOptions
 from dynamo_vllm.export import workload
-from dynamo_vllm.supervise import plan
+from dynamo_vllm.supervise.planning import plan
 
 ROOT = read.ROOT
 RECIPES = ROOT / examples.RECIPES

@@ -20,7 +20,7 @@ from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import back, compose, k8s, operator, text, workload
 from dynamo_vllm.export.settings import Settings
-from dynamo_vllm.supervise import plan as plans
+from dynamo_vllm.supervise.planning import plan as plans
 
 if TYPE_CHECKING:
     from deploy.manifests import Document

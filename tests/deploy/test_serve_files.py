@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.cli import serve
-from dynamo_vllm.engine import omni_pipelines, omni_stages
-from dynamo_vllm.supervise import plan
+from dynamo_vllm.engine.omni import pipelines as omni_pipelines
+from dynamo_vllm.engine.omni import stages as omni_stages
+from dynamo_vllm.supervise.planning import plan
 
 FILES = sorted((Path(__file__).parents[2] / "deploy" / "serve").glob("*.yaml"))
 STAGES = sorted((Path(__file__).parents[2] / "deploy" / "omni").glob("*.yaml"))

@@ -11,8 +11,8 @@ from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.job import EngineFacts, Job, Output
 from dynamo_vllm.roles.aggregated import Aggregated
-from dynamo_vllm.serving.cancel import InFlight
-from dynamo_vllm.serving.request import Service
+from dynamo_vllm.serving.request.cancel import InFlight
+from dynamo_vllm.serving.request.service import Service
 
 
 async def outputs(engine: Engine, job: Job) -> list[Output]:

@@ -48,9 +48,9 @@ async def serve_kind(runtime: Any, model: str, kind: str) -> None:
     from dynamo_vllm.engine.fake import FakeEngine, parse_spec
     from dynamo_vllm.job import EngineFacts, PictureLimits
     from dynamo_vllm.roles.omni import Pictures
-    from dynamo_vllm.serving.cancel import InFlight
-    from dynamo_vllm.serving.endpoints import Registration
-    from dynamo_vllm.serving.request import Service
+    from dynamo_vllm.serving.plane.registration import Registration
+    from dynamo_vllm.serving.request.cancel import InFlight
+    from dynamo_vllm.serving.request.service import Service
 
     class Maker(FakeEngine):
         async def stream(self, job: Any, sink: Any) -> None:

@@ -26,7 +26,7 @@ class Sending:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        from dynamo_vllm.serving.full_sockets import count_full
+        from dynamo_vllm.serving.request.full_sockets import count_full
 
         while True:
             if self.when_full is None and count_full():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 import psutil
 
-from dynamo_vllm.engine.vllm_start import device
+from dynamo_vllm.engine.machine import device
 from dynamo_vllm.supervise.probe import went_over_two
 from harness.hosts import Host
 from harness.waiting import until

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_vllm import forking
-from dynamo_vllm.engine import imports
-from dynamo_vllm.engine.vllm_start import plugins
+from dynamo_vllm.engine.process import preload
+from dynamo_vllm.engine.process.environment import plugins
 from harness.hosts import Host
 from harness.stack import TESTS, Stack, Worker, environment, free_port
 from harness.waiting import until
@@ -141,9 +141,9 @@ def zygote(folder: Path) -> Iterator[Zygote]:
     env = environment(folder, PYTHONPATH=os.pathsep.join(modules))
     with (folder / "zygote.log").open("wb") as log, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", imports.MODULE, str(theirs.fileno()), *ARCHITECTURES],
+            [sys.executable, "-m", preload.MODULE, str(theirs.fileno()), *ARCHITECTURES],
             cwd=TESTS,
-            env={**env, **imports.import_environment(env)},
+            env={**env, **preload.import_environment(env)},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=log,

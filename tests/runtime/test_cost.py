@@ -22,7 +22,7 @@ from typing import Any
 
 import dynamo_vllm
 from dynamo_vllm.job import Output
-from dynamo_vllm.serving.egress import CHUNKS
+from dynamo_vllm.serving.request.egress import CHUNKS
 from harness.fakes import FakeContext, make_worker, request
 
 SOURCE = str(Path(dynamo_vllm.__file__).parent)

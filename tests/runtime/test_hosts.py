@@ -189,7 +189,7 @@ def test_own_address_is_that_of_the_default_route() -> None:
 
 
 def own_address_on(host: Host) -> str:
-    code = "from dynamo_vllm.serving.address import own_address; print(own_address())"
+    code = "from dynamo_vllm.serving.plane.address import own_address; print(own_address())"
     command = [*host.prefix, sys.executable, "-c", code]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -17,8 +17,8 @@ from huggingface_hub import constants
 
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.serving import parts
-from dynamo_vllm.serving.progress import Progress
+from dynamo_vllm.serving import factories
+from dynamo_vllm.serving.lifecycle.progress import Progress
 from harness.hub import Hub, commit_of, hub, point_at, use_hub
 from harness.stack import Stack, free_port, stack
 
@@ -36,7 +36,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 async def fetch(*flags: str, model: str = "team/chat") -> Path:
-    made = await parts.with_local_model(WorkerOptions(model=model), flags, {}, Progress(None))
+    made = await factories.with_local_model(WorkerOptions(model=model), flags, {}, Progress(None))
     assert made.served_model_name == (model,)
     return Path(str(made.model))
 

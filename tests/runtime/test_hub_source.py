@@ -51,12 +51,12 @@ async def test_adapter_comes_into_the_cache_of_the_hub(remote: Hub, tmp_path: Pa
 
 AS_IN_A_WORKER = """
 import asyncio, os, sys
-from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.sources.base import Limits
 
-vllm_start.set_environment(EngineSettings(model=sys.argv[1], environment=dict(os.environ)))
+vllm_environment.set_environment(EngineSettings(model=sys.argv[1], environment=dict(os.environ)))
 print(asyncio.run(sources.fetch("hf://team/sql", None, Limits(), lambda *_: None)).path)
 """
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from dynamo_vllm.config.planes import EtcdAccess
-from dynamo_vllm.serving.etcd import Etcd, EtcdError
-from dynamo_vllm.serving.keeper import LOOK_SECONDS, Keeper
+from dynamo_vllm.serving.plane.etcd import Etcd, EtcdError
+from dynamo_vllm.serving.plane.etcd_lease import LOOK_SECONDS, Keeper
 from harness.servers import Server, etcd
 from harness.stack import Stack, Worker, free_port, stack
 from harness.waiting import until

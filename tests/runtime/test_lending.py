@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.engine.ec_folder import Folder, Unusable
-from dynamo_vllm.serving.lending import AT_ONCE, Borrower, Lender, Nixl
+from dynamo_vllm.engine.encoder_cache.folder import Folder, Unusable
+from dynamo_vllm.serving.encoding.transfer import AT_ONCE, Borrower, Lender, Nixl
 from harness.fakes import FakeContext
 
 NAMES = [f"{number:064x}" for number in range(AT_ONCE + 4)]

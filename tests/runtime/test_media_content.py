@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from dynamo_vllm.errors import MediaRefused
-from dynamo_vllm.media import apart
-from dynamo_vllm.media.addresses import Reach
 from dynamo_vllm.media.base import MEGABYTE, MEGAPIXEL, Audio, Kind, MediaLimits, MediaRef, Video
+from dynamo_vllm.media.decode import process as decode_process
+from dynamo_vllm.media.decode.frame_sampling import UNKNOWN, Sampler
+from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.loader import Loader, make_loader
-from dynamo_vllm.media.sampling import UNKNOWN, Sampler
 from harness import media
 from harness.bad_server import BadServer, bad_server
 
@@ -314,7 +314,7 @@ async def test_compressed_sound_is_decoded_apart(
     server: BadServer, loader: Loader, magic: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a fault of its decoder would."""
-    monkeypatch.setattr(apart, "_START", "import os; os.abort()")
+    monkeypatch.setattr(decode_process, "_START", "import os; os.abort()")
     with pytest.raises(MediaRefused, match="its decoder gave up"):
         await loader.load(MediaRef("audio", server.file("/a", magic + bytes(2000))))
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.errors import MediaRefused, Overloaded
-from dynamo_vllm.media.addresses import Reach
 from dynamo_vllm.media.base import MEGABYTE, MediaItem, MediaLimits, MediaRef
+from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.loader import Loader, make_loader
 from harness import media
 from harness.bad_server import (

@@ -14,8 +14,8 @@ import pytest
 
 from cpu.vision import chat, film, image
 from dynamo_vllm.errors import MediaRefused
-from dynamo_vllm.media import image as pictures
 from dynamo_vllm.media.base import MediaLimits, MediaRef
+from dynamo_vllm.media.decode import image as pictures
 from dynamo_vllm.media.loader import make_loader
 from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness import media
@@ -66,7 +66,7 @@ async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_an_item(
         assert go_on.wait(60)
         return decode(*given)
 
-    monkeypatch.setattr("dynamo_vllm.media.image.decode", slowly)
+    monkeypatch.setattr("dynamo_vllm.media.decode.image.decode", slowly)
     made = make_loader(MediaLimits(timeout_seconds=1), threads=1)
     refs = [MediaRef("image", media.data_url(media.picture(size=(9 + n, 8)))) for n in range(2)]
     first, second = (asyncio.create_task(made.load(ref)) for ref in refs)

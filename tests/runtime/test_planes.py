@@ -19,7 +19,7 @@ import pytest
 from dynamo_vllm.cli import prove
 from dynamo_vllm.cli.client import Client
 from dynamo_vllm.config.planes import EtcdAccess
-from dynamo_vllm.serving.etcd import Etcd
+from dynamo_vllm.serving.plane.etcd import Etcd
 from harness.planes import Planes, planes
 from harness.servers import Server
 from harness.stack import COMMAND, Stack, free_port, stack

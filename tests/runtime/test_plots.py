@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.bench import figures, plots, report
-from dynamo_vllm.bench.answers import Answer
-from dynamo_vllm.bench.load import StageAnswers
+from dynamo_vllm.bench.answers import Answer, StageAnswers
 from dynamo_vllm.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dynamo_vllm.models.tiny import make_tiny_model
-from dynamo_vllm.serving.system_routes import ROUTES
+from dynamo_vllm.serving.system_port.routes import ROUTES
 from harness.stack import Stack, free_port, stack
 from harness.waiting import until
 

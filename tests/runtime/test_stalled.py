@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from dynamo_vllm.serving.egress import CHUNKS
+from dynamo_vllm.serving.request.egress import CHUNKS
 from harness.stack import TESTS, Stack, environment
 from harness.waiting import until
 from runtime.conftest import StartFake

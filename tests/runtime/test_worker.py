@@ -113,13 +113,13 @@ STICKS = """
 import signal, sys, time
 from pathlib import Path
 from dynamo_vllm.cli import main
-from dynamo_vllm.serving import loop_pulse
+from dynamo_vllm.serving.lifecycle import loop_heartbeat
 
 def stand_still(*_):  # a handler of Python's runs on the main thread, where the loop is
     while not Path(sys.argv[1]).exists():
         time.sleep(0.01)
 
-loop_pulse.MAX_MISSED = 3
+loop_heartbeat.MAX_MISSED = 3
 signal.signal(signal.SIGUSR1, stand_still)
 main.main(sys.argv[2:])
 """

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -48,29 +51,31 @@ HEAVY = {
     "vllm": ("engine/",),
     "vllm_omni": ("engine/",),
     "torch": ("engine/", "models/tiny_image.py"),
-    "diffusers": ("models/tiny_image.py", "engine/omni_start.py"),
+    "diffusers": ("models/tiny_image.py", "engine/omni/launch.py"),
     "dynamo": ("serving/", "kv/events.py", "cli/frontend.py", "bench/caller.py"),
 }
 READS_ENVIRONMENT = {
-    "engine/guide_gate.py": "what judges guides gets the worker's own",
+    "engine/structured_output/gate.py": "what judges guides gets the worker's own",
     "config/build.py": "reads it once for everybody",
-    "engine/plugin.py": "runs in the processes vLLM starts, which nothing else tells who their parent is",
-    "engine/core_fork.py": "hands it to an engine core, which is forked from another process",
-    "engine/imports.py": "puts back what it changed for the time of an import",
-    "engine/cpu_mend.py": "runs in vLLM's workers, where OpenMP may be loaded before its variable was set",
-    "engine/omni_text.py": "runs in the processes of vLLM-Omni's stages, which the worker tells their model",
-    "engine/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
+    "engine/process/parent.py": "runs in processes of vLLM, which nothing else tells who their parent is",
+    "engine/patches/plugin.py": "runs in processes of vLLM, which nothing else tells what they are for",
+    "engine/process/core_fork.py": "hands it to an engine core, which is forked from another process",
+    "engine/process/preload.py": "puts back what it changed for the time of an import",
+    "engine/patches/cpu_worker.py": "runs in vLLM's workers; OpenMP may be loaded before its variable is set",
+    "engine/patches/omni_text_stage.py": "runs in the stages of vLLM-Omni, which the worker tells their model",
+    "engine/process/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
 }
 WRITES_ENVIRONMENT = {
-    "engine/imports.py": "what libraries read when they are imported, for that moment",
+    "engine/process/preload.py": "what libraries read when they are imported, for that moment",
     "forking.py": "a forked process gets the environment that was sent for it",
-    "engine/vllm_start.py": "vLLM's own variables",
-    "engine/omni_start.py": "vLLM's, and what the processes of a pipeline's stages must know",
-    "engine/plugin.py": "tells the processes below a process of vLLM who their parent is",
+    "engine/process/environment.py": "vLLM's own variables",
+    "engine/omni/launch.py": "vLLM's, and what the processes of a pipeline's stages must know",
+    "engine/process/parent.py": "tells the processes below a process of vLLM who their parent is",
+    "engine/vllm/arguments.py": "what vLLM reads while it makes its configuration",
     "config/runtime_env.py": "the Rust runtime's variables",
     "config/folders.py": "where caches go, for libraries that read it when they are imported",
     "cli/reference.py": "the width of the help it asks for, for that moment",
-    "media/apart_child.py": "those of the decoder's libraries, in a process that does nothing else",
+    "media/decode/child.py": "those of the decoder's libraries, in a process that does nothing else",
 }
 NOT_IMPORTED = {
     "__main__.py": "python -m dynamo_vllm",
@@ -81,6 +86,9 @@ NOT_IMPORTED = {
     "models/sound.py": "a model for tests",
     "models/tiny_image.py": "a model for tests and scripts",
 }
+MOST_IN_A_FOLDER = 16
+CROWDED = {"bench": 21, "cli": 27}
+"""Folders above that; each shrinks or goes from here."""
 _WRITING = {"update", "setdefault", "pop", "clear"}
 
 
@@ -163,6 +171,37 @@ def test_modules_keep_to_the_table() -> None:
     assert [line for path in modules() for line in violations(path, (SRC / path).read_text())] == []
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for type checkers count: types that two modules share have a module of their own."""
+    graphlib.TopologicalSorter(dependencies({path: (SRC / path).read_text() for path in modules()})).prepare()
+
+
+def test_circle_is_found() -> None:
+    sources = {
+        "codec/a.py": "if TYPE_CHECKING:\n    from dynamo_vllm.codec.b import B",
+        "codec/b.py": "def f():\n    from dynamo_vllm.codec import a",
+    }
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(dependencies(sources)).prepare()
+
+
+def dependencies(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    known = {dotted(path) for path in sources}
+    found: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        names = imported(nodes_of(source), path)
+        whole = {name if name in known else name.rpartition(".")[0] for name in names}
+        found[dotted(path)] = whole & known - {dotted(path)}
+    return found
+
+
+def test_no_folder_holds_more_than_a_reader_can_take_in() -> None:
+    counts = Counter(str(Path(path).parent) for path in modules() if not path.endswith("__init__.py"))
+    crowded = {folder: count for folder, count in counts.items() if count > MOST_IN_A_FOLDER}
+    assert crowded == CROWDED
+
+
 def test_every_module_is_used() -> None:
     sources = {path: (SRC / path).read_text() for path in modules()}
     named = {name for path, text in sources.items() for name in names_of_modules(path, text)}
@@ -195,13 +234,17 @@ def test_every_exception_is_still_needed() -> None:
     ("path", "source", "broken"),
     [
         ("codec/sampling.py", "from dynamo_vllm.engine import base", "imports dynamo_vllm.engine.base"),
-        ("engine/vllm.py", "import dynamo_vllm.kv.events", "imports dynamo_vllm.kv.events"),
+        ("engine/vllm/engine.py", "import dynamo_vllm.kv.events", "imports dynamo_vllm.kv.events"),
         (
             "roles/aggregated.py",
-            "def f():\n    from dynamo_vllm.serving.request import Service",
+            "def f():\n    from dynamo_vllm.serving.request.service import Service",
             "serving.request",
         ),
-        ("roles/aggregated.py", "from ..serving import request", "imports dynamo_vllm.serving.request"),
+        (
+            "roles/aggregated.py",
+            "from ..serving import request",
+            "imports dynamo_vllm.serving.request",
+        ),
         ("wire.py", "from dynamo_vllm.job import Job", "imports dynamo_vllm.job.Job"),
         ("serving/worker.py", "from dynamo_vllm.cli import main", "imports dynamo_vllm.cli.main"),
         ("serving/worker.py", "from dynamo_vllm.attic import thing", "which has no level"),
@@ -230,9 +273,9 @@ def test_checker_finds_what_breaks_the_table(path: str, source: str, broken: str
             "serving/worker.py",
             "from dynamo_vllm import __version__, wire\nfrom dynamo_vllm.engine.base import Engine",
         ),
-        ("engine/vllm.py", "from vllm import SamplingParams\nfrom dynamo_vllm.engine import base"),
+        ("engine/vllm/engine.py", "from vllm import SamplingParams\nfrom dynamo_vllm.engine import base"),
         ("cli/serve.py", "from dynamo_vllm.supervise import plan"),
-        ("engine/vllm_start.py", "import os\nos.environ['X'] = '1'\nos.environ.update(Y='1')"),
+        ("engine/process/environment.py", "import os\nos.environ['X'] = '1'\nos.environ.update(Y='1')"),
     ],
 )
 def test_checker_passes_what_the_table_allows(path: str, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -65,3 +66,13 @@ class Answer(msgspec.Struct, gc=False):
     aborted: bool = False
     """We left before it was complete."""
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageAnswers:
+    """Everything that came back in one stage."""
+
+    name: str
+    begun: float
+    seconds: float
+    answers: list[Answer]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from dynamo_vllm.bench import figures, messages, plan, processes, report, rounds, target
+from dynamo_vllm.bench.answers import StageAnswers
 from dynamo_vllm.bench.client import Client
 from dynamo_vllm.bench.progress import ProgressLine
 from dynamo_vllm.bench.prompts import PATHS, Talk, as_random
@@ -26,7 +27,6 @@ from dynamo_vllm.config.rules import bench as written
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dynamo_vllm.bench.answers import Answer
     from dynamo_vllm.bench.trace import Trace
 
 T = TypeVar("T")
@@ -63,16 +63,6 @@ def run(given: argparse.Namespace) -> int:
     if outcome.report.interrupted:
         return 130
     return 0 if all(stage.requests.ok for stage in outcome.report.stages) else 1
-
-
-@dataclass(frozen=True, slots=True)
-class StageAnswers:
-    """Everything that came back in one stage."""
-
-    name: str
-    begun: float
-    seconds: float
-    answers: list[Answer]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from dynamo_vllm.bench.load import StageAnswers
+    from dynamo_vllm.bench.answers import StageAnswers
     from dynamo_vllm.bench.report import RunReport, StageReport
 
 FORMATS = ("svg", "png")

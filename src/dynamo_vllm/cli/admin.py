@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import deployment, targets
 from dynamo_vllm.cli.process import ask_quietly
+from dynamo_vllm.cli.units import size
 from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.options import (
     AdminOptions,
@@ -25,12 +26,11 @@ from dynamo_vllm.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dynamo_vllm.serving.control import Workers
+    from dynamo_vllm.serving.admin.client import Workers
 
     Reply = dict[str, Any]
 
 PROG = "dynamo-vllm"
-UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,6 @@ class Command:
         if self.everywhere:
             return "Every worker is asked, unless --worker names one."
         return "With several workers say --all or --worker ID."
-
-
-def size(count: float | None) -> str:
-    """Bytes for a person."""
-    if count is None:
-        return "?"
-    for unit in UNITS:
-        if count < 1000 or unit == UNITS[-1]:
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == UNITS[0] else f"{count:.1f} {unit}"
 
 
 def _loaded(reply: Reply) -> str:
@@ -235,7 +224,7 @@ def understand(
 
 def refuse_missing_folder(options: AdminOptions) -> None:
     """Said without the runtime, which would make the folder."""
-    from dynamo_vllm.serving.control import NoWorkers, nobody
+    from dynamo_vllm.serving.admin.client import NoWorkers, nobody
 
     folder = options.discovery_folder
     if folder is not None and not folder.is_dir():
@@ -246,7 +235,7 @@ def refuse_missing_folder(options: AdminOptions) -> None:
 
 
 async def run(name: str, command: Command, options: AdminOptions, words: Sequence[str]) -> int:
-    from dynamo_vllm.serving.control import Workers
+    from dynamo_vllm.serving.admin.client import Workers
 
     async with Workers(options) as workers:
         found = workers.found
@@ -275,7 +264,7 @@ async def ask(
 ) -> dict[int, Reply]:
     body, seconds = command.body(options, words), options.timeout
     if seconds is None and body.get("drain_seconds"):
-        from dynamo_vllm.serving.control import SECONDS
+        from dynamo_vllm.serving.admin.client import SECONDS
 
         seconds = SECONDS[command.verb] + body["drain_seconds"]
     asked = {i: asyncio.ensure_future(workers.ask(i, command.verb, body, seconds)) for i in names}

@@ -265,8 +265,11 @@ def engine_defaults(
     worker: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Sequence[Fired] | None, str | None]:
     """The defaults we set over vLLM's or vLLM-Omni's, or the complaint about the flags."""
-    from dynamo_vllm.engine import omni_start, vllm_start
-    from dynamo_vllm.serving.parts import engine_settings
+    from dynamo_vllm.engine import machine
+    from dynamo_vllm.engine.omni import launch as omni_launch
+    from dynamo_vllm.engine.process import environment as vllm_environment
+    from dynamo_vllm.engine.vllm import arguments as vllm_arguments
+    from dynamo_vllm.serving.factories import engine_settings
 
     # A worker makes a new folder at every start.
     scratch = f"{tempfile.gettempdir()}/dynamo-vllm-…"
@@ -274,12 +277,12 @@ def engine_defaults(
     try:
         # vLLM logs to stdout, which is ours.
         with contextlib.redirect_stdout(sys.stderr):
-            vllm_start.refuse_missing_library()
+            machine.refuse_missing_library()
             settings = engine_settings(worker, engine_argv, environment, scratch)
             if worker.omni:
-                return omni_start.told(settings), None
-            vllm_start.set_environment(settings)
-            fired = vllm_start.resolve(settings).fired
+                return omni_launch.told(settings), None
+            vllm_environment.set_environment(settings)
+            fired = vllm_arguments.resolve(settings).fired
     except (ConfigError, StartError) as exc:
         return None, str(exc)
     return fired, None

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli import main
-from dynamo_vllm.engine import imports
+from dynamo_vllm.engine.process import preload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,5 +25,5 @@ def run(fds: Sequence[int], argv: Sequence[str]) -> int:
         os.dup2(nothing.fileno(), 0)
     words = [*argv, "--status-fd", str(status)]
     sys.argv = ["dynamo-vllm", "worker", *words]
-    imports.name_process(" ".join(sys.argv))
+    preload.name_process(" ".join(sys.argv))
     return main.run_command(WORKER, words)

@@ -16,8 +16,8 @@ from dynamo_vllm.config import build, checks, folders, planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
 from dynamo_vllm.errors import ConfigError, StartError
-from dynamo_vllm.media.addresses import Reach
-from dynamo_vllm.media.proxy import Proxy
+from dynamo_vllm.media.fetch.addresses import Reach
+from dynamo_vllm.media.fetch.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,11 +72,11 @@ def main(argv: Sequence[str]) -> int:
 async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -> int:
     from dynamo.llm import FrontendRoute, make_engine, run_input
 
-    from dynamo_vllm.serving import keeper, listeners, runtime
-    from dynamo_vllm.serving.admin import ENDPOINT
-    from dynamo_vllm.serving.ending import end_signals, is_repeated_hangup
+    from dynamo_vllm.serving.admin.endpoint import ENDPOINT
+    from dynamo_vllm.serving.lifecycle.progress import Progress
+    from dynamo_vllm.serving.lifecycle.shutdown import end_signals, is_repeated_hangup
     from dynamo_vllm.serving.logging import set_up
-    from dynamo_vllm.serving.progress import Progress
+    from dynamo_vllm.serving.plane import etcd_lease, runtime, socket_options
 
     set_up(options.log_level)
     load_nixl()
@@ -86,7 +86,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
     folder = options.discovery_folder
     lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd or folder else 0
-    keeping = asyncio.ensure_future(keeper.keep(etcd, folder, lease))
+    keeping = asyncio.ensure_future(etcd_lease.keep(etcd, folder, lease))
     engine = await make_engine(drt, entrypoint(options))
     loop = asyncio.get_running_loop()
     asked: list[int] = []
@@ -104,7 +104,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     for number in end_signals():
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
-    with listeners.kept_here(options.bind_host, (options.port, options.system_port)):
+    with socket_options.kept_here(options.bind_host, (options.port, options.system_port)):
         server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
         await listening(options, server)
         scheme = "https" if options.tls_cert_path else "http"
@@ -218,13 +218,13 @@ def health_status(context: FrontendState) -> int:
 
 async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> None:
     """Wait for the server's socket, and mend what the Rust server leaves out."""
-    from dynamo_vllm.serving import listeners
+    from dynamo_vllm.serving.plane import socket_options
 
     deadline = time.monotonic() + LISTEN_SECONDS
-    while not listeners.set_no_delay(options.port):
+    while not socket_options.set_no_delay(options.port):
         if server.done():
             server.result()
         if server.done() or time.monotonic() > deadline:
             raise StartError(f"the HTTP server did not start on {options.host}:{options.port}")
         await asyncio.sleep(0.01)
-    listeners.notice_lost_machines()
+    socket_options.notice_lost_machines()

@@ -7,10 +7,12 @@ import contextlib
 import shutil
 from typing import TYPE_CHECKING, Any, TextIO
 
+from dynamo_vllm.cli.units import size
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dynamo_vllm.serving.control import Workers
+    from dynamo_vllm.serving.admin.client import Workers
 
 EVERY_SECONDS = 0.3
 FETCHING = "fetching"
@@ -50,8 +52,6 @@ def state_of(reply: Mapping[str, Any], adapter: str) -> str:
 
 def how_far(entry: Mapping[str, Any]) -> str:
     """The state of an adapter, with the bytes while they come in and the reason where it failed."""
-    from dynamo_vllm.cli.admin import size
-
     state, done, total = str(entry.get("state", "?")), entry.get("done_bytes"), entry.get("total_bytes")
     if entry.get("error"):
         return f"{state}: {entry['error']}"

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.serving.ending import end_signals
+from dynamo_vllm.serving.lifecycle.shutdown import end_signals
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

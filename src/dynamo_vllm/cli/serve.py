@@ -13,17 +13,18 @@ from dynamo_vllm.cli.process import refuse_taken_port
 from dynamo_vllm.config import build, checks, folders, planes, topology
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology
-from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine import machine
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.serving import scratch
-from dynamo_vllm.supervise import demos, ports, run_folder
-from dynamo_vllm.supervise import plan as plans
+from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.planning import demos, ports
+from dynamo_vllm.supervise.planning import plan as plans
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from dynamo_vllm.supervise.plan import Plan
+    from dynamo_vllm.supervise.planning.plan import Plan
     from dynamo_vllm.supervise.run_folder import RunFolder
 
 PROG = "dynamo-vllm serve"
@@ -176,8 +177,8 @@ def prepare(
     """The plan; whatever can be refused without starting a process is refused here."""
     device = "none"
     if demos.needs_vllm(wanted, environment):
-        device = vllm_start.device()
-        vllm_start.refuse_missing_library()
+        device = machine.device()
+        machine.refuse_missing_library()
     gpus = visible_gpus(environment) if device == "cuda" else []
     if demos.lacks_model(wanted, environment):
         found, left_out = demos.choose(demo or demos.DEFAULT, device)
@@ -233,7 +234,7 @@ def refuse_taken_ports(plan: Plan) -> None:
 
 
 def supervise(plan: Plan, limits: Limits, folder: RunFolder) -> int:
-    from dynamo_vllm.supervise.child import watch_without_threads
+    from dynamo_vllm.supervise.process.child import watch_without_threads
     from dynamo_vllm.supervise.screen import Screen
     from dynamo_vllm.supervise.supervisor import Supervisor
 

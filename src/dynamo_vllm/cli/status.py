@@ -7,18 +7,21 @@ import json
 import sys
 from collections import Counter
 from contextlib import AsyncExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import deployment, status_text, targets
 from dynamo_vllm.cli.client import DEFAULT_URL, Client, Sample, Unanswered, base, with_url_flag
 from dynamo_vllm.cli.process import ask_quietly
+from dynamo_vllm.cli.status_data import Frontend, Instance, Model, Status, Worker
 from dynamo_vllm.cli.watch import Screen, watch
 from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import FindOptions
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.serving import admin, control, peers
+from dynamo_vllm.serving.admin import client as admin_client
+from dynamo_vllm.serving.admin import endpoint as admin_endpoint
+from dynamo_vllm.serving.plane import kv_compatibility
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +36,7 @@ _KV_INDEX = "worker_kv_query"
 _ROLES = {"prefill": "prefill", "encoder": "encode"}
 _ANSWERS = "backend"
 """Component of the workers that answer clients, unless the user named one."""
-_AMONG_THEMSELVES = (peers.ENDPOINT, admin.ENDPOINT)
+_AMONG_THEMSELVES = (kv_compatibility.ENDPOINT, admin_endpoint.ENDPOINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,69 +62,6 @@ class StatusOptions(FindOptions):
         alone="2",
     )
     json: bool = opt(False, "status", "Print JSON for other programs.", env="DYN_VLLM_STATUS_JSON")
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    name: str
-    ready: bool
-    context_length: int | None
-    requests: int
-    in_flight: int
-    errors: int
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    id: int
-    role: str
-    """- where the component's name does not tell."""
-    address: str
-    transport: str
-    device: str
-    kv_index: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Frontend:
-    ready: bool
-    models: list[Model]
-    instances: list[Instance] | None
-    """None when the frontend does not tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One instance in discovery, and what it says of itself."""
-
-    number: int
-    worker: str
-    """Short for its instance."""
-    instance: int
-    told: dict[str, Any]
-    """Its reply to the verb `status`, or why there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    url: str
-    place: str
-    """Where workers were looked for."""
-    frontend: Frontend | None
-    frontend_problem: str | None
-    workers: list[Worker]
-    workers_problem: str | None
-
-    def builtins(self) -> dict[str, Any]:
-        """For other programs; what the frontend tells is at the top."""
-        front = asdict(self.frontend or Frontend(False, [], None))
-        workers = [{**worker.told, **_names(worker)} for worker in self.workers]
-        problems = {"frontend_problem": self.frontend_problem, "workers_problem": self.workers_problem}
-        return {"url": self.url, **front, "workers": workers, **problems}
-
-
-def _names(worker: Worker) -> dict[str, Any]:
-    return {"number": worker.number, "worker": worker.worker, "instance": worker.instance}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -161,12 +101,12 @@ def has_discovery(options: StatusOptions) -> bool:
 
 async def run(options: StatusOptions, client: Client) -> int:
     async with AsyncExitStack() as stack:
-        workers, problem = None, control.nobody(options)
+        workers, problem = None, admin_client.nobody(options)
         if has_discovery(options):
             try:
-                workers = await stack.enter_async_context(control.Workers(options, may_be_none=True))
+                workers = await stack.enter_async_context(admin_client.Workers(options, may_be_none=True))
                 await workers.seen()
-            except control.NoWorkers as exc:
+            except admin_client.NoWorkers as exc:
                 problem = str(exc)
         if options.watch is not None:
             return await keep_showing(options, client, workers, problem)
@@ -178,7 +118,7 @@ async def run(options: StatusOptions, client: Client) -> int:
 
 
 async def keep_showing(
-    options: StatusOptions, client: Client, workers: control.Workers | None, problem: str
+    options: StatusOptions, client: Client, workers: admin_client.Workers | None, problem: str
 ) -> int:
     async def look() -> str:
         found = await ask(options, client, workers, problem)
@@ -193,7 +133,7 @@ async def keep_showing(
 
 
 async def ask(
-    options: StatusOptions, client: Client, workers: control.Workers | None, problem: str
+    options: StatusOptions, client: Client, workers: admin_client.Workers | None, problem: str
 ) -> Status:
     """Both at once; either may be away."""
     front, told = await asyncio.gather(
@@ -201,7 +141,7 @@ async def ask(
     )
     return Status(
         url=client.url,
-        place=f"namespace {options.namespace} in {control.place(options)}",
+        place=f"namespace {options.namespace} in {admin_client.place(options)}",
         frontend=None if isinstance(front, Unanswered) else front,
         frontend_problem=str(front) if isinstance(front, Unanswered) else None,
         workers=told,
@@ -209,10 +149,10 @@ async def ask(
     )
 
 
-async def ask_workers(workers: control.Workers | None, seconds: float) -> list[Worker]:
+async def ask_workers(workers: admin_client.Workers | None, seconds: float) -> list[Worker]:
     if workers is None:
         return []
-    replies = await workers.ask_all("status", min(seconds, control.STATUS_SECONDS))
+    replies = await workers.ask_all("status", min(seconds, admin_client.STATUS_SECONDS))
     names = targets.short(list(replies))
     return [Worker(n, names[i], i, reply) for n, (i, reply) in enumerate(replies.items(), 1)]
 
@@ -270,7 +210,7 @@ def _instances(client: Client) -> list[Instance] | None:
         )
         for entry in sorted(told, key=lambda e: (e["component"], e["endpoint"], e["instance_id"]))
         if not entry["endpoint"].startswith(_KV_INDEX)
-        and entry["endpoint"] not in control.SECONDS  # a verb
+        and entry["endpoint"] not in admin_client.SECONDS  # a verb
         and f"{entry['component']}.{entry['endpoint']}" not in _AMONG_THEMSELVES
     ]
 

@@ -10,7 +10,7 @@ from dynamo_vllm.cli.client import table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dynamo_vllm.cli.status import Frontend, Instance, Model, Status, Worker
+    from dynamo_vllm.cli.status_data import Frontend, Instance, Model, Status, Worker
 
 MODELS = ("MODEL", "READY", "CONTEXT", "REQUESTS", "IN FLIGHT", "ERRORS")
 INSTANCES = ("INSTANCE", "ROLE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX")

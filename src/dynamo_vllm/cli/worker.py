@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
 from dynamo_vllm.config import build, checks, folders, forks, nodes, planes, runtime_env, worker_line
 from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.engine import imports
+from dynamo_vllm.engine.process import preload
 from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.serving import descriptors
-from dynamo_vllm.supervise import ports
+from dynamo_vllm.supervise.planning import ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.forking import Zygote
-    from dynamo_vllm.serving.progress import Progress
+    from dynamo_vllm.serving.lifecycle.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     service = f"dynamo-vllm-{'worker' if options.role == 'agg' else options.role}"
     runtime_env.export(options, environment, threads, service, **more)
     from dynamo_vllm.serving import worker
+    from dynamo_vllm.serving.lifecycle.progress import Progress
     from dynamo_vllm.serving.logging import set_up
-    from dynamo_vllm.serving.progress import Progress
 
     set_up(options.log_level)
     worker.refuse(options)
@@ -73,7 +73,7 @@ def make_zygote(options: WorkerOptions, environment: Mapping[str, str], progress
     if why_not is None:
         progress.phase("importing")
         try:
-            return imports.import_and_fork(str(options.model), environment)
+            return preload.import_and_fork(str(options.model), environment)
         except CannotFork as exc:
             why_not = str(exc)
     logger.info("engine cores start afresh: %s", why_not)

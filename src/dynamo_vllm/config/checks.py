@@ -1,6 +1,6 @@
 """Runs every rule over options, before anything heavy is imported. A rule raises ConfigError with the fix.
 
-A new one is a function in `config/rules/`, in its table, with a case in `tests/unit/test_checks.py`.
+A new one is a function in `config/rules/`, in its table, with a case in `tests/unit/config/test_checks.py`.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def cpu_eager(user: UserArgs, at: Situation) -> Fired | None:
 def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or "worker_extension_cls" in user:
         return None
-    value = "dynamo_vllm.engine.cpu_mend.KeepsSeeds"
+    value = "dynamo_vllm.engine.patches.cpu_worker.KeepsSeeds"
     return Fired("worker_extension_cls", value, "a seeded prompt prefilled in steps ends vLLM's CPU engine")
 
 
@@ -274,7 +274,7 @@ def lora_slots(user: UserArgs, at: Situation) -> Fired | None:
 def memory_reports(user: UserArgs, at: Situation) -> Fired | None:
     if at.device == "cpu" or not user.get("enable_sleep_mode") or "worker_extension_cls" in user:
         return None
-    value = "dynamo_vllm.engine.gpu_memory.TellsMemory"
+    value = "dynamo_vllm.engine.process.gpu_memory.TellsMemory"
     return Fired("worker_extension_cls", value, "sleep says how much memory it freed")
 
 

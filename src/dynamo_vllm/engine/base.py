@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
-    from dynamo_vllm.engine.vitals import Vitals
+    from dynamo_vllm.engine.process.activity import Vitals
     from dynamo_vllm.job import Adapter, AnswerParser, Embeds, EngineFacts, Job, Media, MediaPrompt
     from dynamo_vllm.wire_openai import ChatBody
 
@@ -192,7 +192,7 @@ class EncodedEngine(MediaEngine, Protocol):
     """An engine that takes media as an encode worker left them."""
 
     async def read_encoded(self, name: str) -> Any:
-        """What stands for the medium in `job.Media`; raises ec_folder.Unusable."""
+        """What stands for the medium in `job.Media`; raises encoder_cache.folder.Unusable."""
 
 
 class PromptMaker(Protocol):

@@ -47,7 +47,7 @@ from dynamo_vllm.job import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynamo_vllm.engine.vitals import Vitals
+    from dynamo_vllm.engine.process.activity import Vitals
     from dynamo_vllm.job import Media
 
 REPORT_SECONDS = 0.1

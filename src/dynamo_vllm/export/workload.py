@@ -14,14 +14,14 @@ from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags, flag
 from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.supervise import plan as plans
 from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.planning import plan as plans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dynamo_vllm.config.topology import Topology, Values, WorkerGroup
-    from dynamo_vllm.supervise.plan import Plan, Process
+    from dynamo_vllm.supervise.planning.plan import Plan, Process
 
 MODELS = "/models"
 """Where every container sees the volume of models."""

@@ -3,8 +3,8 @@
     fetching → verifying → adding → publishing → loaded → unloading → gone
         └──────────┴──────────┴─────────┴→ failed (visible with its reason until the next load of the name)
 
-One act at a time per name (`lora.acts`). A call that asks for what the latest act of the name is about to do
-joins it: fifty loads of one name fetch once, and all unloads that wait for the same end succeed.
+One act at a time per name (`keyed_tasks`). A call that asks for what the latest act of the name is about to
+do joins it: fifty loads of one name fetch once, and all unloads that wait for the same end succeed.
 
 A load of a name that is loaded fetches again and compares the content, because a path or a branch may hold
 something else by now; sources know cheaper ways to find out than a second download.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dynamo_vllm.errors import AdapterConflict, AdapterUnknown, NoRoom, UnknownModel, WrongState
 from dynamo_vllm.job import Adapter
 from dynamo_vllm.lora import names
-from dynamo_vllm.lora.acts import Acts
+from dynamo_vllm.lora.keyed_tasks import Acts
 from dynamo_vllm.lora.slots import Entry, Lease, Slot, State
 
 if TYPE_CHECKING:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from dynamo_vllm.errors import MediaRefused, MediaTooLarge, Overloaded
-from dynamo_vllm.media import addresses, audio, fetch, files, image, sniff, video
-from dynamo_vllm.media.addresses import Reach
+from dynamo_vllm.media.admission import Clock, give
 from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits, Room
 from dynamo_vllm.media.cache import MediaCache
+from dynamo_vllm.media.cancellation import Watch
+from dynamo_vllm.media.decode import audio, image, sniff, video
+from dynamo_vllm.media.decode.frame_sampling import SAMPLERS
+from dynamo_vllm.media.fetch import addresses, files
+from dynamo_vllm.media.fetch import http as fetch_http
+from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.memory import Memory, holding
-from dynamo_vllm.media.sampling import SAMPLERS
-from dynamo_vllm.media.turns import Clock, give
-from dynamo_vllm.media.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.media.admission import Places
     from dynamo_vllm.media.base import Audio, Kind, MediaRef, Pixels, PixelSource, Video
+    from dynamo_vllm.media.decode.frame_sampling import Sampler
     from dynamo_vllm.media.memory import Hold
-    from dynamo_vllm.media.sampling import Sampler
-    from dynamo_vllm.media.turns import Places
 
 HASH_INLINE_BYTES = 1 << 18
 """Up to here hashing is quicker than handing it to a thread."""
@@ -131,7 +133,7 @@ class Loader:
         self._threads_for_slow = asyncio.Semaphore(max(1, threads // 2))  # pictures go on beside videos
         self._readers = ThreadPoolExecutor(at_once, "media-read")
         self._resolvers = ThreadPoolExecutor(at_once, "media-dns")  # a name server may hold them up for long
-        self._client = fetch.Client(limits, reach, addresses.system_resolver(self._resolvers))
+        self._client = fetch_http.Client(limits, reach, addresses.system_resolver(self._resolvers))
 
     async def load(self, ref: MediaRef) -> MediaItem:
         return (await self.load_all([ref]))[0]
@@ -191,7 +193,7 @@ class Loader:
         if ref.pixels is not None or _scheme(ref.url) in ("data", "file"):
             return ()
         _check_length(ref.url)
-        host = fetch.Hop.parse(ref.url).host.rstrip(".")
+        host = fetch_http.Hop.parse(ref.url).host.rstrip(".")
         places = self._hosts.get(host)  # as long as somebody has or wants one
         if places is None:
             places = self._hosts[host] = asyncio.Semaphore(self._slots_of_host)
@@ -222,7 +224,7 @@ class Loader:
         scheme = _scheme(url)
         max_bytes = self._limits.max_bytes
         if scheme == "data":
-            return await loop.run_in_executor(self._readers, fetch.read_data_url, url, max_bytes)
+            return await loop.run_in_executor(self._readers, fetch_http.read_data_url, url, max_bytes)
         _check_length(url)
         if scheme == "file":
             return await loop.run_in_executor(self._readers, files.read_file, url, self._folder, max_bytes)
@@ -310,8 +312,8 @@ class Loader:
 
 
 def _check_length(url: str) -> None:
-    if len(url) > fetch.MAX_URL:
-        raise MediaRefused(f"the URL has more than {fetch.MAX_URL} characters")
+    if len(url) > fetch_http.MAX_URL:
+        raise MediaRefused(f"the URL has more than {fetch_http.MAX_URL} characters")
 
 
 def _scheme(url: str) -> str:

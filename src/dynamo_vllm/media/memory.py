@@ -13,12 +13,12 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.media.turns import FOREVER, give, take
+from dynamo_vllm.media.admission import FOREVER, give, take
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from dynamo_vllm.media.turns import Clock, Places
+    from dynamo_vllm.media.admission import Clock, Places
 
 _current: ContextVar[Hold | None] = ContextVar("hold", default=None)
 

@@ -1,7 +1,7 @@
 """The encode role: runs the model's encoder on a request's media and says under which names the output is.
 
-The output goes into a folder (`engine.ec_folder`) that the workers which ask have too. What is there already
-is not encoded again, whoever encoded it.
+The output goes into a folder (`engine.encoder_cache.folder`) that the workers which ask have too. What is
+there already is not encoded again, whoever encoded it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dynamo_vllm.roles.base import RoleCard
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo_vllm.engine.ec_folder import Folder
+    from dynamo_vllm.engine.encoder_cache.folder import Folder
     from dynamo_vllm.errors import RequestError
     from dynamo_vllm.job import Adapter, EngineFacts, Media
     from dynamo_vllm.media.base import MediaRef

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dynamo_vllm.engine.ec_folder import Unusable
+from dynamo_vllm.engine.encoder_cache.folder import Unusable
 from dynamo_vllm.errors import DynamoVllmError
 from dynamo_vllm.job import Media
 from dynamo_vllm.roles import encode

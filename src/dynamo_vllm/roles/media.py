@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dynamo_vllm.engine.kv_event_mend import ROUTED
+from dynamo_vllm.engine.patches.kv_events import ROUTED
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.media.base import MAX_CHANNELS, Audio, MediaRef, Pixels, Video

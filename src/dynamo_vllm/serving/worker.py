@@ -15,33 +15,23 @@ from dynamo_vllm.config import build, nodes, planes
 from dynamo_vllm.config.encoders import folder_of
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
-from dynamo_vllm.engine import vllm_start
+from dynamo_vllm.engine import machine
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
-from dynamo_vllm.serving import (
-    adapters,
-    admin,
-    assembly,
-    headless,
-    keeper,
-    lending,
-    lifeline,
-    listeners,
-    metrics,
-    parsers,
-    parts,
-    peers,
-    runtime,
-    scratch,
-    system_port,
-    tracing,
-    warmup,
-)
-from dynamo_vllm.serving.assembly import Started
-from dynamo_vllm.serving.dump import Dump
-from dynamo_vllm.serving.ending import EXIT_ENGINE_DEAD, close_engine, on_dead_engine, on_signals
-from dynamo_vllm.serving.progress import Progress
+from dynamo_vllm.serving import factories, scratch, wiring
+from dynamo_vllm.serving.admin import adapters
+from dynamo_vllm.serving.admin import endpoint as admin_endpoint
+from dynamo_vllm.serving.admin.config_dump import Dump
+from dynamo_vllm.serving.encoding import transfer as encoding_transfer
+from dynamo_vllm.serving.lifecycle import headless, node_link, warmup
+from dynamo_vllm.serving.lifecycle.progress import Progress
+from dynamo_vllm.serving.lifecycle.shutdown import EXIT_ENGINE_DEAD, close_engine, on_dead_engine, on_signals
+from dynamo_vllm.serving.metrics import load_meter
+from dynamo_vllm.serving.plane import etcd_lease, kv_compatibility, parsers, runtime, socket_options
+from dynamo_vllm.serving.request import tracing
+from dynamo_vllm.serving.system_port import handler as system_port_handler
+from dynamo_vllm.serving.wiring import Started
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,11 +40,11 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.base import Engine
     from dynamo_vllm.forking import Zygote
     from dynamo_vllm.media.base import MediaLoader
-    from dynamo_vllm.serving.assembly import Assembled
-    from dynamo_vllm.serving.endpoints import Registration
-    from dynamo_vllm.serving.lifecycle import Lifecycle
-    from dynamo_vllm.serving.runtime import Runtime
-    from dynamo_vllm.serving.tracing import Tracing
+    from dynamo_vllm.serving.lifecycle.states import Lifecycle
+    from dynamo_vllm.serving.plane.registration import Registration
+    from dynamo_vllm.serving.plane.runtime import Runtime
+    from dynamo_vllm.serving.request.tracing import Tracing
+    from dynamo_vllm.serving.wiring import Assembled
 
 logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 15.0
@@ -63,9 +53,9 @@ SHUTDOWN_SECONDS = 15.0
 def refuse(options: WorkerOptions) -> None:
     """What is wrong and quickly found, before anything takes its time."""
     if options.engine == "vllm":
-        vllm_start.refuse_missing_library()
+        machine.refuse_missing_library()
     parsers.refuse_unknown(options)
-    parts.refuse_missing_folder(str(options.model))
+    factories.refuse_missing_folder(str(options.model))
 
 
 async def run(
@@ -88,12 +78,12 @@ async def run(
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
     # Where there are other nodes, they must reach this one.
     kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
-    with scratch.folder() as scratch_folder, listeners.kept_here(kept_host, own_ports):
+    with scratch.folder() as scratch_folder, socket_options.kept_here(kept_host, own_ports):
         drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
-        options = await parts.with_local_model(options, engine_argv, environment, progress)
-        options = parts.with_media_template(options, scratch_folder)
+        options = await factories.with_local_model(options, engine_argv, environment, progress)
+        options = factories.with_media_template(options, scratch_folder)
         dumped.add("options", build.shown(options))
-        settings = parts.engine_settings(options, engine_argv, environment, scratch_folder)
+        settings = factories.engine_settings(options, engine_argv, environment, scratch_folder)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote
         )
@@ -101,14 +91,14 @@ async def run(
             os.makedirs(settings.prometheus_folder, exist_ok=True)
         if node.is_headless:
             return await headless.run(settings, drt, progress, options.admin_token)
-        meter = metrics.LoadMeter()
-        engine = parts.make_engine(options, settings, meter.record, progress.phase)
-        with system_port.opened(options, runtime_port) as front:
+        meter = load_meter.LoadMeter()
+        engine = factories.make_engine(options, settings, meter.record, progress.phase)
+        with system_port_handler.opened(options, runtime_port) as front:
             try:
-                async with lifeline.followers(node, options.admin_token, options.node_peers) as followers:
+                async with node_link.followers(node, options.admin_token, options.node_peers) as followers:
                     facts = await engine.start()
                     dumped.add("engine", facts)
-                    options = parts.with_sounds_noticed(options, facts, scratch_folder)
+                    options = factories.with_sounds_noticed(options, facts, scratch_folder)
                     started = Started(
                         options=options,
                         drt=drt,
@@ -116,7 +106,7 @@ async def run(
                         facts=facts,
                         meter=meter,
                         progress=progress,
-                        connector=parts.connector_of(options, engine_argv),
+                        connector=factories.connector_of(options, engine_argv),
                         encoder_folder=folder_of(options, engine_flags(engine_argv)),
                         followers=followers,
                         front=front,
@@ -125,7 +115,7 @@ async def run(
                         scratch_folder=scratch_folder,
                     )
                     with tracing.opened(options, started.model) as traces:
-                        async with parts.media_loader(options, facts, engine) as loader:
+                        async with factories.media_loader(options, facts, engine) as loader:
                             return await serve(started, loader, traces)
             finally:
                 await close(engine, drt)
@@ -133,11 +123,11 @@ async def run(
 
 def joined(options: WorkerOptions, engine_argv: Sequence[str]) -> Runtime:
     """The runtime with every endpoint this worker may serve or ask."""
-    addresses = [options.address, *admin.handled(options.address)]
+    addresses = [options.address, *admin_endpoint.handled(options.address)]
     if options.role in ("prefill", "decode"):
-        addresses.append(peers.endpoint_of(options.address))
+        addresses.append(kv_compatibility.endpoint_of(options.address))
     if folder_of(options, engine_flags(engine_argv)) is not None:
-        addresses += [*parts.encoders_of(options), lending.endpoint_of(options.address)]
+        addresses += [*factories.encoders_of(options), encoding_transfer.endpoint_of(options.address)]
     return runtime.Runtime(runtime.create(options), addresses)
 
 
@@ -146,12 +136,12 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
     options, progress, endpoint = started.options, started.progress, started.endpoint
     ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     engine_died = on_dead_engine(ending)
-    made = await assembly.assemble(started, loader, engine_died)
+    made = await wiring.assemble(started, loader, engine_died)
     registration, lifecycle = made.registration, made.lifecycle
     started.followers.lost.add_done_callback(lambda lost: engine_died(lost.result()))
-    last_error = metrics.LastError()
-    generate = assembly.answering(started, made, engine_died, last_error, traces)
-    exposition = await assembly.expose(started, made)
+    last_error = load_meter.LastError()
+    generate = wiring.answering(started, made, engine_died, last_error, traces)
+    exposition = await wiring.expose(started, made)
     await warm(started, made)
     await join_peers(started, registration)
     with events.publishers(
@@ -161,15 +151,15 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
         await registration.publish()
         # Requests come from here on, before the first adapters are there: whatever ends them is heard.
         on_signals(ending, lambda: lifecycle.state is State.STOPPED)
-        watching = asyncio.create_task(assembly.monitor(started, made).run())
+        watching = asyncio.create_task(wiring.monitor(started, made).run())
         keeping = asyncio.create_task(
-            keeper.keep(started.etcd, options.discovery_folder, endpoint.connection_id())
+            etcd_lease.keep(started.etcd, options.discovery_folder, endpoint.connection_id())
         )
         serving = asyncio.create_task(registration.serve(generate, made.role.health_check()))
 
         async def open_up() -> None:
             await adapters.load_first(made.registry, options.lora_modules, progress.phase)
-            assembly.open_to_operators(started, made, last_error, engine_died)
+            wiring.open_to_operators(started, made, last_error, engine_died)
             lifecycle.ready()
             started.followers.ready()
             progress.phase(
@@ -208,7 +198,9 @@ async def join_peers(started: Started, registration: Registration) -> None:
     started.progress.phase("registering")
     if started.connector is not None and options.role in ("prefill", "decode"):
         terms = started.facts.terms
-        await peers.Peers(started.drt, options.address, registration.names[0], options.role, terms).join()
+        await kv_compatibility.Peers(
+            started.drt, options.address, registration.names[0], options.role, terms
+        ).join()
 
 
 def settle() -> None:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from dynamo_vllm.config import build, planes
 from dynamo_vllm.config.options import ReachOptions
-from dynamo_vllm.serving.etcd import Etcd, EtcdError
+from dynamo_vllm.serving.plane.etcd import Etcd, EtcdError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.serving.ending import end_signals, is_repeated_hangup
-from dynamo_vllm.supervise import child as children
+from dynamo_vllm.serving.lifecycle.shutdown import end_signals, is_repeated_hangup
 from dynamo_vllm.supervise import discovery, hints
-from dynamo_vllm.supervise.ended import Ended, describe
 from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
-from dynamo_vllm.supervise.log_files import LogFiles
 from dynamo_vllm.supervise.probe import Probe
+from dynamo_vllm.supervise.process import child as children
+from dynamo_vllm.supervise.process.ended import Ended, describe
+from dynamo_vllm.supervise.process.log_files import LogFiles
+from dynamo_vllm.supervise.process.zygote import WorkerZygote
 from dynamo_vllm.supervise.targets import Targets
-from dynamo_vllm.supervise.zygote import WorkerZygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from dynamo_vllm.supervise.child import Child
-    from dynamo_vllm.supervise.plan import Plan, Process
+    from dynamo_vllm.supervise.planning.plan import Plan, Process
+    from dynamo_vllm.supervise.process.child import Child
     from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dynamo_vllm.supervise.plan import Process
+    from dynamo_vllm.supervise.planning.plan import Process
 
 JOBS = {True: "dynamo-vllm-worker", False: "dynamo-vllm-frontend"}
 """What the rules in deploy/observability call them; by whether it is a worker."""

@@ -11,17 +11,17 @@ from dynamo_vllm.admin.verbs import VERBS, perform
 from dynamo_vllm.engine.base import EngineOp, ResetCache, Sleep, StartProfile, StopProfile
 from dynamo_vllm.engine.fake import FakeEngine
 from dynamo_vllm.errors import EngineDead
-from dynamo_vllm.serving import lifecycle
-from dynamo_vllm.serving.adapters import NONE
-from dynamo_vllm.serving.lifecycle import Lifecycle, Parts
+from dynamo_vllm.serving.admin.adapters import NONE
+from dynamo_vllm.serving.lifecycle import states as lifecycle_states
+from dynamo_vllm.serving.lifecycle.states import Lifecycle, Parts
 from harness.fakes import make_worker
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no frontend here that must first hear of a sleep."""
-    monkeypatch.setattr(lifecycle, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(lifecycle, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle_states, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(lifecycle_states, "QUIET_SECONDS", 0.0)
 
 
 class Alone:

@@ -12,8 +12,8 @@ import pytest
 
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.errors import MediaRefused, Overloaded
-from dynamo_vllm.media import audio, image
 from dynamo_vllm.media.base import MEGABYTE, MediaLimits, MediaRef
+from dynamo_vllm.media.decode import audio, image
 from dynamo_vllm.media.loader import Loader, from_options, make_loader
 from harness import media
 
@@ -54,7 +54,7 @@ async def test_fault_of_ours_comes_as_itself(loader: Loader, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("dynamo_vllm.media.image.decode", fail)
+    monkeypatch.setattr("dynamo_vllm.media.decode.image.decode", fail)
     with pytest.raises(MemoryError):
         await loader.load_all([MediaRef("image", media.data_url(PNG))] * 2)
 

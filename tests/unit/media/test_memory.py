@@ -9,8 +9,8 @@ import weakref
 import pytest
 
 from dynamo_vllm.errors import Overloaded
+from dynamo_vllm.media.admission import Clock
 from dynamo_vllm.media.memory import Hold, Memory, held_by_request, holding
-from dynamo_vllm.media.turns import Clock
 
 
 class Thing:

@@ -1,0 +1,169 @@
+"""vLLM's encoder-cache connector over a shared folder (`folder`); runs in the engine's processes.
+
+vLLM 0.30 has one of its own (ECExampleConnector), which writes in place, never removes a file, and ends the
+engine when a file is missing or does not fit at the moment of use. Here a consumer reads and checks a file in
+the scheduler, before it decides who encodes; the tensor then travels with the step. What cannot be read is
+encoded here, as if there were no connector.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata
+from vllm.distributed.ec_transfer.ec_connector.utils import (
+    PlaceholderMetadataResolver,
+    collect_ec_item_metadata,
+)
+
+from dynamo_vllm.engine.encoder_cache.folder import FOLDER, MAX_BYTES, Folder, Unusable
+from dynamo_vllm.engine.vllm import kv_compatibility
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(f"vllm.{__name__}")  # vLLM sets up those below its own in each process
+_MAX_TOLD = 4096
+
+
+def width(model: ModelConfig) -> int:
+    """Columns of an encoder's output: Qwen3-VL puts what later layers add beside the embeddings."""
+    vision = getattr(model.hf_config, "vision_config", None)
+    more = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    return int(model.get_inputs_embeds_size()) * (1 + more)
+
+
+@dataclass
+class Step(ECConnectorMetadata):  # type: ignore[misc]  # vLLM has no types
+    """What the scheduler tells the workers with one step."""
+
+    loaded: dict[str, torch.Tensor] = field(default_factory=dict)
+    """For a consumer: what the folder had."""
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """For a producer: what is known about each medium it is to write."""
+
+
+class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no types
+    def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config, role)
+        model, transfer = vllm_config.model_config, vllm_config.ec_transfer_config
+        extra = transfer.ec_connector_extra_config
+        self._folder = Folder(
+            Path(extra[FOLDER], kv_compatibility.encoder(vllm_config)), int(extra[MAX_BYTES])
+        )
+        self._width, self._dtype = width(model), model.dtype
+        self._resolver = PlaceholderMetadataResolver(model)
+        self._step = Step()
+        self._seen: set[str] = set()
+        self._rows: dict[str, int] = {}
+        self._users: Counter[str] = Counter()
+        self._ready: dict[str, torch.Tensor] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+
+    # --- in the scheduler ---------------------------------------------------------------------------------
+
+    def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
+        """Called for each request in each step, before any other: notes what it has. Never waits."""
+        if request.request_id in self._seen:
+            return True
+        self._seen.add(request.request_id)
+        if self.is_producer:
+            items = collect_ec_item_metadata(request.mm_features, self._resolver)
+            self._step.about |= {name: item["metadata"] for name, item in items.items()}
+        else:
+            for feature in request.mm_features:
+                self._rows[feature.identifier] = feature.mm_position.get_num_embeds()
+                self._users[feature.identifier] += 1
+        return True
+
+    def has_cache_item(self, identifier: str) -> bool:
+        """Asked before the encoder is given work, when the engine's own cache has nothing.
+
+        A producer has nothing to do for what is in the folder. vLLM then takes it for cached, and would not
+        write it again once it is gone from the folder; but vLLM's memory of media is far shorter.
+        """
+        if self.is_producer:
+            return self._folder.has(identifier)
+        if identifier not in self._rows:
+            return False
+        if identifier not in self._ready:
+            try:
+                self._ready[identifier], _ = self._folder.read(
+                    identifier, self._width, self._dtype, self._rows[identifier]
+                )
+            except Unusable as exc:
+                logger.info("medium %s is encoded here: %s", identifier[-8:], exc)
+                return False
+        return True
+
+    def update_state_after_alloc(self, request: Request, index: int) -> None:
+        name = request.mm_features[index].identifier
+        if name in self._ready:
+            self._step.loaded[name] = self._ready.pop(name)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Step:
+        step, self._step = self._step, Step()
+        return step
+
+    def request_finished(self, request: Request) -> tuple[bool, None]:
+        if request.request_id not in self._seen:
+            return False, None
+        self._seen.remove(request.request_id)
+        for feature in request.mm_features if self.is_consumer else ():
+            name = feature.identifier
+            self._users[name] -= 1
+            if self._users[name] <= 0:
+                del self._users[name], self._rows[name]
+                self._ready.pop(name, None)
+        return False, None
+
+    # --- in the workers -----------------------------------------------------------------------------------
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
+        from vllm.platforms import current_platform
+
+        device = current_platform.device_type
+        if current_platform.is_cuda_alike():
+            device = f"{device}:{current_platform.current_device()}"
+        for name, tensor in self._bound.loaded.items():
+            if name not in encoder_cache:
+                encoder_cache[name] = tensor.to(device)
+
+    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
+        """What the engine still has and the folder has not any more is written again."""
+        for name, about in self._bound.about.items():
+            if name in encoder_cache:
+                if not self._folder.has(name):
+                    self._write(name, encoder_cache[name], about)
+            else:
+                self._told[name] = about
+        while len(self._told) > _MAX_TOLD:  # of requests that were given up
+            del self._told[next(iter(self._told))]
+
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
+        """Called as soon as a medium is encoded; its request ends after the step."""
+        if self.is_producer:
+            self._write(mm_hash, encoder_cache[mm_hash], self._told.pop(mm_hash, {}))
+
+    def _write(self, name: str, tensor: torch.Tensor, about: dict[str, Any]) -> None:
+        if get_tensor_model_parallel_rank() != 0:  # every rank has the whole of it
+            return
+        try:
+            self._folder.write(name, tensor, about)
+        except OSError as exc:  # a full disk must not end the engine
+            logger.warning("medium %s is not handed over: %s", name[-8:], exc)
+
+    @property
+    def _bound(self) -> Step:
+        step = self._get_connector_metadata()
+        assert isinstance(step, Step)
+        return step

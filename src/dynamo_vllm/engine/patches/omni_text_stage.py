@@ -1,0 +1,71 @@
+"""Plain language models as stages of vLLM-Omni.
+
+vLLM-Omni 0.30 passes its stages arguments of its own, which the classes of vLLM do not take, and looks for a
+stage's class in two registries. For each architecture there is a class here that drops what the plain one
+does not know: `OmniStageQwen3ForCausalLM` for `Qwen3ForCausalLM`. It is made when it is looked up, so that
+every architecture of vLLM that writes text can be a stage.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from typing import Any
+
+from dynamo_vllm.engine.machine import device
+
+PREFIX = "OmniStage"
+ARCHITECTURE_VARIABLE = "DYN_VLLM_OMNI_ARCHITECTURE"
+"""The plain architecture; set by the worker for the processes of the stages."""
+
+
+def register() -> None:
+    """In a process of a stage: make the class known to both registries."""
+    architecture = os.environ.get(ARCHITECTURE_VARIABLE)
+    if not architecture:
+        return
+    from vllm.model_executor.models import ModelRegistry
+    from vllm_omni.model_executor.models import OmniModelRegistry
+
+    for registry in (ModelRegistry, OmniModelRegistry):
+        registry.register_model(PREFIX + architecture, f"{__name__}:{PREFIX}{architecture}")
+    if device() == "cpu":
+        from dynamo_vllm.engine.patches import cpu_worker  # noqa: F401  # importing it is what mends
+
+
+def __getattr__(name: str) -> type:
+    if not name.startswith(PREFIX):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return stage_class(name.removeprefix(PREFIX))
+
+
+@functools.cache
+def stage_class(architecture: str) -> type:
+    """The stage's class for an architecture of vLLM."""
+    from vllm.model_executor.models import ModelRegistry
+
+    plain: Any = ModelRegistry.models[architecture].load_model_cls()
+    known = frozenset(inspect.signature(plain.forward).parameters)
+
+    class Stage(plain):  # type: ignore[misc]
+        def forward(
+            self,
+            input_ids: Any,
+            positions: Any,
+            intermediate_tensors: Any = None,
+            inputs_embeds: Any = None,
+            **more: Any,
+        ) -> Any:
+            kept = {name: value for name, value in more.items() if name in known}
+            return super().forward(
+                input_ids,
+                positions,
+                intermediate_tensors=intermediate_tensors,
+                inputs_embeds=inputs_embeds,
+                **kept,
+            )
+
+    Stage.__name__ = Stage.__qualname__ = PREFIX + architecture
+    Stage.__module__ = __name__
+    return Stage

@@ -1,0 +1,146 @@
+"""Makes vLLM's engine cores by forking them from a zygote of the worker, which has imported vLLM.
+
+vLLM 0.30 spawns or forks them. A spawned core imports all of vLLM again, which takes a third to a half of a
+start. A core that was forked from the worker would copy a process whose other threads, the runtime's among
+them, may hold locks. The zygote has one thread, and the core that it forks is the worker's child too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+from multiprocessing import util
+from multiprocessing.context import BaseContext, set_spawning_popen
+from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm import forking
+from dynamo_vllm.engine import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm.config import VllmConfig
+
+_PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
+_inherited: list[int] = []
+"""In a forked process: the file descriptors that came with it."""
+
+
+@contextlib.contextmanager
+def forked_cores(zygote: forking.Zygote | None, config: VllmConfig) -> Iterator[None]:
+    """Within, engine cores and their coordinator are forked from the zygote, if any; then it ends."""
+    if zygote is None:
+        yield
+        return
+    if config.parallel_config.numa_bind:  # which vLLM does by starting another program
+        zygote.close()
+        yield
+        return
+    from vllm.v1.engine import coordinator, utils
+
+    modules = (coordinator, utils)
+    originals = [module.get_mp_context for module in modules]
+    for module in modules:
+        module.get_mp_context = lambda: _Context(zygote)
+    try:
+        yield
+    finally:
+        for module, original in zip(modules, originals, strict=True):
+            module.get_mp_context = original
+        zygote.close()
+
+
+class _Context(BaseContext):
+    """What vLLM takes for a context of `multiprocessing`."""
+
+    _name = "zygote"
+
+    def __init__(self, zygote: forking.Zygote) -> None:
+        self._zygote = zygote
+
+    def Process(self, **about: Any) -> _Process:  # its name there
+        process = _Process(**about)
+        process.zygote = self._zygote
+        return process
+
+
+class _Process(BaseProcess):
+    """A process that a zygote forks when it is started."""
+
+    _start_method = None
+    zygote: forking.Zygote | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "zygote"}
+
+    @staticmethod
+    def _Popen(process: _Process) -> _Popen:
+        return _Popen(process)
+
+
+class _Popen(Popen):
+    """Our child, as if we had forked it."""
+
+    method = "zygote"
+
+    def _launch(self, process: _Process) -> None:
+        assert process.zygote is not None
+        self._fds: list[int] = []
+        buffer = io.BytesIO()
+        # So that pipes among its arguments come to `duplicate_for_child`.
+        set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(process)
+        finally:
+            set_spawning_popen(None)
+        # vLLM's own choice for the shards of a core, which has one thread when it makes them.
+        more = {_PROCESSES: "fork"} if machine.device() == "cuda" else {}
+        sentinel, kept_by_child = os.pipe()
+        task = forking.Task(
+            call=f"{__name__}:run",
+            args=(buffer.getvalue(),),
+            env={**os.environ, **more},
+            end_signal=signal.SIGKILL,
+        )
+        try:
+            self.pid = process.zygote.fork(task, [kept_by_child, *self._fds])
+        finally:
+            os.close(kept_by_child)
+        self.sentinel = sentinel
+        self.finalizer = util.Finalize(self, os.close, (sentinel,))
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds)
+
+    @staticmethod
+    def DupFd(number: int) -> _Fd:
+        return _Fd(number)
+
+
+class _Fd:
+    """A file descriptor on its way to a forked process."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def detach(self) -> int:
+        return _inherited[self._number]
+
+
+def run(fds: list[int], payload: bytes) -> int:
+    """In the forked process."""
+    _inherited[:] = fds
+    import torch
+
+    # As OpenMP would choose for a process that starts afresh; the zygote's libraries were given one thread.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    process: _Process = pickle.loads(payload)
+    code: int = process._bootstrap()  # type: ignore[attr-defined]
+    return code

@@ -1,0 +1,152 @@
+"""Imports vLLM once, in one thread, for the processes that are forked from here.
+
+`python -m dynamo_vllm.engine.process.preload FD ARCHITECTURE…` is the zygote of a `serve`: FD is its end of a
+socket pair, on which it says when it is ready and is then asked for processes (`forking`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_vllm import forking
+from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.process import environment as vllm_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MODULE = __name__
+_VLLM = (
+    "vllm.engine.arg_utils",
+    "vllm.model_executor.model_loader.default_loader",
+    "vllm.parser.parser_manager",
+    "vllm.reasoning",
+    "vllm.renderers.hf",
+    "vllm.tool_parsers",
+    "vllm.usage.usage_lib",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.coordinator",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.metrics.loggers",
+    "vllm.v1.structured_output.backend_xgrammar",
+    "zmq.utils.garbage",
+)
+_OURS = (
+    "dynamo_vllm.engine.structured_output.vllm_grammars",
+    "dynamo_vllm.engine.vllm.control",
+    "dynamo_vllm.engine.vllm.convert",
+    "dynamo_vllm.engine.vllm.direct",
+    "dynamo_vllm.engine.vllm.kv_compatibility",
+    "dynamo_vllm.engine.vllm.media",
+    "dynamo_vllm.engine.vllm.output_socket",
+    "dynamo_vllm.engine.vllm.parsing",
+    "dynamo_vllm.engine.vllm.stats",
+)
+_OF_DEVICE = {"cpu": ("vllm.v1.worker.cpu_worker",), "cuda": ("vllm.v1.worker.gpu_worker",)}
+ONE_THREAD = {
+    name: "1"
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+}
+"""While importing: numerical libraries start a thread per core when they are loaded."""
+
+
+def import_vllm(architectures: Iterable[str] = ()) -> None:
+    """All of vLLM that a worker and its engine core need, and the classes of these models."""
+    machine.refuse_missing_library()
+    gc.disable()  # of thousands of modules nothing becomes garbage: a sixth of the time
+    for name in (*_VLLM, *_OF_DEVICE[machine.device()], *_OURS):
+        importlib.import_module(name)
+    for name in architectures:
+        with contextlib.suppress(ImportError):  # vLLM says it better, in the worker
+            _import_model(name)
+    gc.enable()
+
+
+def _import_model(architecture: str) -> None:
+    """vLLM 0.30 looks at a model's class in a process of its own, which imports all of vLLM once more, unless
+    the class is there already."""
+    from vllm import ModelRegistry
+
+    known = ModelRegistry.models.get(architecture)
+    if known is not None:
+        ModelRegistry.register_model(architecture, known.load_model_cls())
+
+
+def architectures_of(model: str) -> list[str]:
+    """What the configuration of a local model names; nothing where it cannot be read."""
+    try:
+        found = json.loads(Path(model, "config.json").read_text()).get("architectures")
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def import_and_fork(model: str, environment: Mapping[str, str]) -> forking.Zygote:
+    """Import vLLM here, unless it is, and make a zygote of a copy of this process. Raises CannotFork."""
+    more = import_environment(environment)
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    import_vllm(architectures_of(model))
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    name_process()
+    if (why_not := refusal()) is not None:
+        raise forking.CannotFork(why_not)
+    return forking.here()
+
+
+def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What must be set while vLLM is imported for processes that are forked then."""
+    return {**vllm_environment.import_environment(environment), **ONE_THREAD}
+
+
+def refusal() -> str | None:
+    """Why no process may be forked from this one; None where it may."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return "CUDA is initialised"
+    if found := forking.other_threads():
+        return f"other threads are running: {', '.join(found)}"
+    return None
+
+
+def name_process(title: str | None = None) -> None:
+    """What `ps` shows. Its library must be asked once before a forked process gets another environment."""
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.setproctitle(title or setproctitle.getproctitle())
+
+
+def main(argv: Sequence[str]) -> None:
+    connection = socket.socket(fileno=int(argv[0]))
+    owner = os.getppid()
+    name_process("dynamo-vllm zygote")
+    try:
+        import_vllm(argv[1:])
+        why_not = refusal()
+    except Exception as exc:
+        traceback.print_exc()
+        why_not = f"{type(exc).__name__}: {exc}"
+    connection.sendall(json.dumps({"refusal": why_not}).encode() + b"\n")
+    if why_not is None:
+        forking.serve(connection, owner)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,173 @@
+"""How vLLM's guides are judged, and what vLLM is kept from doing with those that nobody judged.
+
+vLLM 0.30 checks a guide on the event loop, and its engine core compiles it without a limit: 23 KB of a
+client's schema stopped the worker for 4 s, and 6 KB the guided requests of all others for minutes. Here both
+are done in a process that can be killed (`judge_child`) before the engine sees the guide.
+
+Schemas that neither xgrammar nor guidance takes are refused; vLLM 0.30 gives them to outlines. Outlines makes
+a regular expression of a schema, twice as long with every array inside another: 836 bytes took all memory.
+And the engine keeps the backend of the first request with a constraint: outlines would refuse grammars and
+choices ever after.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.patches import grammar_steps
+from dynamo_vllm.job import GUIDE_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.config import VllmConfig
+
+LOAD = f"{__name__}:load"
+KEPT_BYTES = 16 << 20
+"""What xgrammar may keep of the guides that one process judged."""
+_MENDED = "dynamo_vllm_mended"
+_USUAL = '{"type": "object", "properties": {"a": {"type": ["string", "number", "boolean", "null"]}}}'
+"""Compiled once, so that those who come later find the tables of its parts."""
+
+
+def mend() -> None:
+    """In the worker and in judges. Who chose outlines by --structured-outputs-config has it."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.structured_output import backend_outlines
+
+    if hasattr(SamplingParams._validate_structured_outputs, _MENDED):
+        return
+    backend_outlines.validate_structured_output_request_outlines = _only_if_chosen(
+        backend_outlines.validate_structured_output_request_outlines
+    )
+    SamplingParams._validate_structured_outputs = _unless_judged(SamplingParams._validate_structured_outputs)
+
+
+def _only_if_chosen(ask_outlines: Callable[[Any], None]) -> Callable[[Any], None]:
+    from vllm.exceptions import VLLMValidationError
+
+    def mended(params: Any) -> None:
+        if params.structured_outputs._backend != "auto":
+            ask_outlines(params)
+            return
+        why = sys.exception() or "xgrammar does not take it."  # its own words, as vLLM handles them
+        raise VLLMValidationError(f"{why} patternProperties cannot stand beside properties, for one")
+
+    return mended
+
+
+def _unless_judged(validate: Callable[..., None]) -> Callable[..., None]:
+    """A judge has done it, and named the backend, which vLLM's clients cannot."""
+
+    @functools.wraps(validate)
+    def mended(params: Any, *context: Any, **named: Any) -> None:
+        guide = params.structured_outputs
+        if guide is None or guide._backend is None:
+            validate(params, *context, **named)
+
+    setattr(mended, _MENDED, True)
+    return mended
+
+
+def payload(config: VllmConfig) -> bytes:
+    """What `load` needs, as vLLM sends it to its own processes."""
+    from multiprocessing.reduction import ForkingPickler
+
+    return bytes(ForkingPickler.dumps(config))
+
+
+def load(sent: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """In the process that judges are forked from: the tokenizer, and each backend that a guide may get."""
+    return Judging(pickle.loads(sent)).judge
+
+
+class Judging:
+    """Checks and compiles guides as vLLM does, in one thread."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        mend()
+        _compile_in_one_thread()
+        self._config = config
+        has_tokenizer = not config.model_config.skip_tokenizer_init
+        self._tokenizer = cached_tokenizer_from_config(config.model_config) if has_tokenizer else None
+        self._end_token = getattr(self._tokenizer, "eos_token_id", None)
+        chosen = config.structured_outputs_config.backend
+        names = ("xgrammar", "guidance") if chosen == "auto" else (chosen,)
+        self._backends = {name: self._backend(name) for name in names} if has_tokenizer else {}
+
+    def _backend(self, name: str) -> Any:
+        from vllm.v1.structured_output import GuidanceBackend, XgrammarBackend
+
+        vocabulary = self._config.model_config.get_vocab_size()
+        about = {"tokenizer": self._tokenizer, "vocab_size": vocabulary}
+        if name == "guidance":
+            return GuidanceBackend(self._config, **about)
+        if name == "outlines":
+            from vllm.v1.structured_output.backend_outlines import OutlinesBackend
+
+            return OutlinesBackend(self._config, **about)
+        if name == "lm-format-enforcer":
+            from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerBackend
+
+            return LMFormatEnforcerBackend(self._config, **about)
+        made = XgrammarBackend(self._config, **about)
+        made.compiler.compile_json_schema(_USUAL)
+        return made
+
+    def judge(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """What the engine is to get instead of it and by which backend, or why it is refused."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        config = self._config
+        try:
+            made = StructuredOutputsParams(**fields)
+            params = SamplingParams(structured_outputs=made)
+            params._validate_structured_outputs(
+                config.model_config, config.structured_outputs_config, self._tokenizer
+            )
+            self._compile(made)
+        except Exception as exc:
+            if _is_of_memory(exc):
+                raise MemoryError from None
+            return {"refused": str(exc.args[0]) if exc.args else str(exc)}
+        changes = {k: v for k in GUIDE_KINDS if (v := getattr(made, k)) != fields.get(k)}
+        return {"backend": made._backend, "changes": changes}
+
+    def _compile(self, made: Any) -> None:
+        """With each backend: the engine core keeps the first it was given, whatever is asked for later."""
+        from vllm.v1.structured_output.request import get_structured_output_key
+
+        kind, text = get_structured_output_key(made)
+        for name, backend in self._backends.items():
+            try:
+                grammar = backend.compile_grammar(kind, text)
+                grammar_steps.walk(grammar, backend.allocate_token_bitmask(1), self._end_token)
+            except Exception as exc:
+                if name == made._backend or isinstance(exc, grammar_steps.TooSlow) or _is_of_memory(exc):
+                    raise
+
+
+def _compile_in_one_thread() -> None:
+    """vLLM lets xgrammar use eight, which are in each other's way in a process that may use little."""
+    import xgrammar
+
+    class Compiler(xgrammar.GrammarCompiler):
+        def __init__(self, tokenizer_info: Any, **_: Any) -> None:
+            super().__init__(tokenizer_info, max_threads=1, cache_limit_bytes=KEPT_BYTES)
+
+    xgrammar.GrammarCompiler = Compiler  # type: ignore[misc]
+
+
+def _is_of_memory(exc: BaseException | None) -> bool:
+    """vLLM 0.30 takes any exception of a backend for a complaint about the guide."""
+    while exc is not None:
+        if isinstance(exc, MemoryError) or "bad_alloc" in str(exc):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False

@@ -1,0 +1,142 @@
+"""Sounds as one channel of floats at their own rate: WAV by ourselves, the rest apart, through soundfile.
+
+Both give what vLLM's loader gives, which takes soundfile for all of them; a model's rate is vLLM's affair.
+"""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dynamo_vllm.errors import MediaRefused, MediaTooLarge, MediaTypeUnknown
+from dynamo_vllm.media.base import MAX_SOUND_BYTES, Audio
+from dynamo_vllm.media.decode import process as decode_process
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dynamo_vllm.media.base import MediaLimits
+    from dynamo_vllm.media.cancellation import Watch
+    from dynamo_vllm.media.decode.sniff import Format
+
+MAX_RATE = 192_000
+MAX_CHANNELS = 8
+MAX_LEVEL = 2.0**31
+"""Full scale is 1, and whoever forgot to divide has this. Far above it a model's spectrum is no number."""
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_UNKNOWN_SIZE = 0xFFFFFFFF  # of a WAV that was written into a pipe
+
+
+def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tuple[Audio, int]:
+    """The sound, and the bytes it takes. Blocks, in a thread."""
+    watch.check()
+    sound = _one_channel(*_wav(data, limits)) if format.name == "WAV" else _apart(data, format, limits, watch)
+    if not sound.samples.size:
+        raise MediaRefused("there is no sound in it")
+    if not np.isfinite(sound.samples).all():
+        raise MediaRefused("the sound has samples that are no numbers")
+    if np.abs(sound.samples).max() > MAX_LEVEL:
+        raise MediaRefused("the sound has samples far above full scale, which is 1")
+    return sound, sound.samples.nbytes
+
+
+def _one_channel(channels: NDArray[np.float32], rate: int) -> Audio:
+    mono = channels[:, 0] if channels.shape[1] == 1 else np.mean(channels.T, axis=0)
+    return Audio(np.ascontiguousarray(mono, dtype=np.float32), rate)
+
+
+def _apart(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> Audio:
+    with decode_process.decoder(data, format, limits, watch) as decoder:
+        read = decoder.hear()
+        if not read["samples"]:
+            return Audio(np.zeros(0, dtype=np.float32), read["rate"])
+        memory = decoder.decoded(read["samples"] * 4)
+    return Audio(np.frombuffer(memory, dtype=np.float32), read["rate"])
+
+
+def _check(frames: int, rate: int, channels: int, limits: MediaLimits) -> None:
+    if not 0 < rate <= MAX_RATE or not 0 < channels <= MAX_CHANNELS:
+        raise MediaRefused(
+            f"a sound of {channels} channels at {rate} Hz is not taken; "
+            f"up to {MAX_CHANNELS} channels and {MAX_RATE} Hz are"
+        )
+    if frames > rate * limits.max_seconds:
+        raise MediaTooLarge(f"the sound lasts {frames / rate:.0f} s; the limit is {limits.max_seconds:g} s")
+    if frames * channels * 4 > MAX_SOUND_BYTES:
+        raise MediaTooLarge(f"the sound has more than {MAX_SOUND_BYTES // 4} samples")
+
+
+def _wav(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
+    """Samples (frames, channels), and the rate."""
+    head, body = _wav_chunks(data)
+    if len(head) < 16:
+        raise MediaRefused("the WAV is broken or cut off")
+    tag, channels, rate, _, _, bits = struct.unpack("<HHIIHH", head[:16])
+    if tag == _EXTENSIBLE and len(head) >= 26:
+        tag = int.from_bytes(head[24:26], "little")
+    if (tag, bits) not in _WIDTHS:
+        raise MediaTypeUnknown(f"a WAV of encoding {tag} with {bits} bits is not taken; PCM and floats are")
+    width = bits // 8 * channels
+    _check(len(body) // width if width else 0, rate, channels, limits)
+    whole = body[: len(body) // width * width]
+    return _floats(whole, tag, bits).reshape(-1, channels), rate
+
+
+_WIDTHS = {(_PCM, 8), (_PCM, 16), (_PCM, 24), (_PCM, 32), (_FLOAT, 32), (_FLOAT, 64)}
+
+
+def _wav_chunks(data: bytes) -> tuple[bytes, memoryview]:
+    """The format, and the samples."""
+    view, at, head = memoryview(data), 12, b""
+    while at + 8 <= len(view):
+        name, size = bytes(view[at : at + 4]), int.from_bytes(view[at + 4 : at + 8], "little")
+        start, at = at + 8, at + 8 + size + size % 2
+        if name == b"fmt ":
+            head = bytes(view[start : start + min(size, 64)])
+        if name == b"data":
+            if size == _UNKNOWN_SIZE:
+                size = len(view) - start
+            if start + size > len(view):
+                raise MediaRefused(
+                    f"the WAV is cut off: {len(view) - start} of {size} bytes of sound are there"
+                )
+            return head, view[start : start + size]
+    raise MediaRefused("the WAV is broken or cut off")
+
+
+def _floats(body: memoryview, tag: int, bits: int) -> NDArray[np.float32]:
+    """Full scale is 1, as libsndfile has it."""
+    if tag == _FLOAT:
+        return np.frombuffer(body, dtype="<f4" if bits == 32 else "<f8").astype(np.float32)
+    if bits == 8:
+        return (np.frombuffer(body, dtype=np.uint8).astype(np.float32) - np.float32(128)) / np.float32(128)
+    if bits == 24:
+        wide = np.zeros((len(body) // 3, 4), dtype=np.uint8)
+        wide[:, 1:] = np.frombuffer(body, dtype=np.uint8).reshape(-1, 3)
+        return wide.view("<i4")[:, 0].astype(np.float32) / np.float32(1 << 31)
+    scale = np.float32(1 << (bits - 1))
+    return np.frombuffer(body, dtype=f"<i{bits // 8}").astype(np.float32) / scale
+
+
+def of_library(data: bytes, name: str, limits: MediaLimits) -> Audio:
+    """Through soundfile, in the process of `apart`: its decoders were not made for hostile input."""
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: without its library
+        raise MediaTypeUnknown(
+            f"this worker has no decoder for {name}; send WAV, or its operator may run: pip install soundfile"
+        ) from None
+    try:
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            _check(file.frames, file.samplerate, file.channels, limits)
+            # In one piece: soundfile seeks after each, and an MP3 then goes on a little elsewhere. One frame
+            # more than is allowed, should the header lie.
+            most = int(file.samplerate * limits.max_seconds) + 1
+            samples: NDArray[np.float32] = file.read(most, dtype="float32", always_2d=True)
+            _check(len(samples), file.samplerate, file.channels, limits)
+            return _one_channel(samples, int(file.samplerate))
+    except soundfile.LibsndfileError as exc:
+        raise MediaRefused(f"the {name} is broken or cut off") from exc

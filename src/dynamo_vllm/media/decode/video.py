@@ -1,0 +1,56 @@
+"""Videos: frames as their model wants them, decoded apart from the worker."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media.base import Video
+from dynamo_vllm.media.decode import process as decode_process
+
+if TYPE_CHECKING:
+    from dynamo_vllm.media.base import MediaLimits
+    from dynamo_vllm.media.cancellation import Watch
+    from dynamo_vllm.media.decode.frame_sampling import Sampler
+    from dynamo_vllm.media.decode.sniff import Format
+
+
+def decode(
+    data: bytes, format: Format, sampler: Sampler, limits: MediaLimits, watch: Watch
+) -> tuple[Video, int]:
+    """The sampled frames, and the bytes they take. Blocks, in a thread."""
+    if _is_cut_off(data, format):
+        raise MediaRefused(f"the {format.name} is cut off")
+    with decode_process.decoder(data, format, limits, watch) as decoder:
+        length = decoder.hear()
+        decoder.say(_chosen(sampler, length["total"], length["rate"]))
+        read = decoder.hear()
+        shape = tuple(read["shape"])
+        memory = decoder.decoded(math.prod(shape))
+    frames = np.frombuffer(memory, dtype=np.uint8).reshape(shape)
+    return Video(frames, read["metadata"]), frames.nbytes
+
+
+def _is_cut_off(data: bytes, format: Format) -> bool:
+    """Whether the container promises bytes that are not there; a decoder would play what has come."""
+    if format.name == "AVI":
+        return 8 + int.from_bytes(data[4:8], "little") > len(data)
+    at = 0
+    while format.name == "MP4" and at + 8 <= len(data):
+        size, head = int.from_bytes(data[at : at + 4], "big"), 8
+        if size == 1:  # the size proper follows
+            size, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
+        if size == 0:  # to the end
+            return False
+        at += max(size, head)
+    return at > len(data)
+
+
+def _chosen(sampler: Sampler, total: int, rate: float) -> list[int]:
+    try:
+        return sampler.choose(total, rate)
+    except (ValueError, ZeroDivisionError):  # vLLM's own ways, of videos without a rate or of one frame
+        raise MediaRefused("the video is too short for this model, or does not tell its rate") from None

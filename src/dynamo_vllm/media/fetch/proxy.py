@@ -1,0 +1,220 @@
+"""A forward proxy on loopback, through which the frontend asks for pictures.
+
+The Rust frontend (1.6.1) asks for the first 4 KB of each picture by URL, to count its tokens for routing,
+before a worker has judged the URL; which hosts it may ask it knows only where it decodes pictures itself, and
+it takes some private addresses for public ones. It hears ALL_PROXY, so what it asks goes through here and is
+held to the same rules as what a worker asks. Without a picture's size it routes by text alone. Files of a
+model card, which it asks a worker for at an address from discovery, go through here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ipaddress
+import logging
+import secrets
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import h11
+
+from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media.fetch import addresses
+from dynamo_vllm.media.fetch.addresses import Reach
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+logger = logging.getLogger(__name__)
+
+HEAD_SECONDS = 10.0
+"""For a request's head, and for the way to the host."""
+IDLE_SECONDS = 60.0
+MOST_CONNECTIONS = 256
+PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+_ENDPOINTS = (
+    "HF_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "KUBERNETES_SERVICE_HOST",
+)
+"""Whom else the frontend's process may ask over HTTP; they are the operator's own."""
+_NOT_PASSED_ON = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te"))
+
+
+_ANYWHERE = Reach(networks=(ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")))
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_BROKEN_OFF = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+
+
+class Proxy:
+    """Listens from the beginning, so that its address can be written into the environment; `run` answers."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._password = secrets.token_urlsafe(16)
+        """Other users of this machine are not to ask hosts in the frontend's name."""
+        self._threads = ThreadPoolExecutor(4, "media-names")
+        self._resolve = addresses.system_resolver(self._threads)
+        self._open: set[asyncio.Task[None]] = set()
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What makes the frontend use it; nothing where the operator has a proxy, which then decides."""
+        if any(environment.get(name) for name in PROXIES):
+            return {}
+        # HTTP_PROXY and HTTPS_PROXY would end the runtime's client of Kubernetes, which knows no proxies.
+        url = f"http://media:{self._password}@127.0.0.1:{self._socket.getsockname()[1]}"
+        return {"ALL_PROXY": url, **dict.fromkeys(("NO_PROXY", "no_proxy"), not_through(environment))}
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._accept, sock=self._socket)
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MOST_CONNECTIONS:
+            writer.close()
+            return
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(*_BROKEN_OFF):
+            try:
+                async with asyncio.timeout(HEAD_SECONDS):
+                    request = await read_head(reader)
+                    self._check_password(request)
+                    host, port, head = target(request)
+                    there = await self._connect(
+                        host, port, _ANYWHERE if is_for_a_card(request) else self._reach
+                    )
+            except (MediaRefused, h11.RemoteProtocolError) as exc:
+                logger.info("media: the frontend may not ask for a picture: %s", exc)
+                writer.write(_answer(403, str(exc)))
+            except (OSError, TimeoutError) as exc:
+                writer.write(_answer(502, f"the host cannot be reached: {exc}"))
+            else:
+                with contextlib.closing(there[1]):
+                    await _pass_on(head, (reader, writer), there)
+            await writer.drain()
+
+    def _check_password(self, request: h11.Request) -> None:
+        expected = b"Basic " + base64.b64encode(f"media:{self._password}".encode())
+        given = dict(request.headers).get(b"proxy-authorization", b"")
+        if not secrets.compare_digest(given, expected):
+            raise MediaRefused("this proxy is the frontend's own")
+
+    async def _connect(self, host: str, port: int, reach: Reach) -> Streams:
+        """To the very address that was checked."""
+        reach.check_name(host)
+        found = await addresses.resolve_allowed(host, port, reach, self._resolve)
+        failure = OSError("no address")
+        for address in found[:4]:
+            try:
+                return await asyncio.open_connection(address, port)
+            except OSError as exc:
+                failure = exc
+        raise failure
+
+
+def not_through(environment: Mapping[str, str]) -> str:
+    """For NO_PROXY: hosts that the frontend asks for other things than pictures."""
+    own = [environment.get(name, "") for name in _ENDPOINTS]
+    named = [urlsplit(value if "//" in value else f"//{value}").hostname for value in own]
+    given = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
+    hub = [] if environment.get("HF_ENDPOINT") else ["huggingface.co", ".hf.co"]
+    return ",".join(dict.fromkeys(name for name in (*given.split(","), "localhost", *hub, *named) if name))
+
+
+async def read_head(reader: asyncio.StreamReader) -> h11.Request:
+    """One request without a body."""
+    connection = h11.Connection(h11.SERVER)
+    while True:
+        event = connection.next_event()
+        if isinstance(event, h11.Request):
+            return event
+        if event is not h11.NEED_DATA:
+            raise h11.RemoteProtocolError("this is not a request")
+        connection.receive_data(await reader.read(4096))
+
+
+def is_for_a_card(request: h11.Request) -> bool:
+    """No picture's URL becomes one: what fetches media gives its name."""
+    path = urlsplit(request.target).path
+    return path.startswith(b"/v1/metadata/") and b"user-agent" not in dict(request.headers)
+
+
+def target(request: h11.Request) -> tuple[str, int, bytes]:
+    """Whom it asks, and what to say there; nothing to say where the client speaks TLS through us."""
+    is_tunnel = request.method == b"CONNECT"
+    text = request.target.decode("ascii", "replace")
+    try:
+        url = urlsplit(f"//{text}" if is_tunnel else text)
+        host, port = url.hostname, url.port
+    except ValueError:
+        raise h11.RemoteProtocolError("this is not a URL") from None
+    if not host or (not is_tunnel and (url.scheme != "http" or request.method not in (b"GET", b"HEAD"))):
+        raise h11.RemoteProtocolError("only pictures are asked for through this proxy")
+    if is_tunnel:
+        return host, port or 443, b""
+    path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    kept = [name + b": " + value for name, value in request.headers if name not in _NOT_PASSED_ON]
+    lines = [request.method + b" " + path.encode() + b" HTTP/1.1", *kept, b"Connection: close", b"", b""]
+    return host, port or 80, b"\r\n".join(lines)
+
+
+async def _pass_on(head: bytes, here: Streams, there: Streams) -> None:
+    """A tunnel goes both ways. A plain connection has one request: the next may be for another host."""
+    ways = [(there[0], here[1])]
+    if head:
+        there[1].write(head)
+        async with asyncio.timeout(IDLE_SECONDS):
+            here[1].write(closing(await there[0].readuntil(b"\r\n\r\n")))
+    else:
+        here[1].write(b"HTTP/1.1 200 Connected\r\n\r\n")
+        ways.append((here[0], there[1]))
+    copies = [asyncio.ensure_future(_copy(*way)) for way in ways]
+    try:
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for copy in copies:
+            copy.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+
+
+def closing(head: bytes) -> bytes:
+    """An answer's head that lets nobody wait for another answer on this connection."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in _NOT_PASSED_ON]
+    return b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        async with asyncio.timeout(IDLE_SECONDS):
+            data = await reader.read(1 << 16)
+            if not data:
+                return
+            writer.write(data)
+            await writer.drain()
+
+
+def _answer(status: int, text: str) -> bytes:
+    body = text.encode()
+    head = f"HTTP/1.1 {status} Refused\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body

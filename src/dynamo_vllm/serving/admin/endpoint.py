@@ -1,0 +1,92 @@
+"""Admin verbs over the runtime: one endpoint for all of them, and those that have one of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.admin.base import AT_REST
+from dynamo_vllm.admin.verbs import VERBS, failure, perform
+from dynamo_vllm.errors import BadCommand, NotAllowed
+
+if TYPE_CHECKING:
+    from dynamo_vllm.admin.base import Controls, Reply
+    from dynamo_vllm.errors import EngineDead
+    from dynamo_vllm.serving.plane.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+Handler = Callable[[Any, Any], AsyncIterator[dict[str, Any]]]
+ENDPOINT = "admin.control"
+"""In every namespace, whatever the worker's component: who wants all workers asks here."""
+
+
+def handled(address: str) -> dict[str, str | None]:
+    """The endpoints beside a worker's own, and the one verb that each is for; None is for all of them."""
+    namespace, component, _ = address.split(".")
+    own = {f"{namespace}.{component}.{name}": name for name, verb in VERBS.items() if verb.has_endpoint}
+    return {f"{namespace}.{ENDPOINT}": None, **own}
+
+
+class Admin:
+    """Performs verbs for whoever may ask."""
+
+    def __init__(self, worker: Controls, token: str | None, on_dead: Callable[[EngineDead], None]) -> None:
+        self._worker = worker
+        self._token = token
+        self._on_dead = on_dead
+        self._serving: list[asyncio.Future[None]] = []  # they end with the runtime
+
+    def serve(self, drt: Runtime, address: str) -> None:
+        """`address` is the worker's own, namespace.component.endpoint."""
+        for where, verb in handled(address).items():
+            handler: Handler = self._any if verb is None else self._one(verb)
+            serving = asyncio.ensure_future(drt.endpoint(where).serve_endpoint(handler))
+            serving.add_done_callback(_ended)
+            self._serving.append(serving)
+
+    async def perform(self, name: str, body: object) -> Reply:
+        """For a caller that is allowed to."""
+        return await perform(name, body, self._worker, self._on_dead)
+
+    def is_token(self, given: str | None) -> bool:
+        """Whether it is the token; without one every caller on the request plane may ask."""
+        if self._token is None:
+            return True
+        return given is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+    @property
+    def has_token(self) -> bool:
+        return self._token is not None
+
+    @property
+    def rests(self) -> bool:
+        """Whether an operator told the worker to."""
+        return self._worker.life.state in AT_REST
+
+    async def _any(self, request: Any, context: Any) -> AsyncIterator[Reply]:
+        """{"verb", "body", "token"} → one reply."""
+        if not isinstance(request, dict) or not isinstance(request.get("verb"), str):
+            yield failure(BadCommand('a command is {"verb": NAME, "body": {…}}'))
+            return
+        yield await self._checked(request["verb"], request.get("body"), request.get("token"))
+
+    def _one(self, name: str) -> Handler:
+        async def handler(request: Any, context: Any) -> AsyncIterator[Reply]:
+            body = dict(request) if isinstance(request, dict) else {}
+            token = body.pop("token", None)
+            yield await self._checked(name, body, token)
+
+        return handler
+
+    async def _checked(self, name: str, body: object, token: object) -> Reply:
+        if not self.is_token(token if isinstance(token, str) else None):
+            return failure(NotAllowed("the admin token is missing or wrong"))
+        return await self.perform(name, body)
+
+
+def _ended(serving: asyncio.Future[None]) -> None:
+    if not serving.cancelled() and (exc := serving.exception()) is not None:
+        logger.warning("an admin endpoint is served no longer; the system port still takes verbs: %s", exc)

@@ -1,0 +1,137 @@
+"""What an encode worker left in its folder, for workers that do not see the folder: copied over NIXL.
+
+The asking worker puts the copy into a folder of its own; everything behind that is as with a shared folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.encoder_cache.folder import Unusable
+from dynamo_vllm.engine.patches import plugin
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from dynamo.runtime import Client
+
+    from dynamo_vllm.engine.encoder_cache.folder import Folder
+    from dynamo_vllm.serving.plane.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+ENDPOINT = "lend"
+LEND_SECONDS = 20.0
+"""How long a file is held for somebody who asked for it."""
+MAX_BYTES = 1 << 30
+AT_ONCE = 8
+"""Files in memory at a time, of those lent and of those borrowed; further ones wait for their turn."""
+_PAUSE_US = 1000
+
+
+def endpoint_of(address: str) -> str:
+    """Beside a worker's own, `address`."""
+    return ".".join([*address.split(".")[:2], ENDPOINT])
+
+
+class Nixl:
+    """This process's NIXL agent, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._connector: Any = None
+
+    async def connector(self) -> Any:
+        if self._connector is None:
+            plugin.calm_nixl(_PAUSE_US)
+            from dynamo.nixl_connect import Connector
+
+            self._connector = Connector()
+            await self._connector.initialize()
+        return self._connector
+
+
+def described(buffer: Any) -> Any:
+    from dynamo.nixl_connect import Descriptor, Device
+
+    return Descriptor((ctypes.addressof(buffer), len(buffer), Device("cpu"), buffer))
+
+
+class Lender:
+    """In an encode worker: holds a file in memory until the one who asked has read it."""
+
+    def __init__(self, folder: Folder, nixl: Nixl) -> None:
+        self._folder = folder
+        self._nixl = nixl
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._serving: asyncio.Future[None] | None = None  # ends with the runtime
+
+    def serve(self, drt: Runtime, address: str) -> None:
+        """`address` is the worker's own, namespace.component.endpoint."""
+        self._serving = asyncio.ensure_future(drt.endpoint(endpoint_of(address)).serve_endpoint(self._lend))
+        self._serving.add_done_callback(_report)
+
+    async def _lend(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
+        name = request.get("name") if isinstance(request, dict) else None
+        async with self._turns:
+            if context.is_stopped():
+                return
+            try:
+                buffer = await asyncio.to_thread(self._buffer, str(name))
+            except Unusable as exc:
+                yield {"error": str(exc)}
+                return
+            connector = await self._nixl.connector()
+            with await connector.create_readable(described(buffer)) as lent:
+                yield {"nixl": lent.metadata().model_dump(), "size": len(buffer)}
+                try:
+                    async with asyncio.timeout(LEND_SECONDS):
+                        await lent.wait_for_completion()
+                except TimeoutError:
+                    logger.info("request %s: nobody read what was lent", context.id())
+
+    def _buffer(self, name: str) -> Any:
+        """In a thread: of half a gigabyte the copy alone takes a fifth of a second."""
+        data = self._folder.contents(name, MAX_BYTES)
+        return ctypes.create_string_buffer(data, len(data))
+
+
+def _report(serving: asyncio.Future[None]) -> None:
+    if not serving.cancelled() and (failed := serving.exception()) is not None:
+        logger.error("nothing can be lent any more: %s", failed)
+
+
+class Borrower:
+    """In a worker that asks: fetches what its own folder has not."""
+
+    def __init__(self, client: Client, folder: Folder, nixl: Nixl) -> None:
+        self._client = client
+        self._folder = folder
+        self._nixl = nixl
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def fetch(self, instance: int, name: str, context: Any) -> None:
+        """From the encode worker `instance`; raises Unusable, or whatever NIXL does."""
+        if self._folder.has(name):
+            return
+        async with self._turns:
+            stream = await self._client.direct({"name": name}, instance, annotated=False, context=context)
+            async for told in stream:
+                if not isinstance(told, dict) or "nixl" not in told:
+                    raise Unusable(str(told.get("error") if isinstance(told, dict) else told))
+                data = await self._read(told)
+                await asyncio.to_thread(self._folder.keep, name, data)
+
+    async def _read(self, told: dict[str, Any]) -> memoryview:
+        from dynamo.nixl_connect import RdmaMetadata
+
+        lent, size = RdmaMetadata.model_validate(told["nixl"]), told.get("size")
+        sizes = [descriptor.size for descriptor in lent.descriptors]
+        if not isinstance(size, int) or not 0 < size <= MAX_BYTES or sizes != [size]:
+            raise Unusable(f"a file of {size} bytes was offered")
+        buffer = await asyncio.to_thread(ctypes.create_string_buffer, size)  # which writes zeros into it
+        connector = await self._nixl.connector()
+        with await connector.begin_read(lent, described(buffer)) as reading:
+            await reading.wait_for_completion()
+        return memoryview(buffer)

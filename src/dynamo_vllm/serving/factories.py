@@ -1,0 +1,310 @@
+"""From options to the parts of a worker: its engine and settings, its role, its connector, its adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo.llm import fetch_model
+
+from dynamo_vllm.codec.pictures import Bounds
+from dynamo_vllm.config.encoders import folder_of
+from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.encoder_cache import folder as encoder_cache_folder
+from dynamo_vllm.engine.process.background import in_thread
+from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.errors import StartError
+from dynamo_vllm.kv import connectors
+from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
+from dynamo_vllm.models import hub, media_template
+from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
+from dynamo_vllm.roles.encoded import EncodedReader
+from dynamo_vllm.roles.media import MediaReader
+from dynamo_vllm.serving.encoding import transfer as encoding_transfer
+from dynamo_vllm.serving.encoding.client import Encoders
+from dynamo_vllm.serving.encoding.pixels import FrontendPixels
+from dynamo_vllm.serving.plane.address import own_address
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from dynamo_vllm.config.encoders import EncoderFolder
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
+    from dynamo_vllm.job import EngineFacts
+    from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.media.base import MediaLoader
+    from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.roles.media import Reader
+    from dynamo_vllm.serving.lifecycle.progress import Progress
+    from dynamo_vllm.serving.plane.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+async def with_local_model(
+    options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], progress: Progress
+) -> WorkerOptions:
+    """The options with the model as a folder; a hub id is fetched and stays the served name."""
+    model = str(options.model)
+    if os.path.isdir(model):  # noqa: ASYNC240  # nothing else runs yet
+        return options
+    refuse_missing_folder(model)
+    progress.phase("fetching", model=model)
+    flags = engine_flags(engine_argv)
+    wanted = hub.Wanted(
+        model=model,
+        revision=flags.get("revision"),
+        download_dir=flags.get("download_dir"),
+        token=flags.get("hf_token"),
+        load_format=flags.get("load_format") or "auto",
+        whole=options.omni,
+    )
+    if environment.get("MODEL_EXPRESS_URL") and not (wanted.revision or wanted.download_dir):
+        folder = await _of_model_express(model)
+    else:
+        folder = str(await in_thread(lambda: hub.fetch(wanted)))
+    return dataclasses.replace(options, model=folder, served_model_name=options.served_model_name or (model,))
+
+
+def refuse_missing_folder(model: str) -> None:
+    if model.startswith(("/", ".", "~")) and not os.path.isdir(model):
+        raise StartError(f"--model {model}: there is no such folder")
+
+
+async def _of_model_express(model: str) -> str:
+    """The runtime asks its server, and the hub where that one does not answer."""
+    try:
+        return str(await fetch_model(model))
+    except Exception as exc:  # the runtime raises nothing narrower
+        raise StartError(
+            f"--model {model}: not a folder, and the hub does not give it: {exc}. "
+            "Check the name and the network, or give a local folder"
+        ) from exc
+
+
+def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
+    """The options with `--mm-prompt-template` as a template's file."""
+    if options.mm_prompt_template is None:
+        return options
+    path = Path(scratch, "media-template.jinja")
+    path.write_text(media_template.jinja(options.mm_prompt_template))
+    return dataclasses.replace(options, custom_jinja_template=str(path))
+
+
+def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str) -> WorkerOptions:
+    """The options with a template that leaves the prompt of a chat with `input_audio` empty.
+
+    The frontend drops these parts, and the client would get an answer about nothing. The role refuses such
+    a prompt. A chat template is a part of the model card, so all workers of a model must have the same.
+    """
+    if options.use_vllm_tokenizer or not facts.media.get("audio"):
+        return options
+    own = options.custom_jinja_template
+    template = Path(own).read_text() if own else media_template.of_model(Path(str(options.model)))
+    if template is None:
+        logger.warning(
+            "clients that send input_audio get answers about nothing: the frontend drops it, and %s has not "
+            "one chat template that could tell; give one with --custom-jinja-template, or start with "
+            "--use-vllm-tokenizer",
+            options.model,
+        )
+        return options
+    path = Path(scratch, "sound-template.jinja")
+    path.write_text(media_template.without_input_audio(template))
+    return dataclasses.replace(options, custom_jinja_template=str(path))
+
+
+def role_card(options: WorkerOptions) -> RoleCard:
+    if options.use_vllm_tokenizer:
+        return text.CARD
+    cards = {"prefill": prefill.CARD, "decode": decode.CARD, "encode": encode.CARD}
+    return cards.get(options.role, aggregated.CARD)
+
+
+def connector_of(options: WorkerOptions, engine_argv: Sequence[str]) -> Connector | None:
+    return connectors.choose(options.connector, engine_flags(engine_argv).get("kv_transfer_config"))
+
+
+def make_engine(
+    options: WorkerOptions, settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase
+) -> TextEngine:
+    if options.engine == "fake":
+        from dynamo_vllm.engine.fake import FakeEngine, parse_spec
+
+        return FakeEngine(parse_spec(options.fake_engine), on_load, on_phase)
+    if options.omni:
+        from dynamo_vllm.engine.omni.engine import OmniEngine
+
+        return OmniEngine(settings, on_load, on_phase)
+    from dynamo_vllm.engine.vllm.engine import VllmEngine
+
+    return VllmEngine(settings, on_load, on_phase)
+
+
+def engine_settings(
+    options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], scratch: str
+) -> EngineSettings:
+    connector = connector_of(options, engine_argv)
+    device = machine.device() if options.engine == "vllm" else "none"
+    place = Place(
+        role=options.role,
+        device=device,
+        lease_seconds=options.kv_lease_seconds,
+        offload_gb=options.kv_offload_gb or OFFLOAD_GB,
+        environment=environment,
+    )
+    needs = connector.needs(place) if connector is not None else Needs()
+    encoded = folder_of(options, engine_flags(engine_argv))
+    return EngineSettings(
+        kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        ec_transfer=ec_transfer(encoded),
+        encoder_folder=encoded.path if encoded else None,
+        encoder_folder_bytes=encoded.max_bytes if encoded else 0,
+        takes_encoded=encoded is not None and encoded.connector_role is None,
+        connector_environment=needs.environment,
+        has_plain_blocks=connector is not None and connector.has_plain_blocks,
+        connector_metrics_url=needs.metrics_url,
+        merged_kv_events=needs.merged_events,
+        # Unset vLLM says "localhost" to decode engines, which are on another machine.
+        side_channel_host=options.side_channel_host or options.bind_host or own_address(),
+        side_channel_port=options.side_channel_port,
+        model=str(options.model),
+        served_names=options.served_model_name,
+        argv=tuple(engine_argv),
+        headless=options.headless,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+        parses_answers=options.use_vllm_tokenizer,
+        takes_embeds=options.enable_prompt_embeds,
+        omni=options.omni,
+        stage_configs_path=options.stage_configs_path,
+        guide_seconds=options.guide_seconds,
+        guide_memory_bytes=options.guide_memory_mb << 20,
+        takes_guides=options.role not in ("prefill", "encode"),
+        direct_egress=options.direct_egress,
+        traces_url=options.traces_url,
+        lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
+        publishes_kv_events=role_card(options).publishes_kv_events
+        if options.kv_events is None
+        else options.kv_events,
+        kv_event_port=options.kv_event_port,
+        engines_here=options.engines_here,
+        scratch_folder=scratch,
+        bind_host=options.bind_host,
+        prometheus_folder=options.prometheus_multiproc_dir
+        or (str(Path(scratch, "prometheus")) if needs.shares_metrics else None),
+        environment=dict(environment),
+    )
+
+
+def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, Any] | None:
+    if folder is None or folder.connector_role is None:
+        return None
+    return encoder_cache_folder.engine_config(folder.connector_role, folder.path, folder.max_bytes)
+
+
+def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> encoder_cache_folder.Folder:
+    """The part of it that engines like this one use."""
+    return encoder_cache_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
+
+
+def encoders_of(options: WorkerOptions) -> tuple[str, str]:
+    """Where encode workers answer, and where they lend what they made."""
+    where = f"{options.namespace}.{options.encoder_component}.generate"
+    return where, encoding_transfer.endpoint_of(where)
+
+
+async def media_reader(
+    options: WorkerOptions,
+    folder: EncoderFolder | None,
+    facts: EngineFacts,
+    engine: TextEngine,
+    loader: MediaLoader | None,
+    drt: Runtime,
+    on_lost: Callable[[], None],
+) -> Reader:
+    """Asks encode workers first where there may be some."""
+    own = MediaReader(facts, loader, engine)
+    if loader is None or folder is None or options.role == "encode":
+        return own
+    where, lent = encoders_of(options)
+    client = await drt.endpoint(where).client()
+    borrower = None
+    if options.encoder_transfer == "nixl":
+        lenders = await drt.endpoint(lent).client()
+        borrower = encoding_transfer.Borrower(
+            lenders, encoded_folder(folder, facts), encoding_transfer.Nixl()
+        )
+    seconds = options.encoder_seconds, options.media_timeout_seconds
+    encoders = Encoders(client, *seconds, facts.context_length, borrower)
+    return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
+
+
+def make_role(
+    options: WorkerOptions,
+    facts: EngineFacts,
+    engine: TextEngine,
+    connector: Connector | None,
+    on_lost_transfer: Callable[[], None],
+    media_reader: Reader,
+    folder: EncoderFolder | None = None,
+) -> Role[Any]:
+    names = options.served_model_name or (str(options.model),)
+    if facts.pictures is not None:
+        bounds = Bounds(
+            max_side=options.max_picture_side,
+            max_steps=options.max_picture_steps,
+            max_pictures=options.max_pictures,
+            max_megapixels=options.max_picture_megapixels,
+            max_video_megapixels=options.max_video_megapixels,
+        )
+        return omni.Pictures(facts, names, bounds, engine.count_tokens)
+    if options.use_vllm_tokenizer:
+        template = options.custom_jinja_template
+        return text.AggregatedText(
+            facts,
+            engine,
+            names,
+            Path(template).read_text() if template else None,
+            media_reader,
+            options.exclude_tools_when_tool_choice_none,
+        )
+    if options.role == "encode":
+        assert folder is not None and isinstance(media_reader, MediaReader)  # a rule sees to it
+        return encode.Encode(facts, media_reader, encoded_folder(folder, facts))
+    if options.role == "prefill":
+        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
+    if options.role == "decode":
+        return decode.Decode(facts, connector, on_lost_transfer, engine, media_reader)
+    card = omni.TEXT_CARD if options.omni else aggregated.CARD
+    return aggregated.Aggregated(facts, engine, media_reader, card)
+
+
+@asynccontextmanager
+async def media_loader(
+    options: WorkerOptions, facts: EngineFacts, engine: TextEngine
+) -> AsyncIterator[MediaLoader | None]:
+    """None where no media are taken."""
+    if not options.enable_multimodal:
+        yield None
+        return
+    if not facts.media:
+        logger.warning("--enable-multimodal does nothing: %s takes text only", options.model)
+        yield None
+        return
+    from dynamo_vllm.media.decode.frame_sampling import UNKNOWN, Sampler
+    from dynamo_vllm.media.loader import from_options
+
+    chooser = engine.frame_chooser()
+    source = FrontendPixels(encoding_transfer.Nixl()) if options.frontend_decoding else None
+    loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN, source)
+    try:
+        yield loader
+    finally:
+        await loader.aclose()

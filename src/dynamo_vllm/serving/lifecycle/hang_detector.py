@@ -1,0 +1,51 @@
+"""Tells a slow rank from a hung one: pure, told the time and what its processes do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.process.activity import Vitals
+
+WORKING_SHARE = 0.05
+"""Of one processor. A step that computes takes all it gets; a thread that only waits stays below."""
+STOPPED_LOOKS = 2
+"""One alone may be a profiler that holds the process up for a moment."""
+
+
+class Effort:
+    """What a rank did since it last showed work; looked at while it owes an answer."""
+
+    def __init__(self, now: float, vitals: Vitals, window_seconds: float) -> None:
+        self._window = window_seconds
+        self._stopped_looks = 0
+        self.has_worked = False
+        self._begin(now, vitals.cpu_seconds)
+
+    def _begin(self, now: float, cpu_seconds: float) -> None:
+        self._since, self._cpu_seconds = now, cpu_seconds
+        self._looks = self._active_looks = 0
+
+    def shift(self, seconds: float) -> None:
+        """Do not count so much time that the worker itself has lost."""
+        self._since += seconds
+
+    def note(self, now: float, vitals: Vitals) -> None:
+        self._stopped_looks = self._stopped_looks + 1 if vitals.is_stopped else 0
+        self._looks += 1
+        self._active_looks += vitals.is_active
+        self._cpu_seconds = min(self._cpu_seconds, vitals.cpu_seconds)  # less where a child has ended
+        span = now - self._since
+        used = vitals.cpu_seconds - self._cpu_seconds
+        # On a machine short of processors, or waiting for a GPU or a disk, it uses little but is seen active.
+        seen = span >= self._window and 2 * self._active_looks >= self._looks
+        if used >= WORKING_SHARE * max(span, self._window) or seen:
+            self.has_worked = True
+            self._begin(now, vitals.cpu_seconds)
+
+    def verdict(self, now: float) -> str | None:
+        """Why it is hung; None while it works, or may."""
+        if self._stopped_looks >= STOPPED_LOOKS:
+            return "its process is stopped"
+        idle = now - self._since
+        return f"used no processor time for {idle:.0f} s" if idle >= self._window else None

@@ -1,0 +1,60 @@
+"""The life of a node that runs engines for a worker elsewhere: no endpoint, nothing in discovery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.vllm.headless import HeadlessVllm
+from dynamo_vllm.errors import EngineDead
+from dynamo_vllm.serving.lifecycle import node_link
+from dynamo_vllm.serving.lifecycle.shutdown import EXIT_ENGINE_DEAD, close_engine, on_signals
+
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.serving.lifecycle.progress import Progress
+    from dynamo_vllm.serving.plane.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+async def run(settings: EngineSettings, drt: Runtime, progress: Progress, token: str | None) -> int:
+    """Until a signal, or until its engines or the worker are gone; returns the exit code."""
+    node = settings.node
+    engine = HeadlessVllm(settings, progress.phase)
+    ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def ready() -> None:
+        drt.set_health_status(True)
+        progress.phase("ready", models=[], engines=node.name)
+        logger.info("serving no endpoint; engines of %s", node.name)
+
+    try:
+        await engine.start()
+        on_signals(ending, lambda: False)
+        progress.phase("joining", leader=f"{node.leader}:{node.port}")
+        following = asyncio.create_task(node_link.follow(node, token, ready))
+        watching = asyncio.create_task(engine.wait())
+        try:
+            every: list[asyncio.Future[Any]] = [ending, following, watching]
+            await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+            return exit_code(ending, watching)
+        finally:
+            following.cancel()
+            watching.cancel()
+    finally:
+        drt.set_health_status(False)
+        await close_engine(engine)
+        drt.shutdown()
+
+
+def exit_code(ending: asyncio.Future[int], watching: asyncio.Task[None]) -> int:
+    """Whatever came first: a signal, a dead engine, a lost worker."""
+    if ending.done():
+        return ending.result()
+    if watching.done() and isinstance(exc := watching.exception(), EngineDead):
+        logger.error("the engine is dead: %s", exc)
+    else:
+        logger.error("the worker these engines belong to is gone")
+    return EXIT_ENGINE_DEAD

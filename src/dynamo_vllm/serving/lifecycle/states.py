@@ -1,0 +1,341 @@
+"""The states of a worker, and the ways between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from dynamo_vllm.admin.base import Report, State
+from dynamo_vllm.engine.base import Pause, Resume, Sleep, Wake
+from dynamo_vllm.errors import EngineDead, EngineError, EngineRequestFailed, NotListed, WrongState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from dynamo_vllm.serving.lifecycle.operations import Controlled
+    from dynamo_vllm.serving.request.cancel import InFlight
+
+logger = logging.getLogger(__name__)
+
+# A frontend may have chosen this worker just before it learnt that the worker leaves.
+SETTLE_SECONDS = 1.0
+QUIET_SECONDS = 0.3
+ABORT_SECONDS = 3.0
+ANSWER_SECONDS = 120.0
+"""What an engine may take for its first answer after a sleep."""
+HIDE_SECONDS = 5.0
+TURN_SECONDS = 15.0
+"""What an operator's act waits for another: a thread of the system port waits with it."""
+_POLL_SECONDS = 0.02
+
+
+class Discovery(Protocol):
+    async def withdraw(self) -> bool:
+        """Whether the worker is out; where not, a later call tries anew."""
+
+    async def restore(self) -> bool: ...
+
+    async def remove(self) -> None: ...
+
+
+class Health(Protocol):
+    """The part of the runtime that answers /health."""
+
+    def set_health_status(self, ready: bool) -> None: ...
+
+
+class Adapters(Protocol):
+    """The loaded LoRA adapters, which come and go with the worker."""
+
+    async def withdraw_all(self) -> object: ...
+
+    async def publish_all(self) -> object: ...
+
+    async def add_all(self) -> object:
+        """Load them into the engine again."""
+
+    async def close(self) -> None:
+        """Stop what is going on, and withdraw them."""
+
+    def changing(self) -> str | None:
+        """The name of one that is being loaded or unloaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a life is about."""
+
+    discovery: Discovery
+    health: Health
+    in_flight: InFlight
+    engine: Controlled
+    adapters: Adapters
+    answers: Callable[[], Awaitable[None]]
+    """Returns when the engine has answered a small job."""
+    sleep_refusal: str | None = None
+
+
+class Lifecycle:
+    """STARTING → READY ⇄ UNWELL, ASLEEP, PAUSED → DRAINING → STOPPED; READY means a request is answered."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._in_flight = parts.in_flight
+        self._turn = asyncio.Lock()
+        self._acts: set[asyncio.Task[Report]] = set()
+        self._is_ending = False
+        self._level = 0
+        self.state = State.STARTING
+
+    def ready(self) -> None:
+        """Unless it is ending, which takes out what came into discovery meanwhile."""
+        if not self._is_ending:
+            self.state = State.READY
+            self._parts.health.set_health_status(True)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the engine can be asked for an answer: a stopped one gives none and is not hung."""
+        return self.state in (State.STARTING, State.READY, State.UNWELL)
+
+    async def unwell(self, reason: str) -> None:
+        """Out of routing until `well`; what runs goes on as far as the engine lets it."""
+        async with self._turn:
+            if self.state is State.READY:
+                logger.error("taken out of service: %s", reason)
+                self.state = State.UNWELL
+                self._parts.health.set_health_status(False)
+            if self.state is State.UNWELL:  # every look of the monitor, should discovery not have let it go
+                await self._parts.discovery.withdraw()
+
+    async def well(self) -> None:
+        async with self._turn:
+            if self.state is State.UNWELL:
+                await self._return()
+
+    async def _return(self) -> bool:
+        """Whether it is in discovery again; where not the worker is unwell, and each canary tries anew."""
+        if self._is_ending:
+            return False
+        self._in_flight.open()
+        if not await self._parts.discovery.restore():
+            self.state = State.UNWELL
+            return False
+        await self._parts.adapters.publish_all()
+        self.ready()
+        logger.info("back in service")
+        return True
+
+    async def _hide_adapters(self) -> None:
+        """Before the worker itself: a frontend fails requests for an adapter whose worker it does not see."""
+        try:
+            async with asyncio.timeout(HIDE_SECONDS):
+                await self._parts.adapters.withdraw_all()
+        except TimeoutError:
+            logger.warning("adapters are still listed after %.0f s; leaving all the same", HIDE_SECONDS)
+
+    # --- sleep and pause -------------------------------------------------------------------------------
+
+    async def sleep(self, level: int, drain_seconds: float) -> Report:
+        """Leave discovery, let requests finish, free the engine's memory."""
+        return await self._in_turn(lambda: self._sleep(level, drain_seconds))
+
+    async def wake(self) -> Report:
+        """The engine first, and into discovery only when it answers."""
+        return await self._in_turn(self._wake)
+
+    async def pause(self, keep: bool, drain_seconds: float) -> Report:
+        """Leave discovery and compute nothing; `keep` lets requests stand still instead of finishing them."""
+        return await self._in_turn(lambda: self._pause(keep, drain_seconds))
+
+    async def resume(self) -> Report:
+        return await self._in_turn(self._resume)
+
+    async def _in_turn(self, act: Callable[[], Awaitable[Report]]) -> Report:
+        """A task of its own: whoever asked may go, and only the end of the worker leaves it half done."""
+        if self._is_ending:
+            raise WrongState("this worker is ending")
+        task = asyncio.create_task(self._alone(act))
+        self._acts.add(task)
+        task.add_done_callback(self._acts.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise WrongState("this worker is ending") from None
+            raise
+
+    async def _alone(self, act: Callable[[], Awaitable[Report]]) -> Report:
+        """One act of an operator at a time; short ones are waited for."""
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise WrongState(
+                f"this worker is {self.state.value} and busy with another command; try again later"
+            ) from None
+        try:
+            return await act()
+        finally:
+            self._turn.release()
+
+    async def _sleep(self, level: int, drain_seconds: float) -> Report:
+        if self.state is State.ASLEEP and level == self._level:
+            return Report(already=True)
+        self._need("sleep", State.READY)
+        if self._parts.sleep_refusal is not None:
+            raise WrongState(f"this worker must not sleep: {self._parts.sleep_refusal}")
+        began = time.monotonic()
+        async with self._stepping_out(State.FALLING_ASLEEP):
+            await self._emptied(began, drain_seconds)
+            freed = await self._stopped(Sleep(level), Wake())
+        self.state, self._level = State.ASLEEP, level
+        report = Report(seconds=time.monotonic() - began, freed_bytes=freed)
+        logger.info("asleep at level %d after %.1f s, %s bytes freed", level, report.seconds, freed)
+        return report
+
+    async def _wake(self) -> Report:
+        if self.state is State.READY:
+            return Report(already=True)
+        self._need("wake up", State.ASLEEP)
+        began = time.monotonic()
+        await self._parts.engine.control(Wake())
+        if self._level == 2:
+            await self._parts.adapters.add_all()
+        await self._answered()
+        await self._back("awake")
+        logger.info("awake after %.1f s", time.monotonic() - began)
+        return Report(seconds=time.monotonic() - began)
+
+    async def _pause(self, keep: bool, drain_seconds: float) -> Report:
+        if self.state is State.PAUSED:
+            return Report(already=True)
+        self._need("pause", State.READY)
+        began = time.monotonic()
+        async with self._stepping_out(State.PAUSING):
+            if not keep:
+                await self._emptied(began, drain_seconds)
+            self._in_flight.close("this worker is paused")
+            await self._stopped(Pause(), Resume())
+        self.state = State.PAUSED
+        logger.info("paused with %d requests", len(self._in_flight))
+        return Report(seconds=time.monotonic() - began)
+
+    async def _resume(self) -> Report:
+        if self.state is State.READY:
+            return Report(already=True)
+        self._need("resume", State.PAUSED)
+        began = time.monotonic()
+        await self._parts.engine.control(Resume())
+        await self._back("resumed")
+        return Report(seconds=time.monotonic() - began)
+
+    def _need(self, verb: str, state: State) -> None:
+        if self.state is not state:
+            raise WrongState(
+                f"this worker is {self.state.value}; it can {verb} only when it is {state.value}"
+            )
+        if (name := self._parts.adapters.changing()) is not None:
+            raise WrongState(f"adapter {name!r} is being loaded or unloaded; try again when that is done")
+
+    @contextlib.asynccontextmanager
+    async def _stepping_out(self, state: State) -> AsyncIterator[None]:
+        """Out of discovery; back where what follows fails."""
+        self.state = state
+        self._parts.health.set_health_status(False)
+        try:
+            await self._hide_adapters()
+            if not await self._parts.discovery.withdraw():
+                raise NotListed("discovery does not let this worker go, so it stays in service; try again")
+            yield
+        except EngineDead:  # there is nothing to come back with
+            raise
+        except Exception:
+            await self._return()
+            raise
+
+    async def _emptied(self, began: float, budget_seconds: float) -> None:
+        """Nothing in flight, and nothing can come any more; what outlives the budget moves on."""
+        if not await self._empty(began, budget_seconds):
+            raise WrongState(f"{len(self._in_flight)} requests do not end; try again later")
+        self._in_flight.close("this worker is asleep")
+
+    async def _stopped(self, op: Sleep | Pause, undo: Wake | Resume) -> int | None:
+        """An engine that fails at it may have stopped half way: it goes on before requests come again."""
+        try:
+            return await self._parts.engine.control(op)
+        except EngineRequestFailed:
+            with contextlib.suppress(EngineRequestFailed):
+                await self._parts.engine.control(undo)
+            raise
+
+    async def _answered(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS) as limit:
+                await self._parts.answers()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise WrongState(
+                f"the engine gave no answer within {ANSWER_SECONDS:g} s after waking; "
+                "wake it again, or restart the worker"
+            ) from None
+
+    async def _back(self, what: str) -> None:
+        if not await self._return():
+            raise NotListed(f"{what}, but discovery does not take this worker back; it goes on trying")
+
+    # --- the end ---------------------------------------------------------------------------------------
+
+    async def drain(self, budget_seconds: float, *, settles: bool = True) -> None:
+        """Leave discovery, let requests finish within the budget, hand what is left to other workers.
+
+        `settles`: for a moment requests may come from frontends that have not heard of it yet.
+        """
+        if self._is_ending:
+            return
+        self._is_ending = True
+        for act in self._acts:
+            act.cancel()
+        async with self._turn:
+            stands_still = self.state in (State.PAUSING, State.PAUSED)
+            self.state = State.DRAINING
+        began = time.monotonic()
+        self._parts.health.set_health_status(False)
+        await self._hide_adapters()
+        await self._parts.discovery.remove()
+        try:
+            async with asyncio.timeout(max(budget_seconds, SETTLE_SECONDS)):
+                if stands_still:
+                    await self._parts.engine.control(Resume())
+                await self._parts.adapters.close()
+        except (EngineError, TimeoutError) as exc:
+            logger.warning("draining goes on without the engine or the adapters: %s", exc or "no answer")
+        await self._empty(began, budget_seconds, settles=settles)
+        self.state = State.STOPPED
+        logger.info("drained in %.1f s", time.monotonic() - began)
+
+    async def _empty(self, began: float, budget_seconds: float, *, settles: bool = True) -> bool:
+        """Whether nothing is in flight: finished within the budget, or handed to other workers after it."""
+        settle_seconds = SETTLE_SECONDS if settles else 0
+        logger.info("draining %d requests, %.0f s at most", len(self._in_flight), budget_seconds)
+        if await self._quiet(began + settle_seconds, began + max(budget_seconds, settle_seconds)):
+            return True
+        logger.warning("the drain budget is used up: %d requests move on", len(self._in_flight))
+        self._in_flight.abort_all()
+        return await self._quiet(0, time.monotonic() + ABORT_SECONDS)
+
+    async def _quiet(self, not_before: float, deadline: float) -> bool:
+        """Whether nothing was in flight for a moment, after `not_before` and before the deadline."""
+        while True:
+            now = time.monotonic()
+            calm = len(self._in_flight) == 0 and now - self._in_flight.last_change >= QUIET_SECONDS
+            if calm and now >= not_before:
+                return True
+            if now >= deadline:
+                return False
+            await asyncio.sleep(_POLL_SECONDS)

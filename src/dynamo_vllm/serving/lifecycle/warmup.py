@@ -1,0 +1,227 @@
+"""Asks an engine one small request of each kind before anybody else does, so that none has to wait for it.
+
+vLLM builds much of what it needs with the first request that needs it: imports, grammars' tables of the
+vocabulary, kernels. A kind that fails is a line in the log; only a dead engine ends the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.base import AddAdapter, RemoveAdapter, ResetCache
+from dynamo_vllm.errors import AdminError, DynamoVllmError, EngineDead, EngineError, RequestError
+from dynamo_vllm.job import Adapter
+from dynamo_vllm.lora import sample
+from dynamo_vllm.media import samples
+from dynamo_vllm.media.base import KINDS
+from dynamo_vllm.media.memory import held_by_request
+from dynamo_vllm.roles import trials
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterable
+
+    from dynamo_vllm.engine.base import OnPhase, TextEngine
+    from dynamo_vllm.job import EngineFacts, Output
+    from dynamo_vllm.roles.base import Role
+    from dynamo_vllm.roles.trials import Trial
+    from dynamo_vllm.serving.lifecycle.operations import Controlled
+
+logger = logging.getLogger(__name__)
+ALL_SECONDS = 300.0
+"""For everything but the first request, which nothing can serve without."""
+ALONE_SECONDS = 10.0
+"""What all kinds one by one may be expected to take; a slower engine, and one that compiles no kernels for
+each of them, gets them together only."""
+LONGER_SECONDS = 0.5
+"""What a longer prompt may be expected to take."""
+TELL_SECONDS = 2.0
+"""A kind that takes longer is named while it runs."""
+_ADAPTER_ID = 1 << 30
+"""Far from the numbers of the registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """What a worker is warmed up with."""
+
+    engine: TextEngine
+    operations: Controlled
+    role: Role[Any]
+    facts: EngineFacts
+    on_phase: OnPhase
+    takes_media: bool = False
+    adapter_base: Path | None = None
+    """The base model, for an adapter that is made here."""
+    scratch: Path = Path()
+
+
+async def warm_up(warming: Warming) -> None:
+    """Every kind on every rank, within a time; raises EngineDead, and what a plain request raises."""
+    run = _Run(warming)
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(ALL_SECONDS) as limit:
+            await run.all()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        logger.warning("warm-up: cut off after %.0f s, at %s", ALL_SECONDS, run.current)
+    except EngineDead as exc:
+        raise EngineDead(f"{exc} (in the warm-up, at {run.current}; --no-warm-up starts without)") from exc
+    finally:
+        run.silent()
+    logger.info("warmed up with %d requests in %.1f s", run.tried, time.monotonic() - began)
+    await _forget(warming)
+
+
+async def _forget(warming: Warming) -> None:
+    """Nobody could find these prompts, but they would take room and be told to routers."""
+    kinds = {"prefix", "multimodal", "encoder"} if warming.takes_media else {"prefix"}
+    try:
+        await warming.operations.control(ResetCache(frozenset(kinds)))
+    except EngineDead:
+        raise
+    except (EngineError, AdminError) as exc:
+        logger.info("what the warm-up computed stays in the cache: %s", exc)
+
+
+async def _together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """At once; what one of them raises ends the others."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for step in steps:
+                tasks.create_task(step)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+class _Run:
+    """One warm-up on its way."""
+
+    def __init__(self, warming: Warming) -> None:
+        self._warming = warming
+        self._numbers = itertools.count(1)
+        self._refused: set[str] = set()
+        self._teller: asyncio.TimerHandle | None = None
+        self.tried = 0
+        self._is_together = False
+        self.current = "greedy"
+
+    async def all(self) -> None:
+        role, facts = self._warming.role, self._warming.facts
+        made = role.trials(self._given())
+        first = facts.data_parallel_start_rank
+        ranks = range(first, first + facts.data_parallel_size)
+        async with self._adapter() as adapter:
+            await _together(self._rank(rank, made, adapter) for rank in ranks)
+
+    def _given(self) -> trials.Given:
+        salt = f"warm-up {uuid.uuid4().hex}"
+        small = self._warming.engine.small_prompts()
+        media = [
+            trials.Medium(kind, url, tuple(small.marks[kind]))
+            for kind in KINDS
+            if self._warming.takes_media and kind in small.marks and (url := samples.url(kind)) is not None
+        ]
+        # vLLM 0.30 on CPU: vectors beside tokens end an engine that takes adapters.
+        return trials.Given(
+            salt, tuple(media), small.embeds if self._warming.facts.adapters is None else None
+        )
+
+    async def _rank(self, rank: int, made: trials.Trials, adapter: Adapter | None) -> None:
+        await self._ask(made.plain, rank)
+        began = time.monotonic()  # of the second: the first may have built something
+        await self._ask(made.plain, rank)
+        seconds = time.monotonic() - began
+        kinds: list[tuple[Trial, Adapter | None]] = [(trial, None) for trial in made.short]
+        if adapter is not None:
+            kinds.append((dataclasses.replace(made.plain, kind="adapter"), adapter))
+        if self._warming.facts.compiles_kernels and seconds * len(kinds) < ALONE_SECONDS:
+            for trial, with_adapter in kinds:
+                await self._try(trial, rank, with_adapter)
+        fit = [(trial, one) for trial, one in kinds if trial.kind not in self._refused]
+        self._is_together = True
+        await _together(self._try(trial, rank, one) for trial, one in fit)
+        self._is_together = False
+        await self._longer(made.longer, rank, seconds)
+
+    async def _longer(self, longer: Iterable[Trial], rank: int, seconds: float) -> None:
+        """Each is expected to take as many times longer as its prompt is longer."""
+        for trial in longer:
+            if seconds * trials.LONGER > LONGER_SECONDS:
+                return
+            began = time.monotonic()
+            await self._try(trial, rank)
+            seconds = time.monotonic() - began
+
+    async def _try(self, trial: Trial, rank: int, adapter: Adapter | None = None) -> None:
+        """Refusals are told once, whichever rank they come from."""
+        try:
+            await self._ask(trial, rank, adapter)
+        except EngineDead:
+            raise
+        except DynamoVllmError as exc:
+            if trial.kind not in self._refused:
+                # What this worker refuses, it refuses clients too: nothing has to be warm for it.
+                level = logging.INFO if isinstance(exc, RequestError) else logging.WARNING
+                logger.log(level, "warm-up: no request of the kind %s: %s", trial.kind, exc)
+            self._refused.add(trial.kind)
+
+    async def _ask(self, trial: Trial, rank: int, adapter: Adapter | None = None) -> None:
+        """As `Service.generate` does, without a client."""
+        role, facts = self._warming.role, self._warming.facts
+        self._tell(trial.kind)
+        self.tried += 1
+        with held_by_request():
+            parsed = role.parse(trial.request)
+            job = await role.prepare(parsed, f"warm-up-{next(self._numbers)}", adapter)
+            if facts.data_parallel_size > 1:
+                job = dataclasses.replace(job, data_parallel_rank=rank)
+            encoder = role.encoder(parsed, job)
+
+            def sink(output: Output) -> None:
+                encoder.encode(output)
+
+            if job.answer is None:
+                await self._warming.engine.stream(job, sink)
+
+    @contextlib.asynccontextmanager
+    async def _adapter(self) -> AsyncIterator[Adapter | None]:
+        """One that changes nothing; None where LoRA is off, or where the engine takes none like it."""
+        warming, limits = self._warming, self._warming.facts.adapters
+        if limits is None or warming.adapter_base is None:
+            yield None
+            return
+        folder = warming.scratch / "warm-up-adapter"
+        adapter = Adapter("warm-up", _ADAPTER_ID, str(folder), "warm-up")
+        try:
+            await asyncio.to_thread(sample.write, folder, warming.adapter_base, limits.max_rank)
+            await warming.operations.control(AddAdapter(adapter))
+        except AdminError as exc:
+            logger.warning("warm-up: no request with an adapter: %s", exc)
+            yield None
+            return
+        try:
+            yield adapter
+        finally:
+            with contextlib.suppress(EngineDead):  # which ends the start all the same
+                await warming.operations.control(RemoveAdapter(adapter))
+
+    def _tell(self, kind: str) -> None:
+        self.silent()
+        self.current = kind = "all kinds at once" if self._is_together else kind
+        loop = asyncio.get_running_loop()
+        self._teller = loop.call_later(TELL_SECONDS, self._warming.on_phase, f"warming: {kind}")
+
+    def silent(self) -> None:
+        if self._teller is not None:
+            self._teller.cancel()

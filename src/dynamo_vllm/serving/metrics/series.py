@@ -1,0 +1,157 @@
+"""The worker's own series in Prometheus' text format."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from dynamo_vllm.admin.base import State
+from dynamo_vllm.lora.slots import State as AdapterState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from dynamo_vllm.engine.base import LoadFigures
+    from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.serving.metrics.load_meter import LoadMeter
+
+Labels = dict[str, str]
+PREFIX = "dynamo_component_"
+
+
+class HasState(Protocol):
+    @property
+    def state(self) -> State: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric with all its values."""
+
+    name: str
+    kind: str
+    """gauge or counter."""
+    help: str
+    values: Iterable[tuple[Labels, float]]
+
+
+# By rank: the metric, its kind, what it says, and its value.
+_OF_A_RANK: tuple[tuple[str, str, str, Callable[[LoadFigures, int], float]], ...] = (
+    ("total_blocks", "gauge", "KV cache blocks of the rank", lambda f, total: total),
+    ("active_blocks", "gauge", "KV cache blocks in use", lambda f, total: round(f.kv_usage * total)),
+    ("gpu_cache_usage_percent", "gauge", "KV cache in use, 0 to 1", lambda f, total: f.kv_usage),
+    ("requests_running", "gauge", "Requests the engine works on", lambda f, total: f.running),
+    ("requests_waiting", "gauge", "Requests the engine has queued", lambda f, total: f.waiting),
+    ("generated_tokens_total", "counter", "Tokens the engine made", lambda f, total: f.generated_tokens),
+    (
+        "prefix_queries_total",
+        "counter",
+        "Prompt tokens looked for in the prefix cache",
+        lambda f, total: f.prefix_queries,
+    ),
+    ("prefix_hits_total", "counter", "Prompt tokens found in it", lambda f, total: f.prefix_hits),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exposition:
+    """Reads the parts of a worker whenever Prometheus asks."""
+
+    model: str
+    role: str
+    meter: LoadMeter
+    in_flight: Callable[[], int]
+    life: HasState
+    adapters: Registry | None = None
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """What this worker writes to, by what it is for."""
+    kv_event_publishers: int = 0
+
+    def text(self) -> str:
+        return "".join(line for series in self._all() for line in lines(series))
+
+    def _all(self) -> Iterator[Series]:
+        model = {"model": self.model}
+        for name, kind, text, value in _OF_A_RANK:
+            yield Series(name, kind, text, self._by_rank(value))
+        yield Series("requests_in_flight", "gauge", "Requests this worker holds", [(model, self.in_flight())])
+        yield Series(
+            "worker_state",
+            "gauge",
+            "1 for the state this worker is in",
+            [
+                (model | {"role": self.role, "state": state.value}, float(state is self.life.state))
+                for state in State
+            ],
+        )
+        yield Series(
+            "kv_event_publishers",
+            "gauge",
+            "Ranks that tell routers what they have cached",
+            [(model, self.kv_event_publishers)],
+        )
+        yield Series(
+            "kv_transfers_lost_total",
+            "counter",
+            "KV caches that did not come and were computed here",
+            [(model, self.meter.lost_transfers)],
+        )
+        yield Series(
+            "encodings_lost_total",
+            "counter",
+            "Requests whose media no encode worker encoded",
+            [(model, self.meter.lost_encodings)],
+        )
+        yield Series(
+            "answers_unread_total",
+            "counter",
+            "Requests that were ended because their client did not read the answer",
+            [(model, self.meter.unread_answers)],
+        )
+        yield from self._of_adapters(model)
+        yield from self._of_folders()
+
+    def _by_rank(self, value: Callable[[LoadFigures, int], float]) -> Iterator[tuple[Labels, float]]:
+        for rank, figures in sorted(self.meter.latest.items()):
+            yield {"model": self.model, "dp_rank": str(rank)}, value(figures, self.meter.total_blocks)
+
+    def _of_adapters(self, model: Labels) -> Iterator[Series]:
+        if self.adapters is None:
+            return
+        states = [entry.state for entry in self.adapters.entries()]
+        loaded = sum(state is AdapterState.LOADED for state in states)
+        yield Series("adapters_loaded", "gauge", "LoRA adapters that answer", [(model, loaded)])
+        yield Series(
+            "adapters_capacity", "gauge", "LoRA adapters there is room for", [(model, self.adapters.capacity)]
+        )
+        yield Series(
+            "adapter_failures_total",
+            "counter",
+            "LoRA adapters that were asked for and are not there",
+            [(model, self.adapters.failures)],
+        )
+
+    def _of_folders(self) -> Iterator[Series]:
+        free, total = [], []
+        for use, folder in self.folders.items():
+            with contextlib.suppress(OSError):  # nobody has made it yet
+                disk = shutil.disk_usage(folder)
+                free.append(({"folder": use}, float(disk.free)))
+                total.append(({"folder": use}, float(disk.total)))
+        yield Series("disk_free_bytes", "gauge", "Room left on the disk of a folder this worker uses", free)
+        yield Series("disk_bytes", "gauge", "Size of that disk", total)
+
+
+def lines(series: Series) -> Iterator[str]:
+    name = PREFIX + series.name
+    yield f"# HELP {name} {series.help}\n"
+    yield f"# TYPE {name} {series.kind}\n"
+    for labels, value in series.values:
+        shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{shown}}} {value:.17g}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

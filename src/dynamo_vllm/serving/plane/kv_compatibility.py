@@ -1,0 +1,119 @@
+"""Before a prefill or decode worker registers, it compares its terms with every other one's of its model.
+
+Each such worker serves one small endpoint, whatever its component. Whoever comes later asks those that are
+there; both sides log what differs, and the later one is refused: every prompt would be computed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.kv.compatibility import differences
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from dynamo.runtime import Client
+
+    from dynamo_vllm.job import Terms
+    from dynamo_vllm.serving.plane.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+ENDPOINT = "kv_terms.compare"
+SEEN_SECONDS = 30.0
+ANSWER_SECONDS = 15.0
+"""Whoever has not answered by then is taken for no peer: longer than a machine may stop for.
+
+One that has ended refuses at once; only one that hangs is waited for.
+"""
+
+
+def endpoint_of(address: str) -> str:
+    """Of all workers in the namespace of `address`, a worker's own."""
+    return f"{address.split('.')[0]}.{ENDPOINT}"
+
+
+class Card(msgspec.Struct, frozen=True):
+    """What one worker tells another."""
+
+    instance: int
+    name: str
+    """Role, machine and process, for logs."""
+    served: str
+    since: float
+    """When it asked to join; the later of two that do not fit is refused."""
+    terms: dict[str, str | int]
+    is_registered: bool = False
+
+    def came_before(self, other: Card) -> bool:
+        if self.is_registered != other.is_registered:
+            return self.is_registered
+        return (self.since, self.instance) < (other.since, other.instance)
+
+
+class Peers:
+    """This worker's card, and the comparison with everybody else's."""
+
+    def __init__(self, drt: Runtime, address: str, served: str, role: str, terms: Terms) -> None:
+        self._endpoint = drt.endpoint(endpoint_of(address))
+        self._card = Card(
+            instance=self._endpoint.connection_id(),
+            name=f"{role} worker, process {os.getpid()} on {socket.gethostname()}",
+            served=served,
+            since=time.time(),
+            terms=dict(terms),
+        )
+        self._serving: asyncio.Future[None] | None = None  # ends with the runtime
+
+    async def join(self) -> None:
+        """Answer others from now on, and fit those that are there: ConfigError says what differs."""
+        self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(self._answer))
+        client = await self._endpoint.client()
+        await self._seen(client)
+        others = [instance for instance in client.instance_ids() if instance != self._card.instance]
+        for other in await asyncio.gather(*(self._ask(client, instance) for instance in others)):
+            self._judge(other)
+        self._card = msgspec.structs.replace(self._card, is_registered=True)
+
+    async def _seen(self, client: Client) -> None:
+        """Of two that come at once at least one must see the other: nobody looks before it can be seen."""
+        try:
+            async with asyncio.timeout(SEEN_SECONDS):
+                # The runtime has no event for it.
+                while self._card.instance not in await client.wait_for_instances():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            logger.warning("discovery does not show this worker's KV terms after %.0f s", SEEN_SECONDS)
+
+    async def _ask(self, client: Client, instance: int) -> Card | None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                stream = await client.direct(msgspec.to_builtins(self._card), instance, annotated=False)
+                return msgspec.convert([card async for card in stream][-1], Card)
+        except Exception as exc:  # whoever does not answer is no peer; the runtime raises nothing narrower
+            logger.info("worker %x does not tell its KV terms: %s", instance, exc or type(exc).__name__)
+            return None
+
+    async def _answer(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Somebody new asks; what differs belongs into this log as well."""
+        other = msgspec.convert(request, Card)
+        if other.served == self._card.served and (found := differences(self._card.terms, other.terms)):
+            logger.error("a %s does not fit this worker: %s", other.name, "; ".join(found))
+        yield msgspec.to_builtins(self._card)
+
+    def _judge(self, other: Card | None) -> None:
+        if other is None or other.served != self._card.served or not other.came_before(self._card):
+            return
+        if found := differences(self._card.terms, other.terms):
+            raise ConfigError(
+                f"this worker cannot share KV caches with the {other.name}: {'; '.join(found)}. "
+                "Start both with the same settings"
+            )

@@ -1,0 +1,13 @@
+"""Names the part of the runtime's push egress that the request path uses."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Sender(Protocol):
+    """The runtime's push egress."""
+
+    def send(self, chunk: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...

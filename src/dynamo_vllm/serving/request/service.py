@@ -1,0 +1,186 @@
+"""The one loop every request goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm import wire
+from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
+from dynamo_vllm.media.memory import held_by_request
+from dynamo_vllm.serving.request.boundary import boundary
+from dynamo_vllm.serving.request.cancel import GOING
+from dynamo_vllm.serving.request.crash_notes import CrashNotes
+from dynamo_vllm.serving.request.egress import CHUNKS, Egress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from dynamo_vllm.engine.base import Engine, Sink
+    from dynamo_vllm.job import Output
+    from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.lora.slots import Lease
+    from dynamo_vllm.roles.base import Role
+    from dynamo_vllm.serving.request.cancel import Cancellable, InFlight, Watch
+    from dynamo_vllm.serving.request.crash_notes import Note
+    from dynamo_vllm.serving.request.egress import Stream
+    from dynamo_vllm.serving.request.sender import Sender
+    from dynamo_vllm.serving.request.tracing import Generate
+
+
+class Service:
+    """Parse, prepare, generate, encode, send."""
+
+    def __init__(
+        self,
+        role: Role[Any],
+        engine: Engine,
+        in_flight: InFlight,
+        on_dead: Callable[[EngineDead], None],
+        adapters: Registry | None = None,
+        on_error: Callable[[str], None] = lambda _: None,
+        trace_headers: Callable[[str], Mapping[str, str] | None] | None = None,
+        egress: Egress | None = None,
+        crash_notes: CrashNotes | None = None,
+    ) -> None:
+        self._role = role
+        self._engine = engine
+        self._in_flight = in_flight
+        self._on_dead = on_dead
+        self._adapters = adapters
+        self._on_error = on_error
+        self._trace_headers = trace_headers
+        self._egress = egress or Egress()
+        self._crash_notes = crash_notes or CrashNotes(None)
+
+    async def generate(
+        self, request: object, context: Cancellable, response_sender: Sender
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The runtime wants an async generator; with push egress it yields nothing.
+
+        The parameter names are the runtime's: `response_sender` in the signature switches push egress on.
+        """
+        with (
+            boundary(context.id(), self._on_dead, self._on_error),
+            self._in_flight.watch(context) as watch,
+            held_by_request(),
+            self._crash_notes.waiting(context.id()) as note,
+        ):
+            parsed = self._role.parse(request)
+            lease = self._lease(self._role.adapter(parsed))
+            try:
+                adapter = lease.adapter if lease else None
+                # The runtime (1.6.1) may take any first chunk for health.
+                tells = self._role.card.tells_stages and not parsed.is_health_check
+                if tells:
+                    _tell(wire.PREPARING, response_sender)
+                job = await watch.unless_left(self._role.prepare(parsed, watch.job_id, adapter))
+                if job is None or context.is_stopped():
+                    return
+                if tells:
+                    _tell(wire.PREPARED, response_sender)
+                if self._trace_headers is not None:
+                    job = dataclasses.replace(job, trace_headers=self._trace_headers(context.id()))
+                stream = self._egress.stream(response_sender.send, watch.left)
+                out = outlet(self._role.encoder(parsed, job).encode, stream, watch, note)
+                try:
+                    with suppress(ClientLeft):
+                        if job.answer is None:
+                            await self._engine.stream(job, out)
+                        else:
+                            out(job.answer)
+                        await watch.unless_left(stream.sent())
+                    response_sender.close()
+                finally:
+                    stream.abandon()
+            finally:
+                if lease is not None:
+                    lease.release()
+        return
+        yield  # type: ignore[unreachable]  # makes this a generator
+
+    def _lease(self, adapter: str | None) -> Lease | None:
+        """Holds the adapter for as long as the request runs: removed under it, vLLM would load it again."""
+        if not adapter:
+            return None
+        try:
+            if self._adapters is None:
+                raise UnknownModel(f"there is no adapter {adapter!r}", parameter="model")
+            return self._adapters.lease(adapter)
+        except UnknownModel:
+            if self._role.card.needs_adapters:
+                raise
+            return None
+
+
+@dataclasses.dataclass(slots=True)
+class Kept:
+    """A sender for a caller that brings none."""
+
+    chunks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def send(self, chunk: dict[str, Any]) -> None:
+        self.chunks.append(chunk)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
+    """Runtime 1.6.1 calls the handler itself to probe it, without a sender, and takes what is yielded.
+
+    It gives up on a probe without a word, and the next one comes: each has an end of its own.
+    """
+
+    async def probed(
+        request: object, context: Any, response_sender: Sender | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        if response_sender is not None:
+            async for chunk in generate(request, context, response_sender):
+                yield chunk
+            return
+        kept = Kept()
+        async with asyncio.timeout(probe_seconds):
+            async for _ in generate(request, context, kept):
+                """Nothing is yielded where there is a sender."""
+        for chunk in kept.chunks:
+            yield chunk
+
+    return probed
+
+
+def _tell(stage: wire.Chunk, sender: Sender) -> None:
+    with suppress(RuntimeError):  # the stream is closed; the context tells a moment later
+        sender.send(stage)
+
+
+class ClientLeft(Exception):
+    """Nobody reads the answer any more."""
+
+
+def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Watch, note: Note) -> Sink:
+    """Encodes and sends the outputs of one job; runs for every token."""
+    send, places, is_first = stream.send, CHUNKS, True
+
+    def out(output: Output) -> None:
+        nonlocal places, is_first
+        if watch.client_left:
+            raise ClientLeft  # ends the job also where the abort came before it began
+        if output.finish == "abort" or watch.must_move:
+            raise Draining(GOING)
+        if is_first:
+            is_first = False
+            note.answered()
+        chunk = encode(output)
+        try:
+            if places:
+                places -= 1
+                send(chunk)
+            else:
+                places = stream.pass_on(chunk)
+        except RuntimeError:  # the stream is closed; the context tells a moment later
+            watch.left()
+
+    return out

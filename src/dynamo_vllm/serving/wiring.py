@@ -1,0 +1,267 @@
+"""From a started engine to the parts that serve it: role, registration, life, metrics, admin."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo.llm import WorkerMetricsPublisher
+
+from dynamo_vllm.admin.base import Controls
+from dynamo_vllm.roles.media import MediaReader
+from dynamo_vllm.serving import factories
+from dynamo_vllm.serving.admin import adapters
+from dynamo_vllm.serving.admin.endpoint import Admin
+from dynamo_vllm.serving.admin.status import Status
+from dynamo_vllm.serving.encoding import transfer as encoding_transfer
+from dynamo_vllm.serving.lifecycle.monitor import Monitor
+from dynamo_vllm.serving.lifecycle.operations import Bounded
+from dynamo_vllm.serving.lifecycle.states import Lifecycle, Parts
+from dynamo_vllm.serving.lifecycle.warmup import Warming
+from dynamo_vllm.serving.metrics.series import Exposition
+from dynamo_vllm.serving.plane.registration import Registration
+from dynamo_vllm.serving.request.cancel import InFlight
+from dynamo_vllm.serving.request.crash_notes import CrashNotes
+from dynamo_vllm.serving.request.egress import Egress
+from dynamo_vllm.serving.request.service import Service, answering_probes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dynamo.runtime import Endpoint
+
+    from dynamo_vllm.config.encoders import EncoderFolder
+    from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.planes import EtcdAccess
+    from dynamo_vllm.engine.base import Engine, TextEngine
+    from dynamo_vllm.errors import EngineDead
+    from dynamo_vllm.job import EngineFacts, Job
+    from dynamo_vllm.kv.connectors.base import Connector
+    from dynamo_vllm.lora.registry import Registry
+    from dynamo_vllm.media.base import MediaLoader
+    from dynamo_vllm.roles.base import Role
+    from dynamo_vllm.serving.lifecycle import node_link
+    from dynamo_vllm.serving.lifecycle.progress import Progress
+    from dynamo_vllm.serving.metrics import load_meter
+    from dynamo_vllm.serving.plane.runtime import Runtime
+    from dynamo_vllm.serving.request.tracing import Generate, Tracing
+    from dynamo_vllm.serving.system_port.handler import SystemPort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A worker whose engine runs."""
+
+    options: WorkerOptions
+    drt: Runtime
+    engine: TextEngine
+    facts: EngineFacts
+    meter: load_meter.LoadMeter
+    progress: Progress
+    connector: Connector | None
+    encoder_folder: EncoderFolder | None
+    followers: node_link.Followers
+    front: SystemPort | None
+    adapter_cache: Path
+    etcd: EtcdAccess | None
+    scratch_folder: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it serves requests."""
+        return self.drt.endpoint(self.options.address)
+
+    @property
+    def model(self) -> str:
+        """The name clients know it by."""
+        return (self.options.served_model_name or (str(self.options.model),))[0]
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """What this worker writes to, by what it is for."""
+        found = {"scratch": self.scratch_folder}
+        if self.encoder_folder is not None:
+            found["encodings"] = self.encoder_folder.path
+        if self.facts.adapters is not None:
+            found["adapters"] = str(self.adapter_cache)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """What requests, operators and the worker's life meet."""
+
+    role: Role[Any]
+    in_flight: InFlight
+    operations: Bounded
+    registration: Registration
+    registry: Registry | None
+    lifecycle: Lifecycle
+    answers: Callable[[], Awaitable[None]]
+    """Raises where the engine does not answer."""
+    warming: Warming
+    crash_notes: CrashNotes
+
+
+async def assemble(
+    started: Started, loader: MediaLoader | None, on_dead: Callable[[EngineDead], None]
+) -> Assembled:
+    options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
+    meter, folder = started.meter, started.encoder_folder
+    reader = await factories.media_reader(
+        options, folder, facts, engine, loader, drt, meter.count_lost_encoding
+    )
+    role = factories.make_role(
+        options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
+    )
+    if options.role == "encode" and options.encoder_transfer == "nixl" and folder is not None:
+        encoding_transfer.Lender(factories.encoded_folder(folder, facts), encoding_transfer.Nixl()).serve(
+            drt, options.address
+        )
+    in_flight = InFlight(engine)
+    registration = Registration(started.endpoint, options, role.card, facts)
+    operations = Bounded(engine, on_dead)
+    registry = await adapters.make_registry(options, started.adapter_cache, facts, operations, registration)
+    answers = functools.partial(warm_up, engine, role, facts)
+    lifecycle = Lifecycle(
+        Parts(
+            discovery=registration,
+            health=drt,
+            in_flight=in_flight,
+            engine=operations,
+            adapters=registry or adapters.NONE,
+            answers=answers,
+            sleep_refusal=facts.sleep_refusal,
+        )
+    )
+    return Assembled(
+        warming=warming(started, role, loader, operations),
+        role=role,
+        in_flight=in_flight,
+        operations=operations,
+        registration=registration,
+        registry=registry,
+        lifecycle=lifecycle,
+        answers=answers,
+        crash_notes=CrashNotes(options.crash_notes),
+    )
+
+
+def warming(started: Started, role: Role[Any], loader: MediaLoader | None, operations: Bounded) -> Warming:
+    """No encode worker is asked: a role that would do so is made anew for it."""
+    options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
+    if loader is not None and folder is not None and options.role != "encode":
+        own = MediaReader(facts, loader, engine)
+        role = factories.make_role(options, facts, engine, started.connector, lambda: None, own, folder)
+    return Warming(
+        engine=engine,
+        operations=operations,
+        role=role,
+        facts=facts,
+        on_phase=started.progress.phase,
+        takes_media=loader is not None,
+        adapter_base=Path(str(options.model)),
+        scratch=Path(started.scratch_folder),
+    )
+
+
+def answering(
+    started: Started,
+    made: Assembled,
+    on_dead: Callable[[EngineDead], None],
+    last_error: load_meter.LastError,
+    traces: Tracing | None,
+) -> Generate:
+    """What the endpoint calls for each request."""
+    service = Service(
+        made.role,
+        started.engine,
+        made.in_flight,
+        on_dead,
+        made.registry,
+        last_error.note,
+        traces.headers if traces is not None else None,
+        egress=Egress(round(started.options.unread_mb * 1e6), started.meter.count_unread_answer),
+        crash_notes=made.crash_notes,
+    )
+    generate = traces.around(service.generate) if traces is not None else service.generate
+    if not started.options.runtime_health_check:
+        return generate
+    return answering_probes(generate, started.options.canary_timeout_seconds)
+
+
+async def expose(started: Started, made: Assembled) -> Exposition:
+    """Load figures for the router, and series for /metrics."""
+    engine, facts = started.engine, started.facts
+    publisher = WorkerMetricsPublisher()
+    await publisher.create_endpoint(started.endpoint)
+    started.meter.connect(publisher, facts.total_kv_blocks, ranks(facts))
+    exposition = Exposition(
+        model=made.registration.names[0],
+        role=started.options.role,
+        meter=started.meter,
+        in_flight=lambda: len(made.in_flight),
+        life=made.lifecycle,
+        adapters=made.registry,
+        folders=started.folders,
+    )
+    started.endpoint.metrics.register_prometheus_expfmt_callback(
+        lambda: engine.metrics_text() + exposition.text()
+    )
+    return exposition
+
+
+def open_to_operators(
+    started: Started, made: Assembled, last_error: load_meter.LastError, on_dead: Callable[[EngineDead], None]
+) -> None:
+    """Admin verbs over the runtime, and over HTTP where there is a system port."""
+    options, facts = started.options, started.facts
+    instance, names = started.endpoint.connection_id(), made.registration.names
+    status = Status(options, facts, instance, names, started.meter, made.in_flight, last_error)
+    controls = Controls(
+        life=made.lifecycle,
+        engine=made.operations,
+        facts=facts,
+        adapters=made.registry,
+        drain_seconds=options.drain_seconds,
+        status=lambda: status.reply(made.lifecycle.state, made.registry),
+    )
+    performer = Admin(controls, options.admin_token, on_dead)
+    performer.serve(started.drt, options.address)
+    if started.front is not None:
+        started.front.admin = performer
+        started.front.watch_loop()
+
+
+async def warm_up(engine: Engine, role: Role[Any], facts: EngineFacts) -> None:
+    """One small request to each rank."""
+    for rank in ranks(facts):
+        await engine.stream(await small_job(role, facts, "warm-up", rank), lambda _: None)
+
+
+async def small_job(role: Role[Any], facts: EngineFacts, job_id: str, rank: int) -> Job:
+    """The role's smallest job, for one rank."""
+    job: Job = await role.prepare(role.parse(role.health_check()), job_id)
+    return job if facts.data_parallel_size == 1 else dataclasses.replace(job, data_parallel_rank=rank)
+
+
+def ranks(facts: EngineFacts) -> range:
+    return range(facts.data_parallel_start_rank, facts.data_parallel_start_rank + facts.data_parallel_size)
+
+
+def monitor(started: Started, made: Assembled) -> Monitor:
+    options, lifecycle = started.options, made.lifecycle
+    return Monitor(
+        started.engine,
+        functools.partial(small_job, made.role, started.facts),
+        lifecycle.unwell,
+        lifecycle.well,
+        lambda: lifecycle.is_watched,
+        health_seconds=options.health_seconds,
+        canary_seconds=options.canary_seconds,
+        canary_timeout_seconds=options.canary_timeout_seconds,
+        step_seconds=options.step_seconds,
+    )

@@ -1,0 +1,396 @@
+"""From a topology to the processes `serve` starts. Pure: nothing is opened, started or made here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.config import build, checks, encoders, forks, planes, runtime_env, topology, worker_line
+from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
+from dynamo_vllm.config.rules.ranks import node_of
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise.planning import secrets as planning_secrets
+from dynamo_vllm.supervise.planning.gpus import VARIABLE, Gpus, share_of
+from dynamo_vllm.supervise.run_folder import EMBEDDINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from dynamo_vllm.config.topology import Topology, WorkerGroup
+
+# -P keeps the current folder off the module path, as the installed command does.
+COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
+LOOPBACK = "127.0.0.1"
+ENGINES_HERE = "DYN_VLLM_ENGINES_HERE"
+_ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process to start and to keep."""
+
+    name: str
+    argv: tuple[str, ...]
+    """The command, without what differs at each start: a worker's own two ports and the status pipe."""
+    env: Mapping[str, str]
+    """Its whole environment."""
+    health: str
+    """Where it answers while it is not hung; {port} stands for the port."""
+    port: int | None
+    """Port of `health`; None takes a free one at each start."""
+    drain_seconds: float
+    role: str | None
+    """What a worker does; None for the frontend."""
+    engines: int = 0
+    """How many it runs on this node, on GPUs each has one; the fake engine does not count."""
+    card_port: int | None = None
+    """Of the runtime's server behind a worker's `port`; None takes a free one at each start."""
+    forks: bool = False
+    """It may be forked from a process that has imported vLLM."""
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role is not None
+
+    def command(self, port: int, card_port: int | None = None) -> list[str]:
+        """`card_port` is a worker's second port: many that each looked for one would meet."""
+        ports = ["--system-port", str(port)] if self.is_worker else []
+        if card_port is not None:
+            ports += ["--card-port", str(card_port)]
+        return [*self.argv, *ports]
+
+    def health_url(self, port: int) -> str:
+        return self.health.format(port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything `serve` starts, and where it will answer."""
+
+    url: str
+    """Of the frontend, without a path."""
+    host: str
+    port: int
+    models: tuple[str, ...]
+    """Folder or hub id of each group's model."""
+    processes: tuple[Process, ...]
+    front: FrontendOptions
+    """Of the frontend; every process finds and reaches the others in its way."""
+    named_ports: frozenset[int] = frozenset()
+    """Where the user wants processes to listen."""
+
+    @property
+    def workers(self) -> tuple[Process, ...]:
+        return tuple(process for process in self.processes if process.is_worker)
+
+
+def make(
+    wanted: Topology,
+    environment: Mapping[str, str],
+    discovery: Path,
+    gpus: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
+) -> Plan:
+    """The processes of a topology; settings that cannot work are refused here.
+
+    `gpus` are shared out among several workers; without any, each sees what the environment shows it.
+    Processes that will run `elsewhere` are not held against what this machine has.
+    """
+    shared = shared_environment(environment, discovery)
+    front = build.from_values(FrontendOptions, wanted.frontend, shared)
+    checks.check_frontend(front, elsewhere=elsewhere)
+    shared = with_planes(shared, front, environment)
+    front = build.from_values(FrontendOptions, wanted.frontend, shared)
+    url = f"{'https' if front.tls_cert_path else 'http'}://{reachable(front.host)}:{front.port}"
+    words, secrets = topology.to_argv(FrontendOptions, wanted.frontend), dict[str, str]()
+    if not elsewhere:
+        words, secrets = planning_secrets.by_environment(FrontendOptions, words)
+    frontend = Process(
+        name="frontend",
+        argv=(*COMMAND, "frontend", *words),
+        env={**shared, **secrets},
+        health=f"{url}/live",
+        port=front.port,
+        drain_seconds=front.drain_seconds,
+        role=None,
+    )
+    several = sum(group.count for group in wanted.workers) > 1
+    has_encoders = any(_is_encoder(group, shared) for group in wanted.workers)
+    embeddings = discovery.with_name(EMBEDDINGS) if has_encoders else None
+    workers = _Workers(
+        wanted.model, shared, environment, gpus if several else (), front, embeddings, elsewhere
+    )
+    for group in wanted.workers:
+        workers.add(group)
+    workers.check_roles()
+    processes = (frontend, *counted(workers.made))
+    return Plan(url, front.host, front.port, tuple(workers.models), processes, front, workers.named_ports)
+
+
+def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[str, str]:
+    """One machine, no services; what the user's environment says stands."""
+    defaults = {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(discovery),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_VLLM_BIND_HOST": LOOPBACK,
+        "PYTHONUNBUFFERED": "1",
+    }
+    # One port cannot serve several processes: each worker gets its own as a flag.
+    return {name: value for name, value in {**defaults, **environment}.items() if name != "DYN_SYSTEM_PORT"}
+
+
+def with_planes(
+    shared: Mapping[str, str], front: FrontendOptions, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """What the frontend was told about the way to the others, for the workers too.
+
+    A deployment that other machines can find advertises this machine's address, not loopback.
+    """
+    found = {**shared, **runtime_env.planes(front)}
+    servers = planes.servers(front, front.event_plane)
+    is_shared = front.discovery_backend == "kubernetes" or (
+        front.discovery_backend == "etcd" and not planes.is_on_this_machine(servers)
+    )
+    if is_shared and "DYN_VLLM_BIND_HOST" not in environment:
+        del found["DYN_VLLM_BIND_HOST"]
+    return found
+
+
+def counted(workers: Sequence[Process]) -> list[Process]:
+    """Every worker is told how many engines there are: on a CPU they share memory and cores."""
+    engines = sum(worker.engines for worker in workers)
+    told = {ENGINES_HERE: str(engines)} if engines > 1 else {}
+    return [dataclasses.replace(worker, env={**told, **worker.env}) for worker in workers]
+
+
+def reachable(host: str) -> str:
+    """An address to connect to what listens on `host`, as it stands in a URL."""
+    host = _ANY.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_encoder(group: WorkerGroup, env: Mapping[str, str]) -> bool:
+    options, _ = _parse(group.options, group, {**env, **group.env})
+    return options.role == "encode"
+
+
+class _Workers:
+    """Counts names and GPUs while groups become processes."""
+
+    def __init__(
+        self,
+        model: str | None,
+        shared: Mapping[str, str],
+        environment: Mapping[str, str],
+        gpus: Sequence[str],
+        front: FrontendOptions,
+        embeddings: Path | None,
+        elsewhere: bool,
+    ) -> None:
+        self._elsewhere = elsewhere
+        self._embeddings = embeddings
+        """Where encode workers hand over, when there are some."""
+        self.made: list[Process] = []
+        self.models: list[str] = []
+        self._model = model
+        self._shared = shared
+        self._system_port = environment.get("DYN_SYSTEM_PORT")
+        self._front = front
+        self._names: Counter[str] = Counter()
+        self._ports = _Ports(front)
+        self._roles: dict[tuple[str, str], str] = {}
+        """By address and name of the model."""
+        self._folders: dict[str, str] = {}
+        """The model at each address."""
+        self._gpus = Gpus(gpus)
+
+    @property
+    def named_ports(self) -> frozenset[int]:
+        return self._ports.named
+
+    def add(self, group: WorkerGroup) -> None:
+        values = {"model": self._model} if self._model is not None else {}
+        if self._system_port:
+            values["system_port"] = self._system_port
+        values |= group.options
+        env = {**self._shared, **group.env, **topology.secrets(WorkerOptions, group.options)}
+        options, engine_argv = _parse(values, group, env)
+        if more := self._defaults(options, engine_flags(engine_argv)):
+            values |= more
+            options, engine_argv = _parse(values, group, env)
+        checks.check_worker(options, engine_argv, elsewhere=self._elsewhere)
+        self._check_planes(options)
+        self._check_media_hosts(options)
+        self._check_address(options)
+        self.models.append(str(options.model))
+        engine = engine_flags(engine_argv)
+        node = node_of(options, engine)
+        engines = 0 if options.engine == "fake" else node.engines
+        share = 0.0 if options.omni else share_of(engine)  # a pipeline's stages have theirs in its file
+        argv = _argv(values, group)
+        if not self._elsewhere:
+            argv, secrets = planning_secrets.by_environment(WorkerOptions, argv)
+            env |= secrets
+        for _ in range(group.count):
+            name = self._name(options)
+            gpus = self._gpus.give(name, group.env.get(VARIABLE), engines, share)
+            self._one(name, options, argv, env | gpus, node.local_ranks, engines)
+
+    def check_roles(self) -> None:
+        """When all groups are known."""
+        answering = {name for (_, name), role in self._roles.items() if role not in ("prefill", "encode")}
+        for (_, name), role in self._roles.items():
+            if role == "prefill" and name not in answering:
+                raise ConfigError(f"{name} has prefill workers only; add a group with 'role: decode'")
+            if role == "encode" and name not in answering:
+                raise ConfigError(f"{name} has encode workers only; add a group that answers")
+
+    def _defaults(self, options: WorkerOptions, engine: EngineFlags) -> dict[str, Any]:
+        """What a role needs beside its name; what the user set stands."""
+        more: dict[str, Any] = {}
+        if self._is_taken(options) and options.component is None and options.endpoint is None:
+            more["component"] = self._other_component(options)
+        if options.role in ("prefill", "decode"):
+            if not options.connector and "kv_transfer_config" not in engine:
+                more["connector"] = ("nixl",)
+            publishes = options.kv_events is not None or "kv_events_config" in engine
+            if options.role == "decode" and self._front.local_prefill_tokens is not None and not publishes:
+                more["kv_events"] = True
+        if self._embeddings is not None:
+            more["enable_multimodal"] = True
+            takes_part = options.role == "encode" or options.asks_encoders
+            if takes_part and encoders.folder_of(options, engine) is None:
+                more["ec_storage_path"] = str(self._embeddings)
+        return more
+
+    def _is_taken(self, options: WorkerOptions) -> bool:
+        """By another model: the runtime (1.6.1) lets an endpoint have one."""
+        return self._folders.get(options.address, options.model) != options.model
+
+    def _other_component(self, options: WorkerOptions) -> str:
+        """backend-2 where backend is taken, or the next that is free or has this model already."""
+        component = options.address.split(".")[-2]
+        names = (f"{component}-{number}" for number in itertools.count(2))
+        return next(
+            name for name in names if not self._is_taken(dataclasses.replace(options, component=name))
+        )
+
+    def _check_planes(self, options: WorkerOptions) -> None:
+        for name in runtime_env.PLANES:
+            mine, others = getattr(options, name), getattr(self._front, name)
+            if mine != others:
+                raise ConfigError(
+                    f"a worker has {flag(name)} {mine} and the frontend {others}, so they would not meet; "
+                    "give it on the command line, which is for both"
+                )
+
+    def _check_media_hosts(self, options: WorkerOptions) -> None:
+        if options.media_hosts and not self._front.media_hosts:
+            raise ConfigError(
+                "a worker has --media-hosts and the frontend, which asks for pictures too, has none; give it "
+                "on the command line, which is for both, or under 'frontend' as well"
+            )
+
+    def _check_address(self, options: WorkerOptions) -> None:
+        """The frontend sends prompts to every worker at a prefill worker's address."""
+        if self._is_taken(options):
+            raise ConfigError(
+                f"{options.model} and {self._folders[options.address]} would both be at {options.address}; "
+                "leave --component and --endpoint out, or give each model its own"
+            )
+        self._folders[options.address] = str(options.model)
+        name = (options.served_model_name or (str(options.model),))[0]
+        other = self._roles.setdefault((options.address, name), options.role)
+        if other != options.role and {"prefill", "encode"} & {other, options.role}:
+            raise ConfigError(
+                f"{other} and {options.role} workers of {name} would both be at {options.address}; "
+                "leave --component and --endpoint out, or give each group its own"
+            )
+
+    def _name(self, options: WorkerOptions) -> str:
+        kind = "worker" if options.role == "agg" else options.role
+        self._names[kind] += 1
+        return f"{kind}-{self._names[kind]}"
+
+    def _one(
+        self,
+        name: str,
+        options: WorkerOptions,
+        argv: list[str],
+        env: Mapping[str, str],
+        ranks: int,
+        engines: int,
+    ) -> None:
+        ports = {
+            "kv_event_port": self._ports.next(name, "kv_event_port", options.kv_event_port, ranks),
+            # vLLM 0.30: a data-parallel rank adds its number; the shards of one rank share its port.
+            "side_channel_port": self._ports.next(
+                name, "side_channel_port", options.side_channel_port, ranks
+            ),
+        }
+        more = [f"{flag(option)}={port}" for option, port in ports.items() if port]
+        host = options.system_host or env.get("DYN_SYSTEM_HOST") or options.bind_host or "0.0.0.0"
+        self.made.append(
+            Process(
+                name=name,
+                argv=(*COMMAND, "worker", *argv, *more),
+                env=env,
+                health=f"http://{reachable(host)}:{{port}}/live",  # also of one that was told to sleep
+                port=self._ports.next(name, "system_port", options.system_port),
+                card_port=self._ports.next(name, "card_port", options.card_port),
+                drain_seconds=options.drain_seconds,
+                role=options.role,
+                engines=engines,
+                forks=forks.why_not(options, env) is None,
+            )
+        )
+
+
+class _Ports:
+    """Hands out ports: workers that were given the same first one get consecutive ones."""
+
+    def __init__(self, front: FrontendOptions) -> None:
+        self._owners = {front.port: "--port"}
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    @property
+    def named(self) -> frozenset[int]:
+        """All that were handed out, and the frontend's."""
+        return frozenset(self._owners)
+
+    def next(self, name: str, option: str, first: int | None, count: int = 1) -> int | None:
+        """The first of `count` ports for the worker `name`; None when the user named none."""
+        if not first:
+            return None
+        mine = first + self._counts[option, first]
+        self._counts[option, first] += count
+        for port in range(mine, mine + count):
+            if port in self._owners or port > 65535:
+                why = f"is taken by {self._owners[port]}" if port in self._owners else "is no port"
+                raise ConfigError(f"{flag(option)} {first}: {port} for {name} {why}; name another")
+            self._owners[port] = f"{flag(option)} of {name}"
+        return mine
+
+
+def parse(argv: Sequence[str]) -> tuple[WorkerOptions, list[str]]:
+    """A worker's options and vLLM's flags as its command says them."""
+    return worker_line.parse(argv, {})
+
+
+def _argv(values: topology.Values, group: WorkerGroup) -> list[str]:
+    return [*topology.to_argv(WorkerOptions, values), *group.args]
+
+
+def _parse(
+    values: topology.Values, group: WorkerGroup, env: Mapping[str, str]
+) -> tuple[WorkerOptions, list[str]]:
+    return worker_line.parse(_argv(values, group), env)

@@ -1,0 +1,237 @@
+"""One running process: its group, its log, and the status lines it writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psutil
+
+from dynamo_vllm import forking
+from dynamo_vllm.supervise.planning import ports
+from dynamo_vllm.supervise.process import logs
+from dynamo_vllm.supervise.process.held import Held
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dynamo_vllm.supervise.planning.plan import Process
+
+GONE_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+Status = dict[str, Any]
+
+
+class Running(Protocol):
+    """A process of ours, however it was started; the part of asyncio's that is used here."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def let_go(self) -> None:
+        """Nobody signals it any more: its number may become another process'."""
+
+
+class Child:
+    """A started process in a session of its own, so that its own children can be ended with it."""
+
+    def __init__(self, plan: Process, running: Running, port: int, log: Path, log_start: int) -> None:
+        self.plan = plan
+        self.port = port
+        self._log = log
+        self._log_start = log_start  # behind the lines of the processes before this one
+        self.ready = asyncio.Event()
+        self.models: tuple[str, ...] = ()
+        self.endpoint_types: tuple[str, ...] = ()
+        self.instance: int | None = None
+        self._ready_at: float | None = None
+        self._running = running
+        self._is_let_go = False
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+        return self._running.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative for a signal; None while it runs."""
+        return self._running.returncode
+
+    @property
+    def ready_seconds(self) -> float:
+        """How long it has been ready."""
+        return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+
+    def written(self) -> str:
+        """What it wrote into its log."""
+        return logs.read_from(self._log, self._log_start)
+
+    def log_begins_anew(self, log: Path) -> None:
+        """What was written so far was put aside."""
+        if log == self._log:
+            self._log_start = 0
+
+    def note(self, status: Status) -> None:
+        """Remember what a status line said."""
+        if status.get("phase") == "ready" and not self.ready.is_set():
+            self.models = tuple(map(str, status.get("models", ())))
+            self.endpoint_types = tuple(map(str, status.get("endpoint_types", ())))
+            self.instance = status.get("instance")
+            self._ready_at = time.monotonic()
+            self.ready.set()
+
+    async def wait(self) -> int:
+        return await self._running.wait()
+
+    def terminate(self) -> None:
+        """Ask the process to leave; it ends its own children."""
+        with contextlib.suppress(ProcessLookupError):
+            self._running.terminate()
+
+    def kill_group(self) -> None:
+        """Nothing once it was let go: the number may be another group's."""
+        if not self._is_let_go:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def destroy(self) -> list[int]:
+        """End whatever is left of the group; the pids that would not go, normally none."""
+        if self._is_let_go:
+            return []
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := members(self.pid)) and time.monotonic() < deadline:
+            self.kill_group()
+            await asyncio.sleep(_POLL_SECONDS)
+        if not left:  # else the kernel holds it, in a driver for example
+            await self.wait()
+        self._let_go()
+        return left
+
+    def abandon(self) -> None:
+        """End it without a look at whether it went."""
+        self.kill_group()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._is_let_go = True
+        self._running.let_go()
+
+
+Start = Callable[["Process", list[str], int, int], Awaitable[Running]]
+"""Starts a process with a command, a log and a status pipe (file descriptors)."""
+
+
+async def start(
+    plan: Process, log: Path, on_status: Callable[[Child, Status], None], start_process: Start
+) -> Child:
+    """Start the process; `on_status` is called with each of its status lines."""
+    port = plan.port or ports.free()
+    card_port = plan.card_port or ports.free() if plan.is_worker else None
+    read_end, write_end = os.pipe()
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have cleared it away
+        with log.open("ab") as output:
+            log_start = output.tell()
+            command = plan.command(port, card_port)
+            running = await start_process(plan, command, output.fileno(), write_end)
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    child = Child(plan, running, port, log, log_start)
+    _Lines(read_end, lambda status: on_status(child, status))
+    return child
+
+
+async def start_afresh(plan: Process, command: list[str], log: int, status: int) -> Running:
+    process = _popen(plan, command, log, status)
+    return Held(process.pid, process)
+
+
+def _popen(plan: Process, command: list[str], log: int, status: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*command, "--status-fd", str(status)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=dict(plan.env),
+        pass_fds=(status,),
+        start_new_session=True,
+        preexec_fn=leave_with(os.getpid()),
+    )
+
+
+def watch_without_threads() -> None:
+    """Make asyncio wait for processes through the kernel; call it before the loop runs.
+
+    Python 3.11 would start a thread per process, and when its parent is killed a process gets the signal
+    of `leave_with` once for each thread the parent had: the second one would cut a worker's drain short.
+    """
+    if sys.version_info < (3, 12):
+        with contextlib.suppress(OSError):  # Linux before 5.3
+            os.close(os.pidfd_open(os.getpid()))
+            asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+
+
+def members(group: int) -> list[int]:
+    """Pids of a process group; a zombie only waits to be read by its parent and does not count."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def leave_with(parent: int) -> Callable[[], None]:
+    """Runs in the new process: the kernel sends it SIGTERM when its parent is gone, however it went."""
+    return functools.partial(forking.end_with, parent, signal.SIGTERM)
+
+
+class _Lines:
+    """Reads JSON lines from a pipe on the running loop until its other end is closed."""
+
+    def __init__(self, fd: int, on_line: Callable[[Status], None]) -> None:
+        self._fd = fd
+        self._on_line = on_line
+        self._rest = b""
+        os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):  # another library wrote to this descriptor
+                status = json.loads(line)
+                if isinstance(status, dict):
+                    self._on_line(status)

@@ -1,0 +1,41 @@
+"""One life of a process, when it is over, in words for a person."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.supervise.process import logs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_CODES = {2: " (bad settings)", 3: " (the engine died)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One life of a process, when it is over."""
+
+    reason: str
+    was_ready: bool
+    ready_seconds: float
+    code: int | None
+    log: str
+    """What this life wrote into its log."""
+
+    def story(self, name: str, log: Path) -> str:
+        """A failure for a person; bad settings need their one line only, the rest the end of the log too."""
+        error = logs.error_line(self.log)
+        lines = [f"error: {name} {self.reason}" + (f": {error}" if error else "")]
+        if error is None or self.code != 2:
+            lines += [f"  | {line}" for line in logs.last_lines(self.log)]
+        return "\n".join([*lines, f"  log: {log}"])
+
+
+def describe(code: int) -> str:
+    """An exit status in words."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}{_CODES.get(code, '')}"

@@ -1,0 +1,176 @@
+"""`dynamo-vllm size` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.cli import main, size
+from unit.sizing.test_parameters import R1, RECIPES
+
+QWEN = RECIPES / "qwen3-single-gpu" / "model"
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    size.main(list(argv))
+    return capsys.readouterr().out
+
+
+def test_a_model_alone_gets_its_parts_and_the_fewest_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, str(RECIPES / "gpt-oss" / "120b"))
+    assert "116.83 B parameters, 5.71 B active per token" in found
+    assert "36.0 KiB per token in bfloat16 in 18 layers; the other 18 keep" in found
+    assert "L40S      2  --pipeline-parallel-size 2" in found
+
+
+def test_a_layout_gets_its_room_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, str(QWEN), "--gpus", "2xL40S", "--tp", "2", "--max-model-len", "8192")
+    assert "layout    tensor parallel 2 = 2 GPUs" in found
+    assert "fits      yes" in found
+    assert found.splitlines()[-1] == "flags     --tensor-parallel-size 2 --max-model-len 8192"
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        (("--dtype", "float16"), "--dtype float16"),
+        (("--quantization", "fp8"), "--quantization fp8_per_tensor"),
+        (("--quantization", "fp8-block"), "--quantization fp8_per_block"),
+        (("--quantization", "none"), "none"),
+    ],
+)
+def test_what_was_said_of_the_weights_is_said_to_the_worker(
+    argv: tuple[str, ...], flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = said(capsys, str(QWEN), "--gpus", "L40S", "--tp", "1", *argv).splitlines()
+    assert found[-1] == f"flags     {flags}"
+    assert not found[-2].startswith("note")
+
+
+def test_weights_that_no_flag_makes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, str(QWEN), "--gpus", "L40S", "--tp", "1", "--quantization", "int4")
+    assert "note      weights in int4 are other files: no flag makes them of these\nflags     none" in found
+
+
+def test_weights_that_are_so_already_need_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (str(R1), "--gpus", "8xH200", "--tp", "8", "--max-model-len", "4096")
+    assert said(capsys, *argv, "--quantization", "fp8-block") == said(capsys, *argv)
+
+
+def test_a_quantisation_that_is_not_known_can_be_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = json.loads((QWEN / "config.json").read_text())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config | {"quantization_config": {"quant_method": "new"}}))
+    found = said(capsys, str(file), "--gpus", "L40S", "--tp", "1", "--quantization", "int4")
+    assert found.splitlines()[-1] == "flags     none"
+    assert "note" not in found
+
+
+def test_a_folder_or_a_file_or_a_cached_hub_id_is_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hub" / "models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "config.json").write_text((QWEN / "config.json").read_text())
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    texts = {said(capsys, model) for model in ("org/name", str(QWEN), str(QWEN / "config.json"))}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        ([str(QWEN)], 0),
+        ([str(QWEN), "--gpus", "1xH100"], 0),
+        ([str(QWEN), "--gpus", "1xNEW:12"], 1),
+        ([str(R1), "--gpus", "8xH100", "--tp", "8"], 1),
+        ([str(R1), "--gpus", "8xH100"], 1),
+    ],
+)
+def test_the_exit_code_says_whether_it_fits(
+    argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["size", *argv]) == code
+    assert (": too big by" in capsys.readouterr().out) == (code == 1)
+
+
+def test_a_worker_spans_as_many_nodes_as_it_must(capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, str(R1), "--gpus", "16xH200", "--nodes", "4", "--dp", "8", "--ep", "--brief")
+    assert found.startswith(
+        "layout    data parallel 8, expert parallel = 8 GPUs on 2 nodes; 2 workers like this"
+    )
+    assert "--data-parallel-size 8 --data-parallel-size-local 4 --enable-expert-parallel" in found
+
+
+def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(said(capsys, str(R1), "--gpus", "16xH200", "--max-model-len", "16384", "--json"))
+    assert found["parameters"] == 671_026_419_200
+    assert found["cache_bytes_per_token"] == 70_272
+    assert found["fits"]
+    first = found["layouts"][0]
+    assert first["layout"] == {"tp": 1, "pp": 1, "dp": 8, "ep": True, "nodes": 1, "gpus": 8}
+    assert first["flags"] == [
+        "--data-parallel-size",
+        "8",
+        "--enable-expert-parallel",
+        "--max-model-len",
+        "16384",
+    ]
+    one = json.loads(said(capsys, str(R1), "--gpus", "8xH200", "--dp", "8", "--ep", "--json"))
+    assert (
+        one["layout"]["room"] == one["layout"]["total"] - one["layout"]["weights"] - one["layout"]["reserve"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        ([], "no model is named; write dynamo-vllm size MODEL"),
+        (["nowhere"], "nowhere: there is no such file or folder"),
+        (["org/unfetched"], "org/unfetched is neither a folder nor in the hub's cache"),
+        ([str(RECIPES)], "has no config.json"),
+        ([__file__], "is not JSON"),
+        ([str(QWEN), "--colour"], "--colour is no option of size"),
+        ([str(QWEN), "--tp", "2"], "a layout says nothing without GPUs; add --gpus"),
+        (
+            [str(QWEN), "--gpus", "4xH100", "--tp", "8"],
+            "--tp 8 --pp 1 --dp 1 take 8 GPUs; --gpus 4xH100 has 4",
+        ),
+        ([str(QWEN), "--gpus", "8xH100", "--nodes", "3"], "8xH100 cannot be shared out alike to --nodes 3"),
+        (
+            [str(QWEN), "--gpus", "8xH100", "--nodes", "2", "--pp", "5"],
+            "5 GPUs cannot be shared out alike to 2",
+        ),
+        ([str(QWEN), "--gpus", "H100", "--max-model-len", "0"], "--max-model-len 0 must be 1 or more"),
+        ([str(QWEN), "--gpu-memory-utilization", "92"], "--gpu-memory-utilization 92.0 is no part of a GPU"),
+        ([str(QWEN), "--quantization", "int3"], "--quantization='int3' is unknown"),
+        ([str(QWEN), "--reserve-gib", "-1"], "--reserve-gib -1.0 must be 0 or more"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_fix(
+    argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["size", *argv]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_pipeline_of_models_names_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    assert main.run(["size", str(tmp_path)]) == 2
+    assert "is a pipeline of several models; give one part of it" in capsys.readouterr().err
+
+
+def test_one_request_of_an_average_length_counts_windows_only_where_the_engine_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = [str(RECIPES / "gpt-oss" / "20b"), "--gpus", "H100", "--tp", "1", "--json"]
+    hybrid = json.loads(said(capsys, *argv))["layout"]
+    whole = json.loads(said(capsys, *argv, "--no-hybrid-cache"))["layout"]
+    assert hybrid["requests_of_max_len"] > 1.7 * whole["requests_of_max_len"]

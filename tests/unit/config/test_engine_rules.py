@@ -1,0 +1,246 @@
+"""Our engine defaults: each fires in its situation, and what the user set stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.config import engine_rules
+from dynamo_vllm.config.engine_rules import Fired, Rule, Situation, apply
+from dynamo_vllm.engine import machine
+
+CPU, GPU = Situation("cpu"), Situation("cuda")
+NIXL = Situation("cuda", nixl=True)
+IPC = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "ipc:///run/x/kv-events", "topic": ""}
+KVBM = Situation(
+    "cuda", has_plain_blocks=True, merged_kv_events="tcp://127.0.0.1:57001", socket_folder="/run/x"
+)
+MERGED = ["ipc:///run/x/kv-events", "tcp://127.0.0.1:57001", "tcp://127.0.0.1:57001"]
+OLD_ARM = Situation(device="cpu", has_bfloat16=False)
+FIRES = [
+    (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
+    (engine_rules.block_size, {}, CPU, "block_size", 32),
+    (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=2**34), "kv_cache_memory_bytes", 2**32),
+    (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=2**40), "kv_cache_memory_bytes", 2**33),
+    (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=5), "kv_cache_memory_bytes", 2**28),
+    (
+        engine_rules.cpu_cache,
+        {},
+        Situation("cpu", free_bytes=2**34, engines=4),
+        "kv_cache_memory_bytes",
+        2**30,
+    ),
+    (
+        engine_rules.cpu_cache,
+        {},
+        Situation("cpu", free_bytes=2**40, engines=4),
+        "kv_cache_memory_bytes",
+        2**33,
+    ),
+    (
+        engine_rules.cpu_cache,
+        {},
+        Situation("cpu", free_bytes=2**34, engines=99),
+        "kv_cache_memory_bytes",
+        2**28,
+    ),
+    (engine_rules.cpu_threads, {}, Situation("cpu", cores=1), "OMP_NUM_THREADS", 1),
+    (engine_rules.cpu_threads, {}, Situation("cpu", cores=2), "OMP_NUM_THREADS", 1),
+    (engine_rules.cpu_threads, {}, Situation("cpu", cores=8), "OMP_NUM_THREADS", 7),
+    (engine_rules.cpu_threads, {}, Situation("cpu", cores=8, engines=3), "OMP_NUM_THREADS", 2),
+    (engine_rules.cpu_threads, {}, Situation("cpu", cores=8, engines=9), "OMP_NUM_THREADS", 1),
+    (engine_rules.cpu_eager, {}, CPU, "enforce_eager", True),
+    (engine_rules.dtype, {}, OLD_ARM, "dtype", "float32"),
+    (engine_rules.runner, {}, GPU, "runner", "generate"),
+    (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
+    (engine_rules.nixl_executor, {}, NIXL, "distributed_executor_backend", "mp"),
+    (engine_rules.cpu_executor, {}, CPU, "distributed_executor_backend", "uni"),
+    (
+        engine_rules.traces,
+        {},
+        Situation("cuda", traces_url="http://x:4317"),
+        "otlp_traces_endpoint",
+        "http://x:4317",
+    ),
+    (engine_rules.kv_events, {}, Situation("cpu", socket_folder="/run/x"), "kv_events_config", IPC),
+    (engine_rules.merged_kv_events, {}, KVBM, "additional_config", {"consolidator_endpoints": MERGED}),
+    (
+        engine_rules.merged_kv_events,
+        {
+            "additional_config": {"mine": 1},
+            "kv_events_config": {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557"},
+        },
+        KVBM,
+        "additional_config",
+        {"mine": 1, "consolidator_endpoints": ["tcp://127.0.0.1:5557", *MERGED[1:]]},
+    ),
+    (engine_rules.hybrid_cache, {}, KVBM, "disable_hybrid_kv_cache_manager", True),
+    (
+        engine_rules.prefix_caching,
+        {"enable_prefix_caching": True},
+        Situation("cpu", encodes_only=True),
+        "enable_prefix_caching",
+        False,
+    ),
+    (engine_rules.whole_prompts, {}, Situation("cuda", encodes_only=True), "enable_chunked_prefill", False),
+    (engine_rules.encoded_media, {}, Situation("cuda", takes_encoded=True), "enable_mm_embeds", True),
+    (engine_rules.lora, {}, Situation("cuda", lora=True), "enable_lora", True),
+    (engine_rules.lora_slots, {"enable_lora": True}, GPU, "max_loras", 4),
+    (engine_rules.lora_slots, {}, Situation("cuda", lora=True), "max_loras", 4),
+    (engine_rules.lora_slots, {"enable_lora": True}, CPU, "max_loras", 5),
+    (engine_rules.lora_slots, {"enable_lora": True, "max_loras": 2}, CPU, "max_loras", 3),
+    (
+        engine_rules.memory_reports,
+        {"enable_sleep_mode": True},
+        GPU,
+        "worker_extension_cls",
+        "dynamo_vllm.engine.process.gpu_memory.TellsMemory",
+    ),
+    (
+        engine_rules.seeded_prefill,
+        {},
+        CPU,
+        "worker_extension_cls",
+        "dynamo_vllm.engine.patches.cpu_worker.KeepsSeeds",
+    ),
+]
+SILENT = [
+    (engine_rules.whole_prompts, {}, GPU),
+    (engine_rules.encoded_media, {}, GPU),
+    (engine_rules.encoded_media, {"enable_mm_embeds": False}, Situation("cuda", takes_encoded=True)),
+    (engine_rules.lora, {}, GPU),
+    (engine_rules.lora, {"enable_lora": True}, Situation("cuda", lora=True)),
+    (engine_rules.lora_slots, {}, CPU),
+    (engine_rules.lora_slots, {"enable_lora": True, "max_loras": 2}, GPU),
+    (engine_rules.lora_slots, {"enable_lora": False}, Situation("cpu", lora=True)),
+    (engine_rules.traces, {}, GPU),
+    (engine_rules.traces, {"otlp_traces_endpoint": "x"}, Situation("cuda", traces_url="http://x:4317")),
+    (engine_rules.memory_reports, {}, GPU),
+    (engine_rules.memory_reports, {"enable_sleep_mode": True, "worker_extension_cls": "mine.Own"}, GPU),
+    (engine_rules.prefix_caching, {"enable_prefix_caching": False}, CPU),
+    (engine_rules.block_size, {"block_size": 64}, CPU),
+    (engine_rules.block_size, {}, GPU),
+    (engine_rules.cpu_cache, {}, CPU),
+    (engine_rules.cpu_cache, {}, Situation("cuda", free_bytes=2**34)),
+    (engine_rules.cpu_cache, {"kv_cache_memory_bytes": 1}, Situation("cpu", free_bytes=2**34)),
+    (engine_rules.cpu_cache, {"gpu_memory_utilization": 0.5}, Situation("cpu", free_bytes=2**34)),
+    (engine_rules.cpu_threads, {}, CPU),
+    (engine_rules.cpu_threads, {}, Situation("cuda", cores=8)),
+    (engine_rules.cpu_eager, {}, GPU),
+    (engine_rules.cpu_eager, {"enforce_eager": False}, CPU),
+    (engine_rules.cpu_eager, {"compilation_config": {"mode": 3}}, CPU),
+    (engine_rules.runner, {"runner": "pooling"}, GPU),
+    (engine_rules.request_logging, {"enable_log_requests": True}, GPU),
+    (engine_rules.nixl_executor, {}, GPU),
+    (engine_rules.nixl_executor, {}, Situation("cpu", nixl=True)),
+    (engine_rules.cpu_executor, {}, NIXL),
+    (engine_rules.cpu_executor, {"distributed_executor_backend": "mp"}, CPU),
+    (engine_rules.cpu_executor, {}, Situation("cpu", binds_threads=True)),
+    (engine_rules.cpu_executor, {"tensor_parallel_size": 2}, CPU),
+    (engine_rules.cpu_executor, {"nnodes": 2}, CPU),
+    (engine_rules.nixl_executor, {"tensor_parallel_size": 2}, NIXL),
+    (engine_rules.nixl_executor, {"pipeline_parallel_size": 2}, NIXL),
+    (engine_rules.nixl_executor, {"distributed_executor_backend": "ray"}, NIXL),
+    (engine_rules.nixl_executor, {"distributed_executor_backend": "uni"}, NIXL),
+    (engine_rules.dtype, {}, CPU),
+    (engine_rules.dtype, {}, GPU),
+    (engine_rules.dtype, {"dtype": "bfloat16"}, OLD_ARM),
+    (engine_rules.kv_events, {"kv_events_config": "{}"}, CPU),
+    (engine_rules.kv_events, {"enable_prefix_caching": False}, CPU),
+    (engine_rules.kv_events, {}, Situation("cpu", publishes_kv_events=False)),
+    (engine_rules.merged_kv_events, {}, GPU),
+    (engine_rules.merged_kv_events, {"additional_config": {"consolidator_endpoints": []}}, KVBM),
+    (engine_rules.merged_kv_events, {"enable_prefix_caching": False}, KVBM),
+    (engine_rules.merged_kv_events, {"kv_events_config": {"enable_kv_cache_events": False}}, KVBM),
+    (
+        engine_rules.merged_kv_events,
+        {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}},
+        KVBM,
+    ),
+    (engine_rules.merged_kv_events, {}, dataclasses.replace(KVBM, publishes_kv_events=False)),
+    (engine_rules.hybrid_cache, {}, NIXL),
+    (engine_rules.hybrid_cache, {"disable_hybrid_kv_cache_manager": False}, KVBM),
+    (engine_rules.seeded_prefill, {}, GPU),
+    (engine_rules.seeded_prefill, {"worker_extension_cls": "mine.Worker"}, CPU),
+]
+
+
+def name_of(case: object) -> str | None:
+    return getattr(case, "__name__", None)
+
+
+@pytest.mark.parametrize(("rule", "user", "at", "argument", "value"), FIRES, ids=name_of)
+def test_rule_sets_its_default_with_a_reason(
+    rule: Rule, user: dict[str, object], at: Situation, argument: str, value: object
+) -> None:
+    (fired,) = [fired for fired in apply(user, at) if fired.argument == argument]
+    assert (fired.value, bool(fired.reason)) == (value, True)
+    assert rule(user, at) == fired
+
+
+@pytest.mark.parametrize(("rule", "user", "at"), SILENT, ids=name_of)
+def test_rule_leaves_what_the_user_set_or_what_does_not_apply(
+    rule: Rule, user: dict[str, object], at: Situation
+) -> None:
+    assert rule(user, at) is None
+
+
+def test_every_rule_has_a_case_of_either_kind() -> None:
+    assert {case[0] for case in FIRES} == {case[0] for case in SILENT} == set(engine_rules.RULES)
+
+
+@pytest.mark.parametrize(
+    ("user", "at"),
+    [
+        ({}, Situation("cuda", kv_event_port=20080)),
+        ({"data_parallel_size": 2}, Situation("cpu", kv_event_port=20080)),
+    ],
+)
+def test_kv_events_go_over_a_port_that_vllm_binds_when_one_is_named(
+    user: dict[str, object], at: Situation
+) -> None:
+    fired = engine_rules.kv_events(user, at)
+    assert fired is not None
+    assert fired.value["endpoint"] == "tcp://[::ffff:127.0.0.1]:20080"
+
+
+def test_kv_events_of_a_headless_node_go_to_its_leader() -> None:
+    fired = engine_rules.kv_events({}, Situation("cpu", kv_event_port=20080, kv_event_host="10.0.0.1"))
+    assert fired is not None
+    assert fired.value["endpoint"] == "tcp://10.0.0.1:20080"
+
+
+def test_fired_rule_reads_as_a_sentence() -> None:
+    assert str(Fired("block_size", 32, "because")) == "block_size = 32: because"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("MemTotal:  9 kB\nMemAvailable:    12 kB\n", 12 * 1024), ("MemTotal: 9 kB\n", None), (None, None)],
+)
+def test_free_memory_is_what_linux_says(tmp_path: Path, text: str | None, found: int | None) -> None:
+    meminfo = tmp_path / "meminfo"
+    if text is not None:
+        meminfo.write_text(text)
+    assert machine.free_bytes(str(meminfo), str(tmp_path)) == found
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "4096\n", "memory.current": "1096\n"}, 3000),
+        ({"memory.max": "max\n", "memory.current": "1096\n"}, 10240),
+        ({"memory.max": "100\n", "memory.current": "1096\n"}, 0),
+        ({"memory/memory.limit_in_bytes": "5000\n", "memory/memory.usage_in_bytes": "1\n"}, 4999),
+    ],
+)
+def test_free_memory_in_a_container_is_within_its_limit(
+    tmp_path: Path, files: dict[str, str], free: int
+) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 10 kB\n")
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert machine.free_bytes(str(tmp_path / "meminfo"), str(tmp_path)) == free

@@ -1,0 +1,81 @@
+"""The engine of pipelines, without vLLM-Omni: what it counts while stages are silent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.engine.omni import engine as omni_engine
+from dynamo_vllm.errors import InvalidRequest
+from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
+
+
+class Silent(omni_engine.OmniEngine):
+    """Its drawing stage never says anything."""
+
+    def __init__(self) -> None:
+        settings: Any = None
+        super().__init__(settings, lambda figures: None, lambda phase: None)
+
+    async def _drawn(self, job: Job) -> AsyncGenerator[Output, None]:
+        await asyncio.Event().wait()
+        yield Output([])
+
+
+def drawing(name: str) -> Job:
+    return Job(name, [], SamplingSpec(max_tokens=1), picture=PictureSpec(prompt="x", seed=1))
+
+
+async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(omni_engine, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    engine, tasks, seen = Silent(), [], []
+    for minute in range(14):
+        clock[0] = 60.0 * minute
+        tasks.append(asyncio.create_task(engine.stream(drawing(f"j{minute}"), lambda output: None)))
+        await asyncio.sleep(0)
+        seen.append(engine.outputs_seen()[0])
+    patient = int(omni_engine.PATIENCE_SECONDS // 60)
+    assert seen[:patient] == list(range(1, patient + 1)), "a long drawing is no hang"
+    assert len(set(seen[patient:])) == 1, "nothing came for too long"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Slow:
+    """A pipeline whose stages take their time to end."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.ended = threading.Event()
+
+    def shutdown(self) -> None:
+        self.may_end.wait(30)
+        self.ended.set()
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_a_dead_pipeline_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is_dead: bool) -> None:
+    monkeypatch.setattr(omni_engine, "DEAD_SECONDS", 0.01)
+    engine, pipeline = Silent(), Slow()
+    engine._omni, engine._is_dead = pipeline, is_dead
+    closing = asyncio.create_task(engine.close())
+    if not is_dead:
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        pipeline.may_end.set()
+    await closing
+    assert pipeline.ended.is_set() is not is_dead
+    pipeline.may_end.set()
+
+
+async def test_several_choices_of_a_text_stage_are_refused() -> None:
+    job = Job("j", [1], SamplingSpec(max_tokens=1, n=2))
+    with pytest.raises(InvalidRequest, match="one choice"):
+        await Silent().stream(job, lambda output: None)

@@ -1,0 +1,67 @@
+"""Ports that are kept for vLLM."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from dynamo_vllm.engine.process import reserved_ports
+from dynamo_vllm.errors import StartError
+
+IP_LOCAL_PORT_RANGE = 51  # of Linux 6.3 and later; this Python's socket module does not name it
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    yield
+    while reserved_ports._kept:
+        reserved_ports._kept.pop().close()
+
+
+def listen(port: int, share: bool) -> None:
+    with socket.socket() as made:
+        if share:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(("127.0.0.1", port))
+        made.listen()
+
+
+def test_kept_ports_are_in_a_row_and_nobody_elses() -> None:
+    found = [
+        first + offset for first in (reserved_ports.keep(3), reserved_ports.keep(3)) for offset in range(3)
+    ]
+    found.append(reserved_ports.keep(1))
+    assert len(set(found)) == 7
+    for port in found:
+        with pytest.raises(OSError, match="in use"):
+            listen(port, share=False)
+
+
+def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
+    """As ZMQ does, which vLLM listens with."""
+    first = reserved_ports.keep(2)
+    for port in (first, first + 1):
+        listen(port, share=True)
+        reserved_ports.refuse_taken("--side-channel-port", "127.0.0.1", port)
+
+
+def test_no_outgoing_connection_gets_a_kept_port() -> None:
+    """Of a range of ports that has no other free one."""
+    first = reserved_ports.keep(1)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        try:
+            client.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", first | first << 16))
+        except OSError:
+            pytest.skip("this kernel cannot narrow the ports of one socket")
+        with pytest.raises(OSError, match="Cannot assign"):
+            client.connect(server.getsockname())
+
+
+def test_named_port_that_somebody_has_is_refused_by_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(StartError, match=f"--side-channel-port {port} on 127.0.0.1 cannot be used"):
+            reserved_ports.refuse_taken("--side-channel-port", "127.0.0.1", port)

@@ -1,0 +1,106 @@
+"""The shorter way from a ZeroMQ socket into the loop loses nothing and does not spin."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from dynamo_vllm.engine.vllm.output_socket import Receiver
+
+Pair = tuple[zmq.Socket[bytes], zmq.asyncio.Socket]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/s"
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as made:
+        yield made
+
+
+def pair(context: zmq.Context[zmq.Socket[bytes]], address: str) -> Pair:
+    """A sender, and the receiving socket as vLLM makes it."""
+    pull = zmq.asyncio.Context(context).socket(zmq.PULL)
+    pull.bind(address)
+    push = context.socket(zmq.PUSH)
+    push.connect(address)
+    return push, pull
+
+
+async def test_every_message_comes_in_order(context: Any, address: str) -> None:
+    push, pull = pair(context, address)
+    receiver = Receiver(pull)
+
+    def send() -> None:
+        for number in range(3000):
+            push.send_multipart([b"head", str(number).encode()])
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for number in range(3000):
+        frames = await asyncio.wait_for(pull.recv_multipart(copy=False), 30)
+        assert [bytes(f) for f in frames] == [b"head", str(number).encode()]
+    sender.join()
+    receiver.close()
+    push.close(0)
+    pull.close(0)
+
+
+async def test_what_comes_while_nobody_waits_is_kept_and_does_not_spin(context: Any, address: str) -> None:
+    push, pull = pair(context, address)
+    receiver = Receiver(pull)
+    looks = 0
+    readable = receiver._readable
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        readable()
+
+    asyncio.get_running_loop().add_reader(receiver._descriptor, counted)
+    for number in range(50):
+        push.send(str(number).encode())
+        await asyncio.sleep(0.002)  # the loop runs, nobody reads
+    assert 0 < looks <= 200
+    found = [await asyncio.wait_for(pull.recv_multipart(), 30) for _ in range(50)]
+    assert found == [[str(number).encode()] for number in range(50)]
+    receiver.close()
+    push.close(0)
+    pull.close(0)
+
+
+async def test_a_waiting_reader_is_woken_once_cancelled_another_can_wait(context: Any, address: str) -> None:
+    push, pull = pair(context, address)
+    receiver = Receiver(pull)
+    first = asyncio.ensure_future(pull.recv_multipart())
+    await asyncio.sleep(0)
+    first.cancel()
+    second = asyncio.ensure_future(pull.recv_multipart())
+    await asyncio.sleep(0)
+    push.send(b"x")
+    assert await asyncio.wait_for(second, 30) == [b"x"]
+    receiver.close()
+    receiver.close()
+    push.close(0)
+    pull.close(0)
+
+
+async def test_a_socket_that_was_closed_is_let_go(context: Any, address: str) -> None:
+    """vLLM closes it by itself when the engine dies; the descriptor's number may be used again."""
+    push, pull = pair(context, address)
+    receiver = Receiver(pull)
+    descriptor = receiver._descriptor
+    push.close(0)
+    pull.close(0)
+    receiver._readable()
+    assert not asyncio.get_running_loop().remove_reader(descriptor)

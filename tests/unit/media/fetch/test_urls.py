@@ -1,0 +1,167 @@
+"""data: and file: URLs, and what no URL may have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.errors import MediaRefused
+from dynamo_vllm.media.fetch.files import read_file
+from dynamo_vllm.media.fetch.http import Hop, read_data_url
+from harness.media import data_url
+
+LIMIT = 1000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "media"
+    (made / "sub").mkdir(parents=True)
+    (made / "a b.png").write_bytes(b"inside")
+    (tmp_path / "secret").write_bytes(b"outside")
+    (tmp_path / "media-too").mkdir()
+    (tmp_path / "media-too" / "x").write_bytes(b"outside")
+    (made / "out").symlink_to(tmp_path / "secret")
+    (made / "up").symlink_to(tmp_path)
+    (made / "in").symlink_to(made / "a b.png")
+    (made / "loop").symlink_to(made / "loop")
+    os.mkfifo(made / "pipe")
+    (made / "big").write_bytes(bytes(LIMIT + 1))
+    return made
+
+
+def refusal(url: str, folder: Path | None) -> tuple[int, str]:
+    with pytest.raises(MediaRefused) as caught:
+        read_file(url, folder, LIMIT)
+    return caught.value.status, str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a%20b.png", "in", "sub/../a%20b.png"])
+def test_file_below_the_folder_is_read(folder: Path, name: str) -> None:
+    assert read_file(f"file://{folder}/{name}", folder, LIMIT) == b"inside"
+    assert read_file(f"file://localhost{folder}/{name}", folder, LIMIT) == b"inside"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret",
+        "%2e%2e/secret",
+        "..%2fsecret",
+        "sub/../../secret",
+        "out",
+        "up/secret",
+        "../media-too/x",
+        "/../../../../../../etc/passwd",
+        "../nothing",
+        "up/nothing",
+    ],
+)
+def test_file_outside_is_not_read_nor_told_of(folder: Path, name: str) -> None:
+    status, text = refusal(f"file://{folder}/{name}", folder)
+    assert (status, text) == (400, "the file is not below the folder that this worker may read")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "match"),
+    [
+        ("nothing", 400, "no such file"),
+        ("loop", 400, "no such file"),
+        ("pipe", 400, "not a regular file"),
+        ("sub", 400, "not a regular file"),
+        ("big", 413, "more than"),
+        ("a%00b", 400, "names no file"),
+        ("a%20b.png?x=1", 400, "names no file"),
+    ],
+)
+def test_what_is_no_good_file_is_refused(folder: Path, name: str, status: int, match: str) -> None:
+    got, text = refusal(f"file://{folder}/{name}", folder)
+    assert got == status
+    assert match in text
+
+
+@pytest.mark.parametrize("url", ["file://host/a", "file:a", "file:", "file://%2fetc/passwd"])
+def test_file_url_without_a_path_of_this_machine_is_refused(folder: Path, url: str) -> None:
+    assert "names no file" in refusal(url, folder)[1]
+
+
+@pytest.mark.parametrize("url", ["file:///%ff", "file://["])
+def test_file_url_that_cannot_be_read_is_refused(folder: Path, url: str) -> None:
+    assert refusal(url, folder)[0] == 400
+
+
+def test_no_folder_means_no_files(folder: Path) -> None:
+    assert "--media-folder" in refusal(f"file://{folder}/in", None)[1]
+
+
+def test_folder_may_itself_be_a_link(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert read_file(f"file://{link}/in", link, LIMIT) == b"inside"
+
+
+def test_folder_that_becomes_a_link_after_the_check_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the check of the path and the opening, a folder on the way is swapped."""
+    (folder / "sub" / "secret").write_bytes(b"inside")
+    really = os.open
+
+    def swapped(path: Path, flags: int) -> int:
+        os.rename(folder / "sub", folder / "old")
+        (folder / "sub").symlink_to(folder.parent)
+        return really(path, flags)
+
+    monkeypatch.setattr(os, "open", swapped)
+    assert "not below the folder" in refusal(f"file://{folder}/sub/secret", folder)[1]
+
+
+def test_data_url_is_base64() -> None:
+    assert read_data_url(data_url(b"abc"), LIMIT) == b"abc"
+    assert read_data_url("DATA:;charset=x;BASE64,YWJj", LIMIT) == b"abc"
+    assert len(read_data_url(data_url(bytes(LIMIT)), LIMIT)) == LIMIT
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [
+        ("data:image/png,abc", 400),
+        ("data:image/png;base64", 400),
+        ("data:image/png;base64,a$b=", 400),
+        ("data:image/png;base64,YWJ", 400),
+        ("data:image/svg+xml;utf8,<svg/>", 400),
+        (data_url(bytes(LIMIT + 1)), 413),
+        (data_url(bytes(LIMIT + 10)), 413),
+    ],
+)
+def test_other_data_urls_are_refused(url: str, status: int) -> None:
+    with pytest.raises(MediaRefused) as caught:
+        read_data_url(url, LIMIT)
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("http://user@example.com/", "user name"),
+        ("http://user:secret@example.com/", "user name"),
+        ("http://a\\@example.com/", "user name|not a URL"),
+        ("ftp://example.com/", "ftp: is not loaded"),
+        ("gopher://example.com/", "gopher: is not loaded"),
+        ("//example.com/", "nothing: is not loaded"),
+        ("/etc/passwd", "nothing: is not loaded"),
+        ("", "nothing: is not loaded"),
+        ("http://", "host"),
+        ("http:///a", "host"),
+        ("http://exa mple.com/", "host"),
+        ("http://example.com\n/", "not a URL"),
+        ("http://example.com:99999/", "not a URL"),
+        ("http://example.com:0/", "not a URL"),
+    ],
+)
+def test_what_is_no_plain_url_is_refused(url: str, match: str) -> None:
+    with pytest.raises(MediaRefused, match=match) as caught:
+        Hop.parse(url)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,178 @@
+"""The prefill and decode roles over the fake engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.job import Adapter
+from dynamo_vllm.kv.connectors import CONNECTORS
+from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE
+from dynamo_vllm.roles.decode import Decode
+from dynamo_vllm.roles.prefill import Prefill
+from dynamo_vllm.serving.request.cancel import InFlight
+from dynamo_vllm.serving.request.service import Service
+from harness.fakes import FakeContext, FakeSender, outputs, request
+
+NIXL = CONNECTORS["nixl"]
+
+
+async def engine() -> FakeEngine:
+    return FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
+
+
+async def prefilled(raw: dict[str, Any], adapter: Adapter | None = None) -> dict[str, Any]:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL)
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "p", adapter)
+    encoder = role.encoder(parsed, job)
+    (chunk,) = map(encoder.encode, [job.answer] if job.answer else await outputs(made, job))
+    return chunk
+
+
+async def decoded(raw: dict[str, Any], lost: list[int]) -> list[dict[str, Any]]:
+    made = await engine()
+    role = Decode(await made.start(), NIXL, lambda: lost.append(1))
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "d")
+    encoder = role.encoder(parsed, job)
+    return list(map(encoder.encode, await outputs(made, job)))
+
+
+async def test_prefill_makes_one_token_and_says_where_the_cache_is() -> None:
+    asked = request(max_tokens=50, guided_decoding={"regex": "a"})
+    asked["output_options"] = {"logprobs": 3}
+    chunk = await prefilled(asked)
+    assert len(chunk["token_ids"]) == 1
+    assert chunk["disaggregated_params"]["kv_transfer_params"]["do_remote_prefill"] is True
+
+
+async def test_decode_goes_on_from_there() -> None:
+    lost: list[int] = []
+    handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    chunks = await decoded(raw, lost)
+    assert chunks[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert lost == []
+
+
+@pytest.mark.parametrize("handed", [None, "x", {}, {"kv_transfer_params": {"do_remote_prefill": True}}])
+async def test_decode_computes_what_was_not_handed_over_rightly(
+    handed: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[int] = []
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    chunks = await decoded(raw, lost)
+    alone = await decoded(request([5, 6, 7]), [])
+    assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in alone]
+    assert lost == [1]
+    assert [record.args[0] for record in caplog.records if record.args] == ["d"], (
+        "once, with the request's id"
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "is_fetched"),
+    [("old", "old", True), ("old", "new", False), ("old", None, False), (None, "new", False)],
+)
+async def test_a_cache_of_other_content_of_an_adapter_is_not_fetched(
+    there: str | None, here: str | None, is_fetched: bool
+) -> None:
+    def adapter(content: str | None) -> Adapter | None:
+        return Adapter("sql", 1, "/sql", "sql", content) if content else None
+
+    handed = (await prefilled(request([5, 6, 7]), adapter(there)))["disaggregated_params"]
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    lost: list[int] = []
+    role = Decode(await (await engine()).start(), NIXL, lambda: lost.append(1))
+    job = await role.prepare(role.parse(raw), "d", adapter(here))
+    assert (job.transfer is not None, lost == []) == (is_fetched, is_fetched)
+
+
+async def test_decode_without_a_prefill_worker_loses_nothing() -> None:
+    lost: list[int] = []
+    chunks = await decoded(request(max_tokens=3), lost)
+    assert len(chunks) == 3 and lost == []
+
+
+SEVERAL = request(n=2)
+WITH_PROMPT = {**request(), "output_options": {"prompt_logprobs": 1}}
+"""Of a cache that was fetched the engine has none: it would tell what is in memory that nobody wrote."""
+
+
+@pytest.mark.parametrize("asked", [SEVERAL, WITH_PROMPT], ids=["several choices", "logprobs of the prompt"])
+async def test_what_cannot_be_handed_over_is_computed_by_decode_alone(asked: dict[str, Any]) -> None:
+    """Each choice would fetch the cache, and it is given away once."""
+    made = await engine()
+    role = Decode(await made.start(), NIXL, lambda: None)
+    handed = (await prefilled(request()))["disaggregated_params"]
+    raw = {**asked, "prefill_result": {"disaggregated_params": handed}}
+    assert (await role.prepare(role.parse(raw), "d")).transfer is None
+
+
+@pytest.mark.parametrize("asked", [SEVERAL, WITH_PROMPT], ids=["several choices", "logprobs of the prompt"])
+async def test_prefill_keeps_no_cache_that_decode_will_not_fetch(asked: dict[str, Any]) -> None:
+    assert (await prefilled(asked))["disaggregated_params"] == LEFT_TO_DECODE
+
+
+async def test_health_check_of_a_prefill_worker_keeps_no_blocks() -> None:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL)
+    assert (await role.prepare(role.parse(role.health_check()), "canary")).transfer is None
+
+
+async def test_a_cache_that_did_not_come_is_counted() -> None:
+    lost: list[int] = []
+    handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
+    handed["kv_transfer_params"]["remote_num_tokens"] = 3
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    made = await engine()
+    role = Decode(await made.start(), NIXL, lambda: lost.append(1))
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "d")
+    encoder = role.encoder(parsed, job)
+    for output in await outputs(made, job):
+        output.cached_tokens = 0 if output.finished else None
+        encoder.encode(output)
+    assert lost == [1]
+
+
+@pytest.mark.parametrize(("length", "is_left"), [(3, True), (7, True), (8, False)])
+async def test_short_prompt_is_left_to_the_decode_worker(length: int, is_left: bool) -> None:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL, local_prefill_tokens=8)
+    raw = request(list(range(20, 20 + length)))
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "p")
+    assert (job.answer is not None) is is_left
+    if is_left:
+        assert job.answer is not None
+        chunk = role.encoder(parsed, job).encode(job.answer)
+        assert len(chunk["token_ids"]) == 1 and chunk["finish_reason"] == "length"
+        lost: list[int] = []
+        handed = {"prefill_result": {"disaggregated_params": chunk["disaggregated_params"]}}
+        chunks = await decoded({**raw, **handed}, lost)
+        assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in await decoded(raw, [])]
+        assert lost == [], "nothing was to be transferred"
+
+
+async def test_prompt_for_an_adapter_that_is_not_here_is_left_to_the_decode_worker() -> None:
+    """The frontend sends it to any prefill worker."""
+    made = await engine()
+    role, sender = Prefill(await made.start(), NIXL), FakeSender()
+    service = Service(role, made, InFlight(made), lambda dead: None)
+    asked = {**request(), "routing": {"lora_name": "sql"}}
+    async for _ in service.generate(asked, FakeContext(), sender):
+        raise AssertionError("push egress yields nothing")
+    (chunk,) = sender.chunks
+    assert chunk["disaggregated_params"] == LEFT_TO_DECODE
+    assert sum(made.outputs_seen().values()) == 0
+
+
+async def test_short_health_check_still_asks_the_engine() -> None:
+    made = await engine()
+    role = Prefill(await made.start(), NIXL, local_prefill_tokens=8)
+    assert (await role.prepare(role.parse(role.health_check()), "canary")).answer is None

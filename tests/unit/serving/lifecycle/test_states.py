@@ -1,0 +1,593 @@
+"""States of a worker, without a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dynamo_vllm.admin.base import State
+from dynamo_vllm.engine.base import EngineOp, Pause, Resume, Sleep, Wake
+from dynamo_vllm.errors import EngineDead, EngineRequestFailed, NotListed, WrongState
+from dynamo_vllm.serving.lifecycle import operations
+from dynamo_vllm.serving.lifecycle import states as lifecycle_states
+from dynamo_vllm.serving.lifecycle.operations import Bounded
+from dynamo_vllm.serving.lifecycle.states import Lifecycle, Parts
+from harness.fakes import FakeContext, FakeSender, FakeWorker, make_worker, request
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no frontend here that must first hear of a drain."""
+    monkeypatch.setattr(lifecycle_states, "SETTLE_SECONDS", 0.04)
+    monkeypatch.setattr(lifecycle_states, "QUIET_SECONDS", 0.02)
+
+
+class Discovery:
+    adapters: Adapters
+    engine: Engine
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.is_there = True
+        self.lets_go = True
+        self.hangs: set[str] = set()
+        self.goes_on = asyncio.Event()
+        self.deaths: list[EngineDead] = []
+
+    async def withdraw(self) -> bool:
+        self.log.append("withdraw")
+        return self.lets_go
+
+    async def restore(self) -> bool:
+        await self.reached("restore")
+        return self.is_there
+
+    async def remove(self) -> None:
+        self.log.append("remove")
+
+    async def reached(self, step: str) -> None:
+        """Where it was told to hang, until `goes_on`."""
+        self.log.append(step)
+        if step in self.hangs:
+            await self.goes_on.wait()
+
+    def set_health_status(self, ready: bool) -> None:
+        self.log.append("ready" if ready else "notready")
+
+
+class Adapters:
+    """Writes into the same log as discovery."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self.log = discovery.log
+        self.reached = discovery.reached
+        self.loading: str | None = None
+        self.is_stuck = False
+
+    async def withdraw_all(self) -> None:
+        if self.is_stuck:
+            await asyncio.Event().wait()
+        await self.reached("withdraw adapters")
+
+    async def close(self) -> None:
+        await self.reached("close adapters")
+
+    async def publish_all(self) -> None:
+        self.log.append("publish adapters")
+
+    async def add_all(self) -> None:
+        self.log.append("add adapters")
+
+    def changing(self) -> str | None:
+        return self.loading
+
+
+class Engine:
+    """The fake engine's operations, in the log; the one in `fails` raises."""
+
+    def __init__(self, worker: FakeWorker, discovery: Discovery) -> None:
+        self.worker = worker
+        self.log = discovery.log
+        self.reached = discovery.reached
+        self.fails: type[EngineOp] | None = None
+
+    async def control(self, op: EngineOp) -> int | None:
+        await self.reached(str(op))
+        if self.fails is not None and isinstance(op, self.fails):
+            raise EngineRequestFailed("told to fail")
+        await self.worker.engine.control(op)
+        return 7 if isinstance(op, Sleep) else None
+
+
+def made(worker: FakeWorker, sleep_refusal: str | None = None) -> tuple[Lifecycle, Discovery]:
+    discovery = Discovery()
+    discovery.adapters, discovery.engine = Adapters(discovery), Engine(worker, discovery)
+
+    async def answers() -> None:
+        await discovery.reached("answers")
+
+    parts = Parts(
+        discovery=discovery,
+        health=discovery,
+        in_flight=worker.in_flight,
+        engine=Bounded(discovery.engine, discovery.deaths.append),
+        adapters=discovery.adapters,
+        answers=answers,
+        sleep_refusal=sleep_refusal,
+    )
+    return Lifecycle(parts), discovery
+
+
+async def test_unwell_and_well_again() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.unwell("hung")
+    assert life.state is State.UNWELL
+    await life.well()
+    await life.well()
+    assert seen.log == ["ready", "notready", "withdraw", "restore", "publish adapters", "ready"]
+
+
+async def test_worker_that_goes_on_hanging_asks_again_to_leave() -> None:
+    """Discovery may not have let it go the first time."""
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.lets_go = False
+    await life.unwell("hung")
+    await life.unwell("still hung")
+    assert seen.log == ["ready", "notready", "withdraw", "withdraw"]
+    assert life.state is State.UNWELL
+
+
+async def test_not_ready_until_discovery_has_it_again() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.unwell("hung")
+    seen.is_there = False
+    await life.well()
+    assert life.state is State.UNWELL
+    seen.is_there = True
+    await life.well()
+    assert life.state is State.READY
+
+
+async def test_well_before_unwell_does_nothing() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.well()
+    assert seen.log == ["ready"]
+
+
+async def test_drain_lets_requests_finish() -> None:
+    worker = await make_worker(token_ms=1)
+    life, seen = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=100), sender=sender))
+    await sender.first.wait()
+    await life.drain(10)
+    assert running.done() and len(sender.tokens) == 100
+    assert life.state is State.STOPPED
+    assert seen.log == ["ready", "notready", "withdraw adapters", "remove", "close adapters"]
+
+
+async def test_drain_budget_ends_what_is_left() -> None:
+    worker = await make_worker(token_ms=50)
+    life, _ = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=4000), sender=sender))
+    await sender.first.wait()
+    await life.drain(0)
+    assert running.done() and running.exception() is not None
+    assert worker.engine.aborted == ["r1"]
+
+
+async def test_drain_does_not_wait_for_an_adapter_that_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle_states, "HIDE_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.adapters.is_stuck = True
+    await life.drain(0)
+    assert (life.state, seen.log[-2:]) == (State.STOPPED, ["remove", "close adapters"])
+
+
+async def test_nothing_comes_back_after_a_drain() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.drain(0)
+    await life.well()
+    await life.drain(0)
+    assert life.state is State.STOPPED
+    assert seen.log.count("remove") == 1
+
+
+AWAY = ["notready", "withdraw adapters", "withdraw"]
+BACK = ["restore", "publish adapters", "ready"]
+
+
+async def test_sleep_leaves_first_and_wake_returns_last() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    report = await life.sleep(1, 10)
+    assert (life.state, report.freed_bytes, report.already) == (State.ASLEEP, 7, False)
+    await life.wake()
+    assert life.state is State.READY
+    assert seen.log == ["ready", *AWAY, "Sleep(level=1)", "Wake()", "answers", *BACK]
+
+
+async def test_adapters_are_loaded_again_after_level_2() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(2, 10)
+    await life.wake()
+    assert seen.log == ["ready", *AWAY, "Sleep(level=2)", "Wake()", "add adapters", "answers", *BACK]
+
+
+async def test_sleep_and_wake_are_idempotent() -> None:
+    worker = await make_worker()
+    life, _ = made(worker)
+    life.ready()
+    assert (await life.wake()).already
+    await asyncio.gather(*(life.sleep(1, 10) for _ in range(5)))
+    assert worker.engine.operations == [Sleep(1)]
+    await asyncio.gather(*(life.wake() for _ in range(5)))
+    assert worker.engine.operations == [Sleep(1), Wake()]
+
+
+async def test_another_level_while_asleep_is_refused() -> None:
+    life, _ = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    with pytest.raises(WrongState, match="is asleep; it can sleep only when it is ready"):
+        await life.sleep(2, 10)
+
+
+async def test_sleep_waits_for_requests() -> None:
+    worker = await make_worker(token_ms=1)
+    life, _ = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=100), sender=sender))
+    await sender.first.wait()
+    await life.sleep(1, 10)
+    assert running.done() and len(sender.tokens) == 100
+
+
+async def test_requests_beyond_the_budget_move_before_the_sleep() -> None:
+    worker = await make_worker(token_ms=50)
+    life, _ = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=4000), sender=sender))
+    await sender.first.wait()
+    await life.sleep(1, 0)
+    assert running.done() and "going away" in str(running.exception())
+    assert life.state is State.ASLEEP
+
+
+async def test_late_request_moves_instead_of_waiting_for_the_wake() -> None:
+    worker = await make_worker()
+    life, _ = made(worker)
+    life.ready()
+    await life.sleep(1, 10)
+    with pytest.raises(Exception, match="asleep"):
+        await asyncio.wait_for(worker.generate(request(), FakeContext("late")), 30)
+    await life.wake()
+    assert len((await worker.generate(request(), FakeContext("later"))).tokens) == 4
+
+
+async def test_failed_sleep_puts_the_worker_back() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.engine.fails = Sleep
+    with pytest.raises(EngineRequestFailed):
+        await life.sleep(1, 10)
+    assert life.state is State.READY
+    assert seen.log == ["ready", *AWAY, "Sleep(level=1)", "Wake()", *BACK]
+
+
+async def test_worker_that_discovery_does_not_let_go_does_not_sleep() -> None:
+    """Frontends would go on sending it requests."""
+    worker = await make_worker()
+    life, seen = made(worker)
+    life.ready()
+    seen.lets_go = False
+    with pytest.raises(NotListed, match="does not let this worker go"):
+        await life.sleep(1, 10)
+    assert (life.state, worker.engine.operations) == (State.READY, [])
+    assert seen.log == ["ready", *AWAY, *BACK]
+
+
+async def test_failed_pause_lets_the_engine_go_on() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.engine.fails = Pause
+    with pytest.raises(EngineRequestFailed):
+        await life.pause(keep=True, drain_seconds=10)
+    assert life.state is State.READY
+    assert seen.log == ["ready", *AWAY, "Pause()", "Resume()", *BACK]
+
+
+async def test_engine_that_hangs_while_it_falls_asleep_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Sleep(level=1)")
+    with pytest.raises(EngineDead, match=r"Sleep had no end within 0.02 s"):
+        await life.sleep(1, 10)
+    assert len(seen.deaths) == 1, "also where nobody waits for the answer"
+    assert seen.log == ["ready", *AWAY, "Sleep(level=1)"], "nothing is undone, and it does not come back"
+
+
+async def test_engine_that_hangs_while_it_wakes_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "WAKE_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    seen.hangs.add("Wake()")
+    with pytest.raises(EngineDead, match=r"Wake had no end within 0.02 s"):
+        await life.wake()
+    assert len(seen.deaths) == 1 and "restore" not in seen.log
+
+
+async def test_commands_do_not_queue_behind_one_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle_states, "TURN_SECONDS", 0.02)
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Sleep(level=1)")
+    first = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "Sleep(level=1)")
+    for act in (life.sleep(1, 10), life.wake(), life.pause(keep=True, drain_seconds=1)):
+        with pytest.raises(WrongState, match="is falling asleep and busy with another command"):
+            await act
+    seen.goes_on.set()
+    await first
+    assert life.state is State.ASLEEP
+    assert (await life.sleep(1, 10)).already
+
+
+async def test_failed_wake_leaves_it_asleep_and_out_of_discovery() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    seen.engine.fails = Wake
+    with pytest.raises(EngineRequestFailed):
+        await life.wake()
+    assert life.state is State.ASLEEP and "restore" not in seen.log
+    seen.engine.fails = None
+    await life.wake()
+    assert life.state is State.READY
+
+
+async def test_awake_worker_that_discovery_does_not_take_is_unwell_until_it_does() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    seen.is_there = False
+    with pytest.raises(NotListed, match="discovery does not take this worker back"):
+        await life.wake()
+    assert life.state is State.UNWELL
+    seen.is_there = True
+    await life.well()
+    assert life.state is State.READY
+
+
+async def test_engine_that_wakes_and_does_not_answer_is_still_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle_states, "ANSWER_SECONDS", 0.01)
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    seen.hangs.add("answers")
+    with pytest.raises(WrongState, match=r"gave no answer within 0.01 s"):
+        await life.wake()
+    assert life.state is State.ASLEEP and "restore" not in seen.log
+    seen.hangs.clear()
+    await life.wake()
+    assert life.state is State.READY
+
+
+async def test_unsafe_sleep_is_refused_before_anything_is_done() -> None:
+    life, seen = made(await make_worker(), "its KV cache is lent")
+    life.ready()
+    with pytest.raises(WrongState, match="must not sleep: its KV cache is lent"):
+        await life.sleep(1, 10)
+    assert seen.log == ["ready"]
+
+
+async def test_no_sleep_while_an_adapter_loads() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.adapters.loading = "sql"
+    with pytest.raises(WrongState, match="'sql' is being loaded"):
+        await life.sleep(1, 10)
+
+
+async def test_asleep_worker_is_not_asked_and_can_drain() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    assert life.is_watched
+    await life.sleep(1, 10)
+    assert not life.is_watched
+    await life.unwell("a hang that is none")
+    assert life.state is State.ASLEEP
+    await life.drain(0)
+    assert life.state is State.STOPPED
+    assert seen.log[-4:] == ["notready", "withdraw adapters", "remove", "close adapters"]
+
+
+async def test_paused_requests_stand_still_and_go_on() -> None:
+    worker = await make_worker(token_ms=1)
+    life, _ = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=300), sender=sender))
+    await sender.first.wait()
+    await life.pause(keep=True, drain_seconds=10)
+    before = len(sender.tokens)
+    with pytest.raises(Exception, match="paused"):
+        await worker.generate(request(), FakeContext("late"))
+    assert len(sender.tokens) == before < 300
+    await life.resume()
+    await asyncio.wait_for(running, 30)
+    assert len(sender.tokens) == 300
+    assert worker.engine.operations == [Pause(), Resume()]
+
+
+async def test_pause_without_keep_lets_requests_finish() -> None:
+    worker = await make_worker(token_ms=1)
+    life, _ = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=100), sender=sender))
+    await sender.first.wait()
+    assert not (await life.pause(keep=False, drain_seconds=10)).already
+    assert running.done() and (await life.pause(keep=False, drain_seconds=10)).already
+    assert life.state is State.PAUSED
+
+
+async def test_drain_of_a_paused_worker_lets_its_requests_finish() -> None:
+    worker = await make_worker(token_ms=1)
+    life, _ = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=100), sender=sender))
+    await sender.first.wait()
+    await life.pause(keep=True, drain_seconds=10)
+    await life.drain(10)
+    assert running.done() and len(sender.tokens) == 100
+
+
+async def test_sleep_goes_on_when_whoever_asked_is_gone() -> None:
+    """Half way it would come back into discovery with an engine that sleeps."""
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Sleep(level=1)")
+    asking = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "Sleep(level=1)")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    seen.goes_on.set()
+    assert (await life.sleep(1, 10)).already, "it waits for the one under way"
+    assert life.state is State.ASLEEP and "restore" not in seen.log
+
+
+# --- the end comes meanwhile ------------------------------------------------------------------------------
+
+
+async def reached(seen: Discovery, step: str) -> None:
+    while step not in seen.log:
+        await asyncio.sleep(0)
+
+
+async def test_drain_does_not_wait_for_a_sleep_that_waits_for_requests() -> None:
+    worker = await make_worker(token_ms=50)
+    life, seen = made(worker)
+    life.ready()
+    sender = FakeSender()
+    running = asyncio.create_task(worker.generate(request(max_tokens=900), sender=sender))
+    await sender.first.wait()
+    falling = asyncio.create_task(life.sleep(1, 3600))
+    queued = asyncio.create_task(life.pause(keep=False, drain_seconds=3600))
+    await reached(seen, "withdraw adapters")
+    await asyncio.wait_for(life.drain(0.1), 30)
+    for act in (falling, queued):
+        with pytest.raises(WrongState, match="this worker is ending"):
+            await act
+    with pytest.raises(Exception, match="going away"):
+        await running
+    assert life.state is State.STOPPED
+    assert "restore" not in seen.log and worker.engine.operations == []
+
+
+@pytest.mark.parametrize("step", ["Wake()", "answers"])
+async def test_drain_does_not_wait_for_a_wake_that_hangs(step: str) -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.sleep(1, 10)
+    seen.hangs.add(step)
+    waking = asyncio.create_task(life.wake())
+    await reached(seen, step)
+    await asyncio.wait_for(life.drain(0.1), 30)
+    with pytest.raises(WrongState, match="this worker is ending"):
+        await waking
+    assert life.state is State.STOPPED and "restore" not in seen.log and seen.deaths == []
+
+
+async def test_drain_lets_an_engine_go_on_that_was_about_to_pause() -> None:
+    """Its requests would stand still until the budget is used up."""
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("Pause()")
+    pausing = asyncio.create_task(life.pause(keep=True, drain_seconds=10))
+    await reached(seen, "Pause()")
+    await asyncio.wait_for(life.drain(0.1), 30)
+    with pytest.raises(WrongState, match="this worker is ending"):
+        await pausing
+    assert "Resume()" in seen.log and life.state is State.STOPPED
+
+
+async def test_drain_while_a_failed_sleep_comes_back() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.engine.fails = Sleep
+    seen.hangs.add("restore")
+    asking = asyncio.create_task(life.sleep(1, 10))
+    await reached(seen, "restore")
+    await asyncio.wait_for(life.drain(0.1), 30)
+    seen.goes_on.set()
+    with pytest.raises(WrongState, match="this worker is ending"):
+        await asking
+    if orphans := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(orphans)
+    assert life.state is State.STOPPED
+    end = ["notready", "withdraw adapters", "remove", "close adapters"]
+    assert seen.log[seen.log.index("restore") + 1 :] == end
+
+
+async def test_drain_while_a_worker_that_was_unwell_comes_back() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.unwell("hung")
+    seen.hangs.add("restore")
+    returning = asyncio.create_task(life.well())
+    await reached(seen, "restore")
+    draining = asyncio.create_task(life.drain(0.1))
+    await asyncio.sleep(0)
+    seen.goes_on.set()
+    await asyncio.gather(returning, draining)
+    assert seen.log.count("ready") == 1 and "remove" in seen.log[seen.log.index("restore") :]
+
+
+async def test_drain_does_not_wait_for_adapters_beyond_its_budget() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    seen.hangs.add("close adapters")
+    await asyncio.wait_for(life.drain(0.1), 30)
+    assert life.state is State.STOPPED
+
+
+async def test_drain_of_a_paused_worker_whose_engine_died() -> None:
+    life, seen = made(await make_worker())
+    life.ready()
+    await life.pause(keep=True, drain_seconds=10)
+
+    async def control(op: EngineOp) -> int | None:
+        raise EngineDead("gone")
+
+    seen.engine.control = control  # type: ignore[method-assign]
+    await life.drain(0)
+    assert life.state is State.STOPPED
+
+
+async def test_dead_engine_does_not_come_back_into_discovery() -> None:
+    worker = await make_worker(die_after=0)
+    life, seen = made(worker)
+    life.ready()
+    with pytest.raises(Exception, match="told to die"):
+        await worker.generate(request())
+    with pytest.raises(EngineDead):
+        await life.sleep(1, 10)
+    assert "restore" not in seen.log

@@ -1,0 +1,778 @@
+"""What `serve` decides before and while processes run: the plan, restarts, verdicts, what a person sees."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.cli import serve
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise import run_folder
+from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.planning import plan, ports
+from dynamo_vllm.supervise.planning.plan import Plan
+from dynamo_vllm.supervise.process import logs
+from dynamo_vllm.supervise.process.ended import describe
+from dynamo_vllm.supervise.screen import Screen
+
+FAKE = {"engine": "fake"}
+DISCOVERY = Path("/run/x/discovery")
+
+
+def made(*words: str, env: dict[str, str] | None = None) -> Plan:
+    environment = env or {}
+    _, wanted = serve.understand(words, environment)
+    return plan.make(wanted, environment, DISCOVERY)
+
+
+def words_of(found: Plan, name: str) -> list[str]:
+    (process,) = [process for process in found.processes if process.name == name]
+    return list(process.argv[len(plan.COMMAND) :])
+
+
+# --- the plan -------------------------------------------------------------------------------------------
+
+
+def test_model_and_flags_reach_the_processes_they_concern() -> None:
+    found = made(
+        "m", "--port", "80", "--router", "random", "--max-model-len", "99", "--component", "c", "-tp", "2"
+    )
+    assert words_of(found, "frontend") == ["frontend", "--port=80", "--router=random"]
+    assert words_of(found, "worker-1") == [
+        "worker", "--model=m", "--component=c", "--max-model-len", "99", "-tp", "2",
+    ]  # fmt: skip
+    assert found.url == "http://127.0.0.1:80"
+
+
+def test_flags_of_both_kinds_reach_both() -> None:
+    found = made("m", "--namespace", "n", "--drain-seconds", "7", "--no-kv-events")
+    assert words_of(found, "frontend") == [
+        "frontend",
+        "--namespace=n",
+        "--no-use-kv-events",
+        "--drain-seconds=7.0",
+    ]
+    assert words_of(found, "worker-1") == [
+        "worker", "--namespace=n", "--model=m", "--no-kv-events", "--drain-seconds=7.0",
+    ]  # fmt: skip
+    assert [process.drain_seconds for process in found.processes] == [7.0, 7.0]
+
+
+def test_secret_is_in_no_command_line(tmp_path: Path) -> None:
+    """Every user of the machine sees command lines."""
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: m\nworkers:\n  - {engine: fake, admin-token: geheim}\n")
+    for found in (made("m", "--engine", "fake", "--admin-token", "geheim"), made("--config", str(file))):
+        (worker,) = found.workers
+        assert "geheim" not in " ".join(worker.argv)
+        assert worker.env["DYN_VLLM_ADMIN_TOKEN"] == "geheim"
+
+
+def test_environment_is_one_machine_without_services() -> None:
+    env = made("m", env={"PATH": "/bin", "DYN_EVENT_PLANE": "nats", "DYN_SYSTEM_PORT": ""}).processes[0].env
+    assert env["DYN_DISCOVERY_BACKEND"] == "file"
+    assert env["DYN_FILE_KV"] == str(DISCOVERY)
+    assert env["DYN_VLLM_BIND_HOST"] == "127.0.0.1"
+    assert env["DYN_EVENT_PLANE"] == "nats"  # the user's own
+    assert env["PATH"] == "/bin"
+    assert "DYN_SYSTEM_PORT" not in env
+
+
+def test_groups_become_named_workers_with_their_environment() -> None:
+    wanted = Topology(
+        model="m", workers=(WorkerGroup(2, FAKE), WorkerGroup(1, {**FAKE, "model": "n"}, env={"A": "1"}))
+    )
+    found = plan.make(wanted, {"A": "0"}, DISCOVERY)
+    assert [process.name for process in found.processes] == ["frontend", "worker-1", "worker-2", "worker-3"]
+    assert [worker.env["A"] for worker in found.workers] == ["0", "0", "1"]
+    assert found.models == ("m", "n")
+
+
+def test_worker_gets_two_ports_of_its_own_at_each_start() -> None:
+    (worker,) = made("m").workers
+    assert (worker.port, worker.card_port) == (None, None)
+    told = worker.command(1234, 1235)[len(worker.argv) :]
+    assert told == ["--system-port", "1234", "--card-port", "1235"]
+    assert worker.health_url(1234) == "http://127.0.0.1:1234/live", "where one that sleeps is well"
+
+
+@pytest.mark.parametrize("env", [{}, {"DYN_SYSTEM_PORT": "9000"}])
+def test_first_system_port_counts_up_over_workers(env: dict[str, str]) -> None:
+    words = () if env else ("--system-port", "9000")
+    found = made("m", "--workers", "2", *words, env=env)
+    assert [worker.port for worker in found.workers] == [9000, 9001]
+    assert "--system-port=9000" not in words_of(found, "frontend")
+
+
+def test_first_card_port_counts_up_over_workers() -> None:
+    found = made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9100")
+    assert [worker.card_port for worker in found.workers] == [9100, 9101]
+    assert found.named_ports == {8000, 9000, 9001, 9100, 9101}
+    with pytest.raises(ConfigError, match="9001 for worker-2 is taken by --card-port of worker-1"):
+        made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9001")
+
+
+def test_kv_event_ports_leave_room_for_the_ranks() -> None:
+    found = made("m", "--workers", "2", "--kv-event-port", "20000", "--data-parallel-size", "2")
+    assert [worker.argv[-1] for worker in found.workers] == ["--kv-event-port=20000", "--kv-event-port=20002"]
+
+
+@pytest.mark.parametrize("words", [("--omni", "m"), ("m", "--omni"), ("--omni", "--model", "m")])
+def test_the_model_may_follow_the_switch_for_pipelines(words: tuple[str, ...]) -> None:
+    options, wanted = serve.understand(words, {})
+    assert options.model == "m"
+    assert wanted.workers[0].options["omni"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("m", "--model", "n"), "named twice"),
+        (("--omni", "m", "--model", "n"), "named twice, m and"),
+        (("--port", "80", "m"), "'m' stands alone"),
+        (("m", "--workers", "0"), "--workers 0 must be 1 or more"),
+        (("m", "--restarts", "-1"), "--restarts -1 must be 0 or more"),
+        (("m", "--start-seconds", "0"), "must be above 0"),
+        (("m", "--connector", "quux"), "--connector 'quux' is unknown"),
+        (("m", "--engine", "fake", "--enforce-eager"), "is a flag of vLLM"),
+        (("m", "--router", "best"), "--router='best' is unknown"),
+        (("m", "--config", "/no/such.yaml"), "cannot be read"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_starts(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(*words)
+    assert message in str(refused.value)
+
+
+# --- prefill and decode ---------------------------------------------------------------------------------
+
+PAIR = ("m", "--prefill", "1", "--decode", "2")
+
+
+@pytest.fixture(autouse=True)
+def nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "is_installed", lambda package: package == "nixl")
+
+
+def test_prefill_and_decode_workers_have_their_role_and_nixl() -> None:
+    found = made(*PAIR, "--max-model-len", "99")
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("prefill-1", "prefill"),
+        ("decode-1", "decode"),
+        ("decode-2", "decode"),
+    ]
+    for worker in found.workers:
+        assert words_of(found, worker.name) == [
+            "worker", "--model=m", f"--disaggregation-mode={worker.role}", "--connector", "nixl",
+            "--max-model-len", "99",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--connector", "nixl", "kvbm", "--engine", "fake"), {}),
+        (("--engine", "fake"), {"DYN_CONNECTOR": "kvbm"}),
+        (("--kv-transfer-config", '{"kv_connector": "Mine"}'), {}),
+    ],
+)
+def test_connector_of_the_user_stands(words: tuple[str, ...], env: dict[str, str]) -> None:
+    for worker in made(*PAIR, *words, env=env).workers:
+        assert [*worker.argv].count("--connector") == [*words].count("--connector")
+        assert worker.env.get("DYN_CONNECTOR") == env.get("DYN_CONNECTOR")
+
+
+def test_worker_without_a_role_gets_no_connector() -> None:
+    assert "--connector" not in made("m").workers[0].argv
+
+
+def test_roles_in_a_file_get_nixl_too(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("model: m\nworkers: [{role: prefill}, {role: decode, count: 2}]\n")
+    found = made("--config", str(file))
+    assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2"]
+    assert all("nixl" in worker.argv for worker in found.workers)
+
+
+def test_environment_numbers_the_workers_unless_a_file_does(tmp_path: Path) -> None:
+    env = {"DYN_VLLM_PREFILL_WORKERS": "1", "DYN_VLLM_DECODE_WORKERS": "1"}
+    assert [worker.role for worker in made("m", env=env).workers] == ["prefill", "decode"]
+    file = tmp_path / "s.yaml"
+    file.write_text("model: m\nworkers: [{count: 2}]\n")
+    for counts in (env, {"DYN_VLLM_WORKERS": "5"}):
+        assert len(made("--config", str(file), env=counts).workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--component", "c"),
+            "prefill and decode workers of m would both be at dynamo.c.generate; leave --component",
+        ),
+        (("--endpoint", "dyn://a.b.c"), "would both be at a.b.c"),
+        (("--connector", "none"), "add --connector nixl"),
+        (("--is-prefill-worker",), "already say what each worker does; leave --is-prefill-worker out"),
+        (("--enable-multimodal", "--multimodal-decode-worker"), "leave --multimodal-decode-worker out"),
+        (("--use-vllm-tokenizer",), "--use-vllm-tokenizer cannot stand beside"),
+    ],
+)
+def test_settings_no_pair_can_work_with_are_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(*PAIR, *words)
+    assert message in str(refused.value)
+
+
+# --- encoders -------------------------------------------------------------------------------------------
+
+
+def asks(found: Plan, name: str) -> bool:
+    return "--route-to-encoder" in words_of(found, name)
+
+
+def test_encoders_and_those_who_ask_them_share_a_folder() -> None:
+    found = made("m", "--encode", "2", "--engine", "fake")
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("worker-1", "agg"),
+        ("encode-1", "encode"),
+        ("encode-2", "encode"),
+    ]
+    for worker in found.workers:
+        words = words_of(found, worker.name)
+        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in words
+        assert "--enable-multimodal" in words
+    assert asks(found, "worker-1") and not asks(found, "encode-1")
+
+
+def test_of_prefill_and_decode_workers_the_first_asks() -> None:
+    found = made(*PAIR, "--encode", "1", "--engine", "fake")
+    assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2", "encode-1"]
+    assert [asks(found, worker.name) for worker in found.workers] == [True, False, False, False]
+    assert not any("ec-storage-path" in word for word in words_of(found, "decode-1"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--ec-consumer-mode",),
+        ("--ec-consumer-mode", "--ec-connector-backend", "ECExampleConnector"),
+        ("--route-to-encoder", "--ec-storage-path", "/e"),
+        ("--ec-storage-path", "/e"),
+        ("--multimodal-worker", "--ec-extra-config", '{"shared_storage_path": "/e"}'),
+        ("--encoder-transfer", "nixl"),
+    ],
+)
+def test_flags_about_encoders_do_not_reach_decode_workers(words: tuple[str, ...]) -> None:
+    found = made(*PAIR, "--encode", "1", "--engine", "fake", *words)
+    options = {worker.name: plan.parse(words_of(found, worker.name))[0] for worker in found.workers}
+    assert {name: made.asks_encoders for name, made in options.items()} == {
+        "prefill-1": True,
+        "decode-1": False,
+        "decode-2": False,
+        "encode-1": False,
+    }
+    given = {word for word in words if word.startswith("--")}
+    assert given <= names_of(found, "prefill-1") and not given & names_of(found, "decode-2")
+    assert options["decode-1"].enable_multimodal
+
+
+def names_of(found: Plan, name: str) -> set[str]:
+    return {word.partition("=")[0] for word in words_of(found, name)}
+
+
+def test_a_decode_group_of_a_file_may_ask_encoders(tmp_path: Path) -> None:
+    """What stands in the group itself is meant for it."""
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers:\n"
+        "- {role: prefill, engine: fake}\n"
+        "- {role: decode, engine: fake, route_to_encoder: true}\n"
+        "- {role: encode, engine: fake}\n"
+    )
+    assert asks(made("--config", str(file)), "decode-1")
+
+
+def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
+    found = made("m", "--encode", "1", "--ec-consumer-mode", "--connector", "nixl", "--ec-storage-path", "/e")
+    assert {"--ec-consumer-mode", "--connector"} <= set(words_of(found, "worker-1"))
+    assert not {"--ec-consumer-mode", "--connector"} & set(words_of(found, "encode-1"))
+    assert "--ec-storage-path=/e" in words_of(found, "encode-1")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--encode", "0"), "--encode 0 must be 1 or more"),
+        (("--encode", "1", "--disaggregation-mode", "agg"), "--encode 1 already says what each worker does"),
+        (("--encode", "1", "--multimodal-encode-worker"), "leave --multimodal-encode-worker out"),
+        (("--encode", "1", "--component", "c"), "would both be at dynamo.c.generate"),
+    ],
+)
+def test_encoders_that_cannot_be_placed_are_refused(words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        made("m", "--engine", "fake", *words)
+
+
+def test_encoder_named_by_the_engines_own_flag_shares_the_folder_too(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers: [{args: [--ec-transfer-config.ec_role, ec_consumer]}, "
+        "{args: [--ec-transfer-config.ec_role, ec_producer]}]\n"
+    )
+    found = made("--config", str(file))
+    assert [(worker.name, worker.role) for worker in found.workers] == [
+        ("worker-1", "agg"),
+        ("encode-1", "encode"),
+    ]
+    for worker in found.workers:
+        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in worker.argv
+    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+        made("--config", str(file), "--encode", "1")
+
+
+def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: m\nworkers: [{role: encode, engine: fake}]\n")
+    with pytest.raises(ConfigError, match="m has encode workers only"):
+        made("--config", str(file))
+    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+        made("--config", str(file), "--encode", "1")
+
+
+def test_hosts_for_pictures_are_the_frontends_too(tmp_path: Path) -> None:
+    found = made("m", "--engine", "fake", "--enable-multimodal", "--media-hosts", "a.example", "b.example")
+    for name in ("frontend", "worker-1"):
+        words = words_of(found, name)
+        assert [words.index(word) for word in ("a.example", "b.example")]
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: m\nworkers: [{engine: fake, enable-multimodal: true, media-hosts: [a.example]}]\n"
+    )
+    with pytest.raises(ConfigError, match="the frontend, which asks for pictures too, has none"):
+        made("--config", str(file))
+    made("--config", str(file), "--media-hosts", "a.example")
+
+
+def test_prefill_workers_alone_are_refused() -> None:
+    group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
+    with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):
+        plan.make(Topology(model="m", workers=(group,)), {}, DISCOVERY)
+    other = WorkerGroup(1, {**FAKE, "model": "n"})
+    with pytest.raises(ConfigError, match="m has prefill workers only"):
+        plan.make(Topology(model="m", workers=(group, other)), {}, DISCOVERY)
+
+
+def test_side_channel_ports_leave_room_for_the_ranks_of_all_roles() -> None:
+    found = made(*PAIR, "--side-channel-port", "5600", "-dp", "2", "-tp", "4")
+    assert [worker.argv[-1] for worker in found.workers] == [
+        "--side-channel-port=5600",
+        "--side-channel-port=5602",
+        "--side-channel-port=5604",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--port", "5601"), "--side-channel-port 5600: 5601 for decode-1 is taken by --port; name another"),
+        (("--kv-event-port", "5600"), "5600 for prefill-1 is taken by --kv-event-port of prefill-1"),
+        (("--side-channel-port", "65534"), "--side-channel-port 65534: 65536 for decode-2 is no port"),
+    ],
+)
+def test_port_of_somebody_else_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(*PAIR, "--side-channel-port", "5600", *words)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "publishes"),
+    [
+        ((), []),
+        (("--local-prefill-tokens", "64"), ["decode-1", "decode-2"]),
+        (("--local-prefill-tokens", "64", "--no-kv-events"), []),
+        (("--local-prefill-tokens", "64", "--kv-events-config", "{}"), []),
+    ],
+)
+def test_decode_workers_publish_their_cache_where_the_router_asks_for_it(
+    words: tuple[str, ...], publishes: list[str]
+) -> None:
+    found = made(*PAIR, *words)
+    assert [worker.name for worker in found.workers if "--kv-events" in worker.argv] == publishes
+
+
+def test_file_gives_what_the_command_line_leaves_open(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "model: m\nfrontend: {port: 81, host: 0.0.0.0}\nworkers: [{count: 2, args: [--dtype, float32]}]\n"
+    )
+    found = made("--config", str(file), "--port", "82")
+    assert (found.host, found.port, found.url) == ("0.0.0.0", 82, "http://127.0.0.1:82")
+    assert words_of(found, "worker-2") == ["worker", "--model=m", "--dtype", "float32"]
+
+
+def test_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("model: [\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml is not YAML"):
+        made("--config", str(file))
+
+
+def test_key_that_stands_twice_in_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("model: m\nworkers:\n- count: 1\n- {count: 1, role: agg, count: 2}\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml:4: 'count' stands there twice; keep one"):
+        made("--config", str(file))
+
+
+def addressed(*groups: WorkerGroup, env: dict[str, str] | None = None) -> list[str]:
+    """The components that groups of workers are told to take; - for the role's own."""
+    found = plan.make(Topology(workers=groups), env or {}, DISCOVERY)
+    named = ([word for word in worker.argv if word.startswith("--component=")] for worker in found.workers)
+    return [words[0].removeprefix("--component=") if words else "-" for words in named]
+
+
+def of_model(model: str, role: str = "agg", **options: str) -> WorkerGroup:
+    return WorkerGroup(options={"model": model, "disaggregation_mode": role, **options})
+
+
+def test_every_model_has_an_address_of_its_own() -> None:
+    assert addressed(of_model("a"), of_model("b"), of_model("c"), of_model("a"), of_model("b")) == [
+        "-", "backend-2", "backend-3", "-", "backend-2",
+    ]  # fmt: skip
+    pairs = [of_model(model, role) for model in ("a", "b") for role in ("prefill", "decode")]
+    assert addressed(*pairs) == ["-", "-", "prefill-2", "backend-2"]
+    assert addressed(of_model("a"), of_model("b", component="mine")) == ["-", "mine"]
+
+
+@pytest.mark.parametrize("env", [{"DYN_COMPONENT": "mine"}, {"DYN_ENDPOINT": "dyn://dynamo.mine.generate"}])
+def test_two_models_at_an_address_the_user_named_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"b and a would both be at dynamo\.mine\.generate; leave --component"
+    ):
+        addressed(of_model("a"), of_model("b"), env=env)
+
+
+def test_hub_ids_are_told_from_paths() -> None:
+    assert [serve.looks_like_a_path(m) for m in ("/a", "./a", "a/b/c", "a/b", "a")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+# --- restarts and verdicts ------------------------------------------------------------------------------
+
+
+def test_pauses_double_up_to_a_limit_and_end() -> None:
+    restarts = Restarts(Limits(restarts=7))
+    assert [restarts.pause_after(1.0) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, None]
+
+
+def test_long_healthy_process_begins_a_new_row() -> None:
+    restarts = Restarts(Limits(restarts=2))
+    assert [restarts.pause_after(s) for s in (0, 0, 61, 0, 0)] == [0, 1, 0, 1, None]
+
+
+def test_process_without_answer_is_hung_after_its_limit() -> None:
+    pulse = Pulse(Limits(hang_seconds=30), now=0)
+    assert pulse.verdict(200, 10) is None
+    assert pulse.verdict(None, 40) is None
+    assert pulse.verdict(None, 41) == "did not answer for 31 s"
+
+
+def test_process_that_is_not_ready_gets_longer() -> None:
+    pulse = Pulse(Limits(unwell_seconds=120), now=0)
+    assert pulse.verdict(503, 119) is None
+    assert pulse.verdict(200, 120) is None
+    assert pulse.verdict(503, 240) is None
+    assert pulse.verdict(503, 241) == "was not ready for 121 s"
+
+
+def test_missed_look_does_not_make_a_process_well() -> None:
+    pulse = Pulse(Limits(hang_seconds=30, unwell_seconds=120), now=0)
+    assert [pulse.verdict(status, now) for status, now in ((503, 100), (None, 110), (503, 120))] == [None] * 3
+    assert pulse.verdict(503, 121) == "was not ready for 121 s"
+
+
+def test_exit_statuses_are_said_in_words() -> None:
+    assert [describe(code) for code in (1, 2, 3, -9)] == [
+        "exited with code 1",
+        "exited with code 2 (bad settings)",
+        "exited with code 3 (the engine died)",
+        "was killed by SIGKILL",
+    ]
+
+
+# --- what a person sees ---------------------------------------------------------------------------------
+
+
+def test_last_error_line_is_the_reason() -> None:
+    assert logs.error_line("x\nerror: first\nerror: second\nbye\n") == "second"
+    assert logs.error_line("an error: no\n") is None
+
+
+def test_last_lines_leave_out_what_tells_nothing() -> None:
+    text = (
+        "2026-11-15T05:15:28.434Z  INFO dynamo_vllm.serving.lifecycle.progress: loading (0.0 s)\n"
+        "(EngineCore pid=7) INFO 11-15 05:15:28 [core.py:1] Using a layout\n"
+        "(EngineCore pid=7) Loading shards:   0% | 0/1 [00:00<?, ?it/s]\n"
+        "\x1b[36m(EngineCore pid=7)\x1b[0m ERROR 11-15 05:15:28 [a:1] Traceback (most recent call last):\n"
+        '(EngineCore pid=7) ERROR 11-15 05:15:28 [core.py:1]   File "core.py", line 1, in run\n'
+        "(EngineCore pid=7) ERROR 11-15 05:15:28 [core.py:1]     raise ValueError\n\n"
+        "(EngineCore pid=7) ValueError: no memory\n"
+        "ValueError: no memory\n"
+        "error: vLLM did not start\n"
+    )
+    assert logs.last_lines(text) == ["ValueError: no memory"]
+    assert logs.last_lines("2026-11-15T05:15:28.434Z  INFO x: loading\n") == [
+        "2026-11-15T05:15:28.434Z  INFO x: loading"
+    ]
+    assert logs.last_lines("\n".join(map(str, range(99)))) == [str(n) for n in range(84, 99)]
+
+
+def test_log_is_read_from_where_the_process_began(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\nafter\n")
+    assert logs.read_from(log, 7) == "after\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_screen_writes_a_line_per_change_where_there_is_no_terminal() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(out, err)
+    screen.phase("worker-1", "starting")
+    screen.phase("worker-1", "loading")
+    screen.redraw()
+    screen.announce("ready: here")
+    screen.hint(["try: this"])
+    assert [line.split(" ", 1)[1] for line in err.getvalue().splitlines()] == [
+        "worker-1: starting (0.0 s)",
+        "worker-1: loading (0.0 s)",
+        " try: this",
+    ]
+    assert out.getvalue() == "ready: here\n"
+
+
+def test_screen_redraws_its_rows_on_a_terminal() -> None:
+    out, err = io.StringIO(), Terminal()
+    screen = Screen(out, err)
+    screen.phase("frontend", "starting")
+    screen.phase("worker-1", "loading")
+    assert err.getvalue().endswith(
+        "\x1b[1A\x1b[2K  frontend  starting        0.0 s\n\x1b[2K  worker-1  loading         0.0 s\n"
+    )
+    screen.announce("ready: here")
+    screen.say("later")
+    assert err.getvalue().endswith(" later\n")
+
+
+def test_screen_nobody_reads_does_not_end_the_run() -> None:
+    closed = io.StringIO()
+    screen = Screen(closed, closed)
+    closed.close()
+    screen.say("into the void")
+
+
+# --- folders and ports ----------------------------------------------------------------------------------
+
+
+def test_cache_folder_follows_the_environment() -> None:
+    assert run_folder.cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/dynamo-vllm")
+    assert run_folder.cache_folder({"HOME": "/h"}) == Path("/h/.cache/dynamo-vllm")
+    assert run_folder.choose(None, {"HOME": "/h"}).path.parent == Path("/h/.cache/dynamo-vllm/run")
+
+
+def test_run_folder_has_fresh_discovery_and_one_user(tmp_path: Path) -> None:
+    folder = run_folder.choose(str(tmp_path), {"HOME": str(tmp_path / "home")})
+    with folder.opened():  # of a serve that failed
+        (folder.discovery / "stale").touch()
+        (tmp_path / "embeddings").mkdir()
+        folder.targets.touch()
+    with folder.opened():
+        assert not (tmp_path / "embeddings").exists() and not folder.targets.exists()
+        assert list(folder.discovery.iterdir()) == []
+        with pytest.raises(run_folder.StartError, match="in use by another serve"), folder.opened():
+            pass
+    with folder.opened():
+        folder.forget()
+    assert not folder.discovery.exists()
+
+
+@pytest.mark.parametrize("name", ["discovery", "embeddings", "prometheus.json", "serve.json"])
+@pytest.mark.parametrize("was_used", [False, True], ids=["new", "after a clean stop"])
+def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
+    tmp_path: Path, name: str, was_used: bool
+) -> None:
+    folder = run_folder.choose(str(tmp_path / "project"), {"HOME": str(tmp_path / "home")})
+    folder.path.mkdir()
+    if was_used:
+        with folder.opened():
+            folder.note("http://127.0.0.1:8000")
+            folder.forget()
+    theirs = folder.path / name / "theirs.npy" if "." not in name else folder.path / name
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("[]")
+    before = sorted(folder.path.rglob("*"))
+    for _ in range(2):  # the refusal leaves no mark either
+        with (
+            pytest.raises(run_folder.StartError, match=f"project has {name}, .*; name a folder"),
+            folder.opened(),
+        ):
+            pass
+    assert sorted(folder.path.rglob("*")) == before
+
+
+def test_free_ports_differ_and_suit_the_runtime() -> None:
+    found = [ports.free() for _ in range(5)]
+    assert len(set(found)) == 5
+    assert all(port <= 32767 for port in found)
+
+
+def test_named_ports_are_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ports.free()
+    monkeypatch.setattr(ports, "_candidates", iter(range(first - 20000, first - 19000)))
+    monkeypatch.setattr(ports, "_named", set())
+    ports.leave_out(range(first, first + 50))
+    assert ports.free() not in range(first, first + 50)
+
+
+def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["m", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(part in text for part in ("--workers N", "--router ", "Every option of 'dynamo-vllm worker'"))
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+def engines_told(found: Plan) -> list[str | None]:
+    return [process.env.get("DYN_VLLM_ENGINES_HERE") for process in found.workers]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--workers", "4"), ["4"] * 4),
+        (("--prefill", "1", "--decode", "2"), ["3"] * 3),
+        (("--workers", "2", "-dp", "2"), ["4", "4"]),
+        (("-tp", "2"), ["2"]),
+        ((), [None]),
+        (("--encode", "1", "--workers", "1"), ["2", "2"]),  # an encoder takes cores too
+        (("--workers", "2", "--engine", "fake"), [None, None]),
+    ],
+)
+def test_workers_are_told_how_many_engines_share_the_machine(
+    words: tuple[str, ...], told: list[str | None]
+) -> None:
+    found = made("m", *words)
+    assert engines_told(found) == told
+    assert "DYN_VLLM_ENGINES_HERE" not in found.processes[0].env
+
+
+def test_number_of_engines_the_user_says_stands() -> None:
+    """Another `serve` on the same machine, for example."""
+    assert engines_told(made("m", "--workers", "2", env={"DYN_VLLM_ENGINES_HERE": "8"})) == ["8", "8"]
+    assert "--engines-here=8" in words_of(made("m", "--workers", "2", "--engines-here", "8"), "worker-2")
+
+
+# --- GPUs -----------------------------------------------------------------------------------------------
+
+
+def gpus_of(wanted: Topology, gpus: list[str]) -> list[str | None]:
+    made = plan.make(wanted, {}, DISCOVERY, gpus)
+    return [process.env.get("CUDA_VISIBLE_DEVICES") for process in made.workers]
+
+
+def several(count: int, *args: str, env: dict[str, str] | None = None) -> Topology:
+    group = WorkerGroup(count=count, args=args, env=env or {})
+    return Topology(model="org/model", workers=(group,))
+
+
+def test_several_workers_share_out_the_gpus() -> None:
+    assert gpus_of(several(2), ["0", "1", "2"]) == ["0", "1"]
+    assert gpus_of(several(2, "--tensor-parallel-size", "2"), ["4", "5", "6", "7"]) == ["4,5", "6,7"]
+
+
+def test_worker_gets_gpus_for_what_lies_on_this_node() -> None:
+    shards = ("--tensor-parallel-size", "4", "--nnodes", "2", "--master-addr", "10.0.0.1")
+    assert gpus_of(several(2, *shards), ["0", "1", "2", "3"]) == ["0,1", "2,3"]
+    ranks = ("-dp", "4", "-dpl", "1", "--data-parallel-hybrid-lb")
+    assert gpus_of(several(2, *ranks), ["0", "1"]) == ["0", "1"]
+
+
+def test_one_worker_sees_all_gpus() -> None:
+    assert gpus_of(several(1), ["0", "1"]) == [None]
+
+
+def test_a_group_that_names_its_gpus_keeps_them() -> None:
+    half = ("--gpu-memory-utilization", "0.5")
+    assert gpus_of(several(2, *half, env={"CUDA_VISIBLE_DEVICES": "0"}), ["0", "1"]) == ["0", "0"]
+
+
+def pair(*prefill_args: str) -> Topology:
+    prefill = WorkerGroup(1, {"disaggregation_mode": "prefill"}, args=prefill_args)
+    decode = WorkerGroup(2, {"disaggregation_mode": "decode"}, args=("-dp", "2"))
+    return Topology(model="org/model", workers=(prefill, decode))
+
+
+def test_roles_get_gpus_of_their_own_in_order() -> None:
+    assert gpus_of(pair("-tp", "2"), ["0", "1", "2", "3", "4", "5"]) == ["0,1", "2,3", "4,5"]
+
+
+def test_too_few_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not enough GPUs: worker-3 needs 1, 0 of 2 are left; start fewer"):
+        gpus_of(several(3), ["0", "1"])
+    with pytest.raises(ConfigError, match="not enough GPUs: decode-2 needs 2, 1 of 4 are left"):
+        gpus_of(pair(), ["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--gpu-memory-utilization", "0.45"),
+        ("--kv-cache-memory-bytes", "1G"),
+        ("--num-gpu-blocks-override=99", "--gpu-memory-utilization=0.9"),
+    ],
+)
+def test_workers_whose_size_was_given_may_share_a_gpu(args: tuple[str, ...]) -> None:
+    assert gpus_of(several(2, *args, env={"CUDA_VISIBLE_DEVICES": "1"}), ["0", "1"]) == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "args", "message"),
+    [
+        ("0", (), "worker-1 and worker-2 would take 184 % of the memory of GPU 0"),
+        ("0,1", (), "would take 184 % of the memory of GPU 0"),  # both begin with the first
+        ("1", ("--gpu-memory-utilization", "0.6"), "would take 120 % of the memory of GPU 1"),
+    ],
+)
+def test_workers_that_would_not_fit_on_their_gpu_are_refused(
+    gpus: str, args: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{message}; .*--gpu-memory-utilization"):
+        gpus_of(several(2, *args, env={"CUDA_VISIBLE_DEVICES": gpus}), ["0", "1"])
+
+
+def test_gpu_of_one_worker_is_not_named_for_another() -> None:
+    named = WorkerGroup(env={"CUDA_VISIBLE_DEVICES": "0"})
+    wanted = Topology(model="org/model", workers=(WorkerGroup(), named))
+    with pytest.raises(ConfigError, match="worker-1 and worker-2 would take 184 % of the memory of GPU 0"):
+        gpus_of(wanted, ["0", "1"])
+
+
+def test_pipelines_of_omni_may_share_a_gpu() -> None:
+    """What a stage takes stands in its file, or nowhere: drawing takes what it needs."""
+    omni = WorkerGroup(2, {"omni": True}, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert gpus_of(Topology(model="org/model", workers=(omni,)), ["0", "1"]) == ["0", "0"]
