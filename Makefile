@@ -58,9 +58,9 @@ check: venv-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/unit/test_imports.py
-	$(BIN)/python -m dynamo_vllm.cli.docs --check
-	$(BIN)/python -m dynamo_vllm.cli.manifests --check
-	$(BIN)/python -m dynamo_vllm.cli.examples --check
+	PYTHONPATH=scripts $(BIN)/python -m generate.docs --check
+	PYTHONPATH=scripts $(BIN)/python -m generate.manifests --check
+	PYTHONPATH=scripts $(BIN)/python -m generate.examples --check
 	@$(BIN)/python scripts/docs_site
 
 fmt: venv-dev
@@ -68,13 +68,13 @@ fmt: venv-dev
 	$(BIN)/ruff format .
 
 docs: venv
-	$(BIN)/python -m dynamo_vllm.cli.docs
-	$(BIN)/python -m dynamo_vllm.cli.manifests
-	$(BIN)/python -m dynamo_vllm.cli.examples
+	PYTHONPATH=scripts $(BIN)/python -m generate.docs
+	PYTHONPATH=scripts $(BIN)/python -m generate.manifests
+	PYTHONPATH=scripts $(BIN)/python -m generate.examples
 	@$(BIN)/python scripts/docs_site
 
 docs-serve: venv
-	$(BIN)/python -m dynamo_vllm.cli.docs
+	PYTHONPATH=scripts $(BIN)/python -m generate.docs
 	@$(BIN)/python scripts/docs_site --serve $(ARGS)
 
 bench-peers: venv

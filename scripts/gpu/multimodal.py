@@ -87,7 +87,8 @@ def make_model(folder: Path, size: Size, dtype: str) -> tuple[Path, float]:
     import torch
     from safetensors.torch import save_file
 
-    from dynamo_vllm.models.vision import make_tiny_vision_model
+    sys.path.append(str(HERE.parent))
+    from tiny_models.vision import make_tiny_vision_model
 
     make_tiny_vision_model(folder, "qwen2.5-vl")
     config = json.loads((folder / "config.json").read_text())

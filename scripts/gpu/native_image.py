@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_vllm.models.vision import make_tiny_vision_model
+from tiny_models.vision import make_tiny_vision_model
 
 _LATENT_CHANNELS = 4
 _INDEX = {

@@ -42,14 +42,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import httpx
 import psutil
 from native_image import REAL_WIDTH, TINY, make_native_image_model
+from tiny_models.image import make_tiny_image_model, make_tiny_video_model
 
 from dynamo_vllm.engine.machine import device
 from dynamo_vllm.models.tiny import make_tiny_model
-from dynamo_vllm.models.tiny_image import make_tiny_image_model, make_tiny_video_model
 from harness.bad_pictures import BAD_PICTURES
 from harness.stack import Stack, Worker, environment, kill_tree, stack, survivors
 from harness.waiting import until

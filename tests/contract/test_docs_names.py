@@ -11,8 +11,8 @@ import dynamo
 import pytest
 import vllm
 from docs_site import markdown, pages
+from generate import docs
 
-from dynamo_vllm.cli import docs
 from dynamo_vllm.config import build
 from harness import messages
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from tiny_models.vision import FAMILIES, make_tiny_vision_model
 from vllm.config.cache import CacheConfig
 from vllm.distributed.utils import get_pp_indices
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from dynamo_vllm.models.tiny import make_tiny_model
-from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 from dynamo_vllm.sizing import families, memory
 
 TESTS = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tiny_models.vision import make_tiny_vision_model
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
@@ -21,7 +22,6 @@ from dynamo_vllm.engine.encoder_cache.folder import Unusable
 from dynamo_vllm.engine.vllm import media as vllm_media
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media
-from dynamo_vllm.models.vision import make_tiny_vision_model
 from dynamo_vllm.roles.media import without_content
 
 NAMES = ["0123456789abcdef-" + "a" * 64, "b" * 64]

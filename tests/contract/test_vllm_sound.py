@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models.sound import RATE, SECONDS, make_tiny_sound_model
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerProcessingInfo
@@ -19,7 +20,6 @@ from dynamo_vllm.engine.vllm import media as vllm_media
 from dynamo_vllm.engine.vllm import sound as vllm_sound
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
-from dynamo_vllm.models.sound import RATE, SECONDS, make_tiny_sound_model
 from dynamo_vllm.roles.media import without_content
 
 

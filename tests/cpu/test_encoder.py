@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import LONG_TEXT, TEXT, Parts, ask, body, cases, image, picture
-from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote

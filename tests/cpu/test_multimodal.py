@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tiny_models.vision import FAMILIES, make_tiny_vision_model
 
 from cpu.pairs import NIXL
 from cpu.vision import (
@@ -31,7 +32,6 @@ from cpu.vision import (
     picture,
 )
 from dynamo_vllm.media.base import MediaLimits
-from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 from harness.media import data_url, png_that_claims
 from harness.stack import Stack, environment, stack
 from harness.waiting import until_spread

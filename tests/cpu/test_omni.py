@@ -37,10 +37,10 @@ except metadata.PackageNotFoundError:
 
 import av
 from PIL import Image
+from tiny_models.image import make_tiny_image_model, make_tiny_video_model
 
 from dynamo_vllm.config.topology import Topology
 from dynamo_vllm.models import demo as models
-from dynamo_vllm.models.tiny_image import make_tiny_image_model, make_tiny_video_model
 from dynamo_vllm.supervise.planning import demos
 
 START_SECONDS = 200

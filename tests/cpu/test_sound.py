@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from tiny_models.sound import RATE, SECONDS, make_tiny_sound_model
 
 from cpu.vision import LONG_TEXT, TEXT, Parts, ask, body, image, picture
-from dynamo_vllm.models.sound import RATE, SECONDS, make_tiny_sound_model
 from harness.bad_server import bad_server
 from harness.media import data_url
 from harness.stack import Stack, environment, stack

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models.vision import make_tiny_vision_model
 
-from dynamo_vllm.models.vision import make_tiny_vision_model
 from dynamo_vllm.roles.trials import SHORT
 from harness.stack import environment, stack
 from harness.warm import FORKED, WARMED, Zygote

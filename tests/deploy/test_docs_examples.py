@@ -21,8 +21,9 @@ import pytest
 import yaml
 from docs_site import markdown, pages
 from docs_site.markdown import Block
+from generate import docs
 
-from dynamo_vllm.cli import admin, bench, check, client, docs, serve, status
+from dynamo_vllm.cli import admin, bench, check, client, serve, status
 from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.main import ADMIN, COMMANDS
 from dynamo_vllm.config import build, checks

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 import yaml
+from generate import manifests
 
 from deploy import manifests as read
-from dynamo_vllm.cli import manifests
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from generate import examples
 
 from deploy import manifests as read
-from dynamo_vllm.cli import chat, check, examples, export, main, serve, size, status
+from dynamo_vllm.cli import chat, check, export, main, serve, size, status
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import FrontendOptions, SizeOptions, WorkerOptions
 from dynamo_vllm.export import workload

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from generate import manifests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from deploy import manifests as read
-from dynamo_vllm.cli import manifests
 from dynamo_vllm.cli.serve import from_file
 from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup
-from dynamo_vllm.export import back, compose, k8s, operator, text, workload
+from dynamo_vllm.export import compose, k8s, operator, text, workload
 from dynamo_vllm.export.settings import Settings
 from dynamo_vllm.supervise.planning import plan as plans
+from harness import exported
 
 if TYPE_CHECKING:
     from deploy.manifests import Document
@@ -52,7 +53,7 @@ def without_notes(found: Workloads) -> Workloads:
 
 def assert_comes_back(wanted: Topology) -> None:
     found, made = in_cluster(wanted)
-    again, made_again = in_cluster(back.from_kubernetes(made))
+    again, made_again = in_cluster(exported.from_kubernetes(made))
     assert without_notes(again) == without_notes(found)
     if not any(worker.secrets for worker in found.workers):
         assert made_again == made
@@ -60,13 +61,13 @@ def assert_comes_back(wanted: Topology) -> None:
 
 def assert_comes_back_from_a_graph(wanted: Topology) -> None:
     found, made = in_cluster(wanted, graph=True)
-    again, _ = in_cluster(back.from_kubernetes(made), graph=True)
+    again, _ = in_cluster(exported.from_kubernetes(made), graph=True)
     assert without_notes(again) == without_notes(found)
 
 
 def assert_comes_back_from_compose(wanted: Topology) -> None:
     found, made = on_machine(wanted)
-    again, _ = on_machine(back.from_compose(made))
+    again, _ = on_machine(exported.from_compose(made))
     assert without_notes(again) == without_notes(found)
 
 
@@ -100,7 +101,7 @@ def test_containers_without_a_gpu_know_how_many_share_the_machine() -> None:
     wanted = Topology(model="org/model", workers=(WorkerGroup(2), WorkerGroup(args=("-tp", "2"))))
     found = workload.of_machine(wanted, gpus=False)
     assert [worker.env for worker in found.workers] == [{"DYN_VLLM_ENGINES_HERE": "4"}] * 3
-    read_back = back.from_compose(compose.document(found, SETTINGS))
+    read_back = exported.from_compose(compose.document(found, SETTINGS))
     assert [group.env for group in read_back.workers] == [{}] * 3, "they are counted anew wherever they go"
     assert without_notes(workload.of_machine(read_back, gpus=False)) == without_notes(found)
     on_gpus = workload.of_machine(wanted, gpus=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models.sound import make_tiny_sound_model
 
-from dynamo_vllm.models.sound import make_tiny_sound_model
 from harness.stack import Stack
 from harness.waiting import until
 from runtime.conftest import StartFake

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image, picture
-from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness.bad_server import Answer, BadServer, bad_server, head, silent, whole
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until

@@ -12,9 +12,9 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image
-from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness.stack import Stack, kill_tree
 from runtime.conftest import StartFake
 

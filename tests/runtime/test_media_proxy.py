@@ -11,12 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image
 from dynamo_vllm.media.fetch import proxy
 from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.fetch.proxy import Proxy
-from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness import media
 from harness.bad_server import BadServer, bad_server, make_certificate, silent
 from harness.stack import Stack, stack

@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, film, image
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import MediaLimits, MediaRef
 from dynamo_vllm.media.decode import image as pictures
 from dynamo_vllm.media.loader import make_loader
-from dynamo_vllm.models.vision import make_tiny_vision_model
 from harness import media
 from harness.stack import Stack
 from harness.waiting import until

@@ -8,9 +8,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from tiny_models import vision
 
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.models import demo, tiny, vision
+from dynamo_vllm.models import demo, tiny
 from dynamo_vllm.sizing import families, formats, memory
 from dynamo_vllm.sizing.parts import Part
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from tiny_models.sound import QWEN2_AUDIO, make_tiny_sound_model
+from tiny_models.vision import FAMILIES, make_tiny_vision_model
 from tokenizers import Tokenizer
 
-from dynamo_vllm.models.sound import QWEN2_AUDIO, make_tiny_sound_model
 from dynamo_vllm.models.tiny import FILES, make_tiny_model
-from dynamo_vllm.models.vision import FAMILIES, make_tiny_vision_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""`python -m dynamo_vllm.cli.manifests [--check]`: writes what is below deploy/k8s and deploy/compose."""
+"""`make docs` writes what is below deploy/k8s and deploy/compose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo_vllm.export import text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "k8s/aggregated": ("--name", "qwen"),
     "k8s/kv-router": ("--name", "qwen-kv", "--frontends", "2"),
@@ -43,7 +43,7 @@ def texts(folder: str) -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     if list(argv) not in ([], ["--check"]):
-        print("usage: python -m dynamo_vllm.cli.manifests [--check]", file=sys.stderr)
+        print("usage: PYTHONPATH=scripts python -m generate.manifests [--check]", file=sys.stderr)
         return 2
     old = [path for folder in EXAMPLES for path in (stale if argv else write)(folder)]
     for path in old:

@@ -1,4 +1,4 @@
-"""`python -m dynamo_vllm.cli.examples [--check]`: what pages show of `size`, and the manifests of recipes."""
+"""`make docs` writes what pages show of `size`, and the manifests of recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynamo_vllm.sizing import files
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RECIPES = "deploy/recipes"
 _R1 = (
     "--name",
@@ -49,7 +49,7 @@ _BLOCK = re.compile(r"^```console\n\$ dynamo-vllm size (?P<words>[^\n]*)\n.*?^``
 
 def main(argv: Sequence[str]) -> int:
     if list(argv) not in ([], ["--check"]):
-        print("usage: python -m dynamo_vllm.cli.examples [--check]", file=sys.stderr)
+        print("usage: PYTHONPATH=scripts python -m generate.examples [--check]", file=sys.stderr)
         return 2
     stale = [path for path in pages(ROOT) if path.read_text() != filled(path.read_text(), ROOT)]
     if argv:

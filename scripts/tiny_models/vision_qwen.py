@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.models.vision_base import (
+from tiny_models.vision_base import (
     EYE,
     EYE_HEADS,
     EYE_INTERMEDIATE,
@@ -23,7 +23,7 @@ from dynamo_vllm.models.vision_base import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynamo_vllm.models.vision_base import Shapes
+    from tiny_models.vision_base import Shapes
 
 _SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 

@@ -11,9 +11,9 @@ import functools
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.models import tiny
-from dynamo_vllm.models.vision_base import HIDDEN
-from dynamo_vllm.models.vision_llava import LLAVA
-from dynamo_vllm.models.vision_qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from tiny_models.vision_base import HIDDEN
+from tiny_models.vision_llava import LLAVA
+from tiny_models.vision_qwen import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dynamo_vllm.models.vision_base import Family
+    from tiny_models.vision_base import Family
 
 REVISION = 2
 """Raise it with every change to what the files hold, also for `sound`."""

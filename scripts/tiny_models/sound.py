@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.models import vision
-from dynamo_vllm.models.vision_base import HIDDEN, Family, linear, norm, text_config, text_shapes
+from tiny_models import vision
+from tiny_models.vision_base import HIDDEN, Family, linear, norm, text_config, text_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from dynamo_vllm.models.vision_base import Shapes
+    from tiny_models.vision_base import Shapes
 
 RATE = 16_000
 SECONDS = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.models.vision_base import (
+from tiny_models.vision_base import (
     EYE,
     EYE_HEADS,
     EYE_INTERMEDIATE,
@@ -21,7 +21,7 @@ from dynamo_vllm.models.vision_base import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dynamo_vllm.models.vision_base import Shapes
+    from tiny_models.vision_base import Shapes
 
 _SIZE, _PATCH, _EYE_LAYERS = 56, 14, 3
 _TOKENS = (_SIZE // _PATCH) ** 2

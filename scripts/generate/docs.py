@@ -1,4 +1,4 @@
-"""`python -m dynamo_vllm.cli.docs [--check]`: writes docs/configuration.md and docs/cli.md from the code."""
+"""`make docs` writes docs/configuration.md and docs/cli.md from the code; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import main as commands
-from dynamo_vllm.cli import reference
 from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.status import StatusOptions
@@ -29,11 +28,12 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
+from generate import reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ENGINE_FLAGS = (
     "Every engine flag of vLLM is accepted too and passed on untouched; `vllm serve --help` lists them."
 )
@@ -89,7 +89,7 @@ variable takes 1 or 0. A bad value is refused at the start with its name; the ex
 
 def main(argv: Sequence[str]) -> int:
     if list(argv) not in ([], ["--check"]):
-        print("usage: python -m dynamo_vllm.cli.docs [--check]", file=sys.stderr)
+        print("usage: PYTHONPATH=scripts python -m generate.docs [--check]", file=sys.stderr)
         return 2
     if not ROOT.joinpath("pyproject.toml").is_file():
         print("error: the docs are written inside a checkout of the repository", file=sys.stderr)

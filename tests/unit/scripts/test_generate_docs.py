@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from generate import docs, reference
 
 from dynamo_vllm import errors
-from dynamo_vllm.cli import admin, bench, docs, reference
+from dynamo_vllm.cli import admin, bench
 from dynamo_vllm.cli.main import COMMANDS
 from dynamo_vllm.config import build, engine_rules
 
