@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
+MAX_DIGITS = 20
+"""Of a length: Python refuses to read a number of some thousands."""
 PAUSE_SECONDS = 30.0
 HEADER_SECONDS = 5.0
 BODY_SECONDS = 30.0
@@ -201,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "Transfer-Encoding" in self.headers:
             raise BadCommand("send the body with a Content-Length")
         lengths = self.headers.get_all("Content-Length", ["0"])
-        if len(lengths) > 1 or not lengths[0].isdecimal():
+        if len(lengths) > 1 or not lengths[0].isdecimal() or len(lengths[0]) > MAX_DIGITS:
             raise BadCommand(f"Content-Length is {', '.join(lengths)[:80]!r}; send one number")
         length = int(lengths[0])
         if length > MAX_BODY_BYTES:
@@ -244,6 +246,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard server cannot read is refused as everything else is, and not with its page."""
+        self.close_connection = True
+        refused = {**failure(BadCommand(f"this is no request: {message or code}")), "code": int(code)}
+        self._send_json(code, refused)
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("system port: " + format, *args)  # noqa: G003
