@@ -196,6 +196,7 @@ async def test_one_connection_for_several_requests(behind: tuple[str, int]) -> N
         ("PUT", "/v1/loras", b"{}", 405, "takes GET or POST"),
         ("POST", "/engine/slep", b"{}", 404, "there is no /engine/slep"),
         ("POST", "/engine/sleep", b"{", 400, "the body is no JSON"),
+        ("POST", "/engine/sleep", b'{"level": "\xed\xa0\x80"}', 400, "the body is no JSON"),
         ("POST", "/engine/sleep", b"[]", 400, "must be a JSON object"),
         ("POST", "/engine/sleep", b"x" * (system_port.MAX_BODY_BYTES + 1), 413, "are the most"),
     ],
@@ -208,6 +209,19 @@ async def test_bad_request(
         found, reply, _ = await ask(front, method, path, body)
     assert (found, reply["status"]) == (status, "error") and said in reply["message"]
     assert admin.asked == []
+
+
+async def test_what_nobody_thought_of_is_a_500_and_in_the_log(
+    behind: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Recorder):
+        async def perform(self, name: str, body: object) -> dict[str, Any]:
+            raise ZeroDivisionError("of the inside")
+
+    with opened(behind, Broken()) as front:
+        status, reply, _ = await ask(front, "POST", "/engine/sleep")
+    assert (status, reply["error"]) == (500, "failed") and "inside" not in str(reply)
+    assert "ZeroDivisionError: of the inside" in caplog.text
 
 
 async def test_verbs_wait_for_the_worker(behind: tuple[str, int]) -> None:

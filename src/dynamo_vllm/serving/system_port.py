@@ -165,6 +165,12 @@ class _Handler(BaseHTTPRequestHandler):
         except BadCommand as exc:
             self.close_connection = True
             self._send_json(exc.status, failure(exc))
+        except OSError:  # the client has gone
+            raise
+        except Exception:
+            logger.exception("a request to the system port failed")
+            self.close_connection = True
+            self._send_json(AdminError.status, failure(AdminError("it failed; the worker's log says why")))
 
     def _respond(self, path: str) -> None:
         admin, pulse = self.server.owner.admin, self.server.owner.pulse
@@ -214,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise BadCommand(f"the body broke off after {len(raw)} of {length} bytes")
         try:
             body = msgspec.json.decode(raw) if raw.strip() else {}
-        except (msgspec.DecodeError, RecursionError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise BadCommand(f"the body is no JSON: {exc}") from None
         if not isinstance(body, dict):
             raise BadCommand("the body must be a JSON object")
