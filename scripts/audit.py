@@ -8,6 +8,7 @@ would say that nothing is known of anything, so a release that has some is asked
 """
 
 import argparse
+import functools
 import json
 import os
 import ssl
@@ -105,6 +106,7 @@ def told(advisory: dict[str, Any]) -> str:
     return f"{names}; fixed in {fixed}; {advisory.get('link', '')}"
 
 
+@functools.cache
 def trusted() -> ssl.SSLContext:
     """With the certificates that pip is told to trust."""
     return ssl.create_default_context(cafile=os.environ.get("PIP_CERT"))
