@@ -191,9 +191,9 @@ async def test_guide_whose_turn_does_not_come_is_no_fault_of_the_client(
     judged: Judged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await judged("plain")
-    monkeypatch.setattr(guide_judge, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(guide_judge, "WAIT_SECONDS", 0.1)
     monkeypatch.setattr(guide_judge, "WAIT_SHARE", 0.0)
-    with pytest.raises(Overloaded, match=r"guided_regex: not judged within 0.5 s; try again"):
+    with pytest.raises(Overloaded, match=r"guided_regex: not judged within 0.1 s; try again"):
         await judged(f"wait {tmp_path / 'go'}")
     (tmp_path / "go").touch()
     monkeypatch.setattr(guide_judge, "WAIT_SECONDS", 60.0)
