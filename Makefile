@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e bare deploy
 
-.PHONY: help venv venv-dev serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers demo-models lock clean distclean
+.PHONY: help venv venv-dev serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers demo-models lock audit clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-peers ARGS='…'      ours beside vllm serve, upstream and others; ARGS=--help lists the options"
 	@echo "make demo-models ARGS='…'      train the demo models into build/demo, on one GPU (ARGS=--smoke: in little)"
 	@echo "make lock ARGS=--upgrade       write requirements/ anew, for pyproject.toml and with the newest versions"
+	@echo "make audit                     which locked packages have known vulnerabilities, as PyPI knows them; needs PyPI itself"
 	@echo "make clean | distclean         remove caches | and .venv, .docs and .bench"
 
 venv:
@@ -85,6 +86,10 @@ demo-models: venv
 
 lock: venv-dev
 	@$(BIN)/python scripts/lock.py $(ARGS)
+
+# Any Python runs it. Not in check: it asks the network, and what it finds changes without a change here.
+audit:
+	@$(PYTHON) scripts/audit.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

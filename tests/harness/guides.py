@@ -11,6 +11,7 @@ from typing import Any
 LOAD = "harness.guides:load"
 LATE = "harness.guides:load_late"
 FAILS = "harness.guides:fail"
+LATE_SECONDS = 1.0
 
 
 def load(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -28,7 +29,7 @@ def load(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def load_late(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    time.sleep(2)  # as a large tokenizer takes
+    time.sleep(LATE_SECONDS)  # as a large tokenizer takes
     return load(payload)
 
 

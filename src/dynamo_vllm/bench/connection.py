@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             chunk = decode_chunk(data)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             self._note(f"an event of the stream cannot be read: {exc}")
             return
         if chunk.error is not None:
@@ -337,7 +337,7 @@ def _message(body: bytes) -> str:
     """The words of an error answer, whatever its shape."""
     try:
         found = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         found = body.decode("utf-8", "replace")
     while isinstance(found, dict):
         found = found.get("error") or found.get("message") or found.get("detail") or str(found)

@@ -85,7 +85,7 @@ def served(where: Target, timeout: float) -> list[Served]:
     try:
         listed = msgspec.json.decode(reply)["data"]
         return [Served(str(entry["id"]), _context(entry)) for entry in listed]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return []
 
 

@@ -163,6 +163,8 @@ async def test_json_with_blanks_is_read_too() -> None:
         ([stream(token(), b"event: error\n: lost\n\n", DONE)], "lost"),
         ([stream(token(), b'event: error\ndata: {"message": "lost"}\n\n', DONE)], "lost"),
         ([stream(token(), b"data: {nonsense\n\n", DONE)], "an event of the stream cannot be read"),
+        ([stream(b'data: {"choices": [{"text": "\xff"}]}\n\n', DONE)], "an event of the stream cannot"),
+        ([plain(500, b'{"message": "\xff"}')], 'HTTP 500: {"message": "\ufffd"}'),
         ([stream(token(), token())], "the stream ended early, after 2 events"),
         ([HEAD, chunk(token()), None], "the connection was closed after 1 events"),
         ([None], "the connection was closed before an answer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -18,11 +19,15 @@ EXTRAS = PROJECT["optional-dependencies"]
 EVERYWHERE = [(machine, python) for machine in lock.MACHINES for python in lock.PYTHONS]
 
 
+required = functools.cache(Requirement)
+"""Each line is asked for on every machine and Python."""
+
+
 def pinned(device: str, extras: list[str], machine: str, python: str) -> dict[str, str]:
     """Versions by name, as this machine would get them; a name must not come twice with two versions."""
     found: dict[str, str] = {}
     for line in setup_packages.pins(device, extras):
-        wanted = Requirement(line)
+        wanted = required(line)
         if wanted.marker is None or wanted.marker.evaluate(lock.environment(machine, python)):
             (specifier,) = wanted.specifier
             version = found.setdefault(canonicalize_name(wanted.name), specifier.version)

@@ -115,7 +115,7 @@ async def test_killed_worker_whose_logs_are_gone_is_replaced(tmp_path: Path) -> 
 
 
 async def test_worker_that_cannot_live_is_given_up_and_tried_again_later(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=2, retry_seconds=0.5)
+    limits = dataclasses.replace(LIMITS, restarts=2, retry_seconds=0.2)
     async with kept(tmp_path, limits) as found:
         other = found.pid("worker-2")
         for life in range(1, 5):

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
+MAX_DIGITS = 20
+"""Of a length: Python refuses to read a number of some thousands."""
 PAUSE_SECONDS = 30.0
 HEADER_SECONDS = 5.0
 BODY_SECONDS = 30.0
@@ -163,6 +165,12 @@ class _Handler(BaseHTTPRequestHandler):
         except BadCommand as exc:
             self.close_connection = True
             self._send_json(exc.status, failure(exc))
+        except OSError:  # the client has gone
+            raise
+        except Exception:
+            logger.exception("a request to the system port failed")
+            self.close_connection = True
+            self._send_json(AdminError.status, failure(AdminError("it failed; the worker's log says why")))
 
     def _respond(self, path: str) -> None:
         admin, pulse = self.server.owner.admin, self.server.owner.pulse
@@ -201,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "Transfer-Encoding" in self.headers:
             raise BadCommand("send the body with a Content-Length")
         lengths = self.headers.get_all("Content-Length", ["0"])
-        if len(lengths) > 1 or not lengths[0].isdecimal():
+        if len(lengths) > 1 or not lengths[0].isdecimal() or len(lengths[0]) > MAX_DIGITS:
             raise BadCommand(f"Content-Length is {', '.join(lengths)[:80]!r}; send one number")
         length = int(lengths[0])
         if length > MAX_BODY_BYTES:
@@ -212,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise BadCommand(f"the body broke off after {len(raw)} of {length} bytes")
         try:
             body = msgspec.json.decode(raw) if raw.strip() else {}
-        except (msgspec.DecodeError, RecursionError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise BadCommand(f"the body is no JSON: {exc}") from None
         if not isinstance(body, dict):
             raise BadCommand("the body must be a JSON object")
@@ -244,6 +252,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard server cannot read is refused as everything else is, and not with its page."""
+        self.close_connection = True
+        refused = {**failure(BadCommand(f"this is no request: {message or code}")), "code": int(code)}
+        self._send_json(code, refused)
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("system port: " + format, *args)  # noqa: G003

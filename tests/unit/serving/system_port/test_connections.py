@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
+from dynamo_vllm.serving.system_port import handler
 from dynamo_vllm.serving.system_port.handler import SystemPort
 from harness.waiting import until
 
@@ -44,7 +45,8 @@ class Server(ThreadingHTTPServer):
 
 
 @pytest.fixture
-async def front() -> AsyncIterator[SystemPort]:
+async def front(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SystemPort]:
+    monkeypatch.setattr(handler, "STOP_SECONDS", 0.01)
     Behind.may_answer.clear()
     behind = Server(("127.0.0.1", 0), Behind)
     threading.Thread(target=behind.serve_forever, args=(0.01,), daemon=True).start()
@@ -85,7 +87,7 @@ def live(port: int, path: str = "/live") -> int | None:
 
 @pytest.mark.parametrize("sent", [b"", LIVE[:10]], ids=["silent", "in the middle of a request"])
 async def test_idle_connections_do_not_keep_a_probe_out(front: SystemPort, sent: bytes) -> None:
-    with connected(front.port, 300, sent):
+    with connected(front.port, 200, sent):  # more than it takes, and fewer than the kernel queues
         answers = [await asyncio.to_thread(live, front.port) for _ in range(5)]
     assert answers == [200] * 5
 
@@ -100,6 +102,7 @@ async def test_oldest_idle_connection_goes_first(front: SystemPort) -> None:
 
 async def test_connection_that_was_used_is_younger_than_a_silent_one(front: SystemPort) -> None:
     with connected(front.port, 2) as (used, silent):
+        assert await asyncio.to_thread(live, front.port) == 200  # so that both before it are taken
         used.sendall(LIVE)
         assert (await asyncio.to_thread(answer, used)).startswith(b"HTTP/1.1 200 ")
         with connected(front.port, 63):

@@ -198,6 +198,7 @@ async def test_one_connection_for_several_requests(behind: tuple[str, int]) -> N
         ("PUT", "/v1/loras", b"{}", 405, "takes GET or POST"),
         ("POST", "/engine/slep", b"{}", 404, "there is no /engine/slep"),
         ("POST", "/engine/sleep", b"{", 400, "the body is no JSON"),
+        ("POST", "/engine/sleep", b'{"level": "\xed\xa0\x80"}', 400, "the body is no JSON"),
         ("POST", "/engine/sleep", b"[]", 400, "must be a JSON object"),
         ("POST", "/engine/sleep", b"x" * (system_port_handler.MAX_BODY_BYTES + 1), 413, "are the most"),
     ],
@@ -210,6 +211,19 @@ async def test_bad_request(
         found, reply, _ = await ask(front, method, path, body)
     assert (found, reply["status"]) == (status, "error") and said in reply["message"]
     assert admin.asked == []
+
+
+async def test_what_nobody_thought_of_is_a_500_and_in_the_log(
+    behind: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Recorder):
+        async def perform(self, name: str, body: object) -> dict[str, Any]:
+            raise ZeroDivisionError("of the inside")
+
+    with opened(behind, Broken()) as front:
+        status, reply, _ = await ask(front, "POST", "/engine/sleep")
+    assert (status, reply["error"]) == (500, "failed") and "inside" not in str(reply)
+    assert "ZeroDivisionError: of the inside" in caplog.text
 
 
 async def test_verbs_wait_for_the_worker(behind: tuple[str, int]) -> None:
@@ -269,8 +283,8 @@ async def test_page_cannot_hide_a_request_in_the_body_of_another(behind: tuple[s
 
 @pytest.mark.parametrize(
     "lengths",
-    [("100",), ("2", "3"), ("-1",), ("+2",), ("1_0",)],
-    ids=["broken off", "two", "negative", "signed", "underscore"],
+    [("100",), ("2", "3"), ("-1",), ("+2",), ("1_0",), ("9" * 5000,)],
+    ids=["broken off", "two", "negative", "signed", "underscore", "more digits than Python reads"],
 )
 async def test_body_of_doubtful_length_does_nothing(
     behind: tuple[str, int], lengths: tuple[str, ...]
@@ -282,6 +296,27 @@ async def test_body_of_doubtful_length_does_nothing(
         answer = await asyncio.to_thread(talk, front.port, f"{head}\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert admin.asked == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"BREW /engine/sleep HTTP/1.1\r\n\r\n", 501),
+        (b"GET /live HTTP/9.9\r\n\r\n", 505),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
+        (b"\x16\x03\x01 \x00\x01\r\n\r\n", 400),
+    ],
+    ids=["method", "version", "path", "headers", "TLS"],
+)
+async def test_what_is_no_request_is_refused_in_the_same_form(
+    behind: tuple[str, int], sent: bytes, status: int
+) -> None:
+    with opened(behind, Recorder()) as front:
+        head, _, body = (await asyncio.to_thread(talk, front.port, sent)).partition(b"\r\n\r\n")
+    reply = json.loads(body or head)
+    assert (reply["status"], reply["error"], reply["code"]) == ("error", "bad_command", status)
+    assert not body or f" {status} ".encode() in head.splitlines()[0]
 
 
 async def test_request_begun_before_the_worker_was_ready_needs_the_token_too(behind: tuple[str, int]) -> None:

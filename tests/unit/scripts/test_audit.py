@@ -1,0 +1,81 @@
+"""The audit of locked packages, over a real index."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import audit
+import pytest
+from audit import Release
+
+BAD = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fixed_in": ["2.0"], "link": "https://osv.dev/PYSEC-1"}
+KNOWN = f"/pypi/{'/'.join(audit.KNOWN_TO_BE_BAD)}/json"
+
+
+class Index(BaseHTTPRequestHandler):
+    """Answers with what `pages` has."""
+
+    pages: dict[str, Any] = {}
+
+    def do_GET(self) -> None:
+        page = self.pages.get(self.path)
+        content = json.dumps({"vulnerabilities": page}).encode()
+        self.send_response(404 if page is None else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    Index.pages = {KNOWN: [BAD]}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_each_advisory_that_stands_is_told(index: str) -> None:
+    Index.pages |= {
+        "/pypi/good/1.0/json": [],
+        "/pypi/bad/1.0/json": [BAD, {**BAD, "id": "PYSEC-2", "withdrawn": "2026-01-01T00:00:00Z"}],
+        "/pypi/open/1.0/json": [{**BAD, "fixed_in": []}],
+    }
+    found = audit.audit(index, [Release(name, "1.0") for name in ("good", "bad", "open", "absent")])
+    assert found == [
+        "bad 1.0: PYSEC-1, CVE-1; fixed in 2.0; https://osv.dev/PYSEC-1",
+        "open 1.0: PYSEC-1, CVE-1; fixed in no release yet; https://osv.dev/PYSEC-1",
+        "absent 1.0: not judged, the index does not have it",
+    ]
+
+
+@pytest.mark.parametrize("page", [None, []])
+def test_index_without_advisories_is_no_good_news(
+    index: str, page: list[Any] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Index.pages = {KNOWN: page}
+    assert audit.main(["--url", index]) == audit.NOT_DONE
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"nothing was audited: what answers as {index} has no")
+    assert said.err.count("\n") == 1
+
+
+def test_index_that_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.main(["--url", "http://127.0.0.1:1"]) == audit.NOT_DONE
+    assert "Connection refused" in capsys.readouterr().err
+
+
+def test_every_lock_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("# made by hand\none==1.0\ntwo==2.0 ; python_version <= '3.11'\n")
+    (tmp_path / "b.txt").write_text("one==1.0\none==1.1 ; python_version >= '3.12'\n")
+    found = [("one", "1.0"), ("one", "1.1"), ("two", "2.0")]
+    assert audit.locked(tmp_path) == [Release(*each) for each in found]
+    assert len(audit.locked(audit.LOCKS)) > 100
