@@ -1,4 +1,4 @@
-"""What the rest of the worker knows of an engine."""
+"""Defines the protocol between a worker and its engine."""
 
 from __future__ import annotations
 

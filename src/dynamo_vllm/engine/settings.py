@@ -1,4 +1,4 @@
-"""What a worker tells its engine, whichever engine it is; no vLLM import."""
+"""Holds what a worker tells its engine, whichever engine it is. Imports no vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two engines can read each other's KV caches: what differs between their terms, in words."""
+"""Says in words what keeps two engines from reading each other's KV caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acts on names: one at a time per name, in the order they were asked for, and to their end."""
+"""Runs tasks one at a time per key, in the order of their submission; a started task always completes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places for work that must not be done all at once, and the time spent on it or on waiting for it."""
+"""Limits how many media jobs run at once and how long one may wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets work in a thread see that its time is over or that nobody waits for it."""
+"""Tells work in a thread that its time is over or that nobody waits for it any more."""
 
 from __future__ import annotations
 

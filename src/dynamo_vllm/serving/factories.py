@@ -1,4 +1,4 @@
-"""From options to the parts of a worker: its engine and settings, its role, its connector, its adapters."""
+"""Makes the parts of a worker from its options: engine, settings, role, connector, adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's folder for sockets and metrics: gone with it, or with the next one when it was killed."""
+"""Keeps a worker's folder for sockets and metrics, and removes it at the end; a killed worker's goes later."""
 
 from __future__ import annotations
 

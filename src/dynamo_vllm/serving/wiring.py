@@ -1,4 +1,4 @@
-"""From a started engine to the parts that serve it: role, registration, life, metrics, admin."""
+"""Wires a started engine to the parts that serve it: role, registration, lifecycle, metrics, admin."""
 
 from __future__ import annotations
 

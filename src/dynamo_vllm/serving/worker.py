@@ -1,4 +1,4 @@
-"""The life of a worker, from its options to its exit code."""
+"""Runs a worker, from its options to its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between our jobs and vLLM-Omni's types."""
+"""Converts between our jobs and vLLM-Omni's types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM-Omni's AsyncOmni behind the Engine protocol: pipelines of text and drawing stages."""
+"""Implements the Engine protocol with vLLM-Omni's AsyncOmni: pipelines of text and drawing stages."""
 
 from __future__ import annotations
 

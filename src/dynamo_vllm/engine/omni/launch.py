@@ -1,4 +1,4 @@
-"""From the user's flags to the arguments of a pipeline of vLLM-Omni."""
+"""Turns the user's flags into the arguments of a vLLM-Omni pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines of our own, beside those that vLLM-Omni brings for its models."""
+"""Defines pipelines of our own, beside those that vLLM-Omni brings for its models."""
 
 from __future__ import annotations
 

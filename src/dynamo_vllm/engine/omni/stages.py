@@ -1,4 +1,4 @@
-"""The stages of a pipeline, from a file of vLLM-Omni 0.30 or translated from an older one; no vLLM import.
+"""Reads the stages of a pipeline from a file of vLLM-Omni 0.30, or translates an older one. Imports no vLLM.
 
 Since 0.30 a file says how a pipeline is deployed (devices, limits, defaults); which stages there are is the
 registered pipeline's business. The older files (`stage_args`) said both.

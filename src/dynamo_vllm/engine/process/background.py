@@ -1,4 +1,4 @@
-"""Blocking work of an engine, off the event loop."""
+"""Runs blocking work of an engine in a thread, off the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's Prometheus series as text, from its processes and from a server of its connector."""
+"""Collects the engine's Prometheus series as text, from its processes and from its connector's server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TCP ports for vLLM, kept from the moment they are chosen until it listens on them.
+"""Reserves TCP ports for vLLM from the moment they are chosen until it listens on them.
 
 A port that was merely found free may be a sibling's or an outgoing connection's before vLLM gets there, which
 is after the model was loaded. A socket that is bound and does not listen keeps it: Linux gives such a port to

@@ -1,4 +1,4 @@
-"""Guides one after another through one judge, which is replaced when it has ended."""
+"""Sends guides one after another to one judge process, and replaces it when it has ended."""
 
 from __future__ import annotations
 

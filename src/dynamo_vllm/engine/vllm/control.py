@@ -1,4 +1,4 @@
-"""What an operator asks of a running vLLM: sleep, caches, adapters, profiles."""
+"""Carries out what an operator asks of a running vLLM: sleep, caches, adapters, profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between our jobs and vLLM's types; pure."""
+"""Converts between our jobs and vLLM's types. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short way out of vLLM: tokens go from the engine's output straight to a job's sink.
+"""Sends tokens from the engine's output straight to a job's sink, past vLLM's own queues.
 
 AsyncLLM gives each request a queue and a task that waits on it, and builds two objects for every token on
 the way. Here vLLM's output handler, which sees the outputs of each engine step together, calls the sinks. All

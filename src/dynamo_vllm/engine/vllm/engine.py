@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM behind the Engine protocol."""
+"""Implements the Engine protocol with vLLM's AsyncLLM."""
 
 from __future__ import annotations
 

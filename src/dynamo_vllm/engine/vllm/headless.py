@@ -1,4 +1,4 @@
-"""Engines of vLLM for a worker on another node: its data-parallel ranks, or its shards of one.
+"""Runs engines of vLLM for a worker on another node: its data-parallel ranks, or its shards of one.
 
 What `vllm serve --headless` does, without taking the process' signals and its main thread.
 """

@@ -1,4 +1,4 @@
-"""What of a vLLM engine must fit another engine's, before one can read the other's KV cache.
+"""Describes what two vLLM engines must have alike, before one can read the other's KV cache.
 
 And which connectors bring a cache that nobody named.
 """

@@ -1,4 +1,4 @@
-"""A shorter way from the engine's socket into the event loop.
+"""Reads the engine core's output socket from the event loop with fewer steps than vLLM.
 
 vLLM waits for its engine on a pyzmq socket for asyncio, which asks the socket for its state four times per
 message, through enumerations: a quarter of what an engine step of 8 requests costs the worker. There is one

@@ -1,4 +1,4 @@
-"""vLLM's parsers of thoughts and tool calls, for text mode: there the frontend parses nothing."""
+"""Parses reasoning and tool calls with vLLM's parsers in text mode, where the frontend parses nothing."""
 
 from __future__ import annotations
 

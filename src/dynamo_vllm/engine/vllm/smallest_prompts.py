@@ -1,4 +1,4 @@
-"""The smallest prompts with media and of vectors that a model takes."""
+"""Makes the smallest prompts with media and with embeddings that a model takes."""
 
 from __future__ import annotations
 

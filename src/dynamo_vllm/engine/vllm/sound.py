@@ -1,4 +1,4 @@
-"""What a model cannot hear, told before vLLM's processor has it."""
+"""Refuses sounds that a model cannot take, before vLLM's processor sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's figures: what the worker hears of them, and a cheaper way to its Prometheus series."""
+"""Hands vLLM's statistics to the worker, and updates its Prometheus series at less cost."""
 
 from __future__ import annotations
 

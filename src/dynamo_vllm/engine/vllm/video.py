@@ -1,4 +1,4 @@
-"""Which frames of a video vLLM would take for a model; asked of vLLM itself."""
+"""Asks vLLM which frames of a video it would take for a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native decoders in a process of their own, which cannot take the worker with it."""
+"""Runs native media decoders in a child process, so that a crash cannot end the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loading an adapter means in this worker: fetch, check, give it to the engine, list it as a model."""
+"""Loads an adapter into this worker: fetches and checks it, gives it to the engine, lists it as a model."""
 
 from __future__ import annotations
 

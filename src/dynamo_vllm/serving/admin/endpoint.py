@@ -1,4 +1,4 @@
-"""Admin verbs over the runtime: one endpoint for all of them, and those that have one of their own."""
+"""Serves admin verbs over the runtime: one endpoint for all of them, and some with one of their own."""
 
 from __future__ import annotations
 

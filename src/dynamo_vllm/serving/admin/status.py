@@ -1,4 +1,4 @@
-"""What the `status` verb answers: where this worker stands and how busy it is."""
+"""Answers the `status` verb: where this worker stands and how busy it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks encode workers over the runtime: in turn, within a time, and never for a client that left."""
+"""Asks encode workers over the runtime: in turn, with a timeout, and never for a client that left."""
 
 from __future__ import annotations
 

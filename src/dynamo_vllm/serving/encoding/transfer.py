@@ -1,4 +1,4 @@
-"""What an encode worker left in its folder, for workers that do not see the folder: copied over NIXL.
+"""Copies encoder output over NIXL to workers that do not see the encode worker's folder.
 
 The asking worker puts the copy into a folder of its own; everything behind that is as with a shared folder.
 """

@@ -1,4 +1,4 @@
-"""The life of a node that runs engines for a worker elsewhere: no endpoint, nothing in discovery."""
+"""Runs a node with engines for a worker elsewhere: it has no endpoint and is not in discovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line between a worker and the nodes that run engines for it: who loses the other ends.
+"""Keeps a TCP connection between a worker and its headless nodes; either side exits when it breaks.
 
 vLLM 0.30 does not notice that a process on another node is gone. The worker's requests would hang, and the
 engines of a lost worker would keep their GPUs and never find a new one. So each node holds a connection to

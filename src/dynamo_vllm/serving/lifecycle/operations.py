@@ -1,4 +1,4 @@
-"""What an operator has the engine do, each within its time: one that hangs must not keep the worker."""
+"""Runs operator requests on the engine, each with a timeout: one that hangs must not keep the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process is asked to end."""
+"""Handles the signals that ask a process to end, and closes its engine within a time."""
 
 from __future__ import annotations
 

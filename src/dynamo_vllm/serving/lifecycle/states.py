@@ -1,4 +1,4 @@
-"""The states of a worker, and the ways between them."""
+"""Holds the state of a worker and makes the transitions between states, one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's figures: load for the router, and for operators; `series` shows them to Prometheus."""
+"""Counts the worker's load for the router and for operators; `series` shows it to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's own series in Prometheus' text format."""
+"""Writes the worker's own series in Prometheus' text format."""
 
 from __future__ import annotations
 

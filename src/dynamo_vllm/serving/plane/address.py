@@ -1,4 +1,4 @@
-"""The address by which other machines reach this one, where nobody has said it."""
+"""Finds the address by which other machines reach this one, where nobody has named it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's place in discovery: its model card and its endpoint."""
+"""Puts a worker's model card and endpoint into discovery, and takes them out again."""
 
 from __future__ import annotations
 

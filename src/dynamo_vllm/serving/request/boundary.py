@@ -1,4 +1,4 @@
-"""Where our errors become the runtime's, once."""
+"""Maps our errors to the runtime's, in one place."""
 
 from __future__ import annotations
 

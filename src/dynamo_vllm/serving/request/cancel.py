@@ -1,4 +1,4 @@
-"""The jobs in flight: how a client that leaves, or a worker that must, ends them."""
+"""Tracks the jobs in flight, and aborts them when a client leaves or the worker must end."""
 
 from __future__ import annotations
 

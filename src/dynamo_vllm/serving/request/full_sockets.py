@@ -1,4 +1,4 @@
-"""Which of this process's connections take nothing more, as the kernel has it."""
+"""Asks the kernel which connections of this process have full send buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one loop every request goes through."""
+"""Handles every request: parse, prepare, generate, encode, send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask for verbs on the system port."""
+"""Decides who may call verbs on the system port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes to verbs on the system port."""
+"""Maps HTTP routes of the system port to verbs."""
 
 from __future__ import annotations
 

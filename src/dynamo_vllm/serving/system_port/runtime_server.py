@@ -1,4 +1,4 @@
-"""The runtime's own server, which stands behind the system port."""
+"""Passes requests on to the runtime's own server, which stands behind the system port."""
 
 from __future__ import annotations
 

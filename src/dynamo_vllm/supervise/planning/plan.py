@@ -1,4 +1,4 @@
-"""From a topology to the processes `serve` starts. Pure: nothing is opened, started or made here."""
+"""Turns a topology into the processes that `serve` starts. Pure: nothing is opened, started or made here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One running process: its group, its log, and the status lines it writes."""
+"""Runs one process: its group, its log, and the status lines it writes."""
 
 from __future__ import annotations
 

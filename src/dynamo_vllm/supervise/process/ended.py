@@ -1,4 +1,4 @@
-"""One life of a process, when it is over, in words for a person."""
+"""Describes for a person how a process ended."""
 
 from __future__ import annotations
 
