@@ -40,7 +40,11 @@ def listeners(pids: Collection[int]) -> list[Listener]:
         for family in (socket.AF_INET, socket.AF_INET6)
         for row in _table(family, namespace)
     ]
-    return [Listener(owners[inode], *rest) for inode, *rest in found if inode in owners]
+    return [
+        Listener(owners[inode], address, port, device)
+        for inode, address, port, device in found
+        if inode in owners
+    ]
 
 
 def _network(pid: int) -> str:
@@ -80,7 +84,7 @@ def _table(family: int, pid: int) -> list[tuple[int, str, int, int]]:
     """Inode, address, port and device of every socket that listens, in the network of a process."""
     request = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 0, 0, _LISTEN)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG, _DUMP_REQUEST, 1, 0)
-    found = []
+    found: list[tuple[int, str, int, int]] = []
     with _kernel(pid) as kernel:
         kernel.send(header + request)
         while True:
