@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -131,14 +132,15 @@ def starvation(run: Run) -> Seen:
         slow = [pool.submit(ask, url, fresh(run, 300 + 100 * which, which)) for which in range(SLOW)]
         waits = honest_until(run, url, slow)
         took = time.monotonic() - began
-        for one in slow:
-            assert_refused(one.result())
+        statuses = Counter(one.result().status_code for one in slow)
         others.go_on(1)
+    assert set(statuses) <= {400, 503}, f"slow ones get {dict(statuses)}"
     assert waits, "no small schema was answered meanwhile"
     assert pids(serving) == before, "the worker was replaced"
     return Seen(
         max(waits),
-        f"{SLOW} slow ones refused within {took:.1f} s; {len(waits)} of {len(waits)} new small ones answered "
+        f"{statuses[400]} slow ones refused, {statuses[503]} not judged in time (503), within {took:.1f} s; "
+        f"{len(waits)} of {len(waits)} new small ones answered "
         f"meanwhile, slowest {max(waits):.2f} s; {others.total} plain answers right",
     )
 

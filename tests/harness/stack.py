@@ -276,6 +276,15 @@ class Stack:
     def models(self) -> list[str]:
         return [model["id"] for model in self.get("/v1/models").json()["data"]]
 
+    def pids(self) -> list[int]:
+        """Of every process, and of all below them."""
+        found = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was ended
+                root = psutil.Process(process.pid)
+                found += [root.pid, *(child.pid for child in root.children(recursive=True))]
+        return found
+
     def stop(self) -> None:
         if "openai" in self.__dict__:  # somebody asked with it
             self.openai.close()

@@ -89,7 +89,7 @@ class _KeptHere:
             except OSError as exc:
                 logger.warning("what this process publishes may be read from other machines: %s", exc)
                 return
-            # Half a percent of one core; not by the clock, for while an engine starts a look may wait for long.
+            # Half a percent of one core; not by the clock, as a look waits for long while an engine starts.
             pause = max(LOOK_SECONDS, (time.thread_time() - began) * 200)
 
     def look(self) -> None:
