@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e bare deploy
 
-.PHONY: help venv venv-dev serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers demo-models lock audit clean distclean
+.PHONY: help venv venv-dev serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers faults demo-models lock audit clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make docs                      write the generated docs and build the site into build/site"
 	@echo "make docs-serve ARGS=8001      the same, and show it at http://127.0.0.1:8001"
 	@echo "make bench-peers ARGS='…'      ours beside vllm serve, upstream and others; ARGS=--help lists the options"
+	@echo "make faults RUNS=3 ONLY=…      attacks on a running serve, so often each; a table, and exit code 1 where one did harm"
 	@echo "make demo-models ARGS='…'      train the demo models into build/demo, on one GPU (ARGS=--smoke: in little)"
 	@echo "make lock ARGS=--upgrade       write requirements/ anew, for pyproject.toml and with the newest versions"
 	@echo "make audit                     which locked packages have known vulnerabilities, as PyPI knows them; needs PyPI itself"
@@ -80,6 +81,9 @@ docs-serve: venv
 
 bench-peers: venv
 	@$(BIN)/python scripts/peers $(ARGS)
+
+faults: venv-dev
+	@$(BIN)/python scripts/faults $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 demo-models: venv
 	@$(BIN)/python scripts/demo all --out build/demo $(ARGS)

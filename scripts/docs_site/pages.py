@@ -45,6 +45,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/observability.md": "Metrics, alerts, traces",
         "docs/errors.md": "Errors and exit codes",
         "docs/security.md": "Security",
+        "docs/faults.md": "Attacks and faults, measured",
     },
     "Reference": {
         "docs/cli.md": "Command line",

@@ -45,8 +45,7 @@ def test_repeats_go_to_the_warm_rank_and_answers_are_those_of_one_engine(
 def test_events_of_ranks_are_for_this_machine_only(two_ranks: Stack) -> None:
     """vLLM's KV events hold the token ids of prompts."""
     ask(two_ranks, 77)
-    pids = _pids(two_ranks)
-    until("loopback only", lambda: listening.for_other_machines(pids) == [])
+    until("loopback only", lambda: listening.for_other_machines(two_ranks.pids()) == [])
 
 
 def test_named_port_of_events_is_for_this_machine_only(warm: Zygote, model: Path, tmp_path: Path) -> None:
@@ -57,14 +56,8 @@ def test_named_port_of_events_is_for_this_machine_only(warm: Zygote, model: Path
         made.wait_ready(120)
         first, again = ask(made, 1), ask(made, 1)
         assert first.choices[0].text == again.choices[0].text
-        until("loopback only", lambda: listening.for_other_machines(_pids(made)) == [])
-        assert port in {one.port for one in listening.listeners(_pids(made))}
-
-
-def _pids(made: Stack) -> list[int]:
-    found = [psutil.Process(process.pid) for process in made.processes]
-    below = [child for process in found for child in process.children(recursive=True)]
-    return [process.pid for process in [*found, *below]]
+        until("loopback only", lambda: listening.for_other_machines(made.pids()) == [])
+        assert port in {one.port for one in listening.listeners(made.pids())}
 
 
 def test_figures_of_each_rank(two_ranks: Stack, one_worker: Stack) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from cpu.pairs import NIXL, ROUNDS, Pairs, pairs, prompt, prompts
+from harness import listening
 from harness.stack import Stack
 from harness.waiting import Promptness, until
 from harness.warm import Zygote
@@ -44,6 +45,11 @@ def assert_equal_and_nothing_computed_twice(made: Pairs, alone: Stack, every: li
 
 def test_answers_equal_one_engine_and_nothing_is_computed_twice(pair: Pairs, one_worker: Stack) -> None:
     assert_equal_and_nothing_computed_twice(pair, one_worker, prompts(24, 1500))
+
+
+def test_prefill_and_decode_listen_for_this_machine_only(pair: Pairs) -> None:
+    ask(pair.stack, prompts(1, 100)[0])
+    until("loopback only", lambda: listening.for_other_machines(pair.stack.pids()) == [])
 
 
 def test_several_choices_and_logprobs_equal_one_engine(pair: Pairs, one_worker: Stack) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import LONG_TEXT, TEXT, Parts, ask, body, cases, image, picture
+from harness import listening
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
@@ -236,6 +237,11 @@ def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
         assert told == dict.fromkeys(told, told[ALONE]), case
         assert told[ALONE][0] == 400 and words in told[ALONE][1]
     assert {way: split.workers[way].metric(lost) for way in SPLIT} == before
+
+
+@once
+def test_encode_prefill_and_decode_listen_for_this_machine_only(split: Split) -> None:
+    until("loopback only", lambda: listening.for_other_machines(split.stack.pids()) == [])
 
 
 @once

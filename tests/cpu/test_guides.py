@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from cpu.streams import Load
+from harness.misbehaving import some_of
 from harness.stack import Stack, stack, survivors
 from harness.waiting import until
 from harness.warm import WARMED, Zygote
@@ -27,11 +28,6 @@ def guarded(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory)
         made.start_frontend()
         warm.start_worker(made, model, "--guide-seconds", SECONDS, env=WARMED)
         yield made.wait_ready(120)
-
-
-def some_of(k: int) -> dict[str, Any]:
-    properties = {f"p{i}": {"type": "integer"} for i in range(k)}
-    return {"type": "object", "properties": properties, "minProperties": k // 4, "maxProperties": k // 2}
 
 
 def ask(made: Stack, schema: dict[str, Any], seconds: float = 100) -> httpx.Response:

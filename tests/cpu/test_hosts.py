@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,9 @@ import openai
 import pytest
 
 from cpu.pairs import NIXL, prompt, prompts
+from harness import listening
 from harness.hosts import Host, Hosts, hosts, refusal
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker, free_port, stack
 from harness.waiting import until
 from harness.warm import Zygote
 
@@ -47,6 +49,33 @@ def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         )
         made.wait_ready(120).wait_over_two()
         yield Pair(places, made, prefill, decode)
+
+
+def test_nodes_listen_where_the_docs_say(warm: Zygote, model: Path, tmp_path: Path) -> None:
+    """One worker over two hosts: for everybody only what docs/security.md names, the rest at one address."""
+    with hosts("a", "b") as places, stack(tmp_path) as made:
+        leader, card_port = places["a"], free_port()
+        flags = ("--data-parallel-size", "2", "--data-parallel-size-local", "1", "--admin-token", "hush")
+        at = ("--data-parallel-address", leader.address, "--data-parallel-rpc-port", "29000")
+        made.start_frontend("--host", leader.address, host=leader)
+        headless = ("--headless", "--data-parallel-start-rank", "1")
+        node = warm.start_node(made, model, *flags, *at, *headless, host=places["b"])
+        worker = warm.start_worker(made, model, *flags, *at, "--card-port", str(card_port), host=leader)
+        made.wait_ready(120)
+        until("a ready node", node.is_ready)
+        assert text(made, prompt(100)) is not None
+        found = listening.for_other_machines(made.pids())
+        everywhere = {one.port for one in found if one.address in ("0.0.0.0", "::")}
+        assert everywhere == {worker.system_port, node.system_port, card_port, *event_ports(tmp_path)}
+        assert {one.address for one in found if one.port not in everywhere} == {leader.address}
+
+
+def event_ports(folder: Path) -> set[int]:
+    """Of the event plane, as discovery tells them."""
+    entries = [entry.read_text() for entry in (folder / "discovery").rglob("*") if entry.is_file()]
+    found = {int(port) for entry in entries for port in re.findall(r'"endpoint":"tcp://[^"]*:(\d+)"', entry)}
+    assert found
+    return found
 
 
 def text(made: Stack, words: list[int], max_tokens: int = 16) -> str | None:

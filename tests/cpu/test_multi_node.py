@@ -15,6 +15,7 @@ import pytest
 from cpu.ranks import ask, assert_repeats_hit, core, texts
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import workload
+from harness import listening
 from harness.stack import Stack, Worker, free_port, stack, survivors
 from harness.waiting import until
 from harness.warm import Zygote
@@ -91,6 +92,7 @@ def test_ranks_on_two_nodes_are_routed_to_and_answer_like_one_engine(
     assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
     assert len(two_ranks.stack.instances()) == 1, "the headless node is not in discovery"
     assert "serving no endpoint; engines of rank 1" in two_ranks.other.log.read_text()
+    until("loopback only", lambda: listening.for_other_machines(two_ranks.stack.pids()) == [])
 
 
 def exported_flags(rank: int, port: int) -> list[str]:

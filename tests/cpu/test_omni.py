@@ -25,6 +25,7 @@ import pytest
 from demo.image.measure import look
 from demo.image.scenes import COLOURS
 
+from harness import listening
 from harness.bad_pictures import BAD_PICTURES
 from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack, survivors
 from harness.waiting import Promptness, until
@@ -176,6 +177,11 @@ def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:
     )
     deltas = [chunk.choices[0].delta.content for chunk in stream if chunk.choices]
     assert len([text for text in deltas if text]) > 3
+
+
+def test_a_pipeline_listens_for_this_machine_only(omni: Stack, painter: Worker) -> None:
+    pictures(draw(omni))
+    until("loopback only", lambda: listening.for_other_machines(omni.pids()) == [])
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def main(spec: str, command: Sequence[str]) -> None:
         os.setgroups([])
         os.setresgid(machine.uid, machine.uid, machine.uid)
         os.setresuid(machine.uid, machine.uid, machine.uid)
-    os.execve(command[0], command, machine.env)
+    os.execve(command[0], [*command], machine.env)
 
 
 def mount_all(machine: Machine) -> None:

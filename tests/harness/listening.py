@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ipaddress
 import os
 import socket
 import struct
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 _SOCK_DIAG, _DONE, _DUMP_REQUEST, _LISTEN = 20, 3, 0x301, 1 << 10
@@ -30,10 +32,25 @@ class Listener:
 
 
 def listeners(pids: Collection[int]) -> list[Listener]:
-    """Of these processes, TCP over IPv4 and IPv6."""
+    """Of these processes, TCP over IPv4 and IPv6, on whichever host they are."""
     owners = {inode: pid for pid in pids for inode in _sockets(pid)}
-    found = [*_table(socket.AF_INET), *_table(socket.AF_INET6)]
-    return [Listener(owners[inode], *rest) for inode, *rest in found if inode in owners]
+    found = [
+        row
+        for namespace in {_network(pid): pid for pid in pids}.values()
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for row in _table(family, namespace)
+    ]
+    return [
+        Listener(owners[inode], address, port, device)
+        for inode, address, port, device in found
+        if inode in owners
+    ]
+
+
+def _network(pid: int) -> str:
+    with contextlib.suppress(OSError):  # it has ended since
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return os.readlink("/proc/self/ns/net")
 
 
 def _sockets(pid: int) -> set[int]:
@@ -47,12 +64,28 @@ def _sockets(pid: int) -> set[int]:
     return found
 
 
-def _table(family: int) -> list[tuple[int, str, int, int]]:
-    """Inode, address, port and device of every socket that listens."""
+def _kernel(pid: int) -> socket.socket:
+    """Asks the kernel about the network in which a process is."""
+    if _network(pid) == os.readlink("/proc/self/ns/net"):
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+
+    def ask() -> socket.socket:
+        # For this thread alone; a socket stays where it was made.
+        with open(f"/proc/{pid}/ns/net", "rb") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
+
+
+def _table(family: int, pid: int) -> list[tuple[int, str, int, int]]:
+    """Inode, address, port and device of every socket that listens, in the network of a process."""
     request = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 0, 0, _LISTEN)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG, _DUMP_REQUEST, 1, 0)
-    found = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:
+    found: list[tuple[int, str, int, int]] = []
+    with _kernel(pid) as kernel:
         kernel.send(header + request)
         while True:
             data = kernel.recv(1 << 20)

@@ -223,7 +223,7 @@ class Stack:
     def wait_ready(self, seconds: float = 60.0) -> Stack:
         """Every worker and the frontend say ready."""
         for worker in self.workers:
-            until(f"{worker.log.name} ready", lambda w=worker: self._alive(w) and w.is_ready(), seconds)
+            until(f"{worker.log.name} ready", functools.partial(self._is_ready, worker), seconds)
         until("frontend ready", lambda: self.get("/health").status_code == 200, seconds)
         until("all workers seen", lambda: len(self.instances()) == len(self.workers), seconds)
         return self
@@ -245,6 +245,9 @@ class Stack:
 
         until(f"prefill workers of {model} in use", answered, seconds)
         return self
+
+    def _is_ready(self, worker: Worker) -> bool:
+        return self._alive(worker) and worker.is_ready()
 
     def _alive(self, worker: Worker) -> bool:
         if worker.process.poll() is not None:
@@ -272,6 +275,15 @@ class Stack:
 
     def models(self) -> list[str]:
         return [model["id"] for model in self.get("/v1/models").json()["data"]]
+
+    def pids(self) -> list[int]:
+        """Of every process, and of all below them."""
+        found = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was ended
+                root = psutil.Process(process.pid)
+                found += [root.pid, *(child.pid for child in root.children(recursive=True))]
+        return found
 
     def stop(self) -> None:
         if "openai" in self.__dict__:  # somebody asked with it

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from dynamo_vllm.serving.request.egress import CHUNKS
-from harness.stack import TESTS, Stack, environment
+from harness.misbehaving import stalled
+from harness.served import served
+from harness.stack import TESTS, Stack, environment, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
 OTHER = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 200}
-
-
-@contextlib.contextmanager
-def stalled(deployment: Stack, **more: object) -> Iterator[None]:
-    """A client that asks for a long answer and does not read it."""
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "count"}],
-        "max_tokens": 500_000,
-        "stream": True,
-        "logprobs": True,
-        "top_logprobs": 20,
-        **more,
-    }
-    content = json.dumps(body).encode()
-    head = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(60)
-        client.connect((deployment.address, deployment.port))
-        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + content)
-        assert b" 200 " in client.recv(100)
-        yield
 
 
 def test_client_that_does_not_read_is_left_and_nobody_waits_for_it(
@@ -76,6 +53,33 @@ def test_worker_drains_while_clients_do_not_read(deployment: Stack, start_fake: 
         assert deployment.post("/v1/completions", OTHER).status_code == 200
         worker.signal(signal.SIGTERM)
         assert worker.process.wait(90) == 0
+
+
+def test_frontend_ends_while_clients_do_not_read(tmp_path: Path, model: Path) -> None:
+    with stack(tmp_path) as made:
+        frontend = made.start_frontend("--drain-seconds", "1")
+        described = json.dumps({"vocab_size": 1000, "context_length": 1 << 20})
+        names = ("--model", str(model), "--served-model-name", "tiny")
+        made.start_worker(*names, "--engine", "fake", "--fake-engine", described)
+        made.wait_ready()
+        with stalled(made):
+            os.kill(frontend.pid, signal.SIGTERM)
+            assert frontend.wait(60) == 0
+
+
+def test_serve_ends_while_clients_do_not_read(tmp_path: Path, model: Path) -> None:
+    """Each process leaves by itself: one that is killed delivers nothing to the others any more."""
+    described = json.dumps({"vocab_size": 1000, "context_length": 1 << 20})
+    names = ("--model", str(model), "--served-model-name", "tiny")
+    engine = ("--engine", "fake", "--fake-engine", described)
+    with served(tmp_path, *names, *engine, "--drain-seconds", "1", "--unread-mb", "1000") as serving:
+        (worker,) = [process for process in serving.below() if "worker" in process.cmdline()]
+        before = worker.num_threads()
+        with stalled(serving.stack), stalled(serving.stack):
+            until("a thread for each of them", lambda: worker.num_threads() >= before + 3, 200)
+            serving.process.terminate()
+            assert serving.process.wait(120) == 0
+    assert "killed" not in serving.output.read_text()
 
 
 def test_runtime_has_places_for_what_is_sent_between_two_looks(tmp_path: Path) -> None:

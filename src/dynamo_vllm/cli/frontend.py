@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PROG = "dynamo-vllm frontend"
 DESCRIPTION = "Serve the OpenAI API and route requests to the workers of a deployment."
 LISTEN_SECONDS = 30.0
+CLOSE_SECONDS = 2.0
+"""After the drain. The runtime's server (1.6.1) would wait for clients that do not read, for ever."""
 LEASE_SECONDS = 120
 """Nobody is sent to a frontend, so nobody waits for its lease to end; without etcd it lives half as long."""
 _ROUTER_MODES = {
@@ -90,6 +92,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     engine = await make_engine(drt, entrypoint(options))
     loop = asyncio.get_running_loop()
     asked: list[int] = []
+    ended = asyncio.Event()
 
     def leave(number: int) -> None:
         """The first signal lets open requests finish, the second ends at once."""
@@ -100,6 +103,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
         asked.append(number)
         keeping.cancel()  # before the lease is given back
         drt.shutdown()
+        loop.call_later(options.drain_seconds + CLOSE_SECONDS, ended.set)
 
     for number in end_signals():
         loop.add_signal_handler(number, leave, number)
@@ -110,8 +114,11 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
         scheme = "https" if options.tls_cert_path else "http"
         progress.phase("ready", url=f"{scheme}://{options.host}:{options.port}")
         async with proxy.run():
-            with contextlib.suppress(asyncio.CancelledError):
-                await server
+            await asyncio.wait(
+                {server, asyncio.ensure_future(ended.wait())}, return_when=asyncio.FIRST_COMPLETED
+            )
+        if server.done() and not server.cancelled():
+            server.result()
     return 0
 
 

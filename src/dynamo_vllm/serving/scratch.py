@@ -1,4 +1,4 @@
-"""Keeps a worker's folder for sockets and metrics, and removes it at the end; a killed worker's goes later."""
+"""Keeps a worker's folder for sockets and metrics, removes it at the end, and those of killed workers."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from dynamo_vllm.serving.wiring import Assembled
 
 logger = logging.getLogger(__name__)
-SHUTDOWN_SECONDS = 15.0
+SHUTDOWN_SECONDS = 5.0
+"""After the drain, for the runtime's last words: it waits for clients that do not read. Less than what
+`serve` and Kubernetes give a worker beside its drain, for its engine has to end too."""
 
 
 def refuse(options: WorkerOptions) -> None:

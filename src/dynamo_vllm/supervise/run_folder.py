@@ -148,7 +148,8 @@ class RunFolder:
 
     def _noted(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._note.read_text())
+            with open(private.opened(self._note, os.O_RDONLY, of_anyone=True)) as note:
+                found = json.load(note)
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -8,17 +8,21 @@ draws much worse for it. And it writes every prompt and every step into the log.
 
 To a drawing stage that died beside others the worker says goodbye, and waits for good until somebody listens;
 every job on its way waits with it, and the worker's end too.
+
+The store where the processes of a drawing stage meet is at localhost; torch lets it listen on every address.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import socket
 from typing import Any
 
 _ADAPTER = "vllm_omni.diffusion.models.diffusers_adapter.pipeline_diffusers_adapter"
 _CALLBACK = "callback_on_step_end"
 _GUIDANCE = "guidance_scale"
+_LOOPBACK = "127.0.0.1"
 
 
 def mend() -> None:
@@ -47,6 +51,7 @@ def mend() -> None:
     adapter._build_call_kwargs = mended
     adapter.supports_request_cancellation = True
     _mend_goodbye()
+    mend_store()
 
 
 def _mend_goodbye() -> None:
@@ -59,3 +64,30 @@ def _mend_goodbye() -> None:
         shutdown(self)
 
     StageDiffusionClient.shutdown = mended
+
+
+def mend_store() -> None:
+    """Torch's server of a store is told a host, and listens on that only where it is given the socket."""
+    from torch.distributed import TCPStore
+
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # a function has this name too
+    create = rendezvous._create_c10d_store
+
+    def mended(
+        hostname: str, port: int, rank: int, world_size: int, timeout: Any, use_libuv: bool = True
+    ) -> Any:
+        if rank != 0 or hostname not in ("localhost", _LOOPBACK):
+            return create(hostname, port, rank, world_size, timeout, use_libuv)
+        with socket.create_server((_LOOPBACK, port)) as listener:
+            return TCPStore(
+                host_name=_LOOPBACK,
+                port=listener.getsockname()[1],
+                world_size=world_size,
+                is_master=True,
+                timeout=timeout,
+                multi_tenant=True,
+                use_libuv=use_libuv,
+                master_listen_fd=listener.detach(),
+            )
+
+    rendezvous._create_c10d_store = mended

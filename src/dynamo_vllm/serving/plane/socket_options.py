@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 _FOLDER = "/proc/self/fd"
+_NETWORK = (socket.AF_INET, socket.AF_INET6)
 
 KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 4))
 """Given up after 17 seconds without a sign of life: a link that is cut for ten loses nothing."""
@@ -76,31 +77,47 @@ def kept_here(bind_host: str | None, elsewhere: Collection[int | None]) -> Itera
 class _KeptHere:
     def __init__(self, elsewhere: set[int]) -> None:
         self._elsewhere = elsewhere
-        self._seen: set[str] = set()
-        """Sockets that were looked at, as /proc calls them."""
+        self._settled: set[str] = set()
+        """Sockets that listen no more than they do now, as /proc calls them."""
 
     def run(self, stop: threading.Event) -> None:
         pause = LOOK_SECONDS
         while not stop.wait(pause):
-            began = time.monotonic()
+            began = time.thread_time()
             try:
                 self.look()
             except OSError as exc:
                 logger.warning("what this process publishes may be read from other machines: %s", exc)
                 return
-            pause = max(LOOK_SECONDS, (time.monotonic() - began) * 200)  # half a percent of one core at most
+            # Half a percent of one core; not by the clock, as a look waits for long while an engine starts.
+            pause = max(LOOK_SECONDS, (time.thread_time() - began) * 200)
 
     def look(self) -> None:
         open_now = {}
         for name in _descriptors():
             with contextlib.suppress(OSError):  # closed in the meantime
-                open_now[os.readlink(f"{_FOLDER}/{name}")] = name
-        fresh = [name for target, name in open_now.items() if target not in self._seen]
-        self._seen = set(open_now)
-        for found in _listeners(fresh):
+                if (target := os.readlink(f"{_FOLDER}/{name}")).startswith("socket:"):
+                    open_now[target] = name
+        self._settled &= set(open_now)
+        for target in open_now.keys() - self._settled:
+            with contextlib.suppress(_Closed), _duplicate(open_now[target]) as found:
+                if self._keep(found):
+                    self._settled.add(target)
+
+    def _keep(self, found: socket.socket) -> bool:
+        """Whether it need not be looked at again: a socket listens some time after it was made."""
+        if _listens(found):
             address, port = found.getsockname()[:2]
             if ipaddress.ip_address(address).is_unspecified and port not in self._elsewhere:
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+            return True
+        if found.family not in _NETWORK or found.type != socket.SOCK_STREAM:
+            return True
+        try:
+            found.getpeername()
+        except OSError:  # not connected
+            return False
+        return True
 
 
 def _descriptors() -> list[str]:
@@ -110,19 +127,31 @@ def _descriptors() -> list[str]:
         return []
 
 
-def _listeners(names: Iterable[str] | None = None) -> Iterator[socket.socket]:
-    """TCP sockets that listen, as duplicates which are closed again; all, or those of some descriptors."""
-    for name in _descriptors() if names is None else names:
-        with contextlib.suppress(OSError):  # closed in the meantime, or no socket of the network
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as found:
-                if _listens(found):
-                    yield found
+def _listeners() -> Iterator[socket.socket]:
+    """TCP sockets that listen, as duplicates which are closed again."""
+    for name in _descriptors():
+        with contextlib.suppress(_Closed), _duplicate(name) as found:
+            if _listens(found):
+                yield found
+
+
+class _Closed(Exception):
+    """The descriptor is closed in the meantime, or no socket."""
+
+
+@contextlib.contextmanager
+def _duplicate(name: str) -> Iterator[socket.socket]:
+    try:
+        if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            raise _Closed
+        found = socket.socket(fileno=os.dup(int(name)))
+    except OSError:
+        raise _Closed from None
+    with found:
+        yield found
 
 
 def _listens(found: socket.socket) -> bool:
     with contextlib.suppress(OSError):
-        is_of_the_network = found.family in (socket.AF_INET, socket.AF_INET6)
-        return is_of_the_network and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        return found.family in _NETWORK and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     return False

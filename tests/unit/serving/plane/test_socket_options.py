@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 
 import pytest
 
@@ -53,6 +54,37 @@ def test_what_listens_everywhere_is_for_this_machine_only() -> None:
         assert found.is_for_this_machine
         with accepted_from(server) as accepted:
             assert accepted.getsockname()[0] == "127.0.0.1"
+
+
+def test_socket_that_does_not_listen_yet_is_looked_at_again() -> None:
+    """Between two looks the runtime makes a socket; it may listen only after the second."""
+    keeping = socket_options._KeptHere(set())
+    with socket.socket() as server:
+        keeping.look()
+        server.bind(("0.0.0.0", 0))
+        keeping.look()
+        server.listen()
+        keeping.look()
+        assert device(server) == b"lo"
+
+
+def test_look_that_had_to_wait_for_the_processor_is_followed_by_the_next_one() -> None:
+    """As while an engine starts: what it takes is counted, not how long it takes."""
+    looks: list[float] = []
+
+    class Waiting(socket_options._KeptHere):
+        def look(self) -> None:
+            looks.append(time.monotonic())
+            time.sleep(0.5)  # what another thread of this process does to it
+
+    stop = threading.Event()
+    keeping = threading.Thread(target=Waiting(set()).run, args=(stop,))
+    keeping.start()
+    try:
+        until("three looks", lambda: len(looks) >= 3, 30)
+    finally:
+        stop.set()
+        keeping.join()
 
 
 def test_port_that_is_meant_for_others_stays_so() -> None:
