@@ -13,8 +13,7 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-from dynamo_vllm.config import build
-from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config import worker_plan
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
@@ -140,8 +139,8 @@ def test_environment_has_what_a_connector_needs_and_what_the_user_set(
 
 
 def settings_of(*argv: str, scratch: str = "/scratch", **environment: str) -> EngineSettings:
-    options, rest = build.parse(WorkerOptions, ["--model", "m", *argv], environment, "prog", "about")
-    return factories.engine_settings(options, rest, environment, scratch)
+    plan = worker_plan.parse(["--model", "m", *argv], environment)
+    return factories.engine_settings(plan, environment, scratch)
 
 
 def test_worker_gives_its_engine_a_folder_for_shared_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ from vllm.v1.metrics.stats import IterationStats, RequestStateStats, SchedulerSt
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from dynamo_vllm.config import build
+from dynamo_vllm.config import build, worker_plan
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import machine
@@ -374,10 +374,8 @@ def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None
     asked = EngineSettings(model=settings.model, takes_embeds=True)
     assert vllm_arguments.resolve(asked).args.enable_prompt_embeds is True
     assert vllm_arguments.resolve(settings).args.enable_prompt_embeds is False
-    options, rest = build.parse(
-        WorkerOptions, ["--model", "m", "--enable-prompt-embeds"], {}, "prog", "about"
-    )
-    assert engine_settings(options, rest, {}, "/tmp").takes_embeds
+    plan = worker_plan.parse(["--model", "m", "--enable-prompt-embeds"], {})
+    assert engine_settings(plan, {}, "/tmp").takes_embeds
 
 
 def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:

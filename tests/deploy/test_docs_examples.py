@@ -26,9 +26,8 @@ from generate import docs
 from dynamo_vllm.cli import admin, bench, check, client, serve, status
 from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.main import ADMIN, COMMANDS
-from dynamo_vllm.config import build, checks
-from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
-from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.config import build, checks, worker_plan
+from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.planning import demos, plan
 
@@ -151,8 +150,7 @@ def read_serve(argv: list[str], folder: Path) -> None:
 
 
 def read_worker(argv: list[str], folder: Path) -> None:
-    options, engine_argv = build.parse(WorkerOptions, argv, {}, "worker", "")
-    checks.check_worker(options, engine_argv)
+    checks.check_worker(worker_plan.parse(argv, {}))
 
 
 def read_frontend(argv: list[str], folder: Path) -> None:
@@ -166,8 +164,7 @@ def read_check(argv: list[str], folder: Path) -> None:
     if options.live is not None:
         refuse(build.parse(check.LiveOptions, rest, {}, "check", "")[1])
         return
-    worker, engine_argv = build.parse(WorkerOptions, rest, {}, "check", "")
-    for problem in check.refusals(worker, engine_flags(engine_argv)):
+    for problem in check.refusals(worker_plan.parse(rest, {})):
         raise ConfigError(problem)
 
 

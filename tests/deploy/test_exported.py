@@ -12,10 +12,8 @@ import yaml
 from generate import manifests
 
 from deploy import manifests as read
-from dynamo_vllm.config import build, checks
+from dynamo_vllm.config import build, checks, worker_plan
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
-from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.config.rules.ranks import node_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +46,9 @@ def parse(argv: Sequence[str], env: dict[str, str]) -> None:
         assert front.host == "0.0.0.0"
     else:
         assert argv[0] == "worker"
-        worker, engine = build.parse(WorkerOptions, argv[1:], env, "prog", "")
-        checks.check_worker(worker, engine, elsewhere=True)
+        plan = worker_plan.parse(argv[1:], env)
+        checks.check_worker(plan, elsewhere=True)
+        worker = plan.options
         assert worker.system_port == 9090
         assert worker.discovery_backend in ("kubernetes", "etcd")
 
@@ -191,10 +190,10 @@ def test_nodes_of_one_worker_share_its_ranks_out() -> None:
     for rank in ("0", "1"):
         env = read.environment(container, NODE_RANK=rank, POD_NAMESPACE="models")
         argv = read.arguments(container, env)
-        worker, engine = build.parse(WorkerOptions, argv[1:], env, "prog", "")
-        checks.check_worker(worker, engine, elsewhere=True)
-        nodes.append(node_of(worker, engine_flags(engine)))
-        peers.add(worker.node_peers)
+        plan = worker_plan.parse(argv[1:], env)
+        checks.check_worker(plan, elsewhere=True)
+        nodes.append(plan.node)
+        peers.add(plan.options.node_peers)
     assert [node.is_headless for node in nodes] == [False, True]
     assert [node.first_rank for node in nodes] == [0, 8]
     assert nodes[0].has_followers

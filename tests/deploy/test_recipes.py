@@ -13,7 +13,7 @@ from generate import examples
 
 from deploy import manifests as read
 from dynamo_vllm.cli import chat, check, export, main, serve, size, status
-from dynamo_vllm.config import build, checks
+from dynamo_vllm.config import build, checks, worker_plan
 from dynamo_vllm.config.options import FrontendOptions, SizeOptions, WorkerOptions
 from dynamo_vllm.export import workload
 from dynamo_vllm.supervise.planning import plan
@@ -195,8 +195,8 @@ def test_commands_in_manifests_are_understood(folder: str) -> None:
             assert not rest
             checks.check_frontend(front)
         else:
-            worker, engine = build.parse(WorkerOptions, argv, env, "prog", "")
-            checks.check_worker(worker, engine, elsewhere=True)
+            worker = worker_plan.parse(argv, env)
+            checks.check_worker(worker, elsewhere=True)
 
 
 @pytest.mark.parametrize("folder", examples.EXPORTS)

@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving import factories
 from dynamo_vllm.serving.lifecycle.progress import Progress
@@ -36,7 +37,9 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 async def fetch(*flags: str, model: str = "team/chat") -> Path:
-    made = await factories.with_local_model(WorkerOptions(model=model), flags, {}, Progress(None))
+    made = await factories.with_local_model(
+        WorkerPlan.of(WorkerOptions(model=model), flags), {}, Progress(None)
+    )
     assert made.served_model_name == (model,)
     return Path(str(made.model))
 

@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import versions
-from dynamo_vllm.config import build, checks, worker_line
+from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.config.rules.ranks import node_of
 from dynamo_vllm.config.rules.worker import model_is_named
+from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dynamo_vllm.config.engine_rules import Fired
-    from dynamo_vllm.config.rules.flags import EngineFlags
+    from dynamo_vllm.config.nodes import Node
 
 PROG = "dynamo-vllm check"
 DESCRIPTION = (
@@ -138,20 +137,20 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
 def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, str]) -> Report:
     given, engine_argv = build.parser(WorkerOptions, PROG, DESCRIPTION).parse_known_args(list(argv))
     named = build.from_values(WorkerOptions, vars(given), environment)
-    flags = engine_flags(engine_argv)
-    worker = worker_line.with_written_role(named, flags)
-    ports = list(ports_of(worker, flags, environment))
-    problems = list(refusals(worker, flags))
+    plan = WorkerPlan.of(named, engine_argv)
+    worker = plan.options
+    ports = list(ports_of(plan, environment))
+    problems = list(refusals(plan))
     problems += [
         f"port {p.port} ({p.use}) is taken; choose another or end what holds it" for p in ports if not p.free
     ]
     defaults = None
     if options.engine and worker.model and worker.engine == "vllm" and not problems:
-        defaults, complaint = engine_defaults(worker, engine_argv, environment)
+        defaults, complaint = engine_defaults(plan, environment)
         problems += [complaint] if complaint else []
     return Report(
         versions=versions.found(),
-        facts=facts_of(worker, flags),
+        facts=facts_of(plan),
         settings=list(settings_of(named, vars(given))),
         engine_flags=engine_argv,
         engine_defaults=defaults,
@@ -169,19 +168,20 @@ def settings_of(worker: WorkerOptions, given: Mapping[str, Any]) -> Iterator[Set
             yield Setting(item.flags[0], values[item.name], source)
 
 
-def facts_of(worker: WorkerOptions, flags: EngineFlags) -> dict[str, str]:
+def facts_of(plan: WorkerPlan) -> dict[str, str]:
     """What follows from the options, in words."""
+    worker = plan.options
     named = worker.served_model_name or ((worker.model,) if worker.model else ())
     return {
         "model": worker.model or "none given",
         "served as": ", ".join(named) or "-",
         "role": worker.role,
-        "nodes": _nodes(worker, flags),
+        "nodes": _nodes(plan.node),
         "address": worker.address,
         "discovery": _discovery(worker),
         "planes": f"requests over {worker.request_plane}, events over {worker.event_plane}",
         "bound to": worker.bind_host or "the machine's own address",
-        "kv events": _kv_events(worker, flags),
+        "kv events": _kv_events(plan),
     }
 
 
@@ -190,7 +190,8 @@ def _discovery(worker: WorkerOptions) -> str:
     return worker.discovery_backend if folder is None else f"file, in {folder}"
 
 
-def _kv_events(worker: WorkerOptions, flags: EngineFlags) -> str:
+def _kv_events(plan: WorkerPlan) -> str:
+    worker, flags, node = plan.options, plan.flags, plan.node
     if worker.engine == "fake":
         return "none from the fake engine"
     if worker.omni:
@@ -201,14 +202,12 @@ def _kv_events(worker: WorkerOptions, flags: EngineFlags) -> str:
         return "as --kv-events-config says"
     if worker.kv_event_port is not None:
         return f"from port {worker.kv_event_port} on"
-    node = node_of(worker, flags)
     if node.event_port is not None:
         return f"to ports from {node.event_port} on at {node.leader}"
     return "over a local socket" if node.all_ranks == 1 else f"over {node.ports_in_a_row} free ports in a row"
 
 
-def _nodes(worker: WorkerOptions, flags: EngineFlags) -> str:
-    node = node_of(worker, flags)
+def _nodes(node: Node) -> str:
     if node.is_headless:
         return f"engines of {node.name} for the worker at {node.leader}:{node.port}; serves no endpoint"
     if node.has_followers:
@@ -216,17 +215,16 @@ def _nodes(worker: WorkerOptions, flags: EngineFlags) -> str:
     return f"serves {node.name} of {node.all_ranks}" if node.serves_own_ranks else "this one"
 
 
-def ports_of(worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]) -> Iterator[Port]:
+def ports_of(plan: WorkerPlan, environment: Mapping[str, str]) -> Iterator[Port]:
     """The ports that are named; all others are free ones that the system picks."""
-    for use, host, port in _named_ports(worker, flags, environment):
+    for use, host, port in _named_ports(plan, environment):
         if 0 < port <= MAX_PORT:
             yield Port(use, port, is_free(host, port))
 
 
-def _named_ports(
-    worker: WorkerOptions, flags: EngineFlags, environment: Mapping[str, str]
-) -> Iterator[tuple[str, str, int]]:
-    anywhere, node = worker.bind_host or "0.0.0.0", node_of(worker, flags)
+def _named_ports(plan: WorkerPlan, environment: Mapping[str, str]) -> Iterator[tuple[str, str, int]]:
+    worker, node = plan.options, plan.node
+    anywhere = worker.bind_host or "0.0.0.0"
     yield "health and metrics", worker.system_host or anywhere, worker.system_port or 0
     yield "files of the model card", worker.system_host or anywhere, worker.card_port or 0
     if worker.kv_event_port is not None and worker.kv_events is not False:
@@ -249,20 +247,20 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def refusals(worker: WorkerOptions, flags: EngineFlags) -> Iterator[str]:
+def refusals(plan: WorkerPlan) -> Iterator[str]:
     """Every refusal, where a start would stop at the first."""
     for rule in (lambda o, _: checks.check_runtime(o), *checks.WORKER_RULES):
         # Somebody who only wants to see versions and settings has no model to name.
         if rule is model_is_named:
             continue
         try:
-            rule(worker, flags)
+            rule(plan.options, plan.flags)
         except ConfigError as exc:
             yield str(exc)
 
 
 def engine_defaults(
-    worker: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str]
+    plan: WorkerPlan, environment: Mapping[str, str]
 ) -> tuple[Sequence[Fired] | None, str | None]:
     """The defaults we set over vLLM's or vLLM-Omni's, or the complaint about the flags."""
     from dynamo_vllm.engine import machine
@@ -278,8 +276,8 @@ def engine_defaults(
         # vLLM logs to stdout, which is ours.
         with contextlib.redirect_stdout(sys.stderr):
             machine.refuse_missing_library()
-            settings = engine_settings(worker, engine_argv, environment, scratch)
-            if worker.omni:
+            settings = engine_settings(plan, environment, scratch)
+            if plan.options.omni:
                 return omni_launch.told(settings), None
             vllm_environment.set_environment(settings)
             fired = vllm_arguments.resolve(settings).fired

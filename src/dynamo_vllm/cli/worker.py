@@ -7,8 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
-from dynamo_vllm.config import build, checks, folders, forks, nodes, planes, runtime_env, worker_line
-from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.config import build, checks, folders, forks, planes, runtime_env, worker_plan
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.serving import descriptors
@@ -33,14 +32,14 @@ EPILOG = (
 
 def main(argv: Sequence[str]) -> int:
     environment = folders.complete(build.environment(), folders.for_worker)
-    options, engine_argv = worker_line.parse(argv, environment, PROG, DESCRIPTION, EPILOG)
-    checks.check_worker(options, engine_argv)
+    plan = worker_plan.parse(argv, environment, PROG, DESCRIPTION, EPILOG)
+    checks.check_worker(plan)
+    options, is_headless = plan.options, plan.node.is_headless
     anywhere = options.system_host or options.bind_host or "0.0.0.0"
     if options.system_port:
         refuse_taken_port("--system-port", anywhere, options.system_port)
     # The runtime reads it by itself, and a flag would not reach it.
     runtime_port, more = None, {"DYN_HEALTH_CHECK_ENABLED": str(options.runtime_health_check).lower()}
-    is_headless = nodes.of(options.headless, engine_flags(engine_argv)).is_headless
     if not is_headless:
         planes.refuse_unreachable(planes.servers(options, options.event_plane))
     if options.system_port is not None and not is_headless:
@@ -64,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     worker.refuse(options)
     progress = Progress(options.status_fd)
     zygote = make_zygote(options, environment, progress)
-    return run_to_exit(worker.run(options, engine_argv, environment, runtime_port, progress, zygote))
+    return run_to_exit(worker.run(plan, environment, runtime_port, progress, zygote))
 
 
 def make_zygote(options: WorkerOptions, environment: Mapping[str, str], progress: Progress) -> Zygote | None:

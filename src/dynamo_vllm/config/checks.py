@@ -27,8 +27,6 @@ from dynamo_vllm.config.rules import (
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dynamo_vllm.config.options import (
         AdminOptions,
         ExportOptions,
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
         RoutingOptions,
         RuntimeOptions,
         ServeOptions,
-        WorkerOptions,
     )
+    from dynamo_vllm.config.worker_plan import WorkerPlan
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
@@ -79,16 +77,15 @@ PLANE_RULES = bench_local.PLANE_RULES
 ROUTING_RULES = bench_local.ROUTING_RULES
 
 
-def check_worker(options: WorkerOptions, engine_argv: Sequence[str], *, elsewhere: bool = False) -> None:
+def check_worker(plan: WorkerPlan, *, elsewhere: bool = False) -> None:
     """Refuse what cannot work, before anything heavy is imported.
 
     A worker that will run `elsewhere` needs no packages and no files here.
     """
-    given = flags.engine_flags(engine_argv)
-    check_runtime(options)
+    check_runtime(plan.options)
     for rule in WORKER_RULES:
         if not (elsewhere and rule in LOOK_AT_THIS_MACHINE):
-            rule(options, given)
+            rule(plan.options, plan.flags)
 
 
 def check_runtime(o: RuntimeOptions) -> None:

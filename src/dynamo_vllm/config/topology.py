@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_vllm.config import build, worker_line
+from dynamo_vllm.config import build
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.options.worker import OLDER_ROLES
-from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import ConfigError
 
 Values = Mapping[str, Any]
@@ -258,7 +258,7 @@ def role_flags(given: Values) -> list[str]:
 def role_of(group: WorkerGroup) -> str:
     """From the options and flags of the group; its variables are not looked at."""
     options = build.from_values(WorkerOptions, group.options, {})
-    return worker_line.with_written_role(options, engine_flags(group.args)).role
+    return WorkerPlan.of(options, group.args).options.role
 
 
 def to_argv(cls: type, values: Values) -> list[str]:

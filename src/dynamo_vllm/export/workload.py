@@ -197,7 +197,7 @@ def _planes(wanted: Topology) -> dict[str, str]:
 
 def _workload(process: Process, group: WorkerGroup, name: str, ports: Values) -> Workload:
     secrets = topology.secrets(WorkerOptions, group.options)
-    options, _ = plans.parse(process.argv[_ENDS_WITH + 1 :])
+    options = plans.parse(process.argv[_ENDS_WITH + 1 :]).options
     in_folder = options.ec_storage_path is not None and options.encoder_transfer == "file"
     return Workload(
         name=name,

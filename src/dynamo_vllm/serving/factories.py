@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dynamo.llm import fetch_model
 
 from dynamo_vllm.codec.pictures import Bounds
-from dynamo_vllm.config.encoders import folder_of
-from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.encoder_cache import folder as encoder_cache_folder
 from dynamo_vllm.engine.process.background import in_thread
@@ -31,10 +29,11 @@ from dynamo_vllm.serving.encoding.pixels import FrontendPixels
 from dynamo_vllm.serving.plane.address import own_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.worker_plan import WorkerPlan
     from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
@@ -48,15 +47,15 @@ logger = logging.getLogger(__name__)
 
 
 async def with_local_model(
-    options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], progress: Progress
+    plan: WorkerPlan, environment: Mapping[str, str], progress: Progress
 ) -> WorkerOptions:
     """The options with the model as a folder; a hub id is fetched and stays the served name."""
+    options, flags = plan.options, plan.flags
     model = str(options.model)
     if os.path.isdir(model):  # noqa: ASYNC240  # nothing else runs yet
         return options
     refuse_missing_folder(model)
     progress.phase("fetching", model=model)
-    flags = engine_flags(engine_argv)
     wanted = hub.Wanted(
         model=model,
         revision=flags.get("revision"),
@@ -127,8 +126,8 @@ def role_card(options: WorkerOptions) -> RoleCard:
     return cards.get(options.role, aggregated.CARD)
 
 
-def connector_of(options: WorkerOptions, engine_argv: Sequence[str]) -> Connector | None:
-    return connectors.choose(options.connector, engine_flags(engine_argv).get("kv_transfer_config"))
+def connector_of(plan: WorkerPlan) -> Connector | None:
+    return connectors.choose(plan.options.connector, plan.flags.get("kv_transfer_config"))
 
 
 def make_engine(
@@ -147,10 +146,9 @@ def make_engine(
     return VllmEngine(settings, on_load, on_phase)
 
 
-def engine_settings(
-    options: WorkerOptions, engine_argv: Sequence[str], environment: Mapping[str, str], scratch: str
-) -> EngineSettings:
-    connector = connector_of(options, engine_argv)
+def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: str) -> EngineSettings:
+    options, encoded = plan.options, plan.encoder_folder
+    connector = connector_of(plan)
     device = machine.device() if options.engine == "vllm" else "none"
     place = Place(
         role=options.role,
@@ -160,7 +158,6 @@ def engine_settings(
         environment=environment,
     )
     needs = connector.needs(place) if connector is not None else Needs()
-    encoded = folder_of(options, engine_flags(engine_argv))
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
         ec_transfer=ec_transfer(encoded),
@@ -176,7 +173,7 @@ def engine_settings(
         side_channel_port=options.side_channel_port,
         model=str(options.model),
         served_names=options.served_model_name,
-        argv=tuple(engine_argv),
+        argv=plan.engine_argv,
         headless=options.headless,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
@@ -189,7 +186,7 @@ def engine_settings(
         takes_guides=options.role not in ("prefill", "encode"),
         direct_egress=options.direct_egress,
         traces_url=options.traces_url,
-        lora=options.lora_enabled or "enable_lora" in engine_flags(engine_argv),
+        lora=options.lora_enabled or "enable_lora" in plan.flags,
         publishes_kv_events=role_card(options).publishes_kv_events
         if options.kv_events is None
         else options.kv_events,

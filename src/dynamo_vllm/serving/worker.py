@@ -11,9 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.admin.base import State
-from dynamo_vllm.config import build, nodes, planes
-from dynamo_vllm.config.encoders import folder_of
-from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.config import build, planes
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine import machine
 from dynamo_vllm.errors import EngineDead
@@ -34,9 +32,10 @@ from dynamo_vllm.serving.system_port import handler as system_port_handler
 from dynamo_vllm.serving.wiring import Started
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.worker_plan import WorkerPlan
     from dynamo_vllm.engine.base import Engine
     from dynamo_vllm.forking import Zygote
     from dynamo_vllm.media.base import MediaLoader
@@ -61,31 +60,31 @@ def refuse(options: WorkerOptions) -> None:
 
 
 async def run(
-    options: WorkerOptions,
-    engine_argv: Sequence[str],
+    plan: WorkerPlan,
     environment: Mapping[str, str],
     runtime_port: int | None = None,
     progress: Progress | None = None,
     zygote: Zygote | None = None,
 ) -> int:
-    """The life of a worker, from options to exit code; the runtime's own server is at `runtime_port`.
+    """Run a worker to its exit code; the runtime's own server is at `runtime_port`.
 
     Its engine cores are forked from the `zygote`, where there is one.
     """
+    options, node = plan.options, plan.node
     progress = progress or Progress(options.status_fd)
-    node = nodes.of(options.headless, engine_flags(engine_argv))
     dumped = Dump(options.dump_config_to)
     dumped.add("options", build.shown(options))
-    dumped.add("engine_flags", engine_flags(engine_argv))
+    dumped.add("engine_flags", plan.flags)
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
     # Where there are other nodes, they must reach this one.
     kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
     with scratch.folder() as scratch_folder, socket_options.kept_here(kept_host, own_ports):
-        drt = runtime.alone() if node.is_headless else joined(options, engine_argv)
-        options = await factories.with_local_model(options, engine_argv, environment, progress)
+        drt = runtime.alone() if node.is_headless else joined(plan)
+        options = await factories.with_local_model(plan, environment, progress)
         options = factories.with_media_template(options, scratch_folder)
+        plan = plan.with_options(options)
         dumped.add("options", build.shown(options))
-        settings = factories.engine_settings(options, engine_argv, environment, scratch_folder)
+        settings = factories.engine_settings(plan, environment, scratch_folder)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote
         )
@@ -108,8 +107,8 @@ async def run(
                         facts=facts,
                         meter=meter,
                         progress=progress,
-                        connector=factories.connector_of(options, engine_argv),
-                        encoder_folder=folder_of(options, engine_flags(engine_argv)),
+                        connector=factories.connector_of(plan),
+                        encoder_folder=plan.encoder_folder,
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
@@ -123,12 +122,13 @@ async def run(
                 await close(engine, drt)
 
 
-def joined(options: WorkerOptions, engine_argv: Sequence[str]) -> Runtime:
+def joined(plan: WorkerPlan) -> Runtime:
     """The runtime with every endpoint this worker may serve or ask."""
+    options = plan.options
     addresses = [options.address, *admin_endpoint.handled(options.address)]
     if options.role in ("prefill", "decode"):
         addresses.append(kv_compatibility.endpoint_of(options.address))
-    if folder_of(options, engine_flags(engine_argv)) is not None:
+    if plan.encoder_folder is not None:
         addresses += [*factories.encoders_of(options), encoding_transfer.endpoint_of(options.address)]
     return runtime.Runtime(runtime.create(options), addresses)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dynamo_vllm.config import build, checks, encoders, worker_line
+from dynamo_vllm.config import build, checks, worker_plan
 from dynamo_vllm.config.options import (
     AdminOptions,
     ExportOptions,
@@ -26,6 +26,7 @@ from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import omni as omni_rules
 from dynamo_vllm.config.rules import serve as serve_rules
 from dynamo_vllm.config.rules import worker as worker_rules
+from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -748,8 +749,8 @@ def only_nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "is_installed", lambda package: package == "nixl")
 
 
-def worker(argv: Iterable[str]) -> tuple[WorkerOptions, list[str]]:
-    return worker_line.parse(["--model", "m", *argv], {})
+def worker(argv: Iterable[str]) -> WorkerPlan:
+    return worker_plan.parse(["--model", "m", *argv], {})
 
 
 def frontend(argv: Iterable[str]) -> FrontendOptions:
@@ -774,10 +775,10 @@ def named(case: object) -> str:
 def test_worker_rule_refuses_and_no_other_rule_would(
     rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, rest = worker(argv)
-    assert message in (refusal(lambda: checks.check_worker(options, rest)) or "")
+    plan = worker(argv)
+    assert message in (refusal(lambda: checks.check_worker(plan)) or "")
     monkeypatch.setattr(checks, "WORKER_RULES", tuple(r for r in checks.WORKER_RULES if r is not rule))
-    assert message not in (refusal(lambda: checks.check_worker(options, rest)) or "")
+    assert message not in (refusal(lambda: checks.check_worker(plan)) or "")
 
 
 @pytest.mark.parametrize(("rule", "argv", "message"), FRONTEND, ids=named)
@@ -801,11 +802,11 @@ def test_export_rule_refuses_and_no_other_rule_would(
 
 
 def test_what_runs_elsewhere_needs_nothing_here() -> None:
-    options, rest = worker(["--custom-jinja-template", "/models/chat.jinja"])
-    assert "no such file" in (refusal(lambda: checks.check_worker(options, rest)) or "")
-    checks.check_worker(options, rest, elsewhere=True)
-    options, rest = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
-    checks.check_worker(options, rest, elsewhere=True)
+    plan = worker(["--custom-jinja-template", "/models/chat.jinja"])
+    assert "no such file" in (refusal(lambda: checks.check_worker(plan)) or "")
+    checks.check_worker(plan, elsewhere=True)
+    plan = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
+    checks.check_worker(plan, elsewhere=True)
     assert set(checks.LOOK_AT_THIS_MACHINE) <= {*checks.WORKER_RULES, *checks.FRONTEND_RULES}
 
 
@@ -827,9 +828,9 @@ def test_packages_that_are_missing_here_are_missing_for_a_start_only(
     argv: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flags, "is_installed", lambda package: False)
-    options, rest = worker(["--enable-multimodal", *argv])
-    assert "not installed" in (refusal(lambda: checks.check_worker(options, rest)) or "")
-    checks.check_worker(options, rest, elsewhere=True)
+    plan = worker(["--enable-multimodal", *argv])
+    assert "not installed" in (refusal(lambda: checks.check_worker(plan)) or "")
+    checks.check_worker(plan, elsewhere=True)
 
 
 @pytest.mark.parametrize(("rule", "argv", "message"), SERVE, ids=named)
@@ -984,7 +985,7 @@ def test_every_rule_has_a_case() -> None:
     ],
 )
 def test_settings_that_work_pass(argv: list[str]) -> None:
-    checks.check_worker(*worker(argv))
+    checks.check_worker(worker(argv))
 
 
 @pytest.mark.parametrize(
@@ -1006,7 +1007,7 @@ def test_settings_that_work_pass(argv: list[str]) -> None:
     ],
 )
 def test_what_every_process_shares_is_checked_in_both(argv: list[str], message: str) -> None:
-    for check in (lambda: checks.check_worker(*worker(argv)), lambda: checks.check_frontend(frontend(argv))):
+    for check in (lambda: checks.check_worker(worker(argv)), lambda: checks.check_frontend(frontend(argv))):
         assert message in (refusal(check) or "")
 
 
@@ -1018,7 +1019,7 @@ def test_frontend_port_must_be_a_port() -> None:
 
 def test_empty_list_of_endpoint_types_is_refused() -> None:
     options = build.from_values(WorkerOptions, {"model": "m", "endpoint_types": []}, {})
-    assert refusal(lambda: checks.check_worker(options, [])) == (
+    assert refusal(lambda: checks.check_worker(WorkerPlan.of(options))) == (
         "--endpoint-types is empty; give chat, completions or both"
     )
 
@@ -1051,7 +1052,7 @@ def test_an_object_in_pieces_is_read_as_the_whole_one() -> None:
     assert flags.engine_flags(words)["kv_transfer_config"] == (
         '{"kv_connector": "DynamoConnector", "kv_role": "kv_both"}'
     )
-    assert "pip install 'dynamo-vllm[kvbm]'" in (refusal(lambda: checks.check_worker(*worker(words))) or "")
+    assert "pip install 'dynamo-vllm[kvbm]'" in (refusal(lambda: checks.check_worker(worker(words))) or "")
 
 
 SHARED = '"ec_connector_extra_config": {"shared_storage_path": "/e"}'
@@ -1075,8 +1076,8 @@ SHARED = '"ec_connector_extra_config": {"shared_storage_path": "/e"}'
 def test_side_of_the_hand_over_may_stand_in_the_engines_own_flag(
     words: list[str], role: str, side: str
 ) -> None:
-    options, rest = worker(["--enable-multimodal", *words])
-    checks.check_worker(options, rest)
-    folder = encoders.folder_of(options, flags.engine_flags(rest))
-    assert options.role == role
+    plan = worker(["--enable-multimodal", *words])
+    checks.check_worker(plan)
+    folder = plan.encoder_folder
+    assert plan.options.role == role
     assert folder is not None and (folder.path, folder.connector_role) == ("/e", side)

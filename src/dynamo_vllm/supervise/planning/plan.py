@@ -9,10 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import build, checks, encoders, forks, planes, runtime_env, topology, worker_line
+from dynamo_vllm.config import build, checks, forks, planes, runtime_env, topology, worker_plan
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
-from dynamo_vllm.config.rules.flags import EngineFlags, engine_flags, flag
-from dynamo_vllm.config.rules.ranks import node_of
+from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
 from dynamo_vllm.supervise.planning.gpus import VARIABLE, Gpus, share_of
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynamo_vllm.config.topology import Topology, WorkerGroup
+    from dynamo_vllm.config.worker_plan import WorkerPlan
 
 # -P keeps the current folder off the module path, as the installed command does.
 COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
@@ -179,8 +179,7 @@ def reachable(host: str) -> str:
 
 
 def _is_encoder(group: WorkerGroup, env: Mapping[str, str]) -> bool:
-    options, _ = _parse(group.options, group, {**env, **group.env})
-    return options.role == "encode"
+    return _parse(group.options, group, {**env, **group.env}).options.role == "encode"
 
 
 class _Workers:
@@ -223,19 +222,18 @@ class _Workers:
             values["system_port"] = self._system_port
         values |= group.options
         env = {**self._shared, **group.env, **topology.secrets(WorkerOptions, group.options)}
-        options, engine_argv = _parse(values, group, env)
-        if more := self._defaults(options, engine_flags(engine_argv)):
+        worker = _parse(values, group, env)
+        if more := self._defaults(worker):
             values |= more
-            options, engine_argv = _parse(values, group, env)
-        checks.check_worker(options, engine_argv, elsewhere=self._elsewhere)
+            worker = _parse(values, group, env)
+        checks.check_worker(worker, elsewhere=self._elsewhere)
+        options, node = worker.options, worker.node
         self._check_planes(options)
         self._check_media_hosts(options)
         self._check_address(options)
         self.models.append(str(options.model))
-        engine = engine_flags(engine_argv)
-        node = node_of(options, engine)
         engines = 0 if options.engine == "fake" else node.engines
-        share = 0.0 if options.omni else share_of(engine)  # a pipeline's stages have theirs in its file
+        share = 0.0 if options.omni else share_of(worker.flags)  # a pipeline's stages have theirs in its file
         argv = _argv(values, group)
         if not self._elsewhere:
             argv, secrets = planning_secrets.by_environment(WorkerOptions, argv)
@@ -254,8 +252,9 @@ class _Workers:
             if role == "encode" and name not in answering:
                 raise ConfigError(f"{name} has encode workers only; add a group that answers")
 
-    def _defaults(self, options: WorkerOptions, engine: EngineFlags) -> dict[str, Any]:
+    def _defaults(self, worker: WorkerPlan) -> dict[str, Any]:
         """What a role needs beside its name; what the user set stands."""
+        options, engine = worker.options, worker.flags
         more: dict[str, Any] = {}
         if self._is_taken(options) and options.component is None and options.endpoint is None:
             more["component"] = self._other_component(options)
@@ -268,7 +267,7 @@ class _Workers:
         if self._embeddings is not None:
             more["enable_multimodal"] = True
             takes_part = options.role == "encode" or options.asks_encoders
-            if takes_part and encoders.folder_of(options, engine) is None:
+            if takes_part and worker.encoder_folder is None:
                 more["ec_storage_path"] = str(self._embeddings)
         return more
 
@@ -381,16 +380,14 @@ class _Ports:
         return mine
 
 
-def parse(argv: Sequence[str]) -> tuple[WorkerOptions, list[str]]:
-    """A worker's options and vLLM's flags as its command says them."""
-    return worker_line.parse(argv, {})
+def parse(argv: Sequence[str]) -> WorkerPlan:
+    """What a worker's command says."""
+    return worker_plan.parse(argv, {})
 
 
 def _argv(values: topology.Values, group: WorkerGroup) -> list[str]:
     return [*topology.to_argv(WorkerOptions, values), *group.args]
 
 
-def _parse(
-    values: topology.Values, group: WorkerGroup, env: Mapping[str, str]
-) -> tuple[WorkerOptions, list[str]]:
-    return worker_line.parse(_argv(values, group), env)
+def _parse(values: topology.Values, group: WorkerGroup, env: Mapping[str, str]) -> WorkerPlan:
+    return worker_plan.parse(_argv(values, group), env)

@@ -269,7 +269,7 @@ def test_of_prefill_and_decode_workers_the_first_asks() -> None:
 )
 def test_flags_about_encoders_do_not_reach_decode_workers(words: tuple[str, ...]) -> None:
     found = made(*PAIR, "--encode", "1", "--engine", "fake", *words)
-    options = {worker.name: plan.parse(words_of(found, worker.name))[0] for worker in found.workers}
+    options = {worker.name: plan.parse(words_of(found, worker.name)).options for worker in found.workers}
     assert {name: made.asks_encoders for name, made in options.items()} == {
         "prefill-1": True,
         "decode-1": False,

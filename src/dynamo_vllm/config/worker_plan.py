@@ -1,0 +1,67 @@
+"""Resolves a worker's command line once: our options, vLLM's flags, and what follows from both."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config import build, encoders, nodes
+from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.rules.flags import engine_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.config.encoders import EncoderFolder
+    from dynamo_vllm.config.nodes import Node
+    from dynamo_vllm.config.rules.flags import EngineFlags
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a worker is to be. Nothing but this module reads vLLM's flags from a command line."""
+
+    options: WorkerOptions
+    engine_argv: tuple[str, ...]
+    """vLLM's flags in their order, as they were given."""
+    flags: EngineFlags
+    """The same by name."""
+    node: Node
+    """Where this process stands among those of one engine."""
+    encoder_folder: EncoderFolder | None
+    """Where encode workers hand over; None for a worker that has nothing to do with them."""
+
+    @classmethod
+    def of(cls, options: WorkerOptions, engine_argv: Sequence[str] = ()) -> WorkerPlan:
+        flags = engine_flags(engine_argv)
+        options = with_written_role(options, flags)
+        node, folder = nodes.of(options.headless, flags), encoders.folder_of(options, flags)
+        return cls(options, tuple(engine_argv), flags, node, folder)
+
+    def with_options(self, options: WorkerOptions) -> WorkerPlan:
+        """The same with what became known of the options during the start."""
+        return dataclasses.replace(self, options=options)
+
+
+def parse(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    prog: str = "dynamo-vllm worker",
+    description: str = "",
+    epilog: str = "",
+) -> WorkerPlan:
+    return WorkerPlan.of(*build.parse(WorkerOptions, argv, env, prog, description, epilog))
+
+
+def with_written_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:
+    """The options with the side of the hand-over that --ec-transfer-config names.
+
+    A role that the user named otherwise stands, and a rule refuses the two.
+    """
+    written = encoders.written(engine).get("ec_role")
+    if written == encoders.PRODUCER and options.role == "agg" and options.disaggregation_mode is None:
+        return dataclasses.replace(options, disaggregation_mode="encode")
+    if written == encoders.CONSUMER and options.role != "encode":
+        return dataclasses.replace(options, ec_consumer_mode=True)
+    return options
