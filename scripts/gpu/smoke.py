@@ -121,7 +121,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def use(served: Served, memory_before: int) -> None:
+def use(served: Served, memory_before: int) -> None:  # noqa: C901
     def concurrent() -> str:
         with ThreadPoolExecutor(64) as pool:
             began = time.monotonic()

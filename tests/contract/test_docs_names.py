@@ -37,8 +37,8 @@ def spoken(page: str) -> list[tuple[str, str]]:
     text = (pages.ROOT / page).read_text()
     found = [(f"{page}:{line}", code) for line, code in markdown.code(text)]
     for block in markdown.blocks(text):
-        for line in block.text.replace("\\\n", " ").splitlines():
-            found.append((f"{page}:{block.line}", re.sub(r"^\S*\$ ", "", line)))
+        lines = block.text.replace("\\\n", " ").splitlines()
+        found += [(f"{page}:{block.line}", re.sub(r"^\S*\$ ", "", line)) for line in lines]
     return [
         (place, code)
         for place, code in found

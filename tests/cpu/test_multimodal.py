@@ -356,9 +356,8 @@ def test_killed_worker_in_mid_stream(served: Stack) -> None:
         return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
 
     undisturbed = list(stream())
-    chunks, rest = [], stream()
-    for _ in range(20):
-        chunks.append(next(rest))
+    rest = stream()
+    chunks = [next(rest) for _ in range(20)]
     workers = [w for w in served.workers if f"models=['{WIDE}']" in w.log.read_text()]
     (busy,) = [w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0]
     os.killpg(busy.pid, signal.SIGKILL)

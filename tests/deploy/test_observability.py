@@ -64,7 +64,7 @@ def test_alert_has_a_case_a_severity_and_a_line_in_the_docs(alert: str) -> None:
     assert any(f'alertname="{alert}"' in labels for labels in fires), "no bad series"
     (silent,) = [test for test in tests if test["name"] == SILENT]
     shown = " ".join(series["series"] for series in silent["input_series"])
-    assert set(metrics_of(alert)) <= set(name_and_labels.split("{")[0] for name_and_labels in shown.split())
+    assert set(metrics_of(alert)) <= {name_and_labels.split("{")[0] for name_and_labels in shown.split()}
 
 
 def metrics_of(alert: str) -> list[str]:

@@ -167,7 +167,7 @@ PROMPT = st.text(min_size=1, max_size=12) | st.lists(st.integers(0, 999), min_si
 TALKS = st.sampled_from(["tiny"] * 4 + ["text"] * 4 + ["image", "video", "audio", "no such"])
 TELLS = st.sampled_from(["tiny", "tiny", "text", "text", "no such"])
 CHAT = chat_create_params.CompletionCreateParamsNonStreaming
-PLAIN = st.fixed_dictionaries({"model": TELLS}, optional={name: ODD for name in ("input", "documents")})
+PLAIN = st.fixed_dictionaries({"model": TELLS}, optional=dict.fromkeys(("input", "documents"), ODD))
 IMAGE = image_generate_params.ImageGenerateParamsNonStreaming
 VIDEO = video_create_params.VideoCreateParams
 RESPONSE = response_create_params.ResponseCreateParamsNonStreaming

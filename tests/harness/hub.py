@@ -47,7 +47,7 @@ def commit_of(files: dict[str, bytes]) -> str:
 
 
 @contextlib.contextmanager
-def hub(repository: str, files: dict[str, bytes]) -> Iterator[tuple[Hub, str]]:
+def hub(repository: str, files: dict[str, bytes]) -> Iterator[tuple[Hub, str]]:  # noqa: C901
     """The hub and its address."""
     state = Hub(repository, files)
 

@@ -218,11 +218,9 @@ def _client_figures(done: Sequence[messages.Done], seconds: float, tokens: int) 
 
 def counters(page: bytes, name: str) -> list[float]:
     """The values of a counter on a page of Prometheus metrics, one per series."""
-    found = []
-    for line in page.decode("utf-8", "replace").splitlines():
-        if line.startswith((f"{name}_total{{", f"{name}_total ", f"{name}{{", f"{name} ")):
-            found.append(float(line.rsplit(" ", 1)[1]))
-    return found
+    beginnings = (f"{name}_total{{", f"{name}_total ", f"{name}{{", f"{name} ")
+    lines = page.decode("utf-8", "replace").splitlines()
+    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(beginnings)]
 
 
 class Crew:

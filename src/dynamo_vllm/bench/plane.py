@@ -181,9 +181,11 @@ def report(measured: dict[str, Measured]) -> str:
     lines = [table(head, rows)]
     ours, *others = measured.items()
     for name, rounds in others:
-        for way in ways:
-            if getattr(rounds, way):
-                lines.append(compare(way, name, getattr(ours[1], way), getattr(rounds, way)))
+        lines += [
+            compare(way, name, getattr(ours[1], way), getattr(rounds, way))
+            for way in ways
+            if getattr(rounds, way)
+        ]
     return "\n".join(lines)
 
 

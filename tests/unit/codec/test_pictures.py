@@ -228,7 +228,7 @@ async def test_videos_and_sounds_go_back_as_files(
     file = MediaFile(kind, f"{kind}/x", b"f")
     output = Output((), finish="stop", finished=True, media=[file])
     format = {"video": "mp4", "audio": "wav"}[kind]
-    for asked, key in ((body, "url"), ({k: "a" for k in list(body)[:1]}, "b64_json")):
+    for asked, key in ((body, "url"), (dict.fromkeys(list(body)[:1], "a"), "b64_json")):
         request = role.parse(asked)
         chunk = role.encoder(request, await role.prepare(request, "j")).encode(output)
         assert (chunk["object"], chunk["id"], chunk["model"]) == (object, f"{kind}-j", "m")

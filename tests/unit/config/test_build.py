@@ -169,7 +169,7 @@ def test_secret_is_shown_nowhere() -> None:
 
 
 def test_groups_of_the_class_itself_may_come_first() -> None:
-    groups = [line for line in build.parser(Small, "p", "d", own_first=True).format_help().splitlines()]
+    groups = list(build.parser(Small, "p", "d", own_first=True).format_help().splitlines())
     assert groups.index("other:") < groups.index("group:")
 
 

@@ -114,9 +114,7 @@ def _stage(stage: dict[str, Any], at: int, flag: str) -> tuple[dict[str, Any], l
             made[_RUNTIME_KEPT[name]] = str(value) if name == "devices" else value
         elif name != "process":
             lost.append(f"runtime.{name}")
-    for name, value in mapping("engine_args").items():
-        if name not in _TOPOLOGY_ARGS:
-            made[name] = value
+    made |= {name: value for name, value in mapping("engine_args").items() if name not in _TOPOLOGY_ARGS}
     if params := mapping("default_sampling_params"):
         made["default_sampling_params"] = params
     return made, lost
