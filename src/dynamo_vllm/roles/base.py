@@ -31,6 +31,12 @@ class RoleCard:
     """Whether the frontend sees it; if not, other workers find it by its address."""
     needs_adapters: bool = True
     """Whether a request for an adapter that is not here fails; if not, `prepare` sees that it got none."""
+    takes_guides: bool = True
+    """Whether it generates what a schema or a grammar could hold to a form."""
+    hands_over_kv: bool = False
+    """Whether it gives its KV cache to another worker, or gets it from one."""
+    encodes_media: bool = False
+    """Whether it runs the encoder alone, for workers that answer."""
     tells_stages: bool = False
     """Whether it says when a request has come and when it is prepared, to one who waits for each apart."""
 

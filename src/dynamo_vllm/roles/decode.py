@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # It "needs" its own kind: ready without a prefill worker, which the frontend uses as soon as there is one.
-CARD = RoleCard(worker_type="Decode", needs=(("Decode",),), publishes_kv_events=False)
+CARD = RoleCard(worker_type="Decode", needs=(("Decode",),), publishes_kv_events=False, hands_over_kv=True)
 
 
 class Decode:

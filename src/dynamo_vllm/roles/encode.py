@@ -36,6 +36,8 @@ CARD = RoleCard(
     endpoint_types=(),
     needs_adapters=False,
     is_listed=False,
+    takes_guides=False,
+    encodes_media=True,
     tells_stages=True,
 )
 

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # It names no router: one in the card replaces the frontend's with all its settings.
 CARD = RoleCard(
-    worker_type="Prefill", needs=(("Decode",),), may_migrate=False, endpoint_types=(), needs_adapters=False
+    worker_type="Prefill",
+    needs=(("Decode",),),
+    may_migrate=False,
+    endpoint_types=(),
+    needs_adapters=False,
+    takes_guides=False,
+    hands_over_kv=True,
 )
 
 

@@ -20,7 +20,7 @@ from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
 from dynamo_vllm.models import hub, media_template
-from dynamo_vllm.roles import aggregated, decode, encode, omni, prefill, text
+from dynamo_vllm.roles import omni, table, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
@@ -120,10 +120,7 @@ def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str
 
 
 def role_card(options: WorkerOptions) -> RoleCard:
-    if options.use_vllm_tokenizer:
-        return text.CARD
-    cards = {"prefill": prefill.CARD, "decode": decode.CARD, "encode": encode.CARD}
-    return cards.get(options.role, aggregated.CARD)
+    return text.CARD if options.use_vllm_tokenizer else table.CARDS[options.role]
 
 
 def connector_of(plan: WorkerPlan) -> Connector | None:
@@ -147,7 +144,7 @@ def make_engine(
 
 
 def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: str) -> EngineSettings:
-    options, encoded = plan.options, plan.encoder_folder
+    options, encoded, card = plan.options, plan.encoder_folder, role_card(plan.options)
     connector = connector_of(plan)
     device = machine.device() if options.engine == "vllm" else "none"
     place = Place(
@@ -183,13 +180,11 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
         stage_configs_path=options.stage_configs_path,
         guide_seconds=options.guide_seconds,
         guide_memory_bytes=options.guide_memory_mb << 20,
-        takes_guides=options.role not in ("prefill", "encode"),
+        takes_guides=card.takes_guides,
         direct_egress=options.direct_egress,
         traces_url=options.traces_url,
         lora=options.lora_enabled or "enable_lora" in plan.flags,
-        publishes_kv_events=role_card(options).publishes_kv_events
-        if options.kv_events is None
-        else options.kv_events,
+        publishes_kv_events=card.publishes_kv_events if options.kv_events is None else options.kv_events,
         kv_event_port=options.kv_event_port,
         engines_here=options.engines_here,
         scratch_folder=scratch,
@@ -228,7 +223,7 @@ async def media_reader(
 ) -> Reader:
     """Asks encode workers first where there may be some."""
     own = MediaReader(facts, loader, engine)
-    if loader is None or folder is None or options.role == "encode":
+    if loader is None or folder is None or role_card(options).encodes_media:
         return own
     where, lent = encoders_of(options)
     client = await drt.endpoint(where).client()
@@ -272,15 +267,19 @@ def make_role(
             media_reader,
             options.exclude_tools_when_tool_choice_none,
         )
-    if options.role == "encode":
-        assert folder is not None and isinstance(media_reader, MediaReader)  # a rule sees to it
-        return encode.Encode(facts, media_reader, encoded_folder(folder, facts))
-    if options.role == "prefill":
-        return prefill.Prefill(facts, connector, options.local_prefill_tokens or 0, engine, media_reader)
-    if options.role == "decode":
-        return decode.Decode(facts, connector, on_lost_transfer, engine, media_reader)
-    card = omni.TEXT_CARD if options.omni else aggregated.CARD
-    return aggregated.Aggregated(facts, engine, media_reader, card)
+    card = role_card(options)
+    return table.MAKERS[options.role](
+        table.Parts(
+            facts=facts,
+            engine=engine,
+            media_reader=media_reader,
+            connector=connector,
+            on_lost_transfer=on_lost_transfer,
+            encoded=encoded_folder(folder, facts) if folder and card.encodes_media else None,
+            local_prefill_tokens=options.local_prefill_tokens or 0,
+            answers_as=omni.TEXT_CARD if options.omni else table.CARDS["agg"],
+        )
+    )
 
 
 @asynccontextmanager

@@ -117,7 +117,7 @@ async def assemble(
     role = factories.make_role(
         options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
     )
-    if options.role == "encode" and options.encoder_transfer == "nixl" and folder is not None:
+    if role.card.encodes_media and options.encoder_transfer == "nixl" and folder is not None:
         encoding_transfer.Lender(factories.encoded_folder(folder, facts), encoding_transfer.Nixl()).serve(
             drt, options.address
         )
@@ -153,7 +153,7 @@ async def assemble(
 def warming(started: Started, role: Role[Any], loader: MediaLoader | None, operations: Bounded) -> Warming:
     """No encode worker is asked: a role that would do so is made anew for it."""
     options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
-    if loader is not None and folder is not None and options.role != "encode":
+    if loader is not None and folder is not None and not role.card.encodes_media:
         own = MediaReader(facts, loader, engine)
         role = factories.make_role(options, facts, engine, started.connector, lambda: None, own, folder)
     return Warming(

@@ -126,7 +126,7 @@ def joined(plan: WorkerPlan) -> Runtime:
     """The runtime with every endpoint this worker may serve or ask."""
     options = plan.options
     addresses = [options.address, *admin_endpoint.handled(options.address)]
-    if options.role in ("prefill", "decode"):
+    if factories.role_card(options).hands_over_kv:
         addresses.append(kv_compatibility.endpoint_of(options.address))
     if plan.encoder_folder is not None:
         addresses += [*factories.encoders_of(options), encoding_transfer.endpoint_of(options.address)]
@@ -198,7 +198,7 @@ async def warm(started: Started, made: Assembled) -> None:
 async def join_peers(started: Started, registration: Registration) -> None:
     options = started.options
     started.progress.phase("registering")
-    if started.connector is not None and options.role in ("prefill", "decode"):
+    if started.connector is not None and factories.role_card(options).hands_over_kv:
         terms = started.facts.terms
         await kv_compatibility.Peers(
             started.drt, options.address, registration.names[0], options.role, terms

@@ -46,7 +46,6 @@ class Tracing:
 
         self._tracer = provider.get_tracer("dynamo_vllm")
         self._propagator = TraceContextTextMapPropagator()
-        self._role = role
         self._about = {"dynamo_vllm.role": role, "gen_ai.request.model": model}
         self._open: dict[str, Span] = {}
 
@@ -115,7 +114,7 @@ class Tracing:
 
         ended = time.time_ns()
         inside = set_span_in_context(span)
-        span.set_attributes(recorder.found | transfer(self._role, request, recorder))
+        span.set_attributes(recorder.found | transfer(request, recorder))
         first = recorder.first_ns
         phases = [(FIRST, recorder.began_ns, first or ended)]
         if first is not None and recorder.chunks > 1:
@@ -175,11 +174,11 @@ class Recorder:
         return {name: value for name, value in known.items() if value is not None}
 
 
-def transfer(role: str, request: object, recorder: Recorder) -> dict[str, str]:
+def transfer(request: object, recorder: Recorder) -> dict[str, str]:
     """What became of the KV cache between prefill and decode; what was fetched counts as cached."""
-    if role == "prefill" and recorder.handed_over:
+    if recorder.handed_over:
         return {"dynamo_vllm.transfer": "handed over"}
-    if role == "decode" and isinstance(request, dict) and request.get("prefill_result"):
+    if isinstance(request, dict) and request.get("prefill_result"):
         return {"dynamo_vllm.transfer": "asked for"}
     return {}
 
