@@ -27,7 +27,7 @@ from harness.fakes import FakeContext, make_worker, request
 
 SOURCE = str(Path(dynamo_vllm.__file__).parent)
 # The engine stands for vLLM; what it costs is not ours. Looks at connections are counted apart.
-NOT_COUNTED = (str(Path(SOURCE, "engine")), str(Path(SOURCE, "serving", "full_sockets.py")))
+NOT_COUNTED = (str(Path(SOURCE, "engine")), str(Path(SOURCE, "serving", "request", "full_sockets.py")))
 SHORT, LONG = 50, 250
 
 CALLS_PER_TOKEN = 3.2
