@@ -83,6 +83,16 @@ class Patch:
             return State.OTHER_DEVICE
         return State.APPLIED
 
+    def described(self) -> dict[str, Any]:
+        """For people and other programs; as quick as `state`."""
+        about = ("name", "package", "versions", "defect", "upstream")
+        return {
+            **{field: getattr(self, field) for field in about},
+            "state": str(self.state()),
+            "where": [str(place) for place in self.where],
+            "targets": list(self.targets),
+        }
+
 
 @functools.cache
 def installed(package: str) -> str | None:
