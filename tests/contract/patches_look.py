@@ -29,11 +29,13 @@ def look(patch: Patch) -> dict[str, Any]:
     once = [found(target) for target in patch.targets]
     patch.apply()
     twice = [found(target) for target in patch.targets]
+    alike = [old is new for old, new in zip(before, once, strict=True)]
+    alike_again = [old is new for old, new in zip(once, twice, strict=True)]
     return {
         "needed": needed,
         "wanted": wanted,
-        "unchanged": [t for t, old, new in zip(patch.targets, before, once, strict=True) if old is new],
-        "changed twice": [t for t, old, new in zip(patch.targets, once, twice, strict=True) if old is not new],
+        "unchanged": [target for target, is_alike in zip(patch.targets, alike, strict=True) if is_alike],
+        "stays": all(alike_again),
     }
 
 
