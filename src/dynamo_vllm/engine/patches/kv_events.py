@@ -91,9 +91,16 @@ def _apply(change: Callable[[Any, Any, int], Any]) -> None:
 
 def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
     def build_block_stored_event(pool: Any, request: Any, **more: Any) -> Any:
-        event, start = build(pool, request, **more), more["start_token_idx"]
-        for change in _changes:
-            event = change(event, request, start)
+        event = build(pool, request, **more)
+        # Most requests have none of these; asked here, they cost no calls.
+        if (
+            request.lora_request is not None
+            or request.cache_salt
+            or request.mm_features
+            or request.prompt_embeds is not None
+        ):
+            for change in _changes:
+                event = change(event, request, more["start_token_idx"])
         return event
 
     return build_block_stored_event
