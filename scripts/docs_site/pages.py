@@ -59,6 +59,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/adding-a-connector.md": "Adding a connector",
         "docs/adding-a-verb.md": "Adding a verb",
         "docs/adding-a-media-type.md": "Adding a media type",
+        "docs/adding-a-patch.md": "Adding a patch",
         "CONTRIBUTING.md": "Contributing",
         "SECURITY.md": "Reporting a vulnerability",
         "CHANGELOG.md": "Changelog",

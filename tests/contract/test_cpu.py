@@ -1,4 +1,4 @@
-"""What our mends for engines on CPU rely on in vLLM and torch, and what an engine's threads become."""
+"""What our patches for engines on CPU rely on in vLLM and torch, and what an engine's threads become."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import vllm
 from vllm.utils import cpu_resource_utils
 
 from dynamo_vllm.engine import machine
-from dynamo_vllm.engine.patches import cpu_eager, cpu_topology
+from dynamo_vllm.engine.patches.cpu import compiling, topology
 from dynamo_vllm.engine.process import cpu_threads
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.models.tiny import make_tiny_model
 
-pytestmark = pytest.mark.skipif(machine.device() != "cpu", reason="mends for CPU")
+pytestmark = pytest.mark.skipif(machine.device() != "cpu", reason="patches for CPU")
 
 
 def source(path: str) -> str:
@@ -38,19 +38,13 @@ def threads_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
 
-def test_vllm_compiles_its_sampler_and_log_probabilities() -> None:
-    compiled = "backend=current_platform.simple_compile_backend)\ndef"
-    assert f"{compiled} compiled_random_sample" in source("v1/sample/ops/topk_topp_sampler.py")
-    assert f"{compiled} batched_count_greater_than" in source("v1/sample/ops/logprobs.py")
-
-
 def test_vllm_compiles_a_model_in_its_warm_up_and_leaves_out_what_says_so() -> None:
     text = source("v1/worker/cpu_model_runner.py")
     assert "def warming_up_model(self) -> None:" in text and "self.profile_run()" in text
     assert "if self.do_not_compile or torch.compiler.is_compiling():" in source("compilation/decorators.py")
 
 
-@pytest.mark.parametrize("stance", [cpu_eager.EAGER, cpu_eager.COMPILED])
+@pytest.mark.parametrize("stance", [compiling.EAGER, compiling.COMPILED])
 def test_torch_compiles_nothing_in_these_stances(stance: str) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("compiled")
@@ -62,8 +56,7 @@ def test_torch_compiles_nothing_in_these_stances(stance: str) -> None:
         doubled(torch.ones(1))
 
 
-def test_vllm_asks_lscpu_where_ours_reads_what_the_kernel_says() -> None:
-    assert "lscpu --json --extended=CPU,CORE,NODE --online" in source("utils/cpu_resource_utils.py")
+def test_a_core_has_the_numbers_that_we_read() -> None:
     assert list(inspect.signature(cpu_resource_utils.LogicalCPUInfo).parameters) == [
         "id",
         "physical_core",
@@ -75,7 +68,7 @@ def test_vllm_asks_lscpu_where_ours_reads_what_the_kernel_says() -> None:
 def test_cores_are_those_of_lscpu(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = cpu_resource_utils._get_cpu_list()
     monkeypatch.setattr(cpu_resource_utils, "_get_cpu_list", None)
-    cpu_topology.mend()
+    topology.apply()
     read = cpu_resource_utils._get_cpu_list()
     assert [(core.id, core.numa_node) for core in read] == [(core.id, core.numa_node) for core in asked]
     assert siblings(read) == siblings(asked)
@@ -86,10 +79,6 @@ def siblings(cores: list[cpu_resource_utils.LogicalCPUInfo]) -> list[list[int]]:
     for core in cores:
         found[core.physical_core].append(core.id)
     return sorted(found.values())
-
-
-def test_vllm_does_not_let_threads_be_set_later() -> None:
-    assert "torch.set_num_threads = skip_set_num_threads" in source("v1/worker/cpu_worker.py")
 
 
 @pytest.mark.parametrize(("argv", "engines"), [((), 1), (("-dp", "2"), 2), (("-tp", "2"), 2)])

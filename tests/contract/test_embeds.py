@@ -15,7 +15,6 @@ from vllm.inputs.engine import EmbedsInput
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.engine import EngineCoreRequest
 
-from dynamo_vllm.engine.patches import kv_events as patches_kv_events
 from dynamo_vllm.engine.vllm import convert as vllm_convert
 from dynamo_vllm.engine.vllm import embeds as vllm_embeds
 from dynamo_vllm.errors import InvalidRequest, RequestError, TooLong
@@ -150,18 +149,10 @@ def test_vllm_has_what_the_input_is_made_of() -> None:
     assert {"prompt_embeds", "prompt_is_token_ids"} <= set(EngineCoreRequest.__struct_fields__)
 
 
-def test_events_are_mended_once() -> None:
-    """The plugin does it in every process of vLLM; this one has vLLM imported."""
-    build = BlockPool._build_block_stored_event
+def test_events_are_built_from_what_our_patches_use() -> None:
+    """Where the block begins is named, and passed by name."""
     wanted = {"request", "start_token_idx", "extra_keys_list"}
-    assert wanted <= set(inspect.signature(build).parameters)
-    try:
-        patches_kv_events.mend()
-        mended = BlockPool._build_block_stored_event
-        patches_kv_events.mend()
-        assert BlockPool._build_block_stored_event is mended
-    finally:
-        BlockPool._build_block_stored_event = build
+    assert wanted <= set(inspect.signature(BlockPool._build_block_stored_event).parameters)
 
 
 def test_prefill_job_carries_no_placeholders() -> None:

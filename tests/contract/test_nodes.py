@@ -12,7 +12,7 @@ from vllm.v1.engine.core_client import MPClient
 from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from dynamo_vllm.engine.patches import plugin
+from dynamo_vllm.engine.patches import coordinator
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.errors import ConfigError
@@ -96,12 +96,11 @@ def test_client_says_which_ranks_it_answers_for() -> None:
 
 def test_coordinator_is_started_through_us(monkeypatch: pytest.MonkeyPatch) -> None:
     source = inspect.getsource(DPCoordinator.__init__)
-    assert "target=DPCoordinatorProc.run_coordinator" in source, "vLLM starts it another way: see plugin.py"
+    assert "target=DPCoordinatorProc.run_coordinator" in source, "vLLM starts it another way"
     original = DPCoordinatorProc.run_coordinator
     monkeypatch.setattr(DPCoordinatorProc, "run_coordinator", staticmethod(original))
-    monkeypatch.delattr(DPCoordinatorProc, plugin._UNGUARDED, raising=False)
-    plugin.guard_coordinator()
-    plugin.guard_coordinator()
-    assert pickle.loads(pickle.dumps(DPCoordinatorProc.run_coordinator)) is plugin.run_coordinator
-    assert getattr(DPCoordinatorProc, plugin._UNGUARDED) is original
-    delattr(DPCoordinatorProc, plugin._UNGUARDED)
+    monkeypatch.delattr(DPCoordinatorProc, coordinator._UNGUARDED, raising=False)
+    coordinator.apply()
+    assert pickle.loads(pickle.dumps(DPCoordinatorProc.run_coordinator)) is coordinator.run_coordinator
+    assert getattr(DPCoordinatorProc, coordinator._UNGUARDED) is original
+    delattr(DPCoordinatorProc, coordinator._UNGUARDED)

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from dynamo_vllm.engine.patches import omni as patches_omni
+from dynamo_vllm.engine.patches import omni_store
 from harness import listening
 from harness.stack import free_port
 
@@ -18,7 +18,7 @@ def test_store_at_localhost_listens_for_this_machine_only(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         rendezvous, "_create_c10d_store", rendezvous._create_c10d_store
     )  # put back afterwards
-    patches_omni.mend_store()
+    omni_store.apply()
     port = free_port()
     store = rendezvous._create_c10d_store("localhost", port, 0, 1, timedelta(seconds=60))
     store.set("a", "b")

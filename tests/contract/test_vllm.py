@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import socket
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,9 +45,10 @@ from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.base import Counting, LoadFigures
-from dynamo_vllm.engine.patches.cpu_worker import MENDED_KERNELS, expanded
+from dynamo_vllm.engine.patches import process_context, prometheus_folder, table
+from dynamo_vllm.engine.patches.cpu.guesses import KERNELS, expanded
+from dynamo_vllm.engine.patches.patch import Where
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.structured_output import vllm_grammars
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.engine.vllm import convert as vllm_convert
 from dynamo_vllm.engine.vllm import stats as vllm_stats
@@ -172,30 +174,14 @@ def test_processes_of_ranks_are_where_they_are_looked_at() -> None:
     assert issubclass(import_pynvml().NVMLError, Exception)
 
 
-def test_runner_has_what_the_seed_mend_uses() -> None:
-    source = Path(inspect.getfile(vllm)).parent / "v1/worker/gpu_model_runner.py"
-    text = source.read_text()
-    assert "def _bookkeeping_sync" in text
-    assert "gen.set_offset(gen.get_offset() - 4)" in text, (
-        "vLLM mended it: remove engine/patches/cpu_worker.py"
-    )
-
-
-def test_embedding_layer_reads_adapters_of_all_rows() -> None:
-    source = inspect.getsource(VocabParallelEmbeddingWithLoRA.forward_of_all_rows)
-    assert "_embeddings_indices[:num_tokens]" in source, "vLLM mended it: remove engine/patches/cpu_lora.py"
+def test_embedding_layer_has_what_our_patch_uses() -> None:
+    source = inspect.getsource(inspect.unwrap(VocabParallelEmbeddingWithLoRA.forward))
     assert "self.lora_a_stacked_2d" in source and "self.lora_b_stacked" in source
     assert list(inspect.signature(GPUModelRunner._preprocess).parameters)[:2] == ["self", "scheduler_output"]
-    text = inspect.getsource(inspect.unwrap(GPUModelRunner._preprocess))
-    assert "token_ids_idx_np = np.nonzero(is_token_ids)[0]" in text
 
 
-def test_guesses_are_checked_by_kernels_that_our_mend_replaces() -> None:
-    text = (Path(inspect.getfile(vllm)).parent / "v1/worker/cpu_model_runner.py").read_text()
-    assert "rejection_sampler.rejection_greedy_sample_kernel = (" in text, (
-        "vLLM mended it: see patches/cpu_worker.py"
-    )
-    for name in MENDED_KERNELS:
+def test_kernels_for_cpus_take_what_those_of_triton_take() -> None:
+    for name in KERNELS:
         owner = getattr(rejection_sampler, f"_{name}")
         names = set(inspect.signature(getattr(cpu_triton_utils, f"{name}_kernel").func).parameters)
         assert hasattr(owner, "kernel") and set(owner._dispatch_arg_names) - {"max_spec_len"} <= names
@@ -207,13 +193,6 @@ def test_every_guess_gets_what_its_request_asked_for() -> None:
     assert found.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0] and found.dtype == torch.float32
     ids = torch.tensor([7, 8, 9], dtype=torch.int32)
     assert expanded(ids, ends, 5).tolist() == [7, 7, 9, 9, 9]
-
-
-def test_nixl_pins_to_the_cores_that_our_mend_hides() -> None:
-    package = Path(inspect.getfile(vllm)).parent
-    users = [p for p in package.rglob("*.py") if "discover_numa_topology()" in p.read_text()]
-    assert [p.name for p in users] == ["base_worker.py"], "vLLM mended it, or uses the cores elsewhere too"
-    assert "os.sched_setaffinity(0, rsv_cores_for_kv)" in users[0].read_text()
 
 
 def test_kv_events_are_bound_only_where_we_say() -> None:
@@ -272,7 +251,7 @@ PATTERNS = {
 
 def checked(schema: dict[str, object], backend: str) -> str | None:
     """The backend that vLLM chooses for a schema."""
-    vllm_grammars.mend()
+    table.apply(Where.WORKER)
     params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=Guide(json=schema)))
     model, config = SimpleNamespace(is_diffusion=False), SimpleNamespace(backend=backend)
     params._validate_structured_outputs(model, config, tokenizer=object())
@@ -509,14 +488,15 @@ def test_figures_of_steps_add_up() -> None:
     assert told[-1] == LoadFigures(3, 2, 1, 0.5, generated_tokens=12, prefix_queries=300, prefix_hits=192)
 
 
-def test_engine_cores_are_made_through_a_context_that_we_replace() -> None:
-    """`core_fork` hands both modules another one while an engine starts."""
-    import inspect
-
+def test_engine_cores_are_made_in_a_context_that_we_choose() -> None:
+    """`core_fork` has one of its own in use while an engine starts."""
     from vllm.v1.engine import coordinator, utils
 
-    assert "context = get_mp_context()" in inspect.getsource(utils.CoreEngineProcManager.__init__)
-    assert "context = get_mp_context()" in inspect.getsource(coordinator.DPCoordinator.__init__)
+    table.apply(Where.WORKER)
+    ours = BaseContext()
+    with process_context.using(ours):
+        assert utils.get_mp_context() is coordinator.get_mp_context() is ours
+    assert utils.get_mp_context() is not ours
 
 
 def test_class_of_a_known_model_can_be_registered_before_it_is_asked_for() -> None:
@@ -532,13 +512,12 @@ def test_class_of_a_known_model_can_be_registered_before_it_is_asked_for() -> No
 def test_metrics_heed_a_folder_that_is_named_after_their_import(monkeypatch: pytest.MonkeyPatch) -> None:
     from prometheus_client import values
 
-    from dynamo_vllm.engine.process import prometheus
-
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
-    prometheus.heed_folder()
-    assert values.ValueClass is values.MutexValue
+    prometheus_folder.apply()
+    assert values.ValueClass is values.MutexValue and not prometheus_folder.came_late()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
-    prometheus.heed_folder()
+    assert prometheus_folder.came_late()
+    prometheus_folder.apply()
     assert values.ValueClass is not values.MutexValue
 
 

@@ -13,10 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 from vllm.v1.structured_output import StructuredOutputManager
-from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
-from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-from dynamo_vllm.engine.patches import grammar_steps, grammar_threads
+from dynamo_vllm.engine.patches import grammar_steps, grammar_threads, guides
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.structured_output import vllm_grammars
 from dynamo_vllm.engine.structured_output.judge import Guides, Limits
@@ -138,7 +136,7 @@ def test_memory_is_what_a_guide_over_both_limits_runs_out_of_first() -> None:
 
 
 def test_vllm_checks_no_guide_again_that_was_judged(judge: Judge) -> None:
-    vllm_grammars.mend()
+    guides.skip_judged()
     judged = judge(Guide(regex="x"))
     for guide in (judged, Guide(json=some_of(6000), backend="xgrammar")):
         params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=guide))
@@ -148,8 +146,7 @@ def test_vllm_checks_no_guide_again_that_was_judged(judge: Judge) -> None:
 
 
 def test_engine_core_compiles_guides_side_by_side_and_behind_its_steps() -> None:
-    grammar_threads.mend()
-    grammar_threads.mend()
+    grammar_threads.apply()
     manager = StructuredOutputManager(config())
     own = os.getpriority(os.PRIO_PROCESS, 0)
     found = manager.executor.submit(lambda: os.getpriority(os.PRIO_PROCESS, 0)).result(30)
@@ -188,11 +185,3 @@ def test_grammar_accepts_nothing_once_a_step_was_slow() -> None:
     assert accept(grammar, "r", [1])
     fill(grammar, 1.5 * grammar_steps.STEP_SECONDS)
     assert not accept(grammar, "r", [1]) and accept(Grammar(), "r", [1])
-
-
-def test_engine_core_times_the_grammars_of_vllm() -> None:
-    grammar_steps.mend()
-    grammar_steps.mend()
-    for grammar in (XgrammarGrammar, GuidanceGrammar):
-        for name in ("fill_bitmask", "validate_tokens", "accept_tokens"):
-            assert "grammar_steps" in getattr(grammar, name).__code__.co_filename

@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import Any
 
-from dynamo_vllm.engine.patches.cpu_worker import KeepsSeeds
+from dynamo_vllm.engine.patches.cpu_worker import CpuWorkerExtension
 
 _ENCODERS = (
     ("clip", "CLIPVisionModel"),
@@ -17,7 +17,7 @@ _ENCODERS = (
 )
 
 
-class Counts(KeepsSeeds):
+class Counts(CpuWorkerExtension):
     """vLLM mixes this into its worker; importing it is what counts."""
 
 

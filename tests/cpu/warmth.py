@@ -19,7 +19,7 @@ from PIL import Image
 
 from cpu.direct import FLAGS, Found, figures, grown
 from dynamo_vllm.engine.base import AddAdapter
-from dynamo_vllm.engine.patches.cpu_worker import KeepsSeeds
+from dynamo_vllm.engine.patches.cpu_worker import CpuWorkerExtension
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm.engine import VllmEngine
 from dynamo_vllm.job import Adapter
@@ -49,7 +49,7 @@ SAMPLING: dict[str, Request] = {
 OUTPUT: dict[str, Request] = {"logprobs": {"logprobs": 3}, "prompt logprobs": {"prompt_logprobs": 2}}
 
 
-class Looks(KeepsSeeds):
+class Looks(CpuWorkerExtension):
     """vLLM mixes this into its worker, which runs in the engine core."""
 
     def modules(self) -> list[str]:

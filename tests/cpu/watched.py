@@ -13,7 +13,7 @@ import torch._inductor.codecache
 import torch._inductor.compile_fx
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from dynamo_vllm.engine.patches.cpu_worker import KeepsSeeds
+from dynamo_vllm.engine.patches.cpu_worker import CpuWorkerExtension
 
 COMPILERS = (
     (torch._dynamo.convert_frame, "_compile"),
@@ -23,7 +23,7 @@ COMPILERS = (
 """Dynamo's, inductor's, and the C++ compiler behind both."""
 
 
-class RefusesToCompile(KeepsSeeds):
+class RefusesToCompile(CpuWorkerExtension):
     """vLLM mixes this into its worker; importing it is what refuses."""
 
 

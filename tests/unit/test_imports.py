@@ -61,8 +61,10 @@ READS_ENVIRONMENT = {
     "engine/patches/plugin.py": "runs in processes of vLLM, which nothing else tells what they are for",
     "engine/process/core_fork.py": "hands it to an engine core, which is forked from another process",
     "engine/process/preload.py": "puts back what it changed for the time of an import",
-    "engine/patches/cpu_worker.py": "runs in vLLM's workers; OpenMP may be loaded before its variable is set",
+    "engine/patches/cpu/thread_count.py": "runs in vLLM's workers; OpenMP may be loaded before its variable",
+    "engine/patches/nixl_pause.py": "runs in processes of vLLM, which the worker tells how long",
     "engine/patches/omni_text_stage.py": "runs in stages of vLLM-Omni, which the worker tells their model",
+    "engine/patches/prometheus_folder.py": "asks as prometheus_client does whether its folder is set",
     "engine/process/prometheus.py": "asks as prometheus_client does whether its multi-process folder is set",
 }
 WRITES_ENVIRONMENT = {

@@ -17,6 +17,7 @@ from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.worker import model_is_named
 from dynamo_vllm.config.worker_plan import WorkerPlan
+from dynamo_vllm.engine.patches import table
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 PROG = "dynamo-vllm check"
 DESCRIPTION = (
-    "Show versions, a worker's resolved configuration, the engine defaults we set and the ports it needs.\n"
+    "Show versions, a worker's resolved configuration, our engine defaults and patches, and its ports.\n"
     "With --live URL: prove that a running system answers and that its KV events arrive."
 )
 EPILOG = (
@@ -90,6 +91,8 @@ class Port:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     versions: Mapping[str, str]
+    patches: Sequence[Mapping[str, Any]]
+    """Of other packages, by their installed versions."""
     facts: Mapping[str, str]
     settings: Sequence[Setting]
     engine_flags: Sequence[str]
@@ -150,6 +153,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
         problems += [complaint] if complaint else []
     return Report(
         versions=versions.found(),
+        patches=[patch.described() for patch in table.PATCHES],
         facts=facts_of(plan),
         settings=list(settings_of(named, vars(given))),
         engine_flags=engine_argv,
@@ -299,6 +303,7 @@ def text(found: Report) -> str:
         _block(
             "engine defaults we set", [(d.argument, f"{_shown(d.value)}  ({d.reason})") for d in defaults]
         ),
+        _block("patches", [(p["name"], f"{p['state']}  ({p['defect']})") for p in found.patches]),
         _block("ports", [(str(p.port), f"{p.use}: {'free' if p.free else 'TAKEN'}") for p in found.ports]),
         "\n  ".join(("problems", *found.problems)) if found.problems else "no problem found",
     ]

@@ -227,11 +227,11 @@ def cpu_eager(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("enforce_eager", True, reason)
 
 
-def seeded_prefill(user: UserArgs, at: Situation) -> Fired | None:
+def cpu_patches(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or "worker_extension_cls" in user:
         return None
-    value = "dynamo_vllm.engine.patches.cpu_worker.KeepsSeeds"
-    return Fired("worker_extension_cls", value, "a seeded prompt prefilled in steps ends vLLM's CPU engine")
+    value = "dynamo_vllm.engine.patches.cpu_worker.CpuWorkerExtension"
+    return Fired("worker_extension_cls", value, "our patches for vLLM's CPU workers, which `check` lists")
 
 
 def whole_prompts(user: UserArgs, at: Situation) -> Fired | None:
@@ -298,7 +298,7 @@ RULES: tuple[Rule, ...] = (
     kv_events,
     merged_kv_events,
     hybrid_cache,
-    seeded_prefill,
+    cpu_patches,
     whole_prompts,
     encoded_media,
     lora,

@@ -99,11 +99,11 @@ FIRES = [
         "dynamo_vllm.engine.process.gpu_memory.TellsMemory",
     ),
     (
-        engine_rules.seeded_prefill,
+        engine_rules.cpu_patches,
         {},
         CPU,
         "worker_extension_cls",
-        "dynamo_vllm.engine.patches.cpu_worker.KeepsSeeds",
+        "dynamo_vllm.engine.patches.cpu_worker.CpuWorkerExtension",
     ),
 ]
 SILENT = [
@@ -162,8 +162,8 @@ SILENT = [
     (engine_rules.merged_kv_events, {}, dataclasses.replace(KVBM, publishes_kv_events=False)),
     (engine_rules.hybrid_cache, {}, NIXL),
     (engine_rules.hybrid_cache, {"disable_hybrid_kv_cache_manager": False}, KVBM),
-    (engine_rules.seeded_prefill, {}, GPU),
-    (engine_rules.seeded_prefill, {"worker_extension_cls": "mine.Worker"}, CPU),
+    (engine_rules.cpu_patches, {}, GPU),
+    (engine_rules.cpu_patches, {"worker_extension_cls": "mine.Worker"}, CPU),
 ]
 
 

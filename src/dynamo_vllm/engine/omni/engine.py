@@ -13,10 +13,10 @@ from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.base import Counting, LoadFigures, SmallPrompts
 from dynamo_vllm.engine.omni import launch as omni_launch
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
-from dynamo_vllm.engine.patches import plugin
+from dynamo_vllm.engine.patches import plugin, table
+from dynamo_vllm.engine.patches.patch import Where
 from dynamo_vllm.engine.process import prometheus
 from dynamo_vllm.engine.process.background import in_thread
-from dynamo_vllm.engine.structured_output import vllm_grammars
 from dynamo_vllm.errors import (
     DynamoVllmError,
     EngineDead,
@@ -77,7 +77,7 @@ class OmniEngine:
         omni_launch.set_environment(self._settings, omni_pipelines.choose(self._settings.model))
         omni = await self._told("importing vLLM-Omni", _imported)
         plugin.register_omni()
-        vllm_grammars.mend()
+        table.apply(Where.OMNI_WORKER)
         pipeline = omni_pipelines.resolve(self._settings.model)
         omni_pipelines.register(pipeline)
         given = omni_launch.arguments(self._settings, pipeline, self._settings.scratch_folder)

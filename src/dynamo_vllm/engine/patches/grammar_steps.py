@@ -1,17 +1,21 @@
 """Ends a guided request in the engine core whose guide takes too long for a single token.
 
-A guide of 28 bytes, `(((a{0,9}){0,9}){0,9}){0,9}`, is compiled in a millisecond. Then vLLM 0.30 asks it in
-each step of the engine which tokens may follow, and that takes xgrammar longer from token to token: half a
-second each after 40, in which no other stream gets a token. `walk` finds most of them beforehand, in a judge.
-What becomes slow later ends here, with the first step that is: vLLM ends a request whose tokens its grammar
-does not accept, and that one alone.
+What is wrong: a guide of 28 bytes, `(((a{0,9}){0,9}){0,9}){0,9}`, is compiled in a millisecond. Then vLLM
+0.30 asks it in each step of the engine which tokens may follow, and that takes xgrammar longer from token to
+token: half a second each after 40, in which no other stream gets a token.
+
+What we do: `walk` finds most of them beforehand, in a judge. What becomes slow later ends with the first step
+that is: vLLM ends a request whose tokens its grammar does not accept, and that one alone.
+
+It can go when vLLM limits the time of a grammar's step, or xgrammar needs the same for every token.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.patches.patch import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,28 +24,38 @@ STEP_SECONDS = 0.1
 """Of processor time, for one token of one request. A usual guide takes less than a thousandth of it."""
 WALK_STEPS = 64
 _SLOW = "dynamo_vllm_is_slow"
-_MENDED = "dynamo_vllm_mended"
+_SLOWER_AND_SLOWER, _PROBED_TOKENS = "(((a{0,9}){0,9}){0,9}){0,9}", 30
 
 
 class TooSlow(Exception):
     """The guide takes the engine too long for each token."""
 
 
-def mend() -> None:
-    """Once in each process; what is forked from it has it too."""
+def apply() -> None:
     from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
     from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
     for grammar in (XgrammarGrammar, GuidanceGrammar):
-        if not hasattr(grammar, _MENDED):
-            setattr(grammar, _MENDED, True)
-            grammar.fill_bitmask = _timed(grammar.fill_bitmask)
-            grammar.validate_tokens = _timed(grammar.validate_tokens)
-            grammar.accept_tokens = _unless_slow(_timed(grammar.accept_tokens))
+        wrap(grammar, "fill_bitmask", _timed)
+        wrap(grammar, "validate_tokens", _timed)
+        wrap(grammar, "accept_tokens", _timed_unless_slow)
+
+
+def still_needed() -> bool:
+    """Whether xgrammar takes ever longer from token to token; a ratio, as machines differ."""
+    import xgrammar
+
+    about = xgrammar.TokenizerInfo(["a", "<end>"], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[1])
+    compiled = xgrammar.GrammarCompiler(about, max_threads=1).compile_regex(_SLOWER_AND_SLOWER)
+    matcher, seconds = xgrammar.GrammarMatcher(compiled), []
+    for _ in range(_PROBED_TOKENS):
+        began = time.thread_time()
+        matcher.accept_token(0)
+        seconds.append(time.thread_time() - began)
+    return max(seconds[-5:]) > 10 * min(seconds[:5])
 
 
 def _timed(act: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(act)
     def timed(grammar: Any, *args: Any) -> Any:
         began = time.thread_time()
         result = act(grammar, *args)
@@ -52,8 +66,11 @@ def _timed(act: Callable[..., Any]) -> Callable[..., Any]:
     return timed
 
 
+def _timed_unless_slow(accept: Callable[..., bool]) -> Callable[..., bool]:
+    return _unless_slow(_timed(accept))
+
+
 def _unless_slow(accept: Callable[..., bool]) -> Callable[..., bool]:
-    @functools.wraps(accept)
     def accepted(grammar: Any, request_id: str, tokens: list[int]) -> bool:
         return not getattr(grammar, _SLOW, False) and accept(grammar, request_id, tokens)
 

@@ -1,41 +1,53 @@
 """Compiles guides in the engine core at a lower priority than the engine's steps, and not one after another.
 
-vLLM 0.30 compiles in half as many threads as there are cores, on two cores in one: a guide that takes a
-second holds up all behind it. And xgrammar uses eight threads for each, beside which the steps of an
-engine on a CPU get little. Judged guides are small enough to be compiled side by side.
+What is wrong: vLLM 0.30 compiles in half as many threads as there are cores, on two cores in one: a guide
+that takes a second holds up all behind it. And xgrammar uses eight threads for each, beside which the steps
+of an engine on a CPU get little.
+
+What we do: replace the executor by one with more threads, which step back behind the engine's. Judged guides
+are small enough to be compiled side by side.
+
+It can go when vLLM compiles guides side by side, at a lower priority.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.patches.patch import source, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 THREADS = 4
 """At least."""
 NICENESS = 10
-_MENDED = "dynamo_vllm_mended"
 
 
-def mend() -> None:
-    """Once in each process; what is forked from it has it too."""
+def apply() -> None:
     from vllm.v1.structured_output import StructuredOutputManager
 
-    make = StructuredOutputManager.__init__
-    if hasattr(make, _MENDED):
-        return
+    wrap(StructuredOutputManager, "__init__", _with_our_executor)
 
-    @functools.wraps(make)
-    def mended(manager: Any, *args: Any, **named: Any) -> None:
+
+def still_needed() -> bool:
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    text = source(StructuredOutputManager.__init__)
+    return "max(1, (multiprocessing.cpu_count() + 1) // 2)" in text and "initializer" not in text
+
+
+def _with_our_executor(make: Callable[..., None]) -> Callable[..., None]:
+    def init(manager: Any, *args: Any, **named: Any) -> None:
         make(manager, *args, **named)
         if isinstance(getattr(manager, "executor", None), ThreadPoolExecutor):
             manager.executor.shutdown(wait=False)
             manager.executor = executor(max(THREADS, manager.executor._max_workers))
 
-    setattr(mended, _MENDED, True)
-    StructuredOutputManager.__init__ = mended
+    return init
 
 
 def executor(threads: int) -> ThreadPoolExecutor:

@@ -1,30 +1,38 @@
-"""Makes KV events about adapters, salts and prompt embeddings mean to the router what they should.
+"""Makes vLLM's KV events mean to the router what they should. Four patches, in the engine core.
 
-Runs in vLLM's engine core. An adapter's name stands in a field of its own and again among the block's extra
-keys, where the runtime's listener (1.6.1) takes it for something else: no request for an adapter was ever
-sent where its prefix is cached. And a name that had other content before (`lora.registry`) has an ending that
-the router, which hashes with the client's name, does not know.
+What is wrong in the events of vLLM 0.30, as the runtime's listener (1.6.1) reads them:
 
-A salt is for the listener one more key that says nothing, unless it has a mark before it: the blocks would
-count for those who did not ask with the salt, and not for those who did. vLLM names it with a prompt's first
-block only, and a long prompt is told in several events.
+- Adapters: the adapter's name stands in a field of its own and again among the block's extra keys, where the
+  listener takes it for something else: no request for an adapter is ever sent where its prefix is cached. And
+  a name that had other content before (`lora.registry`) has an ending that the router, which hashes with the
+  client's name, does not know.
+- Salts: without a mark before it a salt is for the listener one more key that says nothing: the blocks would
+  count for those who did not ask with the salt, and not for those who did. vLLM names it with a prompt's
+  first block only, and a long prompt is told in several events.
+- Media: a picture's name in the engine is one of its content (`roles.media`). The frontend knows only the
+  picture's URL; where it sent a hash of that, it stands before the name, and must stand alone in what is told
+  to the router.
+- Embeddings: a block of prompt embeddings is named by a hash of its rows, as bytes. The listener cannot read
+  bytes there and drops the whole batch of events: blocks of other requests in it are then never found, or
+  never forgotten. And the token ids are zeros: all embeddings, and a prompt of zeros, look alike to the
+  router.
 
-A picture's name in the engine is one of its content (`roles.media`). The frontend knows only the picture's
-URL; where it sent a hash of that, it stands before the name, and alone in what is told to the router.
+What we do: change each event when vLLM has built it. The hash of embeddings stands in the place of the zeros.
 
-A block of prompt embeddings is named by a hash of its rows, as bytes. The listener cannot read bytes there
-and drops the whole batch of events: blocks of other requests in it are then never found, or never forgotten.
-And the token ids are zeros: all embeddings, and a prompt of zeros, look alike to the router. Here the hash
-stands in the place of the zeros.
+They can go one by one when vLLM and the listener agree on what the keys of a block say.
 """
 
 from __future__ import annotations
 
-import functools
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-_MENDED = "dynamo_vllm_mended"
+from dynamo_vllm.engine.patches.patch import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROUTED = "-"
 """Behind the frontend's name for a picture, in ours."""
 ROUTING_NAME_LENGTH = 64
@@ -33,27 +41,110 @@ SALT_MARK = "dynamo-cache-salt:"
 """As the runtime's listener (1.6.1) spells it."""
 
 
-def mend() -> None:
-    """Once in each process; what is forked from it has it too."""
+# --- what is changed --------------------------------------------------------------------------------------
+
+
+def _adapters(event: Any, request: Any, start: int) -> Any:
+    return event if request.lora_request is None else of_adapter(event)
+
+
+def _salts(event: Any, request: Any, start: int) -> Any:
+    return of_salt(event, request.cache_salt) if request.cache_salt else event
+
+
+def _media(event: Any, request: Any, start: int) -> Any:
+    return of_media(event) if request.mm_features else event
+
+
+def _embeds(event: Any, request: Any, start: int) -> Any:
+    return event if request.prompt_embeds is None else named(event, request, start)
+
+
+_ORDER = (_adapters, _salts, _media, _embeds)
+_changes: list[Callable[[Any, Any, int], Any]] = []
+"""Those that are applied: vLLM's function is wrapped once for all of them, as it is called often."""
+
+
+def apply_adapters() -> None:
+    _apply(_adapters)
+
+
+def apply_salts() -> None:
+    _apply(_salts)
+
+
+def apply_media() -> None:
+    _apply(_media)
+
+
+def apply_embeds() -> None:
+    _apply(_embeds)
+
+
+def _apply(change: Callable[[Any, Any, int], Any]) -> None:
     from vllm.v1.core.block_pool import BlockPool
 
-    build = BlockPool._build_block_stored_event
-    if hasattr(build, _MENDED):
-        return
+    if change not in _changes:
+        _changes[:] = [known for known in _ORDER if known is change or known in _changes]
+    wrap(BlockPool, "_build_block_stored_event", _changed)
 
-    @functools.wraps(build)
-    def mended(pool: Any, request: Any, **more: Any) -> Any:
+
+def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
+    def build_block_stored_event(pool: Any, request: Any, **more: Any) -> Any:
         event = build(pool, request, **more)
-        if request.lora_request is not None:
-            event = of_adapter(event)
-        if request.cache_salt:
-            event = of_salt(event, request.cache_salt)
-        if request.mm_features:
-            event = of_media(event)
-        return event if request.prompt_embeds is None else named(event, request, more["start_token_idx"])
+        # Most requests have none of these; asked here, they cost no calls.
+        if (
+            request.lora_request is not None
+            or request.cache_salt
+            or request.mm_features
+            or request.prompt_embeds is not None
+        ):
+            for change in _changes:
+                event = change(event, request, more["start_token_idx"])
+        return event
 
-    setattr(mended, _MENDED, True)
-    BlockPool._build_block_stored_event = mended
+    return build_block_stored_event
+
+
+# --- whether vLLM's keys are still those that we change ---------------------------------------------------
+
+
+def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
+    """The extra keys that vLLM gives a block of two tokens."""
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+    plain: dict[str, Any] = {
+        "lora_request": None,
+        "cache_salt": None,
+        "mm_features": [],
+        "prompt_embeds": None,
+    }
+    request = SimpleNamespace(**plain | about, _prompt_embeds_per_block_hashes={})
+    return generate_block_hash_extra_keys(request, start, start + 2, 0)[0] or ()
+
+
+def adapters_are_keys() -> bool:
+    return _keys(lora_request=SimpleNamespace(lora_name="adapter")) == ("adapter",)
+
+
+def salts_are_plain_keys_of_the_first_block() -> bool:
+    return _keys(cache_salt="salt") == ("salt",) and _keys(start=2, cache_salt="salt") == ()
+
+
+def media_are_named_as_in_the_engine() -> bool:
+    feature = SimpleNamespace(
+        identifier=f"url{ROUTED}content", mm_position=SimpleNamespace(offset=0, length=2)
+    )
+    return _keys(mm_features=[feature]) == ((f"url{ROUTED}content", 0),)
+
+
+def embeds_are_named_by_bytes() -> bool:
+    import torch
+
+    return any(isinstance(key, bytes) for key in _keys(prompt_embeds=torch.zeros(2, 1)))
+
+
+# --- how ------------------------------------------------------------------------------------------------
 
 
 def of_adapter(event: Any) -> Any:

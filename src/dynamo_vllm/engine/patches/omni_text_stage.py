@@ -14,6 +14,8 @@ import os
 from typing import Any
 
 from dynamo_vllm.engine.machine import device
+from dynamo_vllm.engine.patches import table
+from dynamo_vllm.engine.patches.patch import Where
 
 PREFIX = "OmniStage"
 ARCHITECTURE_VARIABLE = "DYN_VLLM_OMNI_ARCHITECTURE"
@@ -31,7 +33,7 @@ def register() -> None:
     for registry in (ModelRegistry, OmniModelRegistry):
         registry.register_model(PREFIX + architecture, f"{__name__}:{PREFIX}{architecture}")
     if device() == "cpu":
-        from dynamo_vllm.engine.patches import cpu_worker  # noqa: F401  # importing it is what mends
+        table.apply(Where.CPU_WORKER)
 
 
 def __getattr__(name: str) -> type:

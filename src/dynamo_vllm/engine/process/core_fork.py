@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm import forking
 from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.patches import process_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,17 +43,10 @@ def forked_cores(zygote: forking.Zygote | None, config: VllmConfig) -> Iterator[
         zygote.close()
         yield
         return
-    from vllm.v1.engine import coordinator, utils
-
-    modules = (coordinator, utils)
-    originals = [module.get_mp_context for module in modules]
-    for module in modules:
-        module.get_mp_context = lambda: _Context(zygote)
     try:
-        yield
+        with process_context.using(_Context(zygote)):
+            yield
     finally:
-        for module, original in zip(modules, originals, strict=True):
-            module.get_mp_context = original
         zygote.close()
 
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import http.client
 import os
-import sys
 import urllib.request
-from typing import Any
 
 FETCH_SECONDS = 1.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def heed_folder() -> None:
-    """Where prometheus_client was imported before its multi-process folder was named, let it know."""
-    values: Any = sys.modules.get("prometheus_client.values")
-    if values is not None and "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        values.ValueClass = values.get_value_class()
 
 
 def series() -> str:

@@ -1,23 +1,17 @@
-"""How vLLM's guides are judged, and what vLLM is kept from doing with those that nobody judged.
+"""Judges guides as vLLM takes them: checks and compiles them in a process that can be killed (`judge_child`).
 
 vLLM 0.30 checks a guide on the event loop, and its engine core compiles it without a limit: 23 KB of a
 client's schema stopped the worker for 4 s, and 6 KB the guided requests of all others for minutes. Here both
-are done in a process that can be killed (`judge_child`) before the engine sees the guide.
-
-Schemas that neither xgrammar nor guidance takes are refused; vLLM 0.30 gives them to outlines. Outlines makes
-a regular expression of a schema, twice as long with every array inside another: 836 bytes took all memory.
-And the engine keeps the backend of the first request with a constraint: outlines would refuse grammars and
-choices ever after.
+are done before the engine sees the guide; what vLLM then leaves out is in `patches.guides`.
 """
 
 from __future__ import annotations
 
-import functools
 import pickle
-import sys
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches import grammar_steps
+from dynamo_vllm.engine.patches import grammar_steps, table
+from dynamo_vllm.engine.patches.patch import Where
 from dynamo_vllm.job import GUIDE_KINDS
 
 if TYPE_CHECKING:
@@ -26,50 +20,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 LOAD = f"{__name__}:load"
-KEPT_BYTES = 16 << 20
-"""What xgrammar may keep of the guides that one process judged."""
-_MENDED = "dynamo_vllm_mended"
 _USUAL = '{"type": "object", "properties": {"a": {"type": ["string", "number", "boolean", "null"]}}}'
 """Compiled once, so that those who come later find the tables of its parts."""
-
-
-def mend() -> None:
-    """In the worker and in judges. Who chose outlines by --structured-outputs-config has it."""
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.structured_output import backend_outlines
-
-    if hasattr(SamplingParams._validate_structured_outputs, _MENDED):
-        return
-    backend_outlines.validate_structured_output_request_outlines = _only_if_chosen(
-        backend_outlines.validate_structured_output_request_outlines
-    )
-    SamplingParams._validate_structured_outputs = _unless_judged(SamplingParams._validate_structured_outputs)
-
-
-def _only_if_chosen(ask_outlines: Callable[[Any], None]) -> Callable[[Any], None]:
-    from vllm.exceptions import VLLMValidationError
-
-    def mended(params: Any) -> None:
-        if params.structured_outputs._backend != "auto":
-            ask_outlines(params)
-            return
-        why = sys.exception() or "xgrammar does not take it."  # its own words, as vLLM handles them
-        raise VLLMValidationError(f"{why} patternProperties cannot stand beside properties, for one")
-
-    return mended
-
-
-def _unless_judged(validate: Callable[..., None]) -> Callable[..., None]:
-    """A judge has done it, and named the backend, which vLLM's clients cannot."""
-
-    @functools.wraps(validate)
-    def mended(params: Any, *context: Any, **named: Any) -> None:
-        guide = params.structured_outputs
-        if guide is None or guide._backend is None:
-            validate(params, *context, **named)
-
-    setattr(mended, _MENDED, True)
-    return mended
 
 
 def payload(config: VllmConfig) -> bytes:
@@ -90,8 +42,7 @@ class Judging:
     def __init__(self, config: VllmConfig) -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
 
-        mend()
-        _compile_in_one_thread()
+        table.apply(Where.JUDGE)
         self._config = config
         has_tokenizer = not config.model_config.skip_tokenizer_init
         self._tokenizer = cached_tokenizer_from_config(config.model_config) if has_tokenizer else None
@@ -151,17 +102,6 @@ class Judging:
             except Exception as exc:
                 if name == made._backend or isinstance(exc, grammar_steps.TooSlow) or _is_of_memory(exc):
                     raise
-
-
-def _compile_in_one_thread() -> None:
-    """vLLM lets xgrammar use eight, which are in each other's way in a process that may use little."""
-    import xgrammar
-
-    class Compiler(xgrammar.GrammarCompiler):
-        def __init__(self, tokenizer_info: Any, **_: Any) -> None:
-            super().__init__(tokenizer_info, max_threads=1, cache_limit_bytes=KEPT_BYTES)
-
-    xgrammar.GrammarCompiler = Compiler  # type: ignore[misc]
 
 
 def _is_of_memory(exc: BaseException | None) -> bool:

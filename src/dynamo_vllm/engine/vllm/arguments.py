@@ -72,7 +72,7 @@ def resolve(settings: EngineSettings) -> Resolved:
     fired = tuple(apply(given, situation))
     for rule in fired:
         if rule.argument == OMP_THREADS:
-            os.environ[OMP_THREADS] = str(rule.value)  # for the engine core, see `cpu_worker`
+            os.environ[OMP_THREADS] = str(rule.value)  # for the engine core, see `patches.cpu.thread_count`
             torch.set_num_threads(1)  # this process computes nothing that is worth a second one
         else:
             setattr(parsed, rule.argument, _typed(rule))
@@ -220,7 +220,7 @@ def _refuse_adapters_in_float32(config: VllmConfig) -> None:
 def _refuse_draft_models_on_cpu(config: VllmConfig) -> None:
     """vLLM 0.30's engine ends with the first request: what a draft model reads is made by kernels of Triton.
 
-    What checks the guesses is mended (`cpu_worker`), so that those of n-grams are taken.
+    What checks the guesses is patched (`patches.cpu.guesses`), so that those of n-grams are taken.
     """
     guesses = config.speculative_config
     if device() == "cpu" and guesses is not None and guesses.method != "ngram":

@@ -14,7 +14,8 @@ from dynamo_vllm.config.engine_rules import heard_at
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.base import Counting
 from dynamo_vllm.engine.encoder_cache.folder import Folder, Unusable
-from dynamo_vllm.engine.patches import plugin
+from dynamo_vllm.engine.patches import table
+from dynamo_vllm.engine.patches.patch import Where
 from dynamo_vllm.engine.process import core_fork, prometheus
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.process.background import in_thread
@@ -69,10 +70,9 @@ class VllmEngine:
     async def start(self) -> EngineFacts:
         self._on_phase("importing")
         vllm_environment.set_environment(self._settings)
-        prometheus.heed_folder()
+        table.apply(Where.WORKER)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from dynamo_vllm.engine.structured_output import vllm_grammars
         from dynamo_vllm.engine.vllm import control as vllm_control
         from dynamo_vllm.engine.vllm import direct as vllm_direct
         from dynamo_vllm.engine.vllm import output_socket, parsing
@@ -83,9 +83,7 @@ class VllmEngine:
             logger.info("default %s", fired)
         config = vllm_arguments.create_config(resolved.args, self._settings)
         self._settings.on_resolved(vllm_arguments.described(resolved.args, config))
-        plugin.guard_coordinator()
         self._parser = parsing.parser_class(self._settings, config.model_config)
-        vllm_grammars.mend()
         self._on_phase(vllm_arguments.loading_phase(config))
         self._relay = relay_for(config, self._settings)
         self._guides = guide_gate(config, self._settings)

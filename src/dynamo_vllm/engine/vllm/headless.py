@@ -9,6 +9,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm.engine.patches import table
+from dynamo_vllm.engine.patches.patch import Where
 from dynamo_vllm.engine.process import core_fork
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.process.background import in_thread
@@ -38,6 +40,7 @@ class HeadlessVllm:
         """Ranks are started and go on by themselves; shards have met their leader when it returns."""
         self._on_phase("importing")
         vllm_environment.set_environment(self._settings)
+        table.apply(Where.NODE)
         resolved = vllm_arguments.resolve(self._settings)
         for fired in resolved.fired:
             logger.info("default %s", fired)

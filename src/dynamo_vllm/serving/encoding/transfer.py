@@ -11,7 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.encoder_cache.folder import Unusable
-from dynamo_vllm.engine.patches import plugin
+from dynamo_vllm.engine.patches import nixl_pause, table
+from dynamo_vllm.engine.patches.patch import Where
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,7 +45,8 @@ class Nixl:
 
     async def connector(self) -> Any:
         if self._connector is None:
-            plugin.calm_nixl(_PAUSE_US)
+            nixl_pause.ask(_PAUSE_US)
+            table.apply(Where.TRANSFER)
             from dynamo.nixl_connect import Connector
 
             self._connector = Connector()

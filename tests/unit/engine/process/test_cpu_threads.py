@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.engine.patches import cpu_topology
+from dynamo_vllm.engine.patches.cpu import topology
 from dynamo_vllm.engine.process import cpu_threads
 
 PASSIVE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -93,9 +93,9 @@ def test_number_of_threads_is_the_users_where_they_gave_it(environment: dict[str
 def test_cores_are_listed_with_their_siblings_and_memory_nodes(tmp_path: Path) -> None:
     files = {"cpu/online": "0-2,5", "node/node0/cpulist": "0-1,4-5", "node/node1/cpulist": "2-3"}
     files |= {f"cpu/cpu{number}/topology/thread_siblings_list": "1,5" for number in (1, 5)}
-    found = cpu_topology.cores(str(written(tmp_path, files)))
+    found = topology.cores(str(written(tmp_path, files)))
     assert found == [(0, 0, 0), (1, 1, 0), (2, 2, 1), (5, 1, 0)]
 
 
 def test_without_sys_every_core_stands_alone(tmp_path: Path) -> None:
-    assert cpu_topology.cores(str(tmp_path)) == [(n, n, 0) for n in range(os.cpu_count() or 1)]
+    assert topology.cores(str(tmp_path)) == [(n, n, 0) for n in range(os.cpu_count() or 1)]

@@ -1,7 +1,11 @@
 """Tells vLLM which cores the machine has, from /sys.
 
-vLLM 0.30 runs `lscpu` through a shell for this; its CPU worker does not start on a machine without one. It
-can go when vLLM reads /sys itself.
+What is wrong: vLLM 0.30 runs `lscpu` through a shell for this; its CPU worker does not start on a machine
+without one.
+
+What we do: read the same from /sys.
+
+It can go when vLLM reads /sys itself.
 """
 
 from __future__ import annotations
@@ -9,20 +13,33 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 SYSTEM = "/sys/devices/system"
 
 
-def mend() -> None:
-    """In a process of vLLM."""
-    if platform.system() != "Linux" or platform.machine() == "s390x":  # vLLM counts in books there
-        return
+def kernel_tells() -> bool:
+    """vLLM counts in books on s390x."""
+    return platform.system() == "Linux" and platform.machine() != "s390x"
+
+
+def apply() -> None:
     from vllm.utils import cpu_resource_utils
 
-    def listed() -> list[cpu_resource_utils.LogicalCPUInfo]:
-        return [cpu_resource_utils.LogicalCPUInfo(*numbers) for numbers in cores()]
-
     cpu_resource_utils._get_cpu_list = listed
+
+
+def still_needed() -> bool:
+    from vllm.utils import cpu_resource_utils
+
+    return "lscpu --json --extended=CPU,CORE,NODE --online" in Path(cpu_resource_utils.__file__).read_text()
+
+
+def listed() -> list[Any]:
+    """In vLLM's class."""
+    from vllm.utils.cpu_resource_utils import LogicalCPUInfo
+
+    return [LogicalCPUInfo(*numbers) for numbers in cores()]
 
 
 def cores(system: str = SYSTEM) -> list[tuple[int, int, int]]:

@@ -1,0 +1,43 @@
+"""Lets the coordinator of data-parallel ranks end with its worker.
+
+What is wrong: vLLM 0.30 leaves it running when its parent is killed. And a Ctrl-C in a terminal goes to the
+whole process group, where the coordinator would end before the worker has drained. Engine cores have the same
+defect; our plugin runs in them (`plugin`), and the coordinator loads no plugin.
+
+What we do: the worker starts it through `run_coordinator`, which watches its parent.
+
+It can go when vLLM's coordinator notices the death of its parent and leaves signals to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from dynamo_vllm.engine.process.parent import end_with_parent
+
+_UNGUARDED = "run_unguarded"
+
+
+def apply() -> None:
+    """For coordinators that are started from now on."""
+    from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+    if not hasattr(DPCoordinatorProc, _UNGUARDED):
+        setattr(DPCoordinatorProc, _UNGUARDED, staticmethod(DPCoordinatorProc.run_coordinator))
+        DPCoordinatorProc.run_coordinator = staticmethod(run_coordinator)
+
+
+def run_coordinator(*args: object, **kwargs: object) -> None:
+    """The coordinator's process: forked it has the changed class, spawned vLLM's own."""
+    from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+    end_with_parent()
+    getattr(DPCoordinatorProc, _UNGUARDED, DPCoordinatorProc.run_coordinator)(*args, **kwargs)
+
+
+def still_needed() -> bool:
+    from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+    original = getattr(DPCoordinatorProc, _UNGUARDED, DPCoordinatorProc.run_coordinator)
+    return re.search("parent|death", inspect.getsource(original)) is None

@@ -1,0 +1,104 @@
+"""Keeps torch.compile out of the requests of an engine on CPU. Three patches.
+
+What is wrong: vLLM 0.30 compiles its sampler, its log-probabilities and parts of some models where they are
+first called. On a CPU that runs a C++ compiler inside a request, for up to 90 s, and ends the engine where
+there is none.
+
+What we do: the sampler runs as it was written (`unwrap_sampler`). A model is compiled in vLLM's warm-up,
+before there are requests, and nothing is compiled later (`compile_in_warm_up`). A model that cannot be
+compiled runs eagerly (`run_eagerly_without_compiler`).
+
+They can go when vLLM compiles nothing on a CPU after its warm-up and goes on where a compiler is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.patches.patch import source, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EAGER, COMPILED = "force_eager", "eager_on_recompile"
+"""torch's words: never compile; use what is compiled and compile no more."""
+_PLAIN = "_torchdynamo_orig_callable"
+"""Where torch keeps the function that it compiles."""
+
+
+def unwrap_sampler() -> None:
+    """No stance holds it back in the warm-up, which may compile."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    sample = topk_topp_sampler.compiled_random_sample
+    topk_topp_sampler.compiled_random_sample = getattr(sample, _PLAIN, sample)
+
+
+def sampler_is_compiled() -> bool:
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    return hasattr(topk_topp_sampler.compiled_random_sample, _PLAIN)
+
+
+def compile_in_warm_up() -> None:
+    import torch
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    if wrap(CPUModelRunner, "warming_up_model", _compiling_here_only):
+        torch.compiler.set_stance(EAGER)
+
+
+def _compiling_here_only(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
+    import torch
+    from vllm.config import CompilationMode
+
+    def warming_up_model(runner: Any) -> None:
+        if runner.vllm_config.compilation_config.mode == CompilationMode.NONE:
+            return
+        with torch.compiler.set_stance("default"):
+            warm_up(runner)
+        torch.compiler.set_stance(COMPILED)
+
+    return warming_up_model
+
+
+def requests_are_compiled_for() -> bool:
+    """Log-probabilities are what every model has."""
+    from vllm.v1.sample.ops import logprobs
+
+    return hasattr(logprobs.batched_count_greater_than, _PLAIN)
+
+
+def run_eagerly_without_compiler() -> None:
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    wrap(CPUModelRunner, "warming_up_model", _or_eagerly)
+
+
+def _or_eagerly(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
+    from vllm.logger import init_logger
+
+    logger = init_logger("vllm.dynamo_vllm")  # below vLLM's own, which is shown in engine cores
+
+    def warming_up_model(runner: Any) -> None:
+        try:
+            warm_up(runner)
+        except Exception as exc:  # of the compiler, or of the model itself: then it comes again below
+            logger.warning("the model could not be compiled and runs eagerly: %s", _first_line(exc))
+            for module in runner.model.modules():
+                if hasattr(module, "do_not_compile"):
+                    module.do_not_compile = True
+            runner.profile_run()
+
+    return warming_up_model
+
+
+def failed_compilation_ends_the_engine() -> bool:
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    return "except" not in source(CPUModelRunner.warming_up_model)
+
+
+def _first_line(exc: BaseException) -> str:
+    text = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
+    return f"{type(exc).__name__}: {text}"

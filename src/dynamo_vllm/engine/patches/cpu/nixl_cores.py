@@ -1,0 +1,41 @@
+"""Keeps engines with NIXL on CPU from sharing one core.
+
+What is wrong: the connector of vLLM 0.30 moves each engine onto the last core of the machine. Prompts waited
+there for the decode engine to end its answers, a second each.
+
+What we do: tell the connector of no cores, where threads are not bound to any. Who binds them knows which.
+
+It can go when the connector stays on the cores that its process has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+CONNECTOR = "distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
+
+
+def _no_cores(platform: type) -> list[Any]:
+    return []
+
+
+_hidden: Any = classmethod(_no_cores)
+
+
+def threads_are_not_bound() -> bool:
+    from vllm import envs
+
+    return bool(envs.VLLM_CPU_OMP_THREADS_BIND == "nobind")
+
+
+def apply() -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.discover_numa_topology = _hidden
+
+
+def still_needed() -> bool:
+    import vllm
+
+    return "os.sched_setaffinity(0, rsv_cores_for_kv)" in (Path(vllm.__path__[0]) / CONNECTOR).read_text()

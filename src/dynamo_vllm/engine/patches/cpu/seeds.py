@@ -1,0 +1,48 @@
+"""Keeps a seeded request from ending an engine on CPU.
+
+What is wrong: when vLLM 0.30 prefills a prompt in several steps, it throws away the tokens sampled on the way
+and sets the request's random generator back with `set_offset`, which a CPU generator does not have. The
+exception ends the engine.
+
+What we do: put the generator back to its seed, so that the answer does not depend on steps.
+
+It can go when vLLM sets back a generator on CPU in another way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.patches.patch import source, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def apply() -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    wrap(GPUModelRunner, "_bookkeeping_sync", _keeping_seeds)
+
+
+def still_needed() -> bool:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    return "gen.set_offset(gen.get_offset() - 4)" in source(GPUModelRunner._bookkeeping_sync)
+
+
+def _keeping_seeds(original: Callable[..., Any]) -> Callable[..., Any]:
+    import numpy as np
+
+    def bookkeeping(self: Any, *args: Any, **kwargs: Any) -> Any:
+        generators = self.input_batch.generators
+        thrown_away = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        held = {int(i): generators.pop(int(i)) for i in thrown_away if int(i) in generators}
+        for generator in held.values():
+            generator.manual_seed(generator.initial_seed())
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            generators.update(held)
+
+    return bookkeeping

@@ -1,0 +1,44 @@
+"""Lets an engine on CPU compute with as many threads as OMP_NUM_THREADS says.
+
+What is wrong: OpenMP reads the variable when it is loaded, which in a forked engine core was long before the
+worker chose the number. vLLM 0.30 refuses to change it later: it replaces `torch.set_num_threads` in its
+worker.
+
+What we do: set the number before vLLM's worker does so.
+
+It can go when vLLM sets the number itself, or lets it be set.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.process.cpu_threads import COUNT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def apply() -> None:
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    wrap(CPUWorker, "init_device", _with_threads)
+
+
+def still_needed() -> bool:
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    return "torch.set_num_threads = skip_set_num_threads" in source(CPUWorker.init_device)
+
+
+def _with_threads(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    import torch
+
+    def init_device(self: Any) -> Any:
+        if (threads := os.environ.get(COUNT, "")).isdecimal():
+            torch.set_num_threads(int(threads))
+        return original(self)
+
+    return init_device

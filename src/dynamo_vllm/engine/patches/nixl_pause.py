@@ -1,0 +1,58 @@
+"""Lets NIXL's progress thread pause between looks.
+
+What is wrong: NIXL (1.3 to 1.5) sets no pause for an agent made from Python. Its thread polls without end,
+which takes a whole core per engine.
+
+What we do: give every agent a pause where one is asked for; a transfer under way wakes the thread earlier.
+
+It can go when the pause can be given to `nixl_agent_config`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+
+from dynamo_vllm.engine.process.environment import NIXL_PAUSE_VARIABLE
+
+_MARK = "dynamo_vllm_pause_us"
+_asked_us: int | None = None
+
+
+def ask(pause_us: int) -> None:
+    """For agents of this process. In vLLM's processes the worker asks with a variable, which goes first."""
+    global _asked_us
+    _asked_us = pause_us
+
+
+def _pause_us() -> int | None:
+    given = os.environ.get(NIXL_PAUSE_VARIABLE)
+    return int(given) if given else _asked_us
+
+
+def is_asked_for() -> bool:
+    return _pause_us() is not None
+
+
+def apply() -> None:
+    pause_us = _pause_us()
+    with contextlib.suppress(ImportError):
+        from nixl import _api
+
+        make_agent = _api.nixlBind.nixlAgent
+        if hasattr(make_agent, _MARK):
+            return
+
+        def agent(name: str, config: object) -> object:
+            config.pthrDelay = pause_us  # type: ignore[attr-defined]
+            return make_agent(name, config)
+
+        setattr(agent, _MARK, pause_us)
+        _api.nixlBind.nixlAgent = agent
+
+
+def still_needed() -> bool:
+    from nixl import _api
+
+    return "agent_config.pthrDelay = 0" in inspect.getsource(_api.nixl_agent)

@@ -1,0 +1,53 @@
+"""Lets us say how vLLM makes its engine cores and their coordinator.
+
+What is wrong: vLLM 0.30 spawns or forks them, by a variable that knows no third way.
+
+What we do: while a context of ours is in use (`using`), vLLM gets it instead of one of `multiprocessing`
+(`process.core_fork` has one that forks from a zygote). Without the patch vLLM spawns, which takes longer.
+
+It can go when vLLM takes a context as an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.patches.patch import source, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.context import BaseContext
+
+_context: BaseContext | None = None
+
+
+@contextlib.contextmanager
+def using(context: BaseContext) -> Iterator[None]:
+    global _context
+    _context = context
+    try:
+        yield
+    finally:
+        _context = None
+
+
+def apply() -> None:
+    from vllm.v1.engine import coordinator, utils
+
+    for module in (coordinator, utils):
+        wrap(module, "get_mp_context", _ours_or_theirs)
+
+
+def _ours_or_theirs(theirs: Callable[[], Any]) -> Callable[[], Any]:
+    def get_mp_context() -> Any:
+        return theirs() if _context is None else _context
+
+    return get_mp_context
+
+
+def still_needed() -> bool:
+    from vllm.v1.engine import coordinator, utils
+
+    makers = (utils.CoreEngineProcManager.__init__, coordinator.DPCoordinator.__init__)
+    return all("context = get_mp_context()" in source(maker) for maker in makers)

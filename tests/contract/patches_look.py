@@ -1,0 +1,78 @@
+"""Probes and applies each patch in a process that has vLLM as it comes, and prints what was seen as JSON."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+from dynamo_vllm.engine.patches.patch import Patch, State
+from dynamo_vllm.engine.patches.table import PATCHES
+from dynamo_vllm.engine.process import cpu_threads, preload
+from dynamo_vllm.engine.process.environment import NIXL_PAUSE_VARIABLE
+
+ASKED = {NIXL_PAUSE_VARIABLE: "1000", cpu_threads.BIND: "nobind"}
+"""What some patches are applied for."""
+
+
+def look(patch: Patch) -> dict[str, Any]:
+    """In a process of its own."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.gettempdir()  # after its library was imported
+    needed = patch.still_needed()
+    before = [found(target) for target in patch.targets]
+    wanted = patch.only_if()
+    patch.apply()
+    once = [found(target) for target in patch.targets]
+    patch.apply()
+    twice = [found(target) for target in patch.targets]
+    alike = [old is new for old, new in zip(before, once, strict=True)]
+    alike_again = [old is new for old, new in zip(once, twice, strict=True)]
+    return {
+        "needed": needed,
+        "wanted": wanted,
+        "unchanged": [target for target, is_alike in zip(patch.targets, alike, strict=True) if is_alike],
+        "stays": all(alike_again),
+    }
+
+
+def found(target: str) -> Any:
+    """The object behind a dotted name, as its owner holds it; None where there is none."""
+    names, inner = target.split("."), []
+    while True:
+        try:
+            owner: Any = importlib.import_module(".".join(names))
+            break
+        except ImportError:
+            inner.insert(0, names.pop())
+    for name in inner[:-1]:
+        owner = getattr(owner, name)
+    return inspect.getattr_static(owner, inner[-1], None)
+
+
+def apart(patch: Patch) -> dict[str, Any]:
+    """Forked, so that no patch sees another one, and vLLM is imported once."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            told = look(patch)
+        except BaseException as exc:
+            told = {"error": f"{type(exc).__name__}: {exc}"}
+        os.write(writing, json.dumps(told).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    seen: dict[str, Any] = json.loads(text or '{"error": "the process ended"}')
+    return seen
+
+
+if __name__ == "__main__":
+    os.environ.update({**preload.ONE_THREAD, **ASKED})
+    preload.import_vllm()
+    seen = {patch.name: apart(patch) for patch in PATCHES if patch.state() is State.APPLIED}
+    sys.stdout.write(f"{json.dumps(seen)}\n")
