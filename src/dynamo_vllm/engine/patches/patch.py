@@ -79,7 +79,7 @@ class Patch:
             return State.NOT_INSTALLED
         if not _is_within(version, self.versions):
             return State.OTHER_VERSION
-        if self.device is not None and self.device != machine.device():
+        if self.device is not None and self.device != _device():
             return State.OTHER_DEVICE
         return State.APPLIED
 
@@ -92,6 +92,11 @@ class Patch:
             "where": [str(place) for place in self.where],
             "targets": list(self.targets),
         }
+
+
+@functools.cache
+def _device() -> str:
+    return machine.device()
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.patches import cpu_worker, patch, table
 from dynamo_vllm.engine.patches.patch import Patch, State, Where
 
@@ -21,7 +20,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_told", set())
     monkeypatch.setattr(patch, "installed", {"vllm": "0.30.0", "odd": "unknown"}.get)
     monkeypatch.setattr(table, "installed", {"vllm": "0.30.0", "odd": "unknown"}.get)
-    monkeypatch.setattr(machine, "device", lambda: "cpu")
+    monkeypatch.setattr(patch, "_device", lambda: "cpu")
 
 
 def made(calls: list[str], **about: object) -> Patch:
