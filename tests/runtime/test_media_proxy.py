@@ -20,6 +20,7 @@ from dynamo_vllm.media.fetch.proxy import Proxy
 from harness import media
 from harness.bad_server import BadServer, bad_server, make_certificate, silent
 from harness.stack import Stack, stack
+from harness.waiting import until
 
 PNG = media.picture()
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -149,6 +150,21 @@ async def test_picture_is_none_of_a_cards_files(server: BadServer) -> None:
         del asking.headers["user-agent"]  # as the frontend asks for them, and only for them
         assert (await asking.get(url)).content == PNG
     assert len(server.requests) == 1
+
+
+async def test_slow_pictures_keep_no_card_waiting(server: BadServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "MOST_PICTURES", 2)
+    slow, card = server.serve("/slow.png", silent), server.file("/v1/metadata/config.json", b"{}")
+    async with client(HERE) as asking:
+        waiting = [asyncio.ensure_future(asking.get(slow)) for _ in range(2)]
+        await asyncio.to_thread(until, "both to be asked for", lambda: len(server.requests) == 2)
+        refused = await asking.get(server.file("/a.png", PNG))
+        assert (refused.status_code, "at once" in refused.text) == (403, True)
+        del asking.headers["user-agent"]
+        assert (await asking.get(card)).content == b"{}"
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_others_on_this_machine_may_not_use_it(server: BadServer) -> None:

@@ -1,4 +1,4 @@
-"""A forward proxy on loopback, through which the frontend asks for pictures.
+"""Runs a forward proxy on loopback, through which the frontend asks for pictures.
 
 The Rust frontend (1.6.1) asks for the first 4 KB of each picture by URL, to count its tokens for routing,
 before a worker has judged the URL; which hosts it may ask it knows only where it decodes pictures itself, and
@@ -27,14 +27,17 @@ from dynamo_vllm.media.fetch import addresses
 from dynamo_vllm.media.fetch.addresses import Reach
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from dynamo_vllm.media.fetch.addresses import Resolve
 
 logger = logging.getLogger(__name__)
 
 HEAD_SECONDS = 10.0
 """For a request's head, and for the way to the host."""
 IDLE_SECONDS = 60.0
-MOST_CONNECTIONS = 256
+MOST_PICTURES = 256
+"""At once. Files of model cards are not counted: without them no new model is served."""
 PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _ENDPOINTS = (
     "HF_ENDPOINT",
@@ -46,8 +49,6 @@ _ENDPOINTS = (
 )
 """Whom else the frontend's process may ask over HTTP; they are the operator's own."""
 _NOT_PASSED_ON = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te"))
-
-
 _ANYWHERE = Reach(networks=(ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")))
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _BROKEN_OFF = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
@@ -61,9 +62,11 @@ class Proxy:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._password = secrets.token_urlsafe(16)
         """Other users of this machine are not to ask hosts in the frontend's name."""
-        self._threads = ThreadPoolExecutor(4, "media-names")
-        self._resolve = addresses.system_resolver(self._threads)
+        # Apart, so that slow names of pictures do not keep cards waiting.
+        self._threads = ThreadPoolExecutor(4, "media-names"), ThreadPoolExecutor(1, "card-names")
+        self._resolve, self._resolve_for_cards = map(addresses.system_resolver, self._threads)
         self._open: set[asyncio.Task[None]] = set()
+        self._pictures = 0
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """What makes the frontend use it; nothing where the operator has a proxy, which then decides."""
@@ -83,26 +86,26 @@ class Proxy:
             for task in self._open:
                 task.cancel()
             await asyncio.gather(*self._open, return_exceptions=True)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            for threads in self._threads:
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MOST_CONNECTIONS:
-            writer.close()
-            return
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(*_BROKEN_OFF):
+        with contextlib.closing(writer), contextlib.suppress(*_BROKEN_OFF), contextlib.ExitStack() as held:
             try:
                 async with asyncio.timeout(HEAD_SECONDS):
                     request = await read_head(reader)
                     self._check_password(request)
                     host, port, head = target(request)
-                    there = await self._connect(
-                        host, port, _ANYWHERE if is_for_a_card(request) else self._reach
-                    )
+                    if is_for_a_card(request):
+                        there = await connect(host, port, _ANYWHERE, self._resolve_for_cards)
+                    else:
+                        held.enter_context(self._place())
+                        there = await connect(host, port, self._reach, self._resolve)
             except (MediaRefused, h11.RemoteProtocolError) as exc:
                 logger.info("media: the frontend may not ask for a picture: %s", exc)
                 writer.write(_answer(403, str(exc)))
@@ -113,23 +116,34 @@ class Proxy:
                     await _pass_on(head, (reader, writer), there)
             await writer.drain()
 
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """For a picture."""
+        if self._pictures >= MOST_PICTURES:
+            raise MediaRefused("too many pictures are asked for at once")
+        self._pictures += 1
+        try:
+            yield
+        finally:
+            self._pictures -= 1
+
     def _check_password(self, request: h11.Request) -> None:
         expected = b"Basic " + base64.b64encode(f"media:{self._password}".encode())
         given = dict(request.headers).get(b"proxy-authorization", b"")
         if not secrets.compare_digest(given, expected):
             raise MediaRefused("this proxy is the frontend's own")
 
-    async def _connect(self, host: str, port: int, reach: Reach) -> Streams:
-        """To the very address that was checked."""
-        reach.check_name(host)
-        found = await addresses.resolve_allowed(host, port, reach, self._resolve)
-        failure = OSError("no address")
-        for address in found[:4]:
-            try:
-                return await asyncio.open_connection(address, port)
-            except OSError as exc:
-                failure = exc
-        raise failure
+
+async def connect(host: str, port: int, reach: Reach, resolve: Resolve) -> Streams:
+    """To the very address that was checked."""
+    reach.check_name(host)
+    failure = OSError("no address")
+    for address in (await addresses.resolve_allowed(host, port, reach, resolve))[:4]:
+        try:
+            return await asyncio.open_connection(address, port)
+        except OSError as exc:
+            failure = exc
+    raise failure
 
 
 def not_through(environment: Mapping[str, str]) -> str:
