@@ -1,4 +1,4 @@
-"""The sockets this process listens on, most of which the Rust runtime has made: found in /proc, mended here.
+"""Finds the sockets that the Rust runtime listens on, in /proc, and sets the options that it leaves out.
 
 On Linux a connection inherits the settings of the socket that accepted it.
 """
