@@ -2,8 +2,9 @@
 
     python scripts/stalled.py [--stalled 1 8 64] [--kind plain logprobs n16] [--seconds 30] [-- serve flags …]
 
-Starts one `serve` for each kind and number. In it a round without stalled clients and one with them follow
-each other; in both, some other streams are read and timed. A stalled client reads its first token only.
+Starts one `serve` for each kind and number. In it three rounds follow each other: without further clients,
+with as many that read everything (what their work alone costs the others), and with stalled ones. In all of
+them some other streams are read and timed. A stalled client reads its first token only.
 Without words for `serve` it is the fake engine, with a tiny model's tokenizer.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import signal
 import socket
 import statistics
@@ -91,6 +93,35 @@ async def ask(served: Served, small: bool = False, **body: Any) -> tuple[Any, An
     return reader, writer
 
 
+async def hold(served: Served, number: int, small: bool, options: argparse.Namespace, kind: str) -> list[Any]:
+    """Streams of the kind, one for each further client."""
+    return [
+        await ask(
+            served,
+            small=small,
+            messages=[{"role": "user", "content": f"{i}"}],
+            max_tokens=options.tokens,
+            **KINDS[kind],
+        )
+        for i in range(number)
+    ]
+
+
+def read_all(served: Served, number: int, options: argparse.Namespace, kind: str, begun: Any) -> None:
+    """Reads whatever comes, in a process of its own: it takes no time from the clock of the others."""
+
+    async def read() -> None:
+        held = await hold(served, number, False, options, kind)
+        begun.set()
+        await asyncio.gather(*(drain(reader) for reader, _ in held))
+
+    async def drain(reader: asyncio.StreamReader) -> None:
+        while await reader.read(1 << 16):
+            pass
+
+    asyncio.run(read())
+
+
 async def read_gaps(served: Served, number: int, seconds: float, tokens: int, gaps: list[float]) -> None:
     """Asks again and again until the time is over."""
     end = time.monotonic() + seconds
@@ -111,26 +142,36 @@ async def read_gaps(served: Served, number: int, seconds: float, tokens: int, ga
 
 
 async def round_of(served: Served, stalled: int, options: argparse.Namespace, kind: str) -> list[float]:
-    held = [
-        await ask(
-            served,
-            small=True,
-            messages=[{"role": "user", "content": f"{i}"}],
-            max_tokens=options.tokens,
-            **KINDS[kind],
-        )
-        for i in range(stalled)
-    ]
+    held = await hold(served, stalled, True, options, kind)
     for reader, _ in held:
         reader._transport.pause_reading()
+    gaps = await gaps_of_others(served, options)
+    for _, writer in held:
+        writer.transport.abort()
+    await asyncio.sleep(1)
+    return gaps
+
+
+def round_beside_readers(served: Served, number: int, options: argparse.Namespace, kind: str) -> list[float]:
+    begun = multiprocessing.Event()
+    readers = multiprocessing.Process(target=read_all, args=(served, number, options, kind, begun))
+    readers.start()
+    try:
+        if not begun.wait(START_SECONDS):
+            raise SystemExit("the reading clients got no answer")
+        return asyncio.run(gaps_of_others(served, options))
+    finally:
+        readers.kill()
+        readers.join()
+        time.sleep(1)
+
+
+async def gaps_of_others(served: Served, options: argparse.Namespace) -> list[float]:
     gaps: list[float] = []
     await asyncio.gather(
         *(read_gaps(served, i, options.seconds, options.others_tokens, gaps) for i in range(OTHERS))
     )
     options.found_memory = served.memory()
-    for _, writer in held:
-        writer.transport.abort()
-    await asyncio.sleep(1)
     return gaps
 
 
@@ -150,6 +191,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=100_000, help="asked for by a stalled client")
+    parser.add_argument("--readers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--others-tokens", type=int, default=2000)
     parser.add_argument("--token-ms", type=float, default=5)
     parser.add_argument("words", nargs="*", help="for serve, behind --")
@@ -168,6 +210,9 @@ def main() -> None:
                 for _ in range(options.rounds):
                     without = asyncio.run(round_of(served, 0, options, kind))
                     print(f"{kind:9}  0 stalled: {shown(without)}  MB {options.found_memory}", flush=True)
+                    if options.readers:
+                        beside = round_beside_readers(served, stalled, options, kind)
+                        print(f"{kind:9} {stalled:2} reading: {shown(beside)}", flush=True)
                     having = asyncio.run(round_of(served, stalled, options, kind))
                     print(
                         f"{kind:9} {stalled:2} stalled: {shown(having)}  MB {options.found_memory}",

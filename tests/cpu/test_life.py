@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from cpu.faulty_steps import CALL, LOCKED, SLOW, ask, unlock, wait_in_service, w
 from cpu.pairs import ROUNDS
 from cpu.ranks import QUICK_WATCH
 from harness.stack import Stack, Worker, stack, survivors
-from harness.waiting import Promptness, until
+from harness.waiting import until
 from harness.warm import Zygote
 
 
@@ -137,18 +138,19 @@ def test_step_of_a_minute_stays_in_service(faulty: Faulty) -> None:
 @pytest.mark.timeout(120 + 60 * ROUNDS)
 def test_stopped_and_deadlocked_engines_are_out_of_service_in_time(faulty: Faulty) -> None:
     made, worker = faulty.start()
-    stopped, locked = Promptness(), Promptness()
+    stopped: list[float] = []
+    locked: list[float] = []
     for _ in range(ROUNDS):
         core = engine_core(worker)
         core.suspend()
-        stopped.seconds.append(wait_out_of_service(made, worker))
+        stopped.append(wait_out_of_service(made, worker))
         core.resume()
         wait_in_service(made, worker)
-        locked.seconds.append(faulty.deadlock())
+        locked.append(faulty.deadlock())
         wait_in_service(made, worker)
-    print("seconds until out of service:", stopped.seconds, locked.seconds)
-    stopped.assert_within(15)
-    locked.assert_within(30)
+    print("seconds until out of service:", stopped, locked)
+    assert statistics.median(stopped) < 15, stopped
+    assert statistics.median(locked) < 30, locked
 
 
 def test_sigterm_while_idle_ends_within_seconds(fresh: Stack) -> None:
