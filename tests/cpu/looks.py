@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from harness.warm import CACHE_BLOCKS
+from cpu.bare import bare_engine
 
 
 def run(model: str, chats_file: str, out_file: str, max_tokens: int) -> None:
@@ -18,24 +17,9 @@ def run(model: str, chats_file: str, out_file: str, max_tokens: int) -> None:
 
 async def answers(model: str, chats: list[Any], max_tokens: int) -> list[dict[str, list[int]]]:
     from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.renderers import ChatParams
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
 
-    args = AsyncEngineArgs(
-        model=model,
-        max_model_len=2048,
-        enforce_eager=True,
-        dtype="float32",
-        block_size=32,
-        distributed_executor_backend="uni",
-        num_gpu_blocks_override=CACHE_BLOCKS,
-        limit_mm_per_prompt={"image": 2},
-    )
-    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    engine = AsyncLLM.from_vllm_config(config)
+    engine = bare_engine(model, limit_mm_per_prompt={"image": 2})
     said = []
     try:
         for number, messages in enumerate(chats):

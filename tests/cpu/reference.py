@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from harness.warm import CACHE_BLOCKS
+from cpu.bare import bare_engine
 
 
 def run(model: str, cases_file: str, out_file: str) -> None:
@@ -17,25 +16,9 @@ def run(model: str, cases_file: str, out_file: str) -> None:
 
 
 async def answers(model: str, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
-
     adapters = any("adapter" in case for case in cases)
-    args = AsyncEngineArgs(
-        enable_lora=adapters,
-        max_loras=2 if adapters else 1,  # the one in use, and one: vLLM's CPU kernels need it
-        model=model,
-        max_model_len=2048,
-        enforce_eager=True,
-        dtype="float32",
-        block_size=32,
-        distributed_executor_backend="uni",
-        num_gpu_blocks_override=CACHE_BLOCKS,
-    )
-    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    engine = AsyncLLM.from_vllm_config(config)
+    # With adapters the one in use, and one: vLLM's CPU kernels need it.
+    engine = bare_engine(model, enable_lora=adapters, max_loras=2 if adapters else 1)
     try:
         return [await answer(engine, f"case-{i}", case) for i, case in enumerate(cases)]
     finally:

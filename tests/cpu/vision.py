@@ -10,7 +10,6 @@ import base64
 import functools
 import io
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cpu.bare import bare_engine
 from harness.stack import Stack
-from harness.warm import CACHE_BLOCKS
 
 Parts = list[dict[str, Any]]
 TEXT = {"type": "text", "text": "ba be bi"}
@@ -107,23 +106,7 @@ def run(model: str, cases_file: str, out_file: str) -> None:
 
 async def answers(model: str, asked: dict[str, Parts]) -> dict[str, Any]:
     """The text and the prompt's length of each."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    args = AsyncEngineArgs(
-        model=model,
-        max_model_len=2048,
-        enforce_eager=True,
-        dtype="float32",
-        block_size=32,
-        distributed_executor_backend="uni",
-        num_gpu_blocks_override=CACHE_BLOCKS,
-        enable_prefix_caching=False,
-    )
-    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    engine = AsyncLLM.from_vllm_config(config)
+    engine = bare_engine(model, enable_prefix_caching=False)
     try:
         return {name: await answer(engine, name, parts) for name, parts in asked.items()}
     finally:
