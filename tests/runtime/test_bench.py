@@ -163,7 +163,7 @@ def test_client_process_that_dies_is_told(tmp_path: Path) -> None:
         lambda request: sse.answer(request) if request.body is None or len(server.asked) < 2 else []
     ) as server:
         process = subprocess.Popen(
-            command(server.url, "--seconds", "60"),
+            command(server.url, "--seconds", "60", "--clients", "1"),
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

@@ -85,6 +85,10 @@ def test_serve_ends_while_clients_do_not_read(tmp_path: Path, model: Path) -> No
 def test_runtime_has_places_for_what_is_sent_between_two_looks(tmp_path: Path) -> None:
     """A look that another stream took may be as many chunks old as are sent after it."""
     command = [sys.executable, "-m", "harness.places", str(2 * CHUNKS)]
-    env = environment(tmp_path, DYN_LOG="off", PYTHONPATH=str(TESTS))
+    env = environment(
+        tmp_path,
+        DYN_LOG="off",
+        PYTHONPATH=os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
     done = subprocess.run(command, cwd=TESTS, env=env, capture_output=True, text=True, timeout=200)
     assert int(done.stdout) >= 2 * CHUNKS, done.stderr[-2000:]
