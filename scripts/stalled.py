@@ -126,7 +126,9 @@ async def read_gaps(served: Served, number: int, seconds: float, tokens: int, ga
     """Asks again and again until the time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        reader, writer = await ask(served, prompt=[5 + number, 6, 7], max_tokens=tokens)
+        asked = [{"role": "user", "content": f"What is {17 + number} + 25, and why?"}]
+        # After its last word a model goes on with tokens that have no text, of which nothing is sent.
+        reader, writer = await ask(served, messages=asked, max_tokens=tokens, ignore_eos=False)
         last = None
         async for line in reader:
             if line.startswith(b"data: {"):
