@@ -7,6 +7,7 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -14,7 +15,7 @@ import pytest
 
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.misbehaving import Streams
-from harness.stack import COMMAND, Stack, Worker, free_port, stack
+from harness.stack import COMMAND, Stack, Worker, environment, free_port, stack
 from harness.waiting import until
 
 LIMIT, STREAMS = 256, 300
@@ -42,6 +43,30 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             )
         made.add(process, port, log)
         yield made.wait_ready()
+
+
+@pytest.mark.parametrize("process", ["frontend", "worker"])
+def test_watches_of_the_kernel_that_are_used_up_are_named(process: str, tmp_path: Path) -> None:
+    """In a user namespace, which has a limit of its own."""
+    limit = "/proc/sys/user/max_inotify_instances"
+    inside = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 8 > {limit} && exec "$@"', "sh"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    words = {
+        "frontend": ("--port", str(free_port())),
+        "worker": ("--model", str(make_tiny_model(tmp_path / "tiny")), "--engine", "fake"),
+    }
+    done = subprocess.run(
+        [*inside, *COMMAND, process, *words[process]],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "inotify instances, and this user has 8 left" in line
+    assert "sysctl -w fs.inotify.max_user_instances=1024" in line
 
 
 async def test_more_streams_than_descriptors(running: Stack) -> None:

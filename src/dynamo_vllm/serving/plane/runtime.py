@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dynamo.runtime import DistributedRuntime
 
 from dynamo_vllm.errors import StartError
+from dynamo_vllm.serving.plane import inotify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +41,8 @@ class Runtime:
 
 
 def create(options: RuntimeOptions) -> DistributedRuntime:
+    if options.discovery_backend == "file":
+        inotify.refuse_used_up()
     try:
         return DistributedRuntime(
             asyncio.get_running_loop(),

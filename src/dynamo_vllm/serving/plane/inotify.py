@@ -1,0 +1,56 @@
+"""Looks whether the kernel still gives this user what file discovery watches its folder with."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+from dynamo_vllm.errors import StartError
+
+INSTANCES = 16
+"""What a frontend with one model takes of the runtime (1.6.1); a worker takes fewer."""
+LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+
+
+def refuse_used_up(instances: int = INSTANCES) -> None:
+    """Says so at once: the runtime would fail later without a word of inotify, or wait for good."""
+    opened: list[int] = []
+    try:
+        while len(opened) < instances:
+            opened.append(_open())
+    except OSError as exc:
+        if exc.errno != errno.EMFILE or not _can_open_files():
+            return  # no inotify here, or no file descriptors: the runtime says what it misses
+        raise StartError(
+            f"file discovery needs {instances} inotify instances, and this user has {len(opened)} left of "
+            f"{_limit()}; raise the limit: sysctl -w fs.inotify.max_user_instances=1024 "
+            "(or use --discovery-backend etcd)"
+        ) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _open() -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.inotify_init1(os.O_CLOEXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "inotify_init1")
+    return descriptor
+
+
+def _can_open_files() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def _limit() -> str:
+    try:
+        return LIMIT.read_text().strip()
+    except OSError:
+        return "an unknown number"
