@@ -24,8 +24,8 @@ import msgspec
 import psutil
 import uvloop
 
-from dynamo_vllm.bench.figures import spread
-from dynamo_vllm.bench.prompts import PromptSpec, Talk
+from dynamo_vllm.bench.load.prompts import PromptSpec, Talk
+from dynamo_vllm.bench.report.figures import spread
 from peers.settings import MODEL_NAME, VOCABULARY, Stage
 
 LABEL = "bare"

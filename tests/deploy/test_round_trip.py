@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from deploy import manifests as read
-from dynamo_vllm.cli.serve import from_file
+from dynamo_vllm.cli.start.serve import from_file
 from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.bench import messages, trace
-from dynamo_vllm.bench.client import Client
-from dynamo_vllm.bench.generator import Stage
-from dynamo_vllm.bench.prompts import PromptSpec
-from dynamo_vllm.bench.target import target
+from dynamo_vllm.bench.http.stream_client import Client
+from dynamo_vllm.bench.http.target import target
+from dynamo_vllm.bench.load import messages, trace
+from dynamo_vllm.bench.load.generator import Stage
+from dynamo_vllm.bench.load.prompts import PromptSpec
 from harness import sse
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dynamo_vllm.cli import prove
-from dynamo_vllm.cli.client import Client
+from dynamo_vllm.cli.running import prove
+from dynamo_vllm.cli.running.frontend_client import Client
 from dynamo_vllm.config.planes import EtcdAccess
 from dynamo_vllm.serving.plane.etcd import Etcd
 from harness.planes import Planes, planes

@@ -23,7 +23,7 @@ import httpx
 import psutil
 import pytest
 
-from dynamo_vllm.cli import serve as command
+from dynamo_vllm.cli.start import serve as command
 from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Limits

@@ -119,8 +119,8 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
     chosen, unknown = build.parse(LiveOptions, rest, environment, PROG, DESCRIPTION)
     if unknown:
         raise ConfigError(f"{unknown[0]} says nothing about a running system; --live takes --model only")
-    from dynamo_vllm.cli.client import Client
-    from dynamo_vllm.cli.prove import OK, Proof, prove
+    from dynamo_vllm.cli.running.frontend_client import Client
+    from dynamo_vllm.cli.running.prove import OK, Proof, prove
 
     steps = []
     with contextlib.closing(Client(str(options.live), options.timeout)) as client:

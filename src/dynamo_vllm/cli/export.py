@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.cli.serve import from_file
+from dynamo_vllm.cli.start.serve import from_file
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.options.export import KINDS

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.cli import prove
-from dynamo_vllm.cli.client import Client
+from dynamo_vllm.cli.running import prove
+from dynamo_vllm.cli.running.frontend_client import Client
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.supervise.probe import Probe
 

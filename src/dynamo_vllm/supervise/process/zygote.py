@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.planning.plan import Process
     from dynamo_vllm.supervise.process.child import Running
 
-FORKED = "dynamo_vllm.cli.forked"
+FORKED = "dynamo_vllm.cli.start.forked"
 FORK_SECONDS = 60.0
 """For the answer of a zygote that has imported everything; it takes a hundredth of a second."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.cli import serve
+from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError
