@@ -24,7 +24,7 @@ import msgspec
 import psutil
 import uvloop
 
-from dynamo_vllm.bench.load.prompts import PromptSpec, Talk
+from dynamo_vllm.bench.load.prompts import Conversation, PromptSpec
 from dynamo_vllm.bench.report.figures import spread
 from peers.settings import MODEL_NAME, VOCABULARY, Stage
 
@@ -96,7 +96,7 @@ class Bare:
             seed=seed,
             stage="0",  # the first of its run
         )
-        return list(msgspec.json.decode(Talk(spec, number).question(()))["prompt"])
+        return list(msgspec.json.decode(Conversation(spec, number).question(()))["prompt"])
 
     def close(self) -> None:
         self._engine.shutdown()

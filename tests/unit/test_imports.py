@@ -76,7 +76,7 @@ WRITES_ENVIRONMENT = {
     "engine/vllm/arguments.py": "what vLLM reads while it makes its configuration",
     "config/runtime_env.py": "the Rust runtime's variables",
     "config/folders.py": "where caches go, for libraries that read it when they are imported",
-    "media/decode/child.py": "those of the decoder's libraries, in a process that does nothing else",
+    "media/decode/decode_child.py": "those of the decoder's libraries, in a process that does nothing else",
 }
 NOT_IMPORTED = {
     "__main__.py": "python -m dynamo_vllm",

@@ -14,7 +14,7 @@ from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags, flag
 from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import plan as plans
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 PRE_STOP_SECONDS = 5
 """Between the end of a pod in every list and its SIGTERM: nobody sends it anything new then."""
 SPARE_SECONDS = 5
-_LIMITS = Limits()
+_LIMITS = SupervisorLimits()
 _ENDS_WITH = len(plans.COMMAND)
 
 _PLANES = ("request_plane", "event_plane")

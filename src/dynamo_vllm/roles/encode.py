@@ -42,7 +42,7 @@ CARD = RoleCard(
 )
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class EncodedMedium(msgspec.Struct, frozen=True):
     """One medium that was encoded."""
 
     kind: str
@@ -53,7 +53,7 @@ class Encoded(msgspec.Struct, frozen=True):
 class Handoff(msgspec.Struct, frozen=True):
     """What an encoder answers; `disaggregated_params` of its last chunk."""
 
-    encoded: list[Encoded]
+    encoded: list[EncodedMedium]
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ def _answer(told: dict[str, Any]) -> Output:
 
 
 def _handoff(found: Sequence[Media]) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.to_builtins(Handoff([Encoded(m.kind, m.name) for m in found]))
+    made: dict[str, Any] = msgspec.to_builtins(Handoff([EncodedMedium(m.kind, m.name) for m in found]))
     return made
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.lifecycle.shutdown import end_signals, is_repeated_hangup
 from dynamo_vllm.supervise import discovery, hints
-from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
 from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.process import child as children
-from dynamo_vllm.supervise.process.ended import Ended, describe
+from dynamo_vllm.supervise.process.ended import EndedProcess, describe
 from dynamo_vllm.supervise.process.log_files import LogFiles
 from dynamo_vllm.supervise.process.zygote import WorkerZygote
-from dynamo_vllm.supervise.targets import Targets
+from dynamo_vllm.supervise.prometheus_targets import Targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class Ending:
 class Supervisor:
     """One life: `run`, from the first start until the last process is gone."""
 
-    def __init__(self, plan: Plan, limits: Limits, folder: RunFolder, screen: Screen) -> None:
+    def __init__(self, plan: Plan, limits: SupervisorLimits, folder: RunFolder, screen: Screen) -> None:
         self._plan = plan
         self._limits = limits
         self._log_folder = folder.logs
@@ -143,7 +143,7 @@ class Supervisor:
                 return
             await asyncio.sleep(pause)
 
-    def _give_up(self, process: Process, ended: Ended) -> float:
+    def _give_up(self, process: Process, ended: EndedProcess) -> float:
         """One that cannot live must cost the others nothing; the pause before it is tried once more."""
         self._given_up.add(process.name)
         pause = self._limits.retry_seconds
@@ -161,12 +161,12 @@ class Supervisor:
             if other is not process and other.role not in HELPERS
         )
 
-    async def _live_once(self, process: Process) -> Ended:
+    async def _live_once(self, process: Process) -> EndedProcess:
         self._screen.phase(process.name, "starting")
         try:
             child = await children.start(process, self._log(process), self._status, self._start_of(process))
         except (OSError, StartError) as exc:
-            return Ended(f"could not be started: {exc}", False, 0.0, None, "")
+            return EndedProcess(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
         self._targets.started(process, child.port)
         reason = await self._life(child)
@@ -175,7 +175,7 @@ class Supervisor:
         ready_seconds = child.ready_seconds
         await self._destroy(child)
         del self._children[process.name]
-        return Ended(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
+        return EndedProcess(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
 
     def _start_of(self, process: Process) -> children.Start:
         if self._zygote is None or not process.forks or not self._zygote.fits(process.env):
@@ -183,20 +183,20 @@ class Supervisor:
         self._screen.phase(process.name, "importing")
         return self._zygote.start
 
-    def _lose(self, process: Process, exc: Exception) -> Ended:
+    def _lose(self, process: Process, exc: Exception) -> EndedProcess:
         """After an error of ours nobody watches the process any more: away with it."""
         self._screen.say("".join(traceback.format_exception(exc)).rstrip())
         reason = f"could not be watched ({exc!r})"
         child = self._children.pop(process.name, None)
         if child is None:
-            return Ended(reason, False, 0.0, None, "")
+            return EndedProcess(reason, False, 0.0, None, "")
         child.abandon()
-        return Ended(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
+        return EndedProcess(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
 
     def _log(self, process: Process) -> Path:
         return self._log_folder / f"{process.name}.log"
 
-    def _story(self, process: Process, ended: Ended) -> str:
+    def _story(self, process: Process, ended: EndedProcess) -> str:
         return ended.story(process.name, self._log(process))
 
     def _status(self, child: Child, status: children.Status) -> None:

@@ -21,7 +21,7 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: Any = None
 
 
-class Choice(msgspec.Struct, gc=False):
+class StreamChoice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
@@ -40,7 +40,7 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    choices: list[Choice] = []
+    choices: list[StreamChoice] = []
     usage: Usage | None = None
     error: Any = None
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.bench.http.target import Target
 
 
-class Client:
+class StreamClient:
     """Kept connections to one server. A request that fails is an answer with an error, never an exception."""
 
     def __init__(self, target: Target, path: str, timeout: float) -> None:

@@ -70,21 +70,21 @@ def target(url: str, api_key: str | None = None) -> Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """What /v1/models says of one model."""
 
     name: str
     context: int | None
 
 
-def served(where: Target, timeout: float) -> list[Served]:
+def served(where: Target, timeout: float) -> list[ServedModel]:
     """The models of a server; none where it does not list them."""
     reply = get(f"{where.url}/v1/models", timeout, where.headers)
     if reply is None:
         return []
     try:
         listed = msgspec.json.decode(reply)["data"]
-        return [Served(str(entry["id"]), _context(entry)) for entry in listed]
+        return [ServedModel(str(entry["id"]), _context(entry)) for entry in listed]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return []
 

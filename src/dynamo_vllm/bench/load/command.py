@@ -16,11 +16,11 @@ import msgspec
 
 from dynamo_vllm.bench.http import target
 from dynamo_vllm.bench.http.answers import StageAnswers
-from dynamo_vllm.bench.http.stream_client import Client
+from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.load import messages, stage_specs
 from dynamo_vllm.bench.load.crew import Crew
 from dynamo_vllm.bench.load.progress_line import ProgressLine
-from dynamo_vllm.bench.load.prompts import PATHS, Talk, as_random
+from dynamo_vllm.bench.load.prompts import PATHS, Conversation, as_random
 from dynamo_vllm.bench.report import figures, processes, rounds
 from dynamo_vllm.bench.report import run_report as report
 from dynamo_vllm.config import build, checks
@@ -64,15 +64,15 @@ def run(given: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     report: report.RunReport
     stages: list[StageAnswers]
 
 
-def measure(options: LoadOptions, line: ProgressLine | None = None) -> Outcome:
+def measure(options: LoadOptions, line: ProgressLine | None = None) -> LoadOutcome:
     """Run every stage of a load. For the command and for other benches; the options have been checked."""
     where = target.target(options.url, options.api_key)
-    watch = processes.Watch(written.watched(options))
+    watch = processes.ProcessWatch(written.watched(options))
     lines = stage_specs.trace_lines(options)
     model, context = _model(options, where)
     replay = stage_specs.replay(options, lines, context)
@@ -83,7 +83,7 @@ def measure(options: LoadOptions, line: ProgressLine | None = None) -> Outcome:
             f"{replay.clipped} of {len(replay.requests)} requests of the trace were shortened to fit into "
             f"the model's context of {context} tokens"
         )
-    load = Load(options, where, watch, line)
+    load = LoadRun(options, where, watch, line)
     interrupted = asyncio.run(load.run(stages))
     made = report.RunReport(
         url=where.url,
@@ -91,7 +91,7 @@ def measure(options: LoadOptions, line: ProgressLine | None = None) -> Outcome:
         stages=load.reports,
         interrupted=interrupted,
     )
-    return Outcome(made, load.stages)
+    return LoadOutcome(made, load.stages)
 
 
 def _model(options: LoadOptions, where: target.Target) -> tuple[str, int | None]:
@@ -116,11 +116,11 @@ def _settings(options: LoadOptions, model: str, context: int | None, replay: Tra
     }
 
 
-class Load:
+class LoadRun:
     """A run: client processes, and one stage after the other."""
 
     def __init__(
-        self, options: LoadOptions, where: target.Target, watch: processes.Watch, line: ProgressLine
+        self, options: LoadOptions, where: target.Target, watch: processes.ProcessWatch, line: ProgressLine
     ) -> None:
         self._options = options
         self._target = where
@@ -155,9 +155,9 @@ class Load:
         prompts = msgspec.structs.replace(
             as_random(stage.prompts), input_tokens=_PROBE_TOKENS, output_tokens=1, stage="probe"
         )
-        client = Client(self._target, PATHS[prompts.api], self._options.timeout)
+        client = StreamClient(self._target, PATHS[prompts.api], self._options.timeout)
         try:
-            answer = await client.ask(Talk(prompts, 0).question(()))
+            answer = await client.ask(Conversation(prompts, 0).question(()))
         finally:
             client.close()
         if answer.error:

@@ -30,7 +30,7 @@ class Crew:
         self._interrupted = interrupted
         self._members: list[asyncio.subprocess.Process] = []
         self._decoder = msgspec.msgpack.Decoder(messages.Report)
-        self._seen: dict[int, messages.Progress] = {}
+        self._seen: dict[int, messages.StageProgress] = {}
 
     @classmethod
     async def start(cls, where: target.Target, options: LoadOptions, interrupted: asyncio.Event) -> Crew:
@@ -98,7 +98,7 @@ class Crew:
         while (said := await messages.receive(member.stdout, self._decoder)) is not None:
             if isinstance(said, kind):
                 return said
-            if isinstance(said, messages.Progress):
+            if isinstance(said, messages.StageProgress):
                 self._seen[number] = said
                 line.show(self._seen.values())
         raise target.Unmeasurable(f"a client process ended with exit code {await member.wait()}")

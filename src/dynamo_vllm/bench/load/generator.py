@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import uvloop
 
-from dynamo_vllm.bench.http.stream_client import Client
+from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.load import arrivals, messages
-from dynamo_vllm.bench.load.prompts import PATHS, Talk, as_random
+from dynamo_vllm.bench.load.prompts import PATHS, Conversation, as_random
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -39,7 +39,7 @@ _FAILURE_PAUSE_SECONDS = 0.05
 class Stage:
     """A stage as far as one client process has to do with it."""
 
-    def __init__(self, spec: messages.StageSpec, client: Client, part: int, parts: int) -> None:
+    def __init__(self, spec: messages.StageSpec, client: StreamClient, part: int, parts: int) -> None:
         self._spec = spec
         self._client = client
         self._part = part
@@ -65,7 +65,7 @@ class Stage:
     def _make_bodies(self) -> None:
         size = 0
         for number in self._numbers():
-            body = self._bodies[number] = Talk(self._spec.prompts, number).question(())
+            body = self._bodies[number] = Conversation(self._spec.prompts, number).question(())
             size += len(body)
             if size > _PREPARED_BYTES:  # the others are made when they are sent
                 break
@@ -85,9 +85,11 @@ class Stage:
         self._stop.set()
         self._client.abort()
 
-    def progress(self) -> messages.Progress:
+    def progress(self) -> messages.StageProgress:
         ok = len(self.answers) - self.failed
-        return messages.Progress(ok, self.failed, self._client.in_flight, self.events + self._client.events)
+        return messages.StageProgress(
+            ok, self.failed, self._client.in_flight, self.events + self._client.events
+        )
 
     # --- whose work is it ---------------------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class Stage:
             if (number % width if width else number) % self._parts == self._part:
                 yield number
 
-    def _turns(self, number: int, talk: Talk) -> int:
+    def _turns(self, number: int, talk: Conversation) -> int:
         """Turns of a conversation; the last one is cut where the number of requests is."""
         if self._spec.requests is None:
             return talk.turns
@@ -154,7 +156,7 @@ class Stage:
                 yield number, at
 
     async def _talk(self, number: int, end: float) -> None:
-        talk = Talk(self._spec.prompts, number)
+        talk = Conversation(self._spec.prompts, number)
         said: list[str] = []
         for turn in range(self._turns(number, talk)):
             if self._stop.is_set() or (turn and time.monotonic() >= end):
@@ -187,7 +189,7 @@ class Stage:
             for number in numbers:
                 if self._stop.is_set():
                     return
-                answer = await self._client.ask(Talk(prompts, number).question(()))
+                answer = await self._client.ask(Conversation(prompts, number).question(()))
                 if answer.error:
                     errors.append(answer.error)
 
@@ -207,14 +209,14 @@ class Generator:
         begin = await self._next()
         if not isinstance(begin, messages.Begin):
             return
-        clients: dict[str, Client] = {}
+        clients: dict[str, StreamClient] = {}
         try:
             while (order := await self._next()) is not None:
                 if isinstance(order, messages.Prepare):
                     api = order.stage.prompts.api
                     client = clients.get(api)
                     if client is None:
-                        client = clients[api] = Client(begin.target, PATHS[api], begin.timeout)
+                        client = clients[api] = StreamClient(begin.target, PATHS[api], begin.timeout)
                     await self._stage(Stage(order.stage, client, begin.part, begin.parts))
         finally:
             for client in clients.values():

@@ -58,7 +58,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     failed_warmups: list[str]
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class StageProgress(msgspec.Struct, frozen=True, tag=True):
     ok: int
     failed: int
     in_flight: int
@@ -74,7 +74,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Begin | Prepare | Go | Stop
-Report = Ready | Progress | Done
+Report = Ready | StageProgress | Done
 
 
 def pack(message: Order | Report) -> bytes:

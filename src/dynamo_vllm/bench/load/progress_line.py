@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dynamo_vllm.bench.load.messages import Progress
+    from dynamo_vllm.bench.load.messages import StageProgress
 
 EVERY_SECONDS = 5.0
 _CLEAR = "\r\x1b[2K"
@@ -30,7 +30,7 @@ class ProgressLine:
         self._name = name
         self._begun = self._said = time.monotonic()
 
-    def show(self, parts: Iterable[Progress]) -> None:
+    def show(self, parts: Iterable[StageProgress]) -> None:
         """What all client processes have done so far."""
         now = time.monotonic()
         if self._stream is None or (not self._live and now - self._said < EVERY_SECONDS):

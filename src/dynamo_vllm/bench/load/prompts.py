@@ -54,7 +54,7 @@ def as_random(spec: PromptSpec) -> PromptSpec:
     return msgspec.structs.replace(spec, kind="random", requests=[])
 
 
-class Talk:
+class Conversation:
     """One conversation; most have a single question."""
 
     def __init__(self, spec: PromptSpec, number: int) -> None:

@@ -35,7 +35,7 @@ _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_H
 
 
 @dataclass
-class Running:
+class LocalProcess:
     """A started process; `port` is a frontend's HTTP port or a worker's system port."""
 
     name: str
@@ -75,28 +75,28 @@ class Deployment:
 
     folder: Path
     environment: Mapping[str, str]
-    running: list[Running] = field(default_factory=list)
+    running: list[LocalProcess] = field(default_factory=list)
 
-    def start_frontend(self, name: str, *args: str) -> Running:
+    def start_frontend(self, name: str, *args: str) -> LocalProcess:
         port = free_port()
         return self._start(name, [*COMMAND, "frontend", "--port", str(port), *args], port)
 
-    def start_worker(self, name: str, *args: str) -> Running:
+    def start_worker(self, name: str, *args: str) -> LocalProcess:
         port = free_port()
         return self._start(name, [*COMMAND, "worker", "--system-port", str(port), *args], port)
 
-    def start_command(self, name: str, command: Sequence[str]) -> Running:
+    def start_command(self, name: str, command: Sequence[str]) -> LocalProcess:
         """Somebody else's worker; it gets its system port over the environment."""
         port = free_port()
         return self._start(name, command, port, DYN_SYSTEM_PORT=str(port))
 
-    def _start(self, name: str, command: Sequence[str], port: int, **more: str) -> Running:
+    def _start(self, name: str, command: Sequence[str], port: int, **more: str) -> LocalProcess:
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command, env={**self.env, **more}, stdout=output, stderr=output, start_new_session=True
             )
-        started = Running(name, process, port, log)
+        started = LocalProcess(name, process, port, log)
         self.running.append(started)
         return started
 
@@ -116,12 +116,12 @@ class Deployment:
             "VLLM_NO_USAGE_STATS": "1",
         }
 
-    def wait_for_workers(self, frontend: Running, count: int) -> None:
+    def wait_for_workers(self, frontend: LocalProcess, count: int) -> None:
         """The frontend sees so many workers and can answer."""
         self.wait(f"{count} workers at {frontend.name}", lambda: len(self.instances(frontend)) == count)
         self.wait(f"{frontend.name} ready", lambda: get(f"{frontend.url}/health") is not None)
 
-    def instances(self, frontend: Running) -> list[dict[str, Any]]:
+    def instances(self, frontend: LocalProcess) -> list[dict[str, Any]]:
         text = get(f"{frontend.url}/instances")
         found = json.loads(text)["instances"] if text else []
         return [instance for instance in found if instance["endpoint"] == "generate"]
@@ -137,7 +137,7 @@ class Deployment:
                 raise StartError(f"waited {START_SECONDS:.0f} s in vain for {what}{last}")
             time.sleep(_POLL_SECONDS)
 
-    def stop(self, *which: Running) -> None:
+    def stop(self, *which: LocalProcess) -> None:
         """These, or all; the last started first."""
         for started in reversed(which or tuple(self.running)):
             started.stop()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynamo_vllm.bench.load import command as load
-from dynamo_vllm.bench.local.deployment import Deployment, Running, deployment, tail
+from dynamo_vllm.bench.local.deployment import Deployment, LocalProcess, deployment, tail
 from dynamo_vllm.bench.report.rounds import Range, alternating, json_file, ratios, say, spread, write_json
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
@@ -41,7 +41,7 @@ ADDRESS = "dynamo.backend.generate"
 ROUND_SECONDS = 300.0
 
 
-class Figures(msgspec.Struct, frozen=True):
+class PlaneFigures(msgspec.Struct, frozen=True):
     """One way through one worker, in one round."""
 
     tokens_per_second: float
@@ -54,8 +54,8 @@ class Figures(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct):
     """All rounds of one worker."""
 
-    direct: list[Figures] = []
-    frontend: list[Figures] = []
+    direct: list[PlaneFigures] = []
+    frontend: list[PlaneFigures] = []
 
 
 def add_arguments(parser: build.Parser) -> None:
@@ -92,17 +92,17 @@ def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, 
     return measured
 
 
-class Place(msgspec.Struct, frozen=True):
+class PlaneSite(msgspec.Struct, frozen=True):
     """A worker and its frontend, in a discovery of their own."""
 
     here: Deployment
-    worker: Running
-    frontend: Running
+    worker: LocalProcess
+    frontend: LocalProcess
 
 
 def start(
     here: Deployment, name: str, model: Path, command: Sequence[str] | None, options: PlaneOptions
-) -> Place:
+) -> PlaneSite:
     args = ["--model", str(model), "--served-model-name", MODEL]
     if command is None:
         spec = json.dumps({"tokens_per_output": options.tokens_per_frame})
@@ -111,22 +111,22 @@ def start(
         worker = here.start_command(name, [*command, *args])
     frontend = here.start_frontend("frontend", "--router", "round-robin")
     here.wait_for_workers(frontend, 1)
-    return Place(here, worker, frontend)
+    return PlaneSite(here, worker, frontend)
 
 
-def call_directly(place: Place, options: PlaneOptions) -> Figures:
+def call_directly(place: PlaneSite, options: PlaneOptions) -> PlaneFigures:
     command = [sys.executable, "-m", "dynamo_vllm.bench.local.caller", ADDRESS]
     command += ["--model", MODEL, "--watch", str(place.worker.pid), *load_flags(options)]
     found = json.loads(output_of(command, place.here))
     tokens = found["tokens"]
-    return Figures(
+    return PlaneFigures(
         tokens_per_second=tokens / found["seconds"],
         worker_us=1e6 * found["worker_cpu_seconds"] / tokens,
         client_us=1e6 * found["client_cpu_seconds"] / tokens,
     )
 
 
-def call_frontend(place: Place, options: PlaneOptions) -> Figures:
+def call_frontend(place: PlaneSite, options: PlaneOptions) -> PlaneFigures:
     asked = LoadOptions(
         url=place.frontend.url,
         model=MODEL,
@@ -140,12 +140,12 @@ def call_frontend(place: Place, options: PlaneOptions) -> Figures:
     return from_load(load.measure(asked).report.stages[0])
 
 
-def from_load(stage: StageReport) -> Figures:
+def from_load(stage: StageReport) -> PlaneFigures:
     """From the figures of `bench load`."""
     worker, frontend = stage.processes["worker"], stage.processes["frontend"]
     if stage.requests.failed or worker is None or frontend is None:
         raise StartError(f"{stage.requests.failed} requests failed: {stage.errors}")
-    return Figures(
+    return PlaneFigures(
         tokens_per_second=stage.tokens.output_per_second,
         worker_us=worker.cpu_us_per_token or 0.0,
         frontend_us=frontend.cpu_us_per_token,
@@ -174,7 +174,7 @@ def report(measured: dict[str, Measured]) -> str:
     rows, ways = [], ("direct", "frontend")
     for name, rounds in measured.items():
         for way in ways:
-            found: list[Figures] = getattr(rounds, way)
+            found: list[PlaneFigures] = getattr(rounds, way)
             if found:
                 rows.append([f"{name}, {way}", *cells(found)])
     head = ["", "TOK/S", "WORKER µs/token", "ITS TOK/S PER CORE", "FRONTEND µs/token", "CLIENT µs/token"]
@@ -189,7 +189,7 @@ def report(measured: dict[str, Measured]) -> str:
     return "\n".join(lines)
 
 
-def cells(found: Sequence[Figures]) -> list[str]:
+def cells(found: Sequence[PlaneFigures]) -> list[str]:
     columns = (
         [one.tokens_per_second for one in found],
         [one.worker_us for one in found],
@@ -202,7 +202,7 @@ def cells(found: Sequence[Figures]) -> list[str]:
     ]
 
 
-def compare(way: str, name: str, ours: Sequence[Figures], theirs: Sequence[Figures]) -> str:
+def compare(way: str, name: str, ours: Sequence[PlaneFigures], theirs: Sequence[PlaneFigures]) -> str:
     faster = ratios([one.tokens_per_second for one in ours], [one.tokens_per_second for one in theirs])
     cheaper = ratios([one.worker_us for one in theirs], [one.worker_us for one in ours])
     return f"{OURS} against {name}, {way}: tokens/s × {text(faster)}, worker CPU per token ÷ {text(cheaper)}"

@@ -18,7 +18,7 @@ import msgspec
 
 from dynamo_vllm.bench.load import command as load
 from dynamo_vllm.bench.load import trace
-from dynamo_vllm.bench.local.deployment import Deployment, Running, deployment, get
+from dynamo_vllm.bench.local.deployment import Deployment, LocalProcess, deployment, get
 from dynamo_vllm.bench.report.rounds import alternating, json_file, ratios, say, spread, write_json
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
@@ -43,7 +43,7 @@ DONE, PREEMPTED = "vllm:request_success_total", "vllm:num_preemptions_total"
 COUNTERS = (QUERIES, HITS, DONE, PREEMPTED)
 
 
-class Cache(msgspec.Struct, frozen=True):
+class PrefixCache(msgspec.Struct, frozen=True):
     """The prefix cache of one worker."""
 
     blocks: int
@@ -77,8 +77,8 @@ class Replay(msgspec.Struct, frozen=True):
     client_late_ms: float
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    cache: Cache
+class RoutingOutcome(msgspec.Struct, frozen=True):
+    cache: PrefixCache
     ceilings: Ceilings
     replays: dict[str, list[Replay]]
 
@@ -98,7 +98,7 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def measure(options: RoutingOptions, environment: Mapping[str, str]) -> Outcome:
+def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingOutcome:
     modes = bench_local.modes(options)
     replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
@@ -117,13 +117,13 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> Outcome:
                 here.stop(frontend)
                 say(f"round {number + 1} of {options.rounds}, {mode}: {line(replay)}")
         assert cache is not None
-        return Outcome(cache, ceilings(file, context, cache, options), replays)
+        return RoutingOutcome(cache, ceilings(file, context, cache, options), replays)
 
 
 # --- the workers ----------------------------------------------------------------------------------------
 
 
-def start_workers(here: Deployment, options: RoutingOptions, folder: Path) -> list[Running]:
+def start_workers(here: Deployment, options: RoutingOptions, folder: Path) -> list[LocalProcess]:
     flags = [] if options.model else list(TINY_FLAGS)
     model = options.model or str(make_tiny_model(folder / "tiny"))
     flags = ["--model", model, "--served-model-name", NAME, *flags, *bench_local.engine_args(options)]
@@ -136,15 +136,15 @@ def threads_shared(options: RoutingOptions, environment: Mapping[str, str]) -> d
     return {"OMP_NUM_THREADS": str(threads), **environment}
 
 
-def cache_of(worker: Running) -> Cache:
+def cache_of(worker: LocalProcess) -> PrefixCache:
     """As vLLM's metrics describe it."""
     return read_cache(get(f"{worker.url}/metrics") or "")
 
 
-def read_cache(metrics: str) -> Cache:
+def read_cache(metrics: str) -> PrefixCache:
     found = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d+)"', info_line(metrics)))
     try:
-        return Cache(int(found["num_gpu_blocks"]), int(found["block_size"]))
+        return PrefixCache(int(found["num_gpu_blocks"]), int(found["block_size"]))
     except KeyError:
         raise StartError("the worker's metrics do not tell the size of its cache") from None
 
@@ -157,7 +157,7 @@ def info_line(metrics: str) -> str:
 
 
 def replay_once(
-    frontend: Running, workers: Sequence[Running], file: Path, seed: int, options: RoutingOptions
+    frontend: LocalProcess, workers: Sequence[LocalProcess], file: Path, seed: int, options: RoutingOptions
 ) -> tuple[Replay, int | None]:
     """The figures, and the context to which prompts were cut."""
     asked = LoadOptions(
@@ -217,7 +217,7 @@ def shortened(options: RoutingOptions, folder: Path) -> Path:
     return file
 
 
-def ceilings(file: Path, context: int | None, cache: Cache, options: RoutingOptions) -> Ceilings:
+def ceilings(file: Path, context: int | None, cache: PrefixCache, options: RoutingOptions) -> Ceilings:
     scaled = trace.scale(trace.read(file), block=options.trace_block, speed=1.0, context=context)
     together = cache.blocks * options.workers
     return Ceilings(
@@ -237,7 +237,7 @@ def line(replay: Replay) -> str:
     )
 
 
-def report(outcome: Outcome) -> str:
+def report(outcome: RoutingOutcome) -> str:
     cache, limit = outcome.cache, outcome.ceilings
     rows = [[mode, *cells(found, limit)] for mode, found in outcome.replays.items()]
     head = ["ROUTER", "HIT RATE %", "OF CEILING %", "TTFT p50 ms", "p95", "PROMPT TOK/S", "BUSIEST %"]

@@ -53,7 +53,7 @@ class Goodput(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StageFigures:
     """What the answers of one stage say."""
 
     requests: Requests
@@ -66,14 +66,14 @@ class Figures:
     errors: dict[str, int]
 
 
-def figures(answers: Sequence[Answer], seconds: float, slo: Mapping[str, float]) -> Figures:
+def figures(answers: Sequence[Answer], seconds: float, slo: Mapping[str, float]) -> StageFigures:
     """The figures of a stage that took this long. Only complete answers have times and tokens."""
     good = [answer for answer in answers if is_ok(answer)]
     failed = [answer for answer in answers if answer.error]
     left = sum(answer.aborted for answer in answers)
     cached = [answer.cached_tokens for answer in good if answer.cached_tokens is not None]
     output = sum(answer.output_tokens for answer in good)
-    return Figures(
+    return StageFigures(
         Requests(len(good), len(failed), left, _per(len(good), seconds)),
         Tokens(
             prompt=sum(answer.prompt_tokens for answer in good),

@@ -36,7 +36,7 @@ class Look:
     rss: int
 
 
-class Watch:
+class ProcessWatch:
     """Processes by label."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:

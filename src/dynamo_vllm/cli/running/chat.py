@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dynamo_vllm.cli.running import deployment
-from dynamo_vllm.cli.running.frontend_client import DEFAULT_URL, Client, Unanswered, harmless, with_url_flag
+from dynamo_vllm.cli.running.frontend_client import (
+    DEFAULT_URL,
+    FrontendClient,
+    Unanswered,
+    harmless,
+    with_url_flag,
+)
 from dynamo_vllm.config import build
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.errors import ConfigError
@@ -83,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     if message is not None and not message:
         raise ConfigError("there is nothing to say; give --message TEXT or pipe a text in")
     url = options.url or deployment.frontend(environment) or DEFAULT_URL
-    with contextlib.closing(Client(url, options.timeout)) as client:
+    with contextlib.closing(FrontendClient(url, options.timeout)) as client:
         talk = Talk(client, options)
         if message is None:
             converse(talk)
@@ -95,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
 class Talk:
     """A conversation; what was said is sent along with every new message."""
 
-    def __init__(self, client: Client, options: ChatOptions) -> None:
+    def __init__(self, client: FrontendClient, options: ChatOptions) -> None:
         self._client = client
         self._options = options
         self.model = options.model or models(client)[0]
@@ -184,7 +190,7 @@ def said(content: Any) -> str:
     )
 
 
-def models(client: Client) -> list[str]:
+def models(client: FrontendClient) -> list[str]:
     # The frontend lists them in any order, adapters among base models.
     served = sorted(str(entry["id"]) for entry in client.models())
     if not served:

@@ -25,7 +25,7 @@ class Unanswered(DynamoVllmError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One figure of /metrics."""
 
     name: str
@@ -33,7 +33,7 @@ class Sample:
     value: float
 
 
-class Client:
+class FrontendClient:
     """One frontend. Every failure is an `Unanswered`."""
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -88,7 +88,7 @@ class Client:
             raise Unanswered(f"{self.url} does not speak the OpenAI API; is it a frontend?") from None
         return found
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricSample]:
         """Every sample of the frontend's /metrics; none where it has no such page."""
         from prometheus_client.parser import text_string_to_metric_families
 
@@ -99,7 +99,7 @@ class Client:
             families = list(text_string_to_metric_families(response.text))
         except ValueError:
             return []
-        return [Sample(s.name, s.labels, s.value) for family in families for s in family.samples]
+        return [MetricSample(s.name, s.labels, s.value) for family in families for s in family.samples]
 
     def close(self) -> None:
         self._http.close()

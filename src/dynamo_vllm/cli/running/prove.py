@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.running.frontend_client import Client, Unanswered, reason
+from dynamo_vllm.cli.running.frontend_client import FrontendClient, Unanswered, reason
 from dynamo_vllm.supervise.probe import smallest_drawings, went_over_two
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OK, FAILED, NOT_PROVEN = Proof.OK, Proof.FAILED, Proof.NOT_PROVEN
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProofStep:
     """One thing that was tried."""
 
     name: str
@@ -51,7 +51,7 @@ class Step:
         return f"{line}\n{'':<12}{self.hint}" if self.hint else line
 
 
-def prove(client: Client, wanted: str | None) -> Iterator[Step]:
+def prove(client: FrontendClient, wanted: str | None) -> Iterator[ProofStep]:
     """The steps in order; the first that failed for good ends the proof."""
     try:
         yield health(client)
@@ -64,19 +64,19 @@ def prove(client: Client, wanted: str | None) -> Iterator[Step]:
         if path is not None:
             yield from cache(client, path, model)
     except Unanswered as exc:
-        yield Step("connection", FAILED, str(exc))
+        yield ProofStep("connection", FAILED, str(exc))
 
 
-def health(client: Client) -> Step:
+def health(client: FrontendClient) -> ProofStep:
     response = client.get("/health")
     try:
         body = response.json()
     except ValueError:
-        return Step("health", FAILED, reason(response), "is this the address of a frontend?")
+        return ProofStep("health", FAILED, reason(response), "is this the address of a frontend?")
     models = body.get("models", []) if isinstance(body, dict) else []
     if response.status_code == 200 and models:
-        return Step("health", OK, f"ready with {', '.join(models)}")
-    return Step(
+        return ProofStep("health", OK, f"ready with {', '.join(models)}")
+    return ProofStep(
         "health",
         FAILED,
         f"HTTP {response.status_code}, no model can answer",
@@ -84,18 +84,20 @@ def health(client: Client) -> Step:
     )
 
 
-def listed(client: Client, wanted: str | None) -> tuple[Step, dict[str, Any] | None]:
+def listed(client: FrontendClient, wanted: str | None) -> tuple[ProofStep, dict[str, Any] | None]:
     """The model that the other steps ask."""
     served = client.models()
     names = [str(model["id"]) for model in served]
     found = next((model for model in served if wanted in (None, model["id"])), None)
     if found is None:
         hint = f"served are: {', '.join(names)}" if names else "no worker has registered a model"
-        return Step("model", FAILED, f"{wanted or 'any model'} is not listed by /v1/models", hint), None
-    return Step("model", OK, f"{found['id']}, context of {found.get('context_window', '?')} tokens"), found
+        return ProofStep("model", FAILED, f"{wanted or 'any model'} is not listed by /v1/models", hint), None
+    return ProofStep(
+        "model", OK, f"{found['id']}, context of {found.get('context_window', '?')} tokens"
+    ), found
 
 
-def answer(client: Client, model: str) -> tuple[str | None, Step]:
+def answer(client: FrontendClient, model: str) -> tuple[str | None, ProofStep]:
     """The path that answers: chat, or completions for a model without a chat template."""
     began = time.monotonic()
     complaints = []
@@ -116,13 +118,13 @@ def answer(client: Client, model: str) -> tuple[str | None, Step]:
         if drawn:
             return None, drawing(path, began)
         if tokens:
-            return path, Step("answer", OK, figure)
+            return path, ProofStep("answer", OK, figure)
         complaints.append(f"{path}: an empty answer")
-    return None, Step("answer", FAILED, "; ".join(complaints), "the worker's log says why")
+    return None, ProofStep("answer", FAILED, "; ".join(complaints), "the worker's log says why")
 
 
-def drawing(path: str, began: float) -> Step:
-    return Step("answer", OK, f"a picture from {path} in {1000 * (time.monotonic() - began):.0f} ms")
+def drawing(path: str, began: float) -> ProofStep:
+    return ProofStep("answer", OK, f"a picture from {path} in {1000 * (time.monotonic() - began):.0f} ms")
 
 
 def said(path: str, text: str) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def unique_prompt(context_length: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class CacheUse:
     """What one answer says about caches."""
 
     hit_rate: float | None
@@ -149,20 +151,20 @@ class Served:
     """A prefill worker computed the prompt for the decode worker, where all of it counts as cached."""
 
 
-def serve_once(client: Client, path: str, model: str, prompt: str) -> Served:
+def serve_once(client: FrontendClient, path: str, model: str, prompt: str) -> CacheUse:
     extra = {"extra_fields": ["worker_id", "timing"]}
     body = client.ask(path, {**said(path, prompt), "model": model, "max_tokens": 1, "nvext": extra})
     timing = (body.get("nvext") or {}).get("timing") or {}
     usage = body.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Served(timing.get("kv_hit_rate"), cached, usage.get("prompt_tokens") or 0, went_over_two(body))
+    return CacheUse(timing.get("kv_hit_rate"), cached, usage.get("prompt_tokens") or 0, went_over_two(body))
 
 
-def cache(client: Client, path: str, model: dict[str, Any]) -> Iterator[Step]:
+def cache(client: FrontendClient, path: str, model: dict[str, Any]) -> Iterator[ProofStep]:
     """A prompt nobody sent before, then again until the router knows it and the cache served it."""
     prompt = unique_prompt(model.get("context_window"))
 
-    def repeat(ending: str = "") -> Served:
+    def repeat(ending: str = "") -> CacheUse:
         return serve_once(client, path, model["id"], prompt + ending)
 
     before = Counted.now(client)
@@ -191,7 +193,7 @@ class Counted:
     """Told or predicted, of new blocks."""
 
     @classmethod
-    def now(cls, client: Client) -> Counted:
+    def now(cls, client: FrontendClient) -> Counted:
         samples = client.samples()
         batches = [sample.value for sample in samples if sample.name.endswith(_EVENT_BATCHES)]
         wanted = {"event_type": "stored", "status": "ok"}.items()
@@ -205,7 +207,7 @@ class Counted:
         return f"events: {self.stored - before.stored:.0f}" if self.stored > before.stored else ""
 
 
-def predicts(client: Client, repeat: Callable[[str], Served]) -> bool:
+def predicts(client: FrontendClient, repeat: Callable[[str], CacheUse]) -> bool:
     """Whether the router counts every request: a worker tells of new blocks only.
 
     Two endings: where a prompt fills its last block, vLLM computes that one again and tells of it.
@@ -220,16 +222,16 @@ def predicts(client: Client, repeat: Callable[[str], Served]) -> bool:
 
 
 def kv_event(
-    client: Client,
-    first: Served,
-    again: Served,
+    client: FrontendClient,
+    first: CacheUse,
+    again: CacheUse,
     before: Counted,
     effort: str,
-    repeat: Callable[[str], Served],
-) -> Step:
+    repeat: Callable[[str], CacheUse],
+) -> ProofStep:
     """The router's own figure: it knows the prompt only when the worker's event has arrived."""
     if again.hit_rate is None or first.hit_rate is None:
-        return Step(
+        return ProofStep(
             "kv event",
             NOT_PROVEN,
             "the router does not look at caches",
@@ -237,7 +239,7 @@ def kv_event(
         )
     figure = f"the router knew {again.hit_rate:.0%} of a repeated prompt, {first.hit_rate:.0%} at first"
     if again.hit_rate <= first.hit_rate:
-        return Step(
+        return ProofStep(
             "kv event",
             FAILED,
             f"{figure}; {effort}",
@@ -246,31 +248,31 @@ def kv_event(
         )
     after = Counted.now(client)
     if not (counted := after.since(before)) or (after.batches is None and predicts(client, repeat)):
-        return Step(
+        return ProofStep(
             "kv event",
             NOT_PROVEN,
             f"{figure}, but perhaps from no event",
             "it predicts the caches (--no-use-kv-events), or over NATS other requests come all the time",
         )
-    return Step("kv event", OK, f"{figure}; {counted}; {effort}")
+    return ProofStep("kv event", OK, f"{figure}; {counted}; {effort}")
 
 
-def prefix_cache(first: Served, again: Served) -> Step:
+def prefix_cache(first: CacheUse, again: CacheUse) -> ProofStep:
     figure = f"{again.cached} of {again.prompt} prompt tokens came from the cache, {first.cached} at first"
     if again.cached > first.cached:
-        return Step("prefix cache", OK, figure)
+        return ProofStep("prefix cache", OK, figure)
     # Only a router that looks at caches sends the prompt to where it lies.
     outcome = NOT_PROVEN if again.hit_rate is None else FAILED
-    return Step("prefix cache", outcome, figure, "is prefix caching off, or did another worker answer?")
+    return ProofStep("prefix cache", outcome, figure, "is prefix caching off, or did another worker answer?")
 
 
-def hand_over(first: Served) -> Step:
+def hand_over(first: CacheUse) -> ProofStep:
     """Whether the decode worker took the cache of a prompt nobody had seen before."""
     figure = f"{first.cached} of {first.prompt} prompt tokens came from a prefill worker"
     # vLLM may compute the last token again, for its output.
     if first.cached >= first.prompt - 1:
-        return Step("hand-over", OK, figure)
-    return Step(
+        return ProofStep("hand-over", OK, figure)
+    return ProofStep(
         "hand-over",
         FAILED,
         figure,

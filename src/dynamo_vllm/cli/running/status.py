@@ -14,14 +14,14 @@ from dynamo_vllm.cli.process import ask_quietly
 from dynamo_vllm.cli.running import deployment, status_text, worker_names
 from dynamo_vllm.cli.running.frontend_client import (
     DEFAULT_URL,
-    Client,
-    Sample,
+    FrontendClient,
+    MetricSample,
     Unanswered,
     base,
     with_url_flag,
 )
-from dynamo_vllm.cli.running.status_data import Frontend, Instance, Model, Status, Worker
-from dynamo_vllm.cli.running.watch import Screen, watch
+from dynamo_vllm.cli.running.status_data import Frontend, Instance, ListedModel, SystemStatus, Worker
+from dynamo_vllm.cli.running.watch import WatchScreen, watch
 from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import FindOptions
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     named = None if options.url is None else base(options.url)
     options, folder = deployment.find(options, environment, named)
     url = named or (folder and folder.url) or DEFAULT_URL
-    with closing(Client(url, options.timeout)) as client:
+    with closing(FrontendClient(url, options.timeout)) as client:
         if has_discovery(options):
             runtime_env.export_caller(options, environment)
             return ask_quietly(run(options, client), environment)
@@ -106,7 +106,7 @@ def has_discovery(options: StatusOptions) -> bool:
     return folder is None or folder.is_dir() or options.watch is not None
 
 
-async def run(options: StatusOptions, client: Client) -> int:
+async def run(options: StatusOptions, client: FrontendClient) -> int:
     async with AsyncExitStack() as stack:
         workers, problem = None, admin_client.nobody(options)
         if has_discovery(options):
@@ -125,13 +125,13 @@ async def run(options: StatusOptions, client: Client) -> int:
 
 
 async def keep_showing(
-    options: StatusOptions, client: Client, workers: admin_client.Workers | None, problem: str
+    options: StatusOptions, client: FrontendClient, workers: admin_client.Workers | None, problem: str
 ) -> int:
     async def look() -> str:
         found = await ask(options, client, workers, problem)
         return json.dumps(found.builtins()) if options.json else status_text.text(found)
 
-    with Screen(sys.stdout, is_live=sys.stdout.isatty() and not options.json) as screen:
+    with WatchScreen(sys.stdout, is_live=sys.stdout.isatty() and not options.json) as screen:
         try:
             await watch(look, screen.show, options.watch or 0)
         except (asyncio.CancelledError, BrokenPipeError):  # Ctrl-C, or nobody reads any more
@@ -140,13 +140,13 @@ async def keep_showing(
 
 
 async def ask(
-    options: StatusOptions, client: Client, workers: admin_client.Workers | None, problem: str
-) -> Status:
+    options: StatusOptions, client: FrontendClient, workers: admin_client.Workers | None, problem: str
+) -> SystemStatus:
     """Both at once; either may be away."""
     front, told = await asyncio.gather(
         asyncio.to_thread(ask_frontend, client), ask_workers(workers, options.timeout)
     )
-    return Status(
+    return SystemStatus(
         url=client.url,
         place=f"namespace {options.namespace} in {admin_client.place(options)}",
         frontend=None if isinstance(front, Unanswered) else front,
@@ -164,7 +164,7 @@ async def ask_workers(workers: admin_client.Workers | None, seconds: float) -> l
     return [Worker(n, names[i], i, reply) for n, (i, reply) in enumerate(replies.items(), 1)]
 
 
-def ask_frontend(client: Client) -> Frontend | Unanswered:
+def ask_frontend(client: FrontendClient) -> Frontend | Unanswered:
     try:
         ready = ready_models(client)
         listed = client.models()
@@ -175,7 +175,7 @@ def ask_frontend(client: Client) -> Frontend | Unanswered:
         return exc
 
 
-def ready_models(client: Client) -> list[str]:
+def ready_models(client: FrontendClient) -> list[str]:
     """Names of the models that can answer, from our frontend's /health."""
     try:
         body = client.get("/health").json()
@@ -184,7 +184,7 @@ def ready_models(client: Client) -> list[str]:
         raise Unanswered(f"{client.url}/health is not our frontend's; is this its address?") from None
 
 
-def _model(entry: dict[str, Any], ready: Iterable[str], samples: Sequence[Sample]) -> Model:
+def _model(entry: dict[str, Any], ready: Iterable[str], samples: Sequence[MetricSample]) -> ListedModel:
     name = str(entry["id"])
     ends = Counter[str]()
     in_flight = 0
@@ -196,10 +196,12 @@ def _model(entry: dict[str, Any], ready: Iterable[str], samples: Sequence[Sample
             ends[sample.labels["status"]] += int(sample.value)
         elif sample.name.endswith("_inflight_requests"):
             in_flight += int(sample.value)
-    return Model(name, name in ready, entry.get("context_window"), ends.total(), in_flight, ends["error"])
+    return ListedModel(
+        name, name in ready, entry.get("context_window"), ends.total(), in_flight, ends["error"]
+    )
 
 
-def _instances(client: Client) -> list[Instance] | None:
+def _instances(client: FrontendClient) -> list[Instance] | None:
     response = client.get("/instances")
     if response.status_code != 200:
         return None

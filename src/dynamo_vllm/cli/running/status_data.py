@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ListedModel:
     name: str
     ready: bool
     context_length: int | None
@@ -30,7 +30,7 @@ class Instance:
 @dataclass(frozen=True, slots=True)
 class Frontend:
     ready: bool
-    models: list[Model]
+    models: list[ListedModel]
     instances: list[Instance] | None
     """None when the frontend does not tell."""
 
@@ -48,7 +48,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class SystemStatus:
     url: str
     place: str
     """Where workers were looked for."""

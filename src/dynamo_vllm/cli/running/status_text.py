@@ -10,7 +10,7 @@ from dynamo_vllm.cli.running.frontend_client import table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dynamo_vllm.cli.running.status_data import Frontend, Instance, Model, Status, Worker
+    from dynamo_vllm.cli.running.status_data import Frontend, Instance, ListedModel, SystemStatus, Worker
 
 MODELS = ("MODEL", "READY", "CONTEXT", "REQUESTS", "IN FLIGHT", "ERRORS")
 INSTANCES = ("INSTANCE", "ROLE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX")
@@ -25,7 +25,7 @@ USABLE = "loaded"
 """State of an adapter that answers."""
 
 
-def text(found: Status) -> str:
+def text(found: SystemStatus) -> str:
     lines = [f"{found.url}  {_state(found.frontend)}", ""]
     if found.frontend_problem is not None:
         lines += [found.frontend_problem, ""]
@@ -44,7 +44,7 @@ def _state(frontend: Frontend | None) -> str:
     return "ready" if frontend.ready else "not ready: no model can answer"
 
 
-def _model(model: Model) -> Sequence[object]:
+def _model(model: ListedModel) -> Sequence[object]:
     context = model.context_length or NOTHING
     return model.name, _yes(model.ready), context, model.requests, model.in_flight, model.errors
 

@@ -29,7 +29,7 @@ async def watch(
         await sleep(due - clock())
 
 
-class Screen:
+class WatchScreen:
     """Where it is shown. The terminal is as it was before when the context ends."""
 
     def __init__(self, stream: TextIO, *, is_live: bool) -> None:

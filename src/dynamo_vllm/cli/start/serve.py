@@ -17,7 +17,7 @@ from dynamo_vllm.engine import machine
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.serving import scratch
 from dynamo_vllm.supervise import run_folder
-from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import demos, ports
 from dynamo_vllm.supervise.planning import plan as plans
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     with scratch.folder() as shared:  # in memory or on a disk of this machine, which a cache need not be
         environment = {CRASH_NOTES: shared, **environment}
         plan = prepare(wanted, environment, folder, options.demo)
-        limits = Limits(
+        limits = SupervisorLimits(
             start_seconds=options.start_seconds,
             restarts=options.restarts,
             retry_seconds=options.retry_seconds,
@@ -233,7 +233,7 @@ def refuse_taken_ports(plan: Plan) -> None:
 # --- the run --------------------------------------------------------------------------------------------
 
 
-def supervise(plan: Plan, limits: Limits, folder: RunFolder) -> int:
+def supervise(plan: Plan, limits: SupervisorLimits, folder: RunFolder) -> int:
     from dynamo_vllm.supervise.process.child import watch_without_threads
     from dynamo_vllm.supervise.screen import Screen
     from dynamo_vllm.supervise.supervisor import Supervisor

@@ -14,7 +14,7 @@ from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
-from dynamo_vllm.supervise.planning.gpus import VARIABLE, Gpus, share_of
+from dynamo_vllm.supervise.planning.gpu_pool import VARIABLE, GpuPool, share_of
 from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class _Workers:
         """By address and name of the model."""
         self._folders: dict[str, str] = {}
         """The model at each address."""
-        self._gpus = Gpus(gpus)
+        self._gpus = GpuPool(gpus)
 
     @property
     def named_ports(self) -> frozenset[int]:

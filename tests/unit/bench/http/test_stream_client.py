@@ -10,7 +10,7 @@ import pytest
 
 from dynamo_vllm.bench.http.answers import Answer
 from dynamo_vllm.bench.http.connection import Connection
-from dynamo_vllm.bench.http.stream_client import Client
+from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.http.target import target
 from dynamo_vllm.bench.report.figures import gaps, is_ok, ttft
 from harness import sse
@@ -57,7 +57,7 @@ async def fed(*pieces: bytes, lost: bool = False) -> Answer:
 
 async def asked(script: sse.Script, times: int = 1) -> tuple[list[Answer], sse.Server]:
     async with sse.scripted(script) as server:
-        client = Client(target(server.url), "/v1/completions", 60)
+        client = StreamClient(target(server.url), "/v1/completions", 60)
         answers = [await client.ask(b'{"number": 1}') for _ in range(times)]
         client.close()
     return answers, server
@@ -181,7 +181,7 @@ async def test_failure_is_an_answer_with_a_reason(pieces: Iterable[bytes | None]
 
 
 async def test_connection_that_nobody_takes() -> None:
-    client = Client(target("http://127.0.0.1:1"), "/v1/completions", 60)
+    client = StreamClient(target("http://127.0.0.1:1"), "/v1/completions", 60)
     assert (await client.ask(b"{}")).error == "cannot connect: Connection refused"
 
 
@@ -195,7 +195,7 @@ async def test_silent_server_is_given_up() -> None:
 
     server = await asyncio.start_server(wait, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    answer = await Client(target(f"127.0.0.1:{port}"), "/", 0.1).ask(b"{}")
+    answer = await StreamClient(target(f"127.0.0.1:{port}"), "/", 0.1).ask(b"{}")
     held.set()
     server.close()
     assert (answer.error, answer.events) == ("nothing came for 0.1 s", 1)
@@ -217,7 +217,7 @@ async def test_connection_is_kept_when_the_end_of_an_answer_comes_in_pieces() ->
 
 
 async def test_making_a_connection_counts_as_waiting() -> None:
-    class FarAway(Client):
+    class FarAway(StreamClient):
         async def _connect(self) -> Connection:
             await asyncio.sleep(0.05)
             return await super()._connect()
@@ -254,7 +254,7 @@ async def test_abort_leaves_what_is_in_flight() -> None:
         return [HEAD, chunk(token())]
 
     async with sse.scripted(script) as server:
-        client = Client(target(server.url), "/v1/completions", 60)
+        client = StreamClient(target(server.url), "/v1/completions", 60)
         asking = asyncio.create_task(client.ask(b"{}"))
         await held.wait()
         client.abort()
@@ -265,7 +265,7 @@ async def test_abort_leaves_what_is_in_flight() -> None:
 
 async def test_request_carries_key_host_and_length() -> None:
     async with sse.scripted(lambda _: [ANSWER]) as server:
-        client = Client(target(f"{server.url}/proxy/v1/", "secret"), "/v1/completions", 60)
+        client = StreamClient(target(f"{server.url}/proxy/v1/", "secret"), "/v1/completions", 60)
         await client.ask(b'{"a": 1}')
         client.close()
     (request,) = server.requests

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.bench.load import trace
-from dynamo_vllm.bench.load.prompts import PromptSpec, Talk, as_random, shared_prefix
+from dynamo_vllm.bench.load.prompts import Conversation, PromptSpec, as_random, shared_prefix
 
 
 def spec(kind: str = "random", **more: Any) -> PromptSpec:
@@ -17,7 +17,7 @@ def spec(kind: str = "random", **more: Any) -> PromptSpec:
 
 
 def body(asked: PromptSpec, number: int = 0, answers: tuple[str, ...] = ()) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Talk(asked, number).question(answers))
+    found: dict[str, Any] = json.loads(Conversation(asked, number).question(answers))
     return found
 
 
@@ -63,7 +63,7 @@ def test_prefixes_are_shared_by_some_and_every_one_is_used() -> None:
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_next_turn_carries_what_was_said(api: str) -> None:
-    talk = Talk(spec("turns", turns=3, api=api), 0)
+    talk = Conversation(spec("turns", turns=3, api=api), 0)
     assert (talk.turns, talk.keeps_text) == (3, True)
     first = json.loads(talk.question([]))
     second = json.loads(talk.question(["an answer"]))

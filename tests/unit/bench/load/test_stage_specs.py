@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.bench.http.stream_client import Client
+from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.http.target import Target, target
 from dynamo_vllm.bench.load import messages, stage_specs, trace
 from dynamo_vllm.bench.load.generator import Stage
@@ -75,7 +75,7 @@ def test_half_the_cores_are_for_the_server() -> None:
 @pytest.mark.parametrize("given", [{"concurrency": "5", "requests": 23}, {"rate": "5", "requests": 23}])
 async def test_client_processes_share_the_work_without_rest(given: dict[str, Any]) -> None:
     (spec,) = stages(**given)
-    client = Client(target("127.0.0.1"), "/", 1.0)
+    client = StreamClient(target("127.0.0.1"), "/", 1.0)
     shares = [list(Stage(spec, client, part, 3)._numbers()) for part in range(3)]
     assert sorted(itertools.chain(*shares)) == list(range(23))
     assert all(shares)
@@ -83,7 +83,7 @@ async def test_client_processes_share_the_work_without_rest(given: dict[str, Any
 
 async def test_client_process_with_more_slots_has_more_of_the_work() -> None:
     (spec,) = stages(concurrency="3", requests=12)
-    client = Client(target("127.0.0.1"), "/", 1.0)
+    client = StreamClient(target("127.0.0.1"), "/", 1.0)
     assert [len(list(Stage(spec, client, part, 2)._numbers())) for part in range(2)] == [8, 4]
 
 

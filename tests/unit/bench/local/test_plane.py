@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.bench.local import plane
-from dynamo_vllm.bench.local.plane import Figures, Measured
+from dynamo_vllm.bench.local.plane import Measured, PlaneFigures
 from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
 from dynamo_vllm.bench.report.processes import ProcessFigures
 from dynamo_vllm.bench.report.run_report import ClientFigures, StageReport
@@ -38,7 +38,7 @@ def stage(**changes: Any) -> StageReport:
 
 
 def test_figures_of_a_load() -> None:
-    assert plane.from_load(stage()) == Figures(500.0, 30.0, 50.0, 20.0)
+    assert plane.from_load(stage()) == PlaneFigures(500.0, 30.0, 50.0, 20.0)
 
 
 def test_failed_requests_spoil_a_round() -> None:
@@ -57,8 +57,8 @@ def test_peer_is_a_command_of_words() -> None:
 
 
 def test_report_says_how_many_times_faster_and_cheaper() -> None:
-    ours = Measured(direct=[Figures(1000.0, 10.0), Figures(2000.0, 10.0)])
-    theirs = Measured(direct=[Figures(500.0, 40.0), Figures(1000.0, 30.0)])
+    ours = Measured(direct=[PlaneFigures(1000.0, 10.0), PlaneFigures(2000.0, 10.0)])
+    theirs = Measured(direct=[PlaneFigures(500.0, 40.0), PlaneFigures(1000.0, 30.0)])
     text = plane.report({"dynamo-vllm": ours, "up": theirs})
     assert "dynamo-vllm against up, direct: tokens/s × 2.00 (2.00–2.00), worker CPU per token ÷ 3.50" in text
     assert "frontend" not in text.splitlines()[-1]

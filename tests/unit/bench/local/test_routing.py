@@ -11,7 +11,16 @@ import pytest
 from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local import routing
 from dynamo_vllm.bench.local.deployment import Deployment, sums
-from dynamo_vllm.bench.local.routing import COUNTERS, DONE, HITS, QUERIES, Cache, Ceilings, Outcome, Replay
+from dynamo_vllm.bench.local.routing import (
+    COUNTERS,
+    DONE,
+    HITS,
+    QUERIES,
+    Ceilings,
+    PrefixCache,
+    Replay,
+    RoutingOutcome,
+)
 from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
 from dynamo_vllm.bench.report.run_report import ClientFigures, StageReport
 from dynamo_vllm.config.options import RoutingOptions
@@ -63,7 +72,7 @@ def test_failed_requests_spoil_a_replay() -> None:
 
 
 def test_size_of_the_cache_comes_from_the_metrics() -> None:
-    assert routing.read_cache(METRICS) == Cache(8192, 32)
+    assert routing.read_cache(METRICS) == PrefixCache(8192, 32)
     with pytest.raises(StartError, match="size of its cache"):
         routing.read_cache("")
 
@@ -99,7 +108,7 @@ def test_ceiling_within_the_cache_counts_all_workers(tmp_path: Path) -> None:
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
     one, two = (
-        routing.ceilings(file, None, Cache(16, 32), RoutingOptions(trace_block=64, workers=workers))
+        routing.ceilings(file, None, PrefixCache(16, 32), RoutingOptions(trace_block=64, workers=workers))
         for workers in (1, 2)
     )
     assert one.within_cache == 0.0
@@ -118,8 +127,8 @@ def test_report_compares_the_first_mode_with_the_others() -> None:
     def replay(hits: float, ms: float) -> Replay:
         return Replay(hits, hits, ms, 2 * ms, 1.0, 100.0, 1.0, [0.5, 0.5], 0, 0.0)
 
-    outcome = Outcome(
-        Cache(100, 32),
+    outcome = RoutingOutcome(
+        PrefixCache(100, 32),
         Ceilings(0.5, 0.4),
         {"kv": [replay(0.38, 10.0)] * 2, "random": [replay(0.3, 25.0)] * 2},
     )

@@ -122,7 +122,7 @@ def test_watched_process_is_counted_by_itself_and_with_its_children() -> None:
 
 
 def test_processor_time_of_this_process_is_seen() -> None:
-    watch = processes.Watch({"me": os.getpid()})
+    watch = processes.ProcessWatch({"me": os.getpid()})
     before = watch.look()
     end = os.times().user + 0.05
     while os.times().user < end:
@@ -133,7 +133,7 @@ def test_processor_time_of_this_process_is_seen() -> None:
 
 def test_process_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="--watch worker=999999999: there is no such process"):
-        processes.Watch({"worker": 999999999})
+        processes.ProcessWatch({"worker": 999999999})
 
 
 def test_counters_of_a_metrics_page() -> None:

@@ -15,7 +15,7 @@ import pytest
 from dynamo_vllm.bench.http import target
 from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli.running import chat, frontend_client, prove, status_text
-from dynamo_vllm.cli.running.status_data import Status, Worker
+from dynamo_vllm.cli.running.status_data import SystemStatus, Worker
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.serving.admin import client as admin_client
 from dynamo_vllm.supervise import run_folder
@@ -239,7 +239,7 @@ def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
 
 def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: Path) -> None:
     with live(certificate=make_certificate(tmp_path, "models.example")) as port:
-        asked = frontend_client.Client(f"https://127.0.0.1:{port}", 60)
+        asked = frontend_client.FrontendClient(f"https://127.0.0.1:{port}", 60)
         assert asked.get("/live").status_code == 200
         asked.close()
         assert target.get(f"https://127.0.0.1:{port}/live", 5) == b""
@@ -247,7 +247,7 @@ def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: P
 
 def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None:
     with live(certificate=make_certificate(tmp_path, "models.example"), host="127.0.0.2") as port:
-        asked = frontend_client.Client(f"https://127.0.0.2:{port}", 60)
+        asked = frontend_client.FrontendClient(f"https://127.0.0.2:{port}", 60)
         with pytest.raises(
             frontend_client.Unanswered, match="TLS failed: .*certificate verify failed.*SSL_CERT_FILE"
         ):
@@ -301,7 +301,7 @@ def worker(number: int, **told: Any) -> Worker:
 
 
 def shown(*workers: Worker, problem: str | None = None) -> list[str]:
-    found = Status("http://x", "namespace n in y", None, problem, list(workers), None)
+    found = SystemStatus("http://x", "namespace n in y", None, problem, list(workers), None)
     return status_text.text(found).splitlines()
 
 
@@ -356,7 +356,9 @@ def test_status_of_a_worker_that_does_not_tell(error: str, state: str) -> None:
 
 
 def test_status_json_has_both_parts_and_the_instance_of_discovery() -> None:
-    found = Status("http://x", "y", None, "nothing listens", [worker(1, instance=99, state="ready")], None)
+    found = SystemStatus(
+        "http://x", "y", None, "nothing listens", [worker(1, instance=99, state="ready")], None
+    )
     assert found.builtins() == {
         "url": "http://x",
         "ready": False,
@@ -482,16 +484,16 @@ def test_interrupt_at_the_prompt_and_an_error_leave_the_talk_open(
 def test_interrupt_stops_the_answer_and_keeps_what_came(
     frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = frontend_client.Client.stream
+    whole = frontend_client.FrontendClient.stream
 
     def interrupted(
-        self: frontend_client.Client, path: str, body: dict[str, Any]
+        self: frontend_client.FrontendClient, path: str, body: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         yield next(whole(self, path, body))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(frontend_client.Client, "stream", interrupted)
+        patch.setattr(frontend_client.FrontendClient, "stream", interrupted)
         assert talk(frontend, monkeypatch, "one") == 0
     assert "Good \n[stopped]\n" in capsys.readouterr().out
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from dynamo_vllm.cli.running.watch import Screen, frame, watch
+from dynamo_vllm.cli.running.watch import WatchScreen, frame, watch
 
 
 class Stop(Exception):
@@ -67,7 +67,7 @@ def test_picture_larger_than_the_terminal_is_cut_and_says_so() -> None:
 
 def test_terminal_is_as_before_and_the_last_picture_stays() -> None:
     stream = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), Screen(stream, is_live=True) as screen:
+    with pytest.raises(KeyboardInterrupt), WatchScreen(stream, is_live=True) as screen:
         screen.show("one")
         screen.show("two")
         raise KeyboardInterrupt
@@ -78,7 +78,7 @@ def test_terminal_is_as_before_and_the_last_picture_stays() -> None:
 
 def test_elsewhere_pictures_follow_each_other() -> None:
     stream = io.StringIO()
-    with Screen(stream, is_live=False) as screen:
+    with WatchScreen(stream, is_live=False) as screen:
         screen.show("one")
         screen.show("two")
     assert stream.getvalue() == "one\ntwo\n"

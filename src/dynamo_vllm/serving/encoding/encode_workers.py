@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.serving.encoding.transfer import Borrower
 
 
-class Encoders:
+class EncodeWorkers:
     """The encode workers at one address, as discovery shows them."""
 
     def __init__(

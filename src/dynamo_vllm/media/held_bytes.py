@@ -29,7 +29,7 @@ class Hold:
     def __init__(self) -> None:
         self.things: dict[int, object] = {}
         """By identity: requests for the same content share what was decoded."""
-        self.memory: Memory | None = None
+        self.memory: MediaMemory | None = None
 
     def let_go(self) -> None:
         """Of everything; once more does nothing."""
@@ -64,7 +64,7 @@ def holding() -> Iterator[Hold]:
         yield hold
 
 
-class Memory:
+class MediaMemory:
     """Used in one event loop."""
 
     def __init__(self, max_bytes: int) -> None:

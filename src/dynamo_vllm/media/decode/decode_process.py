@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dynamo_vllm.media.base import MediaLimits
-    from dynamo_vllm.media.cancellation import Watch
-    from dynamo_vllm.media.decode.sniff import Format
+    from dynamo_vllm.media.cancellation import Deadline
+    from dynamo_vllm.media.decode.sniff import MediaFormat
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ _LIMITS = ("max_pixels", "max_video_pixels", "max_frames", "max_seconds", "timeo
 # With the paths of this process and without what the environment or .pth files add.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from dynamo_vllm.media.decode.child import main; main()"
+    "from dynamo_vllm.media.decode.decode_child import main; main()"
 )
 
 
 @contextlib.contextmanager
-def decoder(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> Iterator[Decoder]:
+def decoder(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> Iterator[Decoder]:
     """A process that decodes `data`; it ends with the block."""
     with _memory_file("encoded") as source, _memory_file("decoded") as target:
         with open(source, "wb", closefd=False) as file:
@@ -58,8 +58,8 @@ class Decoder:
 
     process: subprocess.Popen[bytes]
     target: int
-    format: Format
-    watch: Watch
+    format: MediaFormat
+    watch: Deadline
 
     def say(self, what: list[int]) -> None:
         assert self.process.stdin is not None

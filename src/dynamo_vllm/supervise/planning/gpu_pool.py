@@ -18,7 +18,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 _SHARE = "gpu_memory_utilization"
 
 
-class Gpus:
+class GpuPool:
     """Each worker gets its own; those that name theirs may share where it holds them."""
 
     def __init__(self, there: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dynamo_vllm.errors import Overloaded
 from dynamo_vllm.media.admission import Clock
-from dynamo_vllm.media.memory import Hold, Memory, held_by_request, holding
+from dynamo_vllm.media.held_bytes import Hold, MediaMemory, held_by_request, holding
 
 
 class Thing:
@@ -24,7 +24,7 @@ async def settle() -> None:
 
 
 async def test_step_waits_until_there_is_room() -> None:
-    memory, old, young, thing = Memory(100), Hold(), Hold(), Thing()
+    memory, old, young, thing = MediaMemory(100), Hold(), Hold(), Thing()
     memory.keep(old, thing, 100)
     waiting = asyncio.create_task(memory.take(young, ()))
     await settle()
@@ -35,7 +35,7 @@ async def test_step_waits_until_there_is_room() -> None:
 
 
 async def test_oldest_request_goes_on_and_then_the_next() -> None:
-    memory, old, young = Memory(100), Hold(), Hold()
+    memory, old, young = MediaMemory(100), Hold(), Hold()
     memory.keep(old, Thing(), 70)
     memory.keep(young, Thing(), 70)
     await asyncio.wait_for(memory.take(old, ()), 30)
@@ -50,7 +50,7 @@ async def test_oldest_request_goes_on_and_then_the_next() -> None:
 
 
 async def test_oldest_request_that_held_nothing_makes_way_too() -> None:
-    memory, old, young = Memory(100), Hold(), Hold()
+    memory, old, young = MediaMemory(100), Hold(), Hold()
     await memory.take(old, ())
     memory.keep(young, Thing(), 100)
     waiting = asyncio.create_task(memory.take(young, ()))
@@ -61,7 +61,7 @@ async def test_oldest_request_that_held_nothing_makes_way_too() -> None:
 
 
 async def test_request_without_room_keeps_nobody_from_a_place() -> None:
-    memory, old, young, place = Memory(100), Hold(), Hold(), asyncio.Semaphore(1)
+    memory, old, young, place = MediaMemory(100), Hold(), Hold(), asyncio.Semaphore(1)
     memory.keep(old, Thing(), 100)
     waiting = asyncio.create_task(memory.take(young, (place,)))
     await settle()
@@ -74,7 +74,7 @@ async def test_request_without_room_keeps_nobody_from_a_place() -> None:
 
 
 async def test_waiting_for_room_ends_and_leaves_nothing() -> None:
-    memory, old, young, place = Memory(100), Hold(), Hold(), asyncio.Semaphore(1)
+    memory, old, young, place = MediaMemory(100), Hold(), Hold(), asyncio.Semaphore(1)
     memory.keep(old, Thing(), 100)
     with pytest.raises(Overloaded):
         await memory.take(young, (place,), Clock(0.02, Overloaded("late")))
@@ -83,7 +83,7 @@ async def test_waiting_for_room_ends_and_leaves_nothing() -> None:
 
 
 async def test_oldest_is_woken_though_many_began_to_wait_before_it() -> None:
-    memory, first, old = Memory(100), Hold(), Hold()
+    memory, first, old = MediaMemory(100), Hold(), Hold()
     memory.keep(first, Thing(), 90)
     memory.keep(old, Thing(), 10)
     crowd = [asyncio.create_task(memory.take(Hold(), ())) for _ in range(200)]
@@ -100,7 +100,7 @@ async def test_oldest_is_woken_though_many_began_to_wait_before_it() -> None:
 
 async def test_all_of_many_have_their_turn() -> None:
     """More than are woken at a time, with steps that hold a little or nothing."""
-    memory, old, place = Memory(100), Hold(), asyncio.Semaphore(2)
+    memory, old, place = MediaMemory(100), Hold(), asyncio.Semaphore(2)
     memory.keep(old, Thing(), 100)
     served = 0
 
@@ -127,7 +127,7 @@ async def test_all_of_many_have_their_turn() -> None:
 
 
 async def test_what_two_requests_share_counts_once_and_until_the_last() -> None:
-    memory, one, other, thing = Memory(100), Hold(), Hold(), Thing()
+    memory, one, other, thing = MediaMemory(100), Hold(), Hold(), Thing()
     for hold in (one, one, other):
         memory.keep(hold, thing, 60)
     assert memory.bytes == 60
@@ -139,7 +139,7 @@ async def test_what_two_requests_share_counts_once_and_until_the_last() -> None:
 
 
 async def test_what_is_let_go_is_not_kept_alive() -> None:
-    memory, hold, thing = Memory(100), Hold(), Thing()
+    memory, hold, thing = MediaMemory(100), Hold(), Thing()
     memory.keep(hold, thing, 1)
     alive = weakref.ref(thing)
     del thing
@@ -150,7 +150,7 @@ async def test_what_is_let_go_is_not_kept_alive() -> None:
 
 
 async def test_request_lets_go_at_its_end_and_its_parts_do_not() -> None:
-    memory = Memory(100)
+    memory = MediaMemory(100)
 
     async def part() -> None:
         with holding() as hold:
