@@ -1,4 +1,4 @@
-"""Lists the roles by name: the card of each, and how one is made."""
+"""Lists the roles by name, and how each is made; `config.role_cards` has their cards."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from dynamo_vllm.roles.media import MediaReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.engine.base import TextEngine
     from dynamo_vllm.engine.encoder_cache.folder import Folder
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
-    from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.roles.base import Role
     from dynamo_vllm.roles.media import Reader
-
-CARDS: Mapping[str, RoleCard] = {
-    "agg": aggregated.CARD,
-    "prefill": prefill.CARD,
-    "decode": decode.CARD,
-    "encode": encode.CARD,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

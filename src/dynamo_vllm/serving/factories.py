@@ -20,7 +20,7 @@ from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, ConnectorPlace, Needs
 from dynamo_vllm.models import hub, media_template
-from dynamo_vllm.roles import omni, table, text
+from dynamo_vllm.roles import aggregated, omni, table, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.config.worker_plan import WorkerPlan
     from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.media.base import MediaLoader
-    from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.roles.base import Role
     from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.serving.lifecycle.progress import Progress
     from dynamo_vllm.serving.plane.runtime import Runtime
@@ -120,7 +121,7 @@ def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str
 
 
 def role_card(options: WorkerOptions) -> RoleCard:
-    return text.CARD if options.use_vllm_tokenizer else table.CARDS[options.role]
+    return text.CARD if options.use_vllm_tokenizer else options.card
 
 
 def connector_of(plan: WorkerPlan) -> Connector | None:
@@ -277,7 +278,7 @@ def make_role(
             on_lost_transfer=on_lost_transfer,
             encoded=encoded_folder(folder, facts) if folder and card.encodes_media else None,
             local_prefill_tokens=options.local_prefill_tokens or 0,
-            answers_as=omni.TEXT_CARD if options.omni else table.CARDS["agg"],
+            answers_as=omni.TEXT_CARD if options.omni else aggregated.CARD,
         )
     )
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen
 
-HELPERS = ("prefill", "encode")
-"""Roles that answer nobody by themselves."""
 _REDRAW_SECONDS = 0.5
 
 
@@ -158,7 +156,7 @@ class Supervisor:
         return process.is_worker and any(
             other.name not in self._given_up or self._is_ready(other)
             for other in self._plan.workers
-            if other is not process and other.role not in HELPERS
+            if other is not process and not (other.card and other.card.helps_others)
         )
 
     async def _live_once(self, process: Process) -> EndedProcess:
@@ -239,7 +237,8 @@ class Supervisor:
             await self._changed.wait()
         found = self._children.values()
         models = self._models()
-        split = {name for child in found if child.plan.role == "prefill" for name in child.models[:1]}
+        prefill = (child for child in found if child.plan.card and child.plan.card.gives_kv)
+        split = {name for child in prefill for name in child.models[:1]}
         try:
             await self._probe.first_answer(self._plan.url, models, split, self._limits.first_answer_seconds)
         except StartError as exc:

@@ -25,6 +25,7 @@ from dynamo_vllm.cli.running.watch import WatchScreen, watch
 from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import FindOptions
+from dynamo_vllm.config.role_cards import CARDS
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.serving.admin import client as admin_client
 from dynamo_vllm.serving.admin import endpoint as admin_endpoint
@@ -40,7 +41,7 @@ DESCRIPTION = (
 )
 # Each worker that keeps a KV index answers the router's questions about it on an endpoint of this name.
 _KV_INDEX = "worker_kv_query"
-_ROLES = {"prefill": "prefill", "encoder": "encode"}
+_HELPERS = {card.component: role for role, card in CARDS.items() if card.helps_others}
 _ANSWERS = "backend"
 """Component of the workers that answer clients, unless the user named one."""
 _AMONG_THEMSELVES = (kv_compatibility.ENDPOINT, admin_endpoint.ENDPOINT)
@@ -226,7 +227,9 @@ def _instances(client: FrontendClient) -> list[Instance] | None:
 
 def _roles(components: Iterable[str]) -> dict[str, str]:
     """What the workers of each component do; decode workers without prefill workers do all."""
-    return {**_ROLES, _ANSWERS: "decode" if "prefill" in components else "agg"}
+    is_split = any(card.gives_kv and card.component in components for card in CARDS.values())
+    answer = (role for role, card in CARDS.items() if not card.helps_others and card.takes_kv == is_split)
+    return {**_HELPERS, _ANSWERS: next(answer)}
 
 
 def _kind(component: str) -> str:

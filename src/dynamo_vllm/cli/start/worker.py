@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     limits = descriptors.request_limit()
     more |= {name: value for name, value in limits.items() if name not in environment}
     threads = runtime_env.worker_threads(os.cpu_count() or 1)
-    service = f"dynamo-vllm-{'worker' if options.role == 'agg' else options.role}"
+    service = f"dynamo-vllm-{options.card.process_name}"
     runtime_env.export(options, environment, threads, service, **more)
     from dynamo_vllm.serving import worker
     from dynamo_vllm.serving.lifecycle.progress import Progress

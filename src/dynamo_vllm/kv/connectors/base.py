@@ -7,9 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo_vllm.config.role_cards import CARDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.job import Adapter, SamplingSpec
 
 OFFLOAD_GB = 5.0
@@ -41,6 +44,10 @@ class ConnectorPlace:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
     find_port: Callable[[], int] = free_port
+
+    @property
+    def card(self) -> RoleCard:
+        return CARDS[self.role]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +94,7 @@ class Connector(Protocol):
 
 
 def kv_role(place: ConnectorPlace) -> str:
-    return {"prefill": "kv_producer", "decode": "kv_consumer"}.get(place.role, "kv_both")
+    return place.card.kv_role
 
 
 def unset(wanted: Mapping[str, str], place: ConnectorPlace) -> dict[str, str]:

@@ -33,7 +33,7 @@ class Kvbm:
     def needs(self, place: ConnectorPlace) -> Needs:
         if place.device == "cpu":
             raise ConfigError("the connector kvbm moves caches from and to a GPU; leave it out on CPU")
-        if place.role in ("prefill", "decode") and not place.has_handover:
+        if place.card.hands_over_kv and not place.has_handover:
             raise ConfigError(
                 f"the connector kvbm alone keeps a {place.role} worker's caches to itself; "
                 "give --connector kvbm nixl"

@@ -25,7 +25,7 @@ class Lmcache:
             # It starts, logs "No supported cpu connector found", and every request waits 3 s for an answer.
             raise ConfigError("the connector lmcache: LMCache 0.5.6 cannot serve a CPU engine; leave it out")
         file = _config_file(place)
-        if place.role in ("prefill", "decode") and not place.has_handover and not _is_shared(place, file):
+        if place.card.hands_over_kv and not place.has_handover and not _is_shared(place, file):
             raise ConfigError(
                 f"the connector lmcache alone keeps a {place.role} worker's caches to itself; "
                 "give --connector lmcache nixl, or set LMCACHE_REMOTE_URL to a store both reach"

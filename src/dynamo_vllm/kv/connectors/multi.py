@@ -70,7 +70,7 @@ class Multi:
         speaker = self._hands_over()
         if speaker is None:
             return list(self.parts)
-        if place.role == "decode":
+        if place.card.takes_kv:
             return [speaker]
         return [*(part for part in self.parts if part is not speaker), speaker]
 
