@@ -10,11 +10,11 @@ import time
 from array import array
 from typing import cast
 
+import httptools
 import msgspec
 
 from dynamo_vllm.bench.http.answers import Answer, decode_chunk
 
-_MAX_HEAD_BYTES = 65536
 _SHOWN_CHARACTERS = 200
 
 
@@ -32,7 +32,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._done: asyncio.Future[Answer] | None = None
-        self._buffer = b""
 
     async def ask(self, request: bytes, keep_text: bool = False) -> Answer:
         """Send a whole request; the answer, complete or with an error in it."""
@@ -80,13 +79,13 @@ class Connection(asyncio.Protocol):
         self._gaps = array("f")
         self._pieces: list[str] | None = [] if keep_text else None
         self._status = 0
-        self._framing = ""
-        self._left = 0
+        self._has_length = False
         self._is_stream = False
         self._kind = ""
         self._keep = True
         self._finished = False
-        self._buffer = b""
+        self._is_silent = True
+        self._parser = httptools.HttpResponseParser(self)
         self._text = b""
 
     def _fail(self, reason: str) -> None:
@@ -100,7 +99,6 @@ class Connection(asyncio.Protocol):
         if answer is None or done is None:
             return
         self._answer = self._done = None
-        self._buffer = b""
         answer.ended = time.monotonic()
         answer.gaps = self._gaps.tobytes()
         if self._pieces is not None:
@@ -127,103 +125,66 @@ class Connection(asyncio.Protocol):
         if self._answer is None:  # nothing was asked
             self.close()
             return
-        buffer = self._buffer + data if self._buffer else data
-        while not self._status:  # more than once where an interim answer comes first
-            end = buffer.find(b"\r\n\r\n")
-            if end < 0 and len(buffer) <= _MAX_HEAD_BYTES:
-                self._buffer = buffer
-                return
-            if not self._read_head(buffer[: max(end, 0)]):
-                self._fail("the server does not speak HTTP")
-                return
-            buffer = buffer[end + 4 :]
-        self._buffer = b""
-        if self._framing == "chunked":
-            self._read_chunks(buffer)
-        else:
-            self._read_plain(buffer)
+        self._is_silent = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:  # a fault of ours
+            raise
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            framing = "the answer is not chunked as its head says"
+            self._fail(framing if self._status else "the server does not speak HTTP")
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         answer, done = self._answer, self._done
         if answer is None or done is None:
             return
-        if not self._status and not self._buffer and self.used:
+        if self._is_silent and self.used:
             self._answer = self._done = None
             if not done.done():
                 done.set_exception(Stale())
-        elif self._framing == "close" and exc is None:
+        elif self._status and not self._has_length and exc is None:  # the connection's end is the answer's
             self._end_of_body()
         else:
             after = f"after {answer.events} events" if self._status else "before an answer"
             self._fail(f"the connection was closed {after}")
 
-    # --- HTTP ---------------------------------------------------------------------------------------------
+    # --- what httptools calls -----------------------------------------------------------------------------
 
-    def _read_head(self, head: bytes) -> bool:
-        """False when it is none."""
-        first, *lines = head.decode("latin-1").split("\r\n")
-        words = first.split(" ", 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-            return False
-        status = int(words[1])
-        if 100 <= status < 200:
-            return True
-        fields = {}
-        for line in lines:
-            name, _, value = line.partition(":")
-            fields[name.strip().lower()] = value.strip().lower()
-        self._status = status
-        self._kind = fields.get("content-type", "")
-        self._is_stream = self._kind.startswith("text/event-stream")
-        self._keep = fields.get("connection", "" if words[0] == "HTTP/1.1" else "close") != "close"
-        if "chunked" in fields.get("transfer-encoding", ""):
-            self._framing = "chunked"
-        elif fields.get("content-length", "").isdigit():
-            self._framing, self._left = "length", int(fields["content-length"])
-        else:
-            self._framing, self._keep = "close", False
-        return True
+    def on_message_begin(self) -> None:
+        if self._answer is None:  # one that was not asked for follows the answer
+            self.close()
 
-    def _read_plain(self, buffer: bytes) -> None:
-        """A body whose end is known by its length, or by the end of the connection."""
-        self._take(buffer)
-        if self._framing == "length":
-            self._left -= len(buffer)
-            if self._left <= 0:
-                self._keep = self._keep and self._left == 0
-                self._end_of_body()
+    def on_header(self, name: bytes, value: bytes) -> None:
+        match name.lower():
+            case b"content-type":
+                self._kind = value.decode("latin-1").lower()
+            case b"content-length" | b"transfer-encoding":
+                self._has_length = True
 
-    def _read_chunks(self, buffer: bytes) -> None:
-        """Take every chunk that is there in full and keep the rest."""
-        at, payload, there = 0, b"", len(buffer)
-        while at < there:
-            end = buffer.find(b"\r\n", at)
-            if end < 0:
-                break
-            size = _chunk_size(buffer[at:end])
-            if size < 0:
-                self._fail("the answer is not chunked as its head says")
-                return
-            if size == 0:
-                # The last chunk; an empty line ends it, with or without trailers between.
-                over = buffer.find(b"\r\n\r\n", end)
-                if over < 0:
-                    break
-                if payload:
-                    self._take(payload)
-                self._keep = self._keep and over + 4 == there
-                self._end_of_body()
-                return
-            after = end + 2 + size
-            if there < after + 2:
-                break
-            piece = buffer[end + 2 : after]
-            payload = payload + piece if payload else piece
-            at = after + 2
-        self._buffer = buffer[at:] if at else buffer
-        if payload:
-            self._take(payload)
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:  # those below come before the answer itself
+            self._status = status
+            self._is_stream = self._kind.startswith("text/event-stream")
+
+    def on_body(self, body: bytes) -> None:
+        text = self._text + body if self._text else body
+        if not self._is_stream or self._status != 200:
+            self._text = text
+            return
+        if b"\r" in text:
+            text = _with_plain_ends(text)
+        events = text.split(b"\n\n")
+        self._text = events.pop()
+        for event in events:
+            self._read_event(event)
+
+    def on_message_complete(self) -> None:
+        if self._status and self._answer is not None:
+            self._keep = self._keep and self._parser.should_keep_alive()
+            self._end_of_body()
 
     def _end_of_body(self) -> None:
         if self._status != 200:
@@ -234,18 +195,6 @@ class Connection(asyncio.Protocol):
         self._complete()
 
     # --- server-sent events -------------------------------------------------------------------------------
-
-    def _take(self, payload: bytes) -> None:
-        text = self._text + payload if self._text else payload
-        if not self._is_stream or self._status != 200:
-            self._text = text
-            return
-        if b"\r" in text:
-            text = _with_plain_ends(text)
-        events = text.split(b"\n\n")
-        self._text = events.pop()
-        for event in events:
-            self._read_event(event)
 
     def _read_event(self, event: bytes) -> None:  # noqa: C901  # a call per event would cost as much again
         if event.startswith(b"data: ") and b"\n" not in event:
@@ -296,18 +245,6 @@ class Connection(asyncio.Protocol):
     def _note(self, error: str) -> None:
         if self._answer is not None:
             self._answer.error = self._answer.error or error
-
-
-def _chunk_size(line: bytes) -> int:
-    """-1 when it says none."""
-    try:
-        return int(line, 16)
-    except ValueError:
-        pass
-    try:
-        return int(line.partition(b";")[0], 16)  # an extension follows
-    except ValueError:
-        return -1
 
 
 def _with_plain_ends(text: bytes) -> bytes:

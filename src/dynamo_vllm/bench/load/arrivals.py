@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 def moments(rate: float, kind: str, seed: str) -> Iterator[float]:
     """Seconds from the start at which requests are due, without end."""
     if kind == "even":
-        return (number / rate for number in _count())
+        return (number / rate for number in itertools.count())
     return _poisson(rate, seed)
 
 
@@ -21,13 +22,6 @@ def _poisson(rate: float, seed: str) -> Iterator[float]:
     while True:
         at += dice.expovariate(rate)
         yield at
-
-
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 def ramp(first: float, last: float, steps: int) -> list[float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynamo_vllm.bench.http import target
+from dynamo_vllm.bench.http import metrics, target
 from dynamo_vllm.bench.http.answers import StageAnswers
 from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.load import messages, stage_specs
@@ -200,8 +200,9 @@ class LoadRun:
     async def _cache_hits(self) -> float | None:
         """Prompt tokens found in the caches of all engines so far; None when nobody says."""
         pages = [await asyncio.to_thread(target.get, url, _PAGE_SECONDS) for url in self._options.metrics_url]
-        found = [value for page in pages if page is not None for value in counters(page, _HITS)]
-        return sum(found) if found else None
+        found = [metrics.total(page.decode("utf-8", "replace"), _HITS) for page in pages if page is not None]
+        known = [hits for hits in found if hits is not None]
+        return sum(known) if known else None
 
 
 def _client_figures(done: Sequence[messages.Done], seconds: float, tokens: int) -> report.ClientFigures:
@@ -212,13 +213,6 @@ def _client_figures(done: Sequence[messages.Done], seconds: float, tokens: int) 
         cpu_us_per_token=round(sum(used) * 1e6 / tokens, 2) if tokens else None,
         late_ms=round(1000 * max(part.late_seconds for part in done), 3),
     )
-
-
-def counters(page: bytes, name: str) -> list[float]:
-    """The values of a counter on a page of Prometheus metrics, one per series."""
-    beginnings = (f"{name}_total{{", f"{name}_total ", f"{name}{{", f"{name} ")
-    lines = page.decode("utf-8", "replace").splitlines()
-    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(beginnings)]
 
 
 def _drawing(options: LoadOptions) -> Callable[..., None] | None:

@@ -18,6 +18,8 @@ import psutil
 import uvloop
 from dynamo.runtime import DistributedRuntime
 
+from dynamo_vllm.bench.report.processes import cpu_seconds
+
 WAIT_SECONDS = 120.0
 _FIRST_ID, _LAST_ID = 10, 900
 
@@ -68,11 +70,6 @@ async def drive(client: Any, options: argparse.Namespace, requests: int) -> tupl
 
     await asyncio.gather(*(one_after_the_other() for _ in range(options.concurrency)))
     return frames, tokens
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from dynamo_vllm.bench.http import metrics, target
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
 START_SECONDS = 180.0
 STOP_SECONDS = 10.0
+FOLDER_PREFIX = "dynamo-vllm-bench-"
+_PAGE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 # The runtime takes no system port above 32767.
 _PORTS = range(20000, 32000)
@@ -53,7 +54,8 @@ class LocalProcess:
 
     def counters(self, names: Sequence[str]) -> dict[str, float]:
         """The sums over the series of each Prometheus metric."""
-        return sums(get(f"{self.url}/metrics") or "", names)
+        page = get(f"{self.url}/metrics") or ""
+        return {name: metrics.total(page, name) or 0.0 for name in names}
 
     def stop(self) -> None:
         """The process and everything below it; SIGTERM first, so that discovery forgets it."""
@@ -157,20 +159,10 @@ def deployment(folder: Path, environment: Mapping[str, str]) -> Iterator[Deploym
 def get(url: str) -> str | None:
     """The body of a 200; None for anything else."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return str(response.read().decode())
-    except (OSError, urllib.error.HTTPError):
+        page = target.get(url, _PAGE_SECONDS)
+    except target.Unmeasurable:
         return None
-
-
-def sums(text: str, names: Sequence[str]) -> dict[str, float]:
-    """The sum over the series of each metric in Prometheus' text format."""
-    found = dict.fromkeys(names, 0.0)
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in found:
-            found[name] += float(line.rsplit(" ", 1)[1])
-    return found
+    return None if page is None else page.decode()
 
 
 def free_port() -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynamo_vllm.bench.load import command as load
-from dynamo_vllm.bench.local.deployment import Deployment, LocalProcess, deployment, tail
+from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, tail
 from dynamo_vllm.bench.report.rounds import Range, alternating, json_file, ratios, say, spread, write_json
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.bench.report.run_report import StageReport
 
-PREFIX = "dynamo-vllm-bench-"
 MODEL = "tiny"
 ADDRESS = "dynamo.backend.generate"
 ROUND_SECONDS = 300.0
@@ -78,7 +77,7 @@ def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, 
     peers = bench_local.peers(options)
     measured = {name: Measured() for name in (OURS, *peers)}
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)))
         model = make_tiny_model(folder / "model")
         places = {}
         for name in measured:

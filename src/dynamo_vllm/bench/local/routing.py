@@ -18,7 +18,7 @@ import msgspec
 
 from dynamo_vllm.bench.load import command as load
 from dynamo_vllm.bench.load import trace
-from dynamo_vllm.bench.local.deployment import Deployment, LocalProcess, deployment, get
+from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, get
 from dynamo_vllm.bench.report.rounds import alternating, json_file, ratios, say, spread, write_json
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.bench.report.run_report import StageReport
 
-PREFIX = "dynamo-vllm-bench-"
 NAME = "model"
 WARM_UP_REQUESTS = 4
 # Flags under which the tiny model's prefill is one thread's steady work; the user's own come behind them.
@@ -101,7 +100,7 @@ def run(given: argparse.Namespace) -> int:
 def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingOutcome:
     modes = bench_local.modes(options)
     replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name:
         folder = Path(name)
         file = shortened(options, folder)
         with deployment(folder / "run", threads_shared(options, environment)) as here:

@@ -63,7 +63,7 @@ def _look(root: psutil.Process) -> Look:
     for process in (root, *root.children(recursive=True)):
         try:
             with process.oneshot():
-                cpu[(process.pid, process.create_time())] = _cpu_seconds(process)
+                cpu[(process.pid, process.create_time())] = cpu_seconds(process)
                 rss += process.memory_info().rss
         except psutil.NoSuchProcess:
             if process is root:
@@ -71,7 +71,7 @@ def _look(root: psutil.Process) -> Look:
     return Look(cpu, cpu[(root.pid, root.create_time())], rss)
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 

@@ -240,6 +240,12 @@ async def test_connection_is_not_used_again_when_the_server_says_so() -> None:
     assert server.connections == 2
 
 
+@pytest.mark.parametrize("surplus", [b"x", b"HTTP/1.1 ", ANSWER, plain(500, b"{}")])
+async def test_connection_is_not_used_again_when_more_comes_than_was_asked_for(surplus: bytes) -> None:
+    answers, server = await asked(lambda _: [ANSWER + surplus], times=2)
+    assert all(map(is_ok, answers)) and server.connections == 2
+
+
 async def test_failed_request_does_not_spoil_the_next() -> None:
     replies = iter([[HEAD, chunk(token()), None], [ANSWER]])
     answers, _ = await asked(lambda _: next(replies), times=2)

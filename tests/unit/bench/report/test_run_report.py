@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from dynamo_vllm.bench.http.answers import Answer
-from dynamo_vllm.bench.load.command import counters
 from dynamo_vllm.bench.report import figures, processes, run_report
 from dynamo_vllm.errors import ConfigError
 
@@ -134,13 +133,3 @@ def test_processor_time_of_this_process_is_seen() -> None:
 def test_process_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="--watch worker=999999999: there is no such process"):
         processes.ProcessWatch({"worker": 999999999})
-
-
-def test_counters_of_a_metrics_page() -> None:
-    page = b"""# HELP vllm:prefix_cache_hits_total x
-vllm:prefix_cache_hits_total{engine="0"} 64.0
-vllm:prefix_cache_hits_total{engine="1"} 1.5e+02
-vllm:prefix_cache_hits_created{engine="0"} 1.7e+09
-vllm:prefix_cache_queries_total{engine="0"} 900.0
-"""
-    assert counters(page, "vllm:prefix_cache_hits") == [64.0, 150.0]
