@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli import main as commands
-from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
-from dynamo_vllm.cli.status import StatusOptions
+from dynamo_vllm.cli.running.chat import ChatOptions
+from dynamo_vllm.cli.running.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import (
     AdminOptions,

@@ -12,8 +12,8 @@ from dynamo_vllm.cli import export, size
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.export import text
-from dynamo_vllm.sizing import files
+from dynamo_vllm.export import yaml_files
+from dynamo_vllm.sizing import config_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,8 +85,8 @@ def _answer(argv: list[str], root: Path) -> str:
     options, rest = build.parse(SizeOptions, ["--model", *argv], {}, size.PROG, "")
     if rest:
         raise ConfigError(f"{rest[0]} is no option of size")
-    path = files.find(str(root / str(options.model)), {})
-    found = size.answer(size.asked(options, str(path), files.load(path)))
+    path = config_file.find(str(root / str(options.model)), {})
+    found = size.answer(size.asked(options, str(path), config_file.load(path)))
     return "\n".join(size.text(found, options.brief))
 
 
@@ -109,7 +109,7 @@ def texts(folder: str) -> dict[str, str]:
 def write(folder: str) -> None:
     """Also takes away what an earlier version made and this one does not."""
     place = ROOT / RECIPES / folder
-    for left in text.write(place / "k8s", texts(folder), force=True, beside=place / "serve.yaml"):
+    for left in yaml_files.write(place / "k8s", texts(folder), force=True, beside=place / "serve.yaml"):
         (place / "k8s" / left).unlink()
 
 

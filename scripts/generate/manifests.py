@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli import export
-from dynamo_vllm.export import text
+from dynamo_vllm.export import yaml_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,14 +54,14 @@ def main(argv: Sequence[str]) -> int:
 def write(folder: str) -> list[str]:
     """Also takes away what an earlier version made and this one does not."""
     place = ROOT / "deploy" / folder
-    for left in text.write(place, texts(folder), force=True, beside=place / "serve.yaml"):
+    for left in yaml_files.write(place, texts(folder), force=True, beside=place / "serve.yaml"):
         (place / left).unlink()
     return []
 
 
 def stale(folder: str) -> list[str]:
     place, wanted = ROOT / "deploy" / folder, texts(folder)
-    there = {path.name for path in place.iterdir() if text.is_ours(path)}
+    there = {path.name for path in place.iterdir() if yaml_files.is_ours(path)}
     different = [name for name in wanted if name in there and (place / name).read_text() != wanted[name]]
     return [f"deploy/{folder}/{name}" for name in sorted({*different, *(there ^ wanted.keys())})]
 

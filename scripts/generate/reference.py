@@ -6,8 +6,9 @@ import contextlib
 import io
 import os
 
-from dynamo_vllm.cli import admin, bench
+from dynamo_vllm.cli import bench
 from dynamo_vllm.cli import main as commands
+from dynamo_vllm.cli.running import admin
 
 COLUMNS = "104"
 HEAD = """# Command line

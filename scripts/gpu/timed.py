@@ -46,12 +46,12 @@ def main() -> None:
 def time_stages() -> None:
     from dynamo_vllm.engine.vllm.engine import VllmEngine
     from dynamo_vllm.roles.media import MediaReader
-    from dynamo_vllm.serving.encoding.client import Encoders
+    from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
 
     for owner, name, stage in (
         (MediaReader, "load", FETCH),
         (MediaReader, "see", PROCESS),
-        (Encoders, "encode", ASK),
+        (EncodeWorkers, "encode", ASK),
         (VllmEngine, "read_encoded", READ),
     ):
         setattr(owner, name, timed(stage, getattr(owner, name)))

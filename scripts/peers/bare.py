@@ -24,8 +24,8 @@ import msgspec
 import psutil
 import uvloop
 
-from dynamo_vllm.bench.figures import spread
-from dynamo_vllm.bench.prompts import PromptSpec, Talk
+from dynamo_vllm.bench.load.prompts import Conversation, PromptSpec
+from dynamo_vllm.bench.report.figures import spread
 from peers.settings import MODEL_NAME, VOCABULARY, Stage
 
 LABEL = "bare"
@@ -96,7 +96,7 @@ class Bare:
             seed=seed,
             stage="0",  # the first of its run
         )
-        return list(msgspec.json.decode(Talk(spec, number).question(()))["prompt"])
+        return list(msgspec.json.decode(Conversation(spec, number).question(()))["prompt"])
 
     def close(self) -> None:
         self._engine.shutdown()

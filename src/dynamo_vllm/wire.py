@@ -80,7 +80,7 @@ class PrefillResult(msgspec.Struct, frozen=True):
     disaggregated_params: Any = None
 
 
-class Memory(msgspec.Struct, frozen=True):
+class RemoteMemory(msgspec.Struct, frozen=True):
     """A piece of the frontend's memory, as NIXL calls it."""
 
     addr: int
@@ -92,7 +92,7 @@ class DecodedMedia(msgspec.Struct, frozen=True):
     """What the frontend decoded, with `media_decoder` in the model card."""
 
     nixl_metadata: str
-    nixl_descriptor: Memory
+    nixl_descriptor: RemoteMemory
     shape: list[int]
     dtype: str
 

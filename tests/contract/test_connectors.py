@@ -21,7 +21,7 @@ from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.engine.vllm import engine as vllm_engine
 from dynamo_vllm.engine.vllm import kv_compatibility
 from dynamo_vllm.kv.connectors import CONNECTORS
-from dynamo_vllm.kv.connectors.base import Connector, Place
+from dynamo_vllm.kv.connectors.base import Connector, ConnectorPlace
 from dynamo_vllm.kv.connectors.multi import Multi
 from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.serving import factories
@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @by_name
 @by_role
 def test_configuration_is_accepted(connector: Connector, role: str) -> None:
-    config = KVTransferConfig(**connector.engine_config(Place(role=role, device="cuda")))
+    config = KVTransferConfig(**connector.engine_config(ConnectorPlace(role=role, device="cuda")))
     assert config.is_kv_transfer_instance
     for part in config.kv_connector_extra_config.get("connectors", []):
         KVTransferConfig(**part)
@@ -56,7 +56,7 @@ def test_configuration_is_accepted(connector: Connector, role: str) -> None:
 @by_name
 @by_role
 def test_class_is_vllms_or_comes_with_the_package(connector: Connector, role: str) -> None:
-    given = connector.engine_config(Place(role=role, device="cuda"))
+    given = connector.engine_config(ConnectorPlace(role=role, device="cuda"))
     for config in (given, *given.get("kv_connector_extra_config", {}).get("connectors", [])):
         module = config.get("kv_connector_module_path")
         if module is None:
@@ -71,7 +71,7 @@ def test_class_can_be_made(connector: Connector) -> None:
     for package in packages(connector):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    config = KVTransferConfig(**connector.engine_config(Place(role="prefill", device="cuda")))
+    config = KVTransferConfig(**connector.engine_config(ConnectorPlace(role="prefill", device="cuda")))
     found = KVConnectorFactory.get_connector_class(config)
     assert issubclass(found, KVConnectorBase_V1)
     assert not found.__abstractmethods__
@@ -79,7 +79,7 @@ def test_class_can_be_made(connector: Connector) -> None:
 
 @by_name
 def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
-    given = connector.engine_config(Place(role="prefill", device="cuda"))
+    given = connector.engine_config(ConnectorPlace(role="prefill", device="cuda"))
     found = vllm_arguments.resolve(
         EngineSettings(model=model, kv_transfer=given, has_plain_blocks=connector.has_plain_blocks)
     )
@@ -89,7 +89,7 @@ def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
 
 
 def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:
-    given = CONNECTORS["kvbm"].engine_config(Place(role="agg", device="cuda"))
+    given = CONNECTORS["kvbm"].engine_config(ConnectorPlace(role="agg", device="cuda"))
     events = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
     found = vllm_arguments.resolve(
         EngineSettings(
@@ -169,7 +169,7 @@ def test_who_brings_a_cache_only_when_asked() -> None:
 @by_name
 @by_role
 def test_only_nixl_alone_tells_logprobs_of_prompts(connector: Connector, role: str) -> None:
-    given = connector.engine_config(Place(role=role, device="cuda"))
+    given = connector.engine_config(ConnectorPlace(role=role, device="cuda"))
     config = SimpleNamespace(kv_transfer_config=KVTransferConfig(**given))
     brings = kv_compatibility.unasked_connector(cast("VllmConfig", config))
     moves_only = connector.name == "nixl" or (role == "decode" and "nixl" in connector.name)

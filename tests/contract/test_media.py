@@ -17,7 +17,7 @@ from vllm.multimodal.video_decoders import VideoSourceMetadata, VideoTargetMetad
 from dynamo_vllm.engine.vllm.video import frame_chooser
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import MediaLimits
-from dynamo_vllm.media.cancellation import Watch
+from dynamo_vllm.media.cancellation import Deadline
 from dynamo_vllm.media.decode import image, sniff, video, video_frames
 from dynamo_vllm.media.decode.frame_sampling import SAMPLERS
 from harness import media
@@ -74,7 +74,7 @@ def test_picture_is_the_one_vllm_makes(name: str) -> None:
     else:
         data = media.picture(mode=mode, **saved)
     theirs = ImageMediaIO().load_bytes(data).media
-    ours, size = image.decode(data, sniff.sniff(data, "image"), LIMITS, Watch(5))
+    ours, size = image.decode(data, sniff.sniff(data, "image"), LIMITS, Deadline(5))
     assert (ours.mode, ours.size) == (theirs.mode, theirs.size) == ("RGB", ours.size)
     assert ours.tobytes() == theirs.tobytes()
     assert size == ours.width * ours.height * 4
@@ -153,7 +153,7 @@ def room(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 def test_process_of_its_own_changes_nothing(tmp_path: Path) -> None:
     data = media.video(tmp_path)
     theirs, metadata = VideoMediaIO(ImageMediaIO(), video_backend="qwen3_vl").load_bytes(data).media
-    ours, size = video.decode(data, sniff.sniff(data, "video"), SAMPLERS["qwen3_vl"], LIMITS, Watch(30))
+    ours, size = video.decode(data, sniff.sniff(data, "video"), SAMPLERS["qwen3_vl"], LIMITS, Deadline(30))
     assert ours.metadata == metadata
     assert np.array_equal(ours.frames, theirs)
     assert size == theirs.nbytes
@@ -174,6 +174,6 @@ def test_sound_is_the_one_vllm_makes() -> None:
         for channels in (1, 2):
             data = media.sound(width=width, channels=channels)
             theirs, rate = AudioMediaIO().load_bytes(data)
-            ours, _ = audio.decode(data, sniff.sniff(data, "audio"), LIMITS, Watch(5))
+            ours, _ = audio.decode(data, sniff.sniff(data, "audio"), LIMITS, Deadline(5))
             assert ours.rate == rate
             assert np.array_equal(ours.samples, theirs), SimpleNamespace(width=width, channels=channels)

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from dynamo_vllm.cli import serve
+from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise.planning import plan
 from harness.stack import Stack, Worker, free_port, stack
@@ -24,7 +24,7 @@ def start_what_serve_would(made: Stack, warm: Zygote, model: Path, *words: str) 
     for process in plan.make(wanted, env, made.folder / "discovery").workers:
         port, log = free_port(), made.folder / f"{process.name}.log"
         argv = [*process.argv[len(plan.COMMAND) + 1 :], "--system-port", str(port)]
-        task = ["dynamo_vllm.cli.worker", argv]
+        task = ["dynamo_vllm.cli.start.worker", argv]
         forked = warm.fork("dynamo_vllm.cli.main:run_command", task, process.env, log)
         made.add(forked, port, log)
 

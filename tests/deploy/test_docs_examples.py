@@ -23,9 +23,11 @@ from docs_site import markdown, pages
 from docs_site.markdown import Block
 from generate import docs
 
-from dynamo_vllm.cli import admin, bench, check, client, serve, status
-from dynamo_vllm.cli.chat import ChatOptions
+from dynamo_vllm.cli import bench, check
 from dynamo_vllm.cli.main import ADMIN, COMMANDS
+from dynamo_vllm.cli.running import admin, frontend_client, status
+from dynamo_vllm.cli.running.chat import ChatOptions
+from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config import build, checks, worker_plan
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.errors import ConfigError
@@ -175,7 +177,7 @@ def read_status(argv: list[str], folder: Path) -> None:
 
 
 def read_chat(argv: list[str], folder: Path) -> None:
-    refuse(build.parse(ChatOptions, client.with_url_flag(argv), {}, "chat", "")[1])
+    refuse(build.parse(ChatOptions, frontend_client.with_url_flag(argv), {}, "chat", "")[1])
 
 
 def read_bench(argv: list[str], folder: Path) -> None:

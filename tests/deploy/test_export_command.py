@@ -13,7 +13,7 @@ import yaml
 
 from deploy.manifests import validate
 from dynamo_vllm.cli import main
-from dynamo_vllm.export import text
+from dynamo_vllm.export import yaml_files
 from dynamo_vllm.export.operator import KIND
 from harness.bad_server import make_certificate
 from harness.live import live
@@ -89,7 +89,7 @@ def test_files_of_an_earlier_export_are_named_and_kept(capsys: pytest.CaptureFix
     assert run("k8s", "--config", "two.yaml", "-o", "out") == 0
     assert run("k8s", "--config", "serve.yaml", "-o", "out", "--force") == 0
     assert "out/decode.yaml is of an earlier export and not used any more" in capsys.readouterr().err
-    assert text.is_ours(Path("out/decode.yaml"))
+    assert yaml_files.is_ours(Path("out/decode.yaml"))
 
 
 def test_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import dashboard
 import pytest
 import yaml
 
-from dynamo_vllm.supervise.targets import JOBS
+from dynamo_vllm.supervise.prometheus_targets import JOBS
 from harness.prometheus import promtool, selected
 from harness.waiting import until
 

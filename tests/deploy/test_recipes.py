@@ -12,7 +12,9 @@ import yaml
 from generate import examples
 
 from deploy import manifests as read
-from dynamo_vllm.cli import chat, check, export, main, serve, size, status
+from dynamo_vllm.cli import check, export, main, size
+from dynamo_vllm.cli.running import chat, status
+from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config import build, checks, worker_plan
 from dynamo_vllm.config.options import FrontendOptions, SizeOptions, WorkerOptions
 from dynamo_vllm.export import workload

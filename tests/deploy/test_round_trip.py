@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from deploy import manifests as read
-from dynamo_vllm.cli.serve import from_file
+from dynamo_vllm.cli.start.serve import from_file
 from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup
-from dynamo_vllm.export import compose, k8s, operator, text, workload
+from dynamo_vllm.export import compose, k8s, operator, workload, yaml_files
 from dynamo_vllm.export.settings import Settings
 from dynamo_vllm.supervise.planning import plan as plans
 from harness import exported
@@ -165,7 +165,7 @@ def test_any_topology_comes_back(made: list[WorkerGroup], port: int, disaggregat
 @given(WORDS)
 def test_text_says_what_the_documents_say(word: str) -> None:
     document = {"args": [word, "8", "no", "1e3", "0o7", "10:30"], "env": {"A": word}}
-    assert yaml.safe_load(text.yaml_text([document], "k8s")) == document
+    assert yaml.safe_load(yaml_files.yaml_text([document], "k8s")) == document
 
 
 def test_a_file_that_was_read_as_yaml_comes_back() -> None:

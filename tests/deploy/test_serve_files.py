@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.cli import serve
+from dynamo_vllm.cli.start import serve
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni import stages as omni_stages
 from dynamo_vllm.supervise.planning import plan

@@ -125,7 +125,7 @@ class Zygote:
         argv = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
         process = self.fork(
             call,
-            ["dynamo_vllm.cli.worker", [*argv, *ENGINE_FLAGS, *args]],
+            ["dynamo_vllm.cli.start.worker", [*argv, *ENGINE_FLAGS, *args]],
             stack.environment(host, **FORKED_SHARDS, **{**NOT_WARMED, **(env or {})}),
             log,
             host,

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from dynamo_vllm.errors import AdapterRefused, SourceFailed
 from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.base import Fetched
-from dynamo_vllm.lora.sources.base import Limits, Stopped
+from dynamo_vllm.lora.sources.base import SourceLimits, Stopped
 from harness.hub import Hub, hub, point_at, use_hub
 from harness.stack import environment, free_port
 
@@ -36,7 +36,7 @@ def ignore(_done: int, _total: int | None) -> None:
 
 
 async def fetch(address: str = "team/sql", on_progress: Any = ignore, **limits: int) -> Fetched:
-    return await sources.fetch(f"hf://{address}", Path("/nowhere"), Limits(**limits), on_progress)
+    return await sources.fetch(f"hf://{address}", Path("/nowhere"), SourceLimits(**limits), on_progress)
 
 
 async def test_adapter_comes_into_the_cache_of_the_hub(remote: Hub, tmp_path: Path) -> None:

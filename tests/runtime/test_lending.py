@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.engine.encoder_cache.folder import Folder, Unusable
-from dynamo_vllm.serving.encoding.transfer import AT_ONCE, Borrower, Lender, Nixl
+from dynamo_vllm.serving.encoding.transfer import AT_ONCE, Borrower, Lender, NixlAgent
 from harness.fakes import FakeContext
 
 NAMES = [f"{number:064x}" for number in range(AT_ONCE + 4)]
@@ -58,7 +58,7 @@ async def test_file_comes_as_it_is_and_no_copy_holds_up_the_loop(
 
     monkeypatch.setattr(ctypes, "create_string_buffer", seen)
     here = Folder(tmp_path, 1 << 30)
-    borrower = Borrower(Direct(Lender(there, Nixl())), here, Nixl())
+    borrower = Borrower(Direct(Lender(there, NixlAgent())), here, NixlAgent())
     await asyncio.gather(*(borrower.fetch(1, name, FakeContext(name)) for name in NAMES))
     assert [here.contents(name, 1 << 20) for name in NAMES] == [there.contents(n, 1 << 20) for n in NAMES]
     assert len(threads) == 2 * len(NAMES) and threading.main_thread() not in threads
@@ -69,7 +69,7 @@ async def test_file_comes_as_it_is_and_no_copy_holds_up_the_loop(
 async def test_so_many_files_are_lent_at_a_time_and_the_next_when_one_was_read(
     there: Folder, tmp_path: Path
 ) -> None:
-    lender = Lender(there, Nixl())
+    lender = Lender(there, NixlAgent())
     contexts = [FakeContext(name) for name in NAMES]
     streams = [lender._lend({"name": name}, context) for name, context in zip(NAMES, contexts, strict=True)]
     offers = [asyncio.create_task(anext(stream, None)) for stream in streams]
@@ -78,7 +78,7 @@ async def test_so_many_files_are_lent_at_a_time_and_the_next_when_one_was_read(
     gone = next(number for number, task in enumerate(offers) if not task.done())
     contexts[gone].stop()
     read = next(number for number, task in enumerate(offers) if task.done())
-    here = Borrower(Direct(lender), Folder(tmp_path, 1 << 30), Nixl())
+    here = Borrower(Direct(lender), Folder(tmp_path, 1 << 30), NixlAgent())
     told = await offers[read]
     assert told is not None and len(await here._read(told)) == 5000
     assert await anext(streams[read], None) is None, "it was read: its turn is over"

@@ -18,7 +18,7 @@ from PIL import Image
 
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import MEGABYTE, MEGAPIXEL, Audio, Kind, MediaLimits, MediaRef, Video
-from dynamo_vllm.media.decode import process as decode_process
+from dynamo_vllm.media.decode import decode_process
 from dynamo_vllm.media.decode.frame_sampling import UNKNOWN, Sampler
 from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.loader import Loader, make_loader

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dynamo_vllm.cli import prove
-from dynamo_vllm.cli.client import Client
+from dynamo_vllm.cli.running import prove
+from dynamo_vllm.cli.running.frontend_client import FrontendClient
 from dynamo_vllm.config.planes import EtcdAccess
 from dynamo_vllm.serving.plane.etcd import Etcd
 from harness.planes import Planes, planes
@@ -248,6 +248,6 @@ def test_without_events_check_proves_none(
     with stack(tmp_path, **every.of("file,tcp,nats").env(tmp_path)) as made:
         start(made, model, 1, flags, vocab_size=1121)  # the tokenizer's: the prompt has any words
         until("answers", lambda: is_answered(made))
-        with contextlib.closing(Client(made.url, timeout=30)) as client:
+        with contextlib.closing(FrontendClient(made.url, timeout=30)) as client:
             steps = {step.name: step for step in prove.prove(client, "tiny")}
         assert "kv event" in steps and steps["kv event"].outcome is outcome, steps

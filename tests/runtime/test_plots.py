@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.bench import figures, plots, report
-from dynamo_vllm.bench.answers import Answer, StageAnswers
+from dynamo_vllm.bench.http.answers import Answer, StageAnswers
+from dynamo_vllm.bench.report import figures, plots, run_report
 from dynamo_vllm.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def test_every_plot_is_drawn_also_of_a_stage_without_answers(tmp_path: Path) -> 
     for stage in stages:
         found = figures.figures(stage.answers, stage.seconds, {})
         reports.append(
-            report.StageReport(
+            run_report.StageReport(
                 name=stage.name,
                 seconds=stage.seconds,
                 requests=found.requests,
@@ -42,13 +42,13 @@ def test_every_plot_is_drawn_also_of_a_stage_without_answers(tmp_path: Path) -> 
                 e2e_ms=found.e2e_ms,
                 goodput=None,
                 processes={},
-                client=report.ClientFigures(1, 0.1, 10.0, 0.0),
+                client=run_report.ClientFigures(1, 0.1, 10.0, 0.0),
                 errors=found.errors,
             )
         )
     folder = tmp_path / "new" / "plots"
     plots.require(folder)
-    plots.draw(report.RunReport(url="http://x", settings={}, stages=reports), stages, folder)
+    plots.draw(run_report.RunReport(url="http://x", settings={}, stages=reports), stages, folder)
     names = {path.name for path in folder.iterdir()}
     assert names == {f"{n}.{k}" for n in ("ttft", "itl", "stages", "timeline") for k in ("svg", "png")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))

@@ -18,7 +18,7 @@ from dynamo_vllm.errors import AdapterRefused, BadCommand, SourceFailed
 from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.base import Fetched
 from dynamo_vllm.lora.sources import s3
-from dynamo_vllm.lora.sources.base import Limits
+from dynamo_vllm.lora.sources.base import SourceLimits
 from harness.cut import Cut, cut
 from harness.stack import free_port
 from harness.waiting import until
@@ -105,7 +105,7 @@ def ignore(_done: int, _total: int | None) -> None:
 
 async def fetch(bucket: Any, prefix: str, cache: Path, on_progress: Any = ignore, **limits: int) -> Fetched:
     name = bucket if isinstance(bucket, str) else bucket.name
-    return await sources.fetch(f"s3://{name}/{prefix}", cache, Limits(**limits), on_progress)
+    return await sources.fetch(f"s3://{name}/{prefix}", cache, SourceLimits(**limits), on_progress)
 
 
 def downloads(way: Cut) -> list[str]:

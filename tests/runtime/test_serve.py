@@ -23,10 +23,10 @@ import httpx
 import psutil
 import pytest
 
-from dynamo_vllm.cli import serve as command
+from dynamo_vllm.cli.start import serve as command
 from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.supervise import run_folder
-from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
 from harness.stack import free_port
@@ -439,7 +439,7 @@ def test_long_log_is_put_aside_while_its_worker_serves(start: Start, model: Path
 
 
 async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
-    limits = Limits(look_seconds=0.1, answer_seconds=0.5, hang_seconds=1.0)
+    limits = SupervisorLimits(look_seconds=0.1, answer_seconds=0.5, hang_seconds=1.0)
     async with supervised(tmp_path, limits, *fake(model)) as err:
         worker().suspend()
         await said(err, "worker-1: ready", times=2)
@@ -447,7 +447,7 @@ async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
 
 
 async def test_sleeping_worker_is_left_alone(model: Path, tmp_path: Path) -> None:
-    limits = Limits(look_seconds=0.1, unwell_seconds=1.0)
+    limits = SupervisorLimits(look_seconds=0.1, unwell_seconds=1.0)
     port = free_port()
     async with supervised(tmp_path, limits, *fake(model), "--system-port", str(port)) as err:
         sleeping = worker()
@@ -462,7 +462,9 @@ async def test_sleeping_worker_is_left_alone(model: Path, tmp_path: Path) -> Non
 
 
 async def test_worker_that_does_not_leave_is_killed(model: Path, tmp_path: Path) -> None:
-    async with supervised(tmp_path, Limits(stop_seconds=1.0), *fake(model), "--drain-seconds", "0") as err:
+    async with supervised(
+        tmp_path, SupervisorLimits(stop_seconds=1.0), *fake(model), "--drain-seconds", "0"
+    ) as err:
         stopped = worker()
         stopped.suspend()
     assert "worker-1 did not leave within 1 s: killed" in err.getvalue()
@@ -470,7 +472,7 @@ async def test_worker_that_does_not_leave_is_killed(model: Path, tmp_path: Path)
 
 
 @contextlib.asynccontextmanager
-async def supervised(folder: Path, limits: Limits, *words: str) -> AsyncIterator[io.StringIO]:
+async def supervised(folder: Path, limits: SupervisorLimits, *words: str) -> AsyncIterator[io.StringIO]:
     """A supervisor in this process, for limits no flag sets: what it says; it is stopped at the end."""
     environ = environment(folder)
     run = run_folder.choose(str(folder / "run"), environ)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Reply = dict[str, Any]
 
 
-class State(enum.Enum):
+class WorkerState(enum.Enum):
     """Where a worker stands in its life; READY means that a request is answered."""
 
     STARTING = "starting"
@@ -32,12 +32,12 @@ class State(enum.Enum):
     STOPPED = "stopped"
 
 
-AT_REST = frozenset({State.FALLING_ASLEEP, State.ASLEEP, State.PAUSING, State.PAUSED})
+AT_REST = frozenset({WorkerState.FALLING_ASLEEP, WorkerState.ASLEEP, WorkerState.PAUSING, WorkerState.PAUSED})
 """Not ready because an operator said so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StateChange:
     """How a change of state went."""
 
     seconds: float = 0.0
@@ -49,18 +49,18 @@ class Report:
 class Life(Protocol):
     """The states of a worker, as far as an operator may change them."""
 
-    state: State
+    state: WorkerState
 
-    async def sleep(self, level: int, drain_seconds: float) -> Report: ...
+    async def sleep(self, level: int, drain_seconds: float) -> StateChange: ...
 
-    async def wake(self) -> Report: ...
+    async def wake(self) -> StateChange: ...
 
-    async def pause(self, keep: bool, drain_seconds: float) -> Report: ...
+    async def pause(self, keep: bool, drain_seconds: float) -> StateChange: ...
 
-    async def resume(self) -> Report: ...
+    async def resume(self) -> StateChange: ...
 
 
-class Engine(Protocol):
+class ControlledEngine(Protocol):
     """The part of an engine that verbs use."""
 
     async def control(self, op: EngineOp) -> int | None: ...
@@ -71,7 +71,7 @@ class Controls:
     """The parts of a worker that verbs act on."""
 
     life: Life
-    engine: Engine
+    engine: ControlledEngine
     facts: EngineFacts
     adapters: Registry | None
     """None where LoRA is off."""
@@ -96,7 +96,7 @@ class Verb:
     help: str
     run: Callable[[Any, Controls], Awaitable[Reply]]
     body: type[Body] = Nothing
-    states: frozenset[State] = frozenset(State)
+    states: frozenset[WorkerState] = frozenset(WorkerState)
     has_endpoint: bool = False
     """Whether the worker's component also serves it as an endpoint of its own."""
     rest: tuple[str, str] | None = None

@@ -11,17 +11,17 @@ from dynamo_vllm.errors import WrongState
 if TYPE_CHECKING:
     from dynamo_vllm.admin.base import Controls, Nothing, Reply
     from dynamo_vllm.lora.registry import Registry
-    from dynamo_vllm.lora.slots import Entry
+    from dynamo_vllm.lora.slots import AdapterEntry
 
 
-class Source(Body, frozen=True):
+class AdapterSource(Body, frozen=True):
     uri: str
     """A folder, file://, hf://owner/name[@revision] or s3://bucket/prefix."""
 
 
 class LoadBody(Body, frozen=True):
     lora_name: str
-    source: Source
+    source: AdapterSource
 
 
 class UnloadBody(Body, frozen=True):
@@ -61,7 +61,7 @@ def registry(worker: Controls) -> Registry:
     return worker.adapters
 
 
-def told(entry: Entry) -> Reply:
+def told(entry: AdapterEntry) -> Reply:
     """What an operator sees of an adapter."""
     facts = entry.facts
     return {

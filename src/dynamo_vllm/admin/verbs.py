@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynamo_vllm.admin import cache, life, lora, profile
-from dynamo_vllm.admin.base import State, Verb
+from dynamo_vllm.admin.base import Verb, WorkerState
 from dynamo_vllm.errors import AdminError, BadCommand, EngineDead, WrongState
 from dynamo_vllm.wire import refusal
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # An engine that sleeps must not be touched: its memory is not there.
-_AWAKE = frozenset({State.READY, State.UNWELL, State.PAUSED})
-_SERVING = frozenset({State.READY})
+_AWAKE = frozenset({WorkerState.READY, WorkerState.UNWELL, WorkerState.PAUSED})
+_SERVING = frozenset({WorkerState.READY})
 
 _TABLE = (
     Verb(

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 PROG = "dynamo-vllm bench"
 # Each module has add_arguments(parser) and run(options) -> exit code.
 KINDS = {
-    "load": ("dynamo_vllm.bench.load", "put a load on an OpenAI server and measure how it answers"),
-    "plane": ("dynamo_vllm.bench.plane", "measure everything around the engine, over a fake one"),
-    "routing": ("dynamo_vllm.bench.routing", "replay a trace over several workers, once per way of routing"),
+    "load": ("dynamo_vllm.bench.load.command", "put a load on an OpenAI server and measure how it answers"),
+    "plane": ("dynamo_vllm.bench.local.plane", "measure everything around the engine, over a fake one"),
+    "routing": (
+        "dynamo_vllm.bench.local.routing",
+        "replay a trace over several workers, once per way of routing",
+    ),
 }
 
 

@@ -89,7 +89,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class CheckReport:
     versions: Mapping[str, str]
     patches: Sequence[Mapping[str, Any]]
     """Of other packages, by their installed versions."""
@@ -119,11 +119,11 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
     chosen, unknown = build.parse(LiveOptions, rest, environment, PROG, DESCRIPTION)
     if unknown:
         raise ConfigError(f"{unknown[0]} says nothing about a running system; --live takes --model only")
-    from dynamo_vllm.cli.client import Client
-    from dynamo_vllm.cli.prove import OK, Proof, prove
+    from dynamo_vllm.cli.running.frontend_client import FrontendClient
+    from dynamo_vllm.cli.running.prove import OK, Proof, prove
 
     steps = []
-    with contextlib.closing(Client(str(options.live), options.timeout)) as client:
+    with contextlib.closing(FrontendClient(str(options.live), options.timeout)) as client:
         for step in prove(client, chosen.model):
             steps.append(step)
             if not options.json:
@@ -137,7 +137,7 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
 # --- a worker that is not started -------------------------------------------------------------------------
 
 
-def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, str]) -> Report:
+def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, str]) -> CheckReport:
     given, engine_argv = build.parser(WorkerOptions, PROG, DESCRIPTION).parse_known_args(list(argv))
     named = build.from_values(WorkerOptions, vars(given), environment)
     plan = WorkerPlan.of(named, engine_argv)
@@ -151,7 +151,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
     if options.engine and worker.model and worker.engine == "vllm" and not problems:
         defaults, complaint = engine_defaults(plan, environment)
         problems += [complaint] if complaint else []
-    return Report(
+    return CheckReport(
         versions=versions.found(),
         patches=[patch.described() for patch in table.PATCHES],
         facts=facts_of(plan),
@@ -293,7 +293,7 @@ def engine_defaults(
 # --- text -------------------------------------------------------------------------------------------------
 
 
-def text(found: Report) -> str:
+def text(found: CheckReport) -> str:
     defaults = found.engine_defaults or ()
     parts = [
         _block("versions", found.versions.items()),

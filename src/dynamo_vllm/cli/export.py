@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.cli.serve import from_file
+from dynamo_vllm.cli.start.serve import from_file
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.options.export import KINDS
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.export import compose, k8s, operator, text, workload
+from dynamo_vllm.export import compose, k8s, operator, workload, yaml_files
 from dynamo_vllm.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     kind, options = understand(argv, build.environment())
     texts, notes = export(kind, options, shown(argv), Path())
     folder = Path(str(options.output))
-    left = text.write(folder, texts, force=options.force, beside=Path(str(options.config)))
+    left = yaml_files.write(folder, texts, force=options.force, beside=Path(str(options.config)))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     for name in left:
@@ -94,12 +94,13 @@ def export(kind: str, options: ExportOptions, command: str, root: Path) -> tuple
     if kind == "compose":
         found = workload.of_machine(wanted, settings.on_gpu)
         settings = Settings(options, found.request_plane)
-        return {compose.FILE: text.yaml_text([compose.document(found, settings)], command)}, list(found.notes)
+        text = yaml_files.yaml_text([compose.document(found, settings)], command)
+        return {compose.FILE: text}, list(found.notes)
     refuse_missing_nats(wanted, options)
     found = workload.of_cluster(wanted, settings.discovery, settings.secret)
     settings = Settings(options, found.request_plane, found.event_plane)
     made = operator.files(found, settings) if options.operator else k8s.files(found, settings)
-    texts = {name: text.yaml_text(documents, command) for name, documents in made.items()}
+    texts = {name: yaml_files.yaml_text(documents, command) for name, documents in made.items()}
     return texts, list(found.notes)
 
 

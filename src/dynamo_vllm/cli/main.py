@@ -14,19 +14,19 @@ from dynamo_vllm.errors import ConfigError, DynamoVllmError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ADMIN = "dynamo_vllm.cli.admin"
+ADMIN = "dynamo_vllm.cli.running.admin"
 """Runs several commands and is told which."""
 COMMANDS = {
-    "serve": ("dynamo_vllm.cli.serve", "serve a model on this machine: frontend, router and workers"),
-    "worker": ("dynamo_vllm.cli.worker", "run one worker of a deployment"),
-    "frontend": ("dynamo_vllm.cli.frontend", "run the OpenAI server and router of a deployment"),
+    "serve": ("dynamo_vllm.cli.start.serve", "serve a model on this machine: frontend, router and workers"),
+    "worker": ("dynamo_vllm.cli.start.worker", "run one worker of a deployment"),
+    "frontend": ("dynamo_vllm.cli.start.frontend", "run the OpenAI server and router of a deployment"),
     "export": ("dynamo_vllm.cli.export", "turn a serve file into Kubernetes manifests or a compose file"),
     "check": (
         "dynamo_vllm.cli.check",
         "show versions and the resolved configuration, or prove a running system",
     ),
     "size": ("dynamo_vllm.cli.size", "compute what a model needs in GPU memory, and what fits"),
-    "status": ("dynamo_vllm.cli.status", "show what a running system serves and how its workers are"),
+    "status": ("dynamo_vllm.cli.running.status", "show what a running system serves and how its workers are"),
     "lora": (ADMIN, "load, unload and list LoRA adapters of running workers"),
     "sleep": (ADMIN, "take workers out of service and give back their memory"),
     "wake": (ADMIN, "wake sleeping workers"),
@@ -35,7 +35,7 @@ COMMANDS = {
     "clear-kv": (ADMIN, "forget the cached KV blocks of workers"),
     "reset-caches": (ADMIN, "forget caches of workers: prefix, multimodal, encoder"),
     "profile": (ADMIN, "start and stop a profile of workers' engines"),
-    "chat": ("dynamo_vllm.cli.chat", "talk to a running system"),
+    "chat": ("dynamo_vllm.cli.running.chat", "talk to a running system"),
     "bench": ("dynamo_vllm.cli.bench", "measure a running system, or parts of this one"),
 }
 EXIT_CODES = (

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.sizing import families, files, formats, gpus, layouts, memory
+from dynamo_vllm.sizing import config_file, families, formats, gpus, layouts, memory
 from dynamo_vllm.sizing.gpus import GIB
-from dynamo_vllm.sizing.memory import Layout, Load
+from dynamo_vllm.sizing.memory import EngineLoad, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dynamo_vllm.sizing.formats import Format
+    from dynamo_vllm.sizing.formats import WeightFormat
     from dynamo_vllm.sizing.gpus import Gpus
     from dynamo_vllm.sizing.layouts import Found
     from dynamo_vllm.sizing.memory import Need
@@ -45,8 +45,8 @@ class Asked:
 
     source: str
     model: Model
-    form: Format
-    load: Load
+    form: WeightFormat
+    load: EngineLoad
     gpus: Gpus | None
     layout: Layout | None
     nodes: int = 1
@@ -63,7 +63,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SizeAnswer:
     asked: Asked
     need: Need | None = None
     """Of the layout that was asked for."""
@@ -85,8 +85,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{rest[0]} is no option of size; '{PROG} --help' lists them")
     if options.model is None:
         raise ConfigError(f"no model is named; write {PROG} MODEL, a config.json or its folder")
-    path = files.find(options.model, environment)
-    found = answer(asked(options, str(path), files.load(path)))
+    path = config_file.find(options.model, environment)
+    found = answer(asked(options, str(path), config_file.load(path)))
     print(json.dumps(as_json(found), indent=2) if options.json else "\n".join(text(found, options.brief)))
     return 0 if found.fits else 1
 
@@ -98,7 +98,7 @@ def asked(options: SizeOptions, source: str, config: dict[str, object]) -> Asked
     check(options)
     model = families.read(config, source)
     form = formats.of(config, source, options.dtype, options.quantization)
-    load = Load(
+    load = EngineLoad(
         utilisation=options.gpu_memory_utilization,
         max_len=options.max_model_len,
         average_len=options.average_len,
@@ -173,20 +173,22 @@ def layout_of(options: SizeOptions, there: Gpus | None) -> Layout | None:
     return dataclasses.replace(layout, nodes=nodes)
 
 
-def answer(asked: Asked) -> Answer:
+def answer(asked: Asked) -> SizeAnswer:
     if asked.gpus is None:
-        return Answer(asked)
+        return SizeAnswer(asked)
     if asked.layout is not None:
-        return Answer(asked, memory.need(asked.model, asked.form, asked.layout, asked.gpus.gpu, asked.load))
+        return SizeAnswer(
+            asked, memory.need(asked.model, asked.form, asked.layout, asked.gpus.gpu, asked.load)
+        )
     there, per_node = asked.gpus, asked.gpus.count // asked.nodes if asked.nodes > 1 else None
     found = layouts.search(asked.model, asked.form, there.gpu, there.count, asked.load, per_node)
-    return Answer(asked, found=found)
+    return SizeAnswer(asked, found=found)
 
 
 # --- text -----------------------------------------------------------------------------------------------
 
 
-def text(answer: Answer, brief: bool = False) -> Iterator[str]:
+def text(answer: SizeAnswer, brief: bool = False) -> Iterator[str]:
     if not brief:
         yield from about_model(answer.asked)
         yield ""
@@ -351,7 +353,7 @@ def kib(count: int) -> str:
 # --- JSON -----------------------------------------------------------------------------------------------
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
+def as_json(answer: SizeAnswer) -> dict[str, Any]:
     asked, model = answer.asked, answer.asked.model
     value = memory.cache_value_bytes(asked.form, asked.load.cache_dtype)
     found: dict[str, Any] = {

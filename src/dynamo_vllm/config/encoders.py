@@ -27,7 +27,7 @@ class EncoderFolder:
 
 def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | None:
     """None for a worker that has nothing to do with encode workers."""
-    is_encoder = options.role == "encode"
+    is_encoder = options.card.encodes_media
     if not is_encoder and not options.asks_encoders:
         return None
     config = written(engine)

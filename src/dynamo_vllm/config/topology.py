@@ -7,13 +7,16 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.options.worker import OLDER_ROLES
 from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynamo_vllm.config.role_cards import RoleCard
 
 Values = Mapping[str, Any]
 """Option values by field name, as text or as the file has them."""
@@ -178,7 +181,7 @@ def override(topology: Topology, line: CommandLine) -> Topology:
 def _refuse_role_over_roles(groups: tuple[WorkerGroup, ...], line: CommandLine) -> None:
     """One role for all would make the prefill workers of a file decode workers too."""
     named = role_flags(line.worker)
-    if named and len({role_of(group) for group in groups}) > 1:
+    if named and len({card_of(group) for group in groups}) > 1:
         raise ConfigError(
             f"{named[0]}: the file says what each worker does; leave it out, or set 'role' there"
         )
@@ -204,7 +207,7 @@ def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[
     """Encode workers beside the groups; those that see a prompt first ask them."""
     if line.encode is None:
         return groups
-    if any(role_of(group) == "encode" for group in groups):
+    if any(card_of(group).encodes_media for group in groups):
         raise ConfigError(f"--encode {line.encode}: the file has such a group; set its count there")
     if named := role_flags(line.worker):
         raise ConfigError(f"--encode {line.encode} already says what each worker does; leave {named[0]} out")
@@ -234,13 +237,14 @@ _NOT_FOR_DECODE = (
 
 def _for_group(group: WorkerGroup, given: Values) -> Values:
     """The command line speaks to all workers; what would make no sense to a role is for the others."""
-    without = {"encode": _NOT_FOR_ENCODERS, "decode": _NOT_FOR_DECODE}.get(role_of(group), ())
+    card = card_of(group)
+    without = _NOT_FOR_ENCODERS if card.encodes_media else _NOT_FOR_DECODE if card.takes_kv else ()
     return {name: value for name, value in given.items() if name not in without}
 
 
 def _behind_encoders(group: WorkerGroup) -> WorkerGroup:
     """A decode worker gets the KV cache of what was encoded; it has its own encoder for what is lost."""
-    if role_of(group) == "decode" or "ec_consumer_mode" in group.options:
+    if card_of(group).takes_kv or "ec_consumer_mode" in group.options:
         return group
     return dataclasses.replace(group, options={"route_to_encoder": True, **group.options})
 
@@ -255,10 +259,13 @@ def role_flags(given: Values) -> list[str]:
     return ["--" + name.replace("_", "-") for name in names if given.get(name)]
 
 
-def role_of(group: WorkerGroup) -> str:
+def card_of(group: WorkerGroup) -> RoleCard:
+    return plan_of(group).options.card
+
+
+def plan_of(group: WorkerGroup) -> WorkerPlan:
     """From the options and flags of the group; its variables are not looked at."""
-    options = build.from_values(WorkerOptions, group.options, {})
-    return WorkerPlan.of(options, group.args).options.role
+    return WorkerPlan.of(build.from_values(WorkerOptions, group.options, {}), group.args)
 
 
 def to_argv(cls: type, values: Values) -> list[str]:

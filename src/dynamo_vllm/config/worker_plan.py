@@ -60,8 +60,8 @@ def with_written_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOpti
     A role that the user named otherwise stands, and a rule refuses the two.
     """
     written = encoders.written(engine).get("ec_role")
-    if written == encoders.PRODUCER and options.role == "agg" and options.disaggregation_mode is None:
+    if written == encoders.PRODUCER and options.card.does_all and options.disaggregation_mode is None:
         return dataclasses.replace(options, disaggregation_mode="encode")
-    if written == encoders.CONSUMER and options.role != "encode":
+    if written == encoders.CONSUMER and not options.card.encodes_media:
         return dataclasses.replace(options, ec_consumer_mode=True)
     return options

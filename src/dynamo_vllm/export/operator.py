@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.role_cards import CARDS
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.export import k8s, pod
 from dynamo_vllm.export.settings import RUNTIME
@@ -18,7 +19,6 @@ KIND = "DynamoGraphDeployment"
 MAX_COMPONENTS = 25
 HTTP_PORT = 8000
 """The operator's Service of a frontend leads there."""
-_TYPES = {None: "frontend", "prefill": "prefill", "decode": "decode"}
 
 
 def files(found: Workloads, settings: Settings) -> Files:
@@ -60,13 +60,21 @@ def _refuse(found: Workloads) -> None:
         raise ConfigError(f"{len(found.all)} groups are more than the operator takes ({MAX_COMPONENTS})")
 
 
+def _type(workload: Workload) -> str:
+    """The operator knows frontends, prefill and decode workers, and workers."""
+    if workload.role is None:
+        return "frontend"
+    card = CARDS[workload.role]
+    return card.process_name if card.hands_over_kv else "worker"
+
+
 def component(workload: Workload, settings: Settings) -> Document:
     """The operator gives namespace, discovery and the pod's identity to the container called main."""
     env = [*k8s.planes(settings), *k8s.reach(workload)]
     main = pod.container(workload, settings, env, "main")
     found: Document = {
         "name": workload.name,
-        "type": _TYPES.get(workload.role, "worker"),
+        "type": _type(workload),
         "runtimeVersionOverride": RUNTIME,
         "replicas": workload.count if workload.is_worker else settings.options.frontends,
     }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.export.settings import USER
 from dynamo_vllm.export.workload import LEADER, MODELS, PRE_STOP_SECONDS, SHARED
-from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.limits import SupervisorLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.export.workload import Workload
 
 COMMAND = "dynamo-vllm"
-_LIMITS = Limits()
+_LIMITS = SupervisorLimits()
 _LIVENESS_SECONDS, _READINESS_SECONDS, _STARTUP_SECONDS = 10, 2, 10
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build, topology
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.config.rules.flags import engine_flags, flag
+from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import plan as plans
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 PRE_STOP_SECONDS = 5
 """Between the end of a pod in every list and its SIGTERM: nobody sends it anything new then."""
 SPARE_SECONDS = 5
-_LIMITS = Limits()
+_LIMITS = SupervisorLimits()
 _ENDS_WITH = len(plans.COMMAND)
 
 _PLANES = ("request_plane", "event_plane")
@@ -243,7 +243,7 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None =
             raise ConfigError("the file names no model; add 'model: ORGANISATION/NAME', or --model")
         _refuse_files({"model": wanted.model, **options}, _FILES)
         _refuse_files(_adapters(options), ("lora_modules",))
-        _refuse_files(engine_flags(group.args), _FILES_OF_VLLM)
+        _refuse_files(topology.plan_of(group).flags, _FILES_OF_VLLM)
         _refuse_unwritable(options)
         if secret := topology.secrets(WorkerOptions, options):
             where = "into .env" if secrets is None else f"into the Secret {secrets} before you apply this"
@@ -325,7 +325,7 @@ def _for_cluster(group: WorkerGroup) -> tuple[WorkerGroup, int]:
     nodes = _nodes(group)
     if nodes == 1:
         return group, 1
-    given = engine_flags(group.args)
+    given = topology.plan_of(group).flags
     for name in ("data_parallel_address", "master_addr", "node_rank", "data_parallel_start_rank"):
         if name in given:
             raise ConfigError(
@@ -337,7 +337,7 @@ def _for_cluster(group: WorkerGroup) -> tuple[WorkerGroup, int]:
 
 
 def _nodes(group: WorkerGroup) -> int:
-    given = engine_flags(group.args)
+    given = topology.plan_of(group).flags
     ranks, local = _number(given, "data_parallel_size"), _number(given, "data_parallel_size_local")
     nodes = _number(given, "nnodes")
     if nodes is None:

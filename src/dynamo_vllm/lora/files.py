@@ -11,7 +11,7 @@ from dynamo_vllm.errors import AdapterRefused, SourceFailed
 from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.base_model import BaseModel, read_base_model
 from dynamo_vllm.lora.inspect import inspect
-from dynamo_vllm.lora.sources.base import Limits, digest
+from dynamo_vllm.lora.sources.base import SourceLimits, digest
 from dynamo_vllm.lora.sources.store import Store
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ FETCHES_AT_A_TIME = 4
 
 
 class AdapterFiles:
-    def __init__(self, cache: Path, limits: Limits, max_rank: int) -> None:
+    def __init__(self, cache: Path, limits: SourceLimits, max_rank: int) -> None:
         self._cache, self._limits, self._max_rank = cache, limits, max_rank
         self._base = BaseModel("", {})
         # Not the loop's own threads: it waits for these at its end, and a server may have stopped to answer.

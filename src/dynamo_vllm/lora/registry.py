@@ -21,7 +21,7 @@ from dynamo_vllm.errors import AdapterConflict, AdapterUnknown, NoRoom, UnknownM
 from dynamo_vllm.job import Adapter
 from dynamo_vllm.lora import names
 from dynamo_vllm.lora.keyed_tasks import Acts
-from dynamo_vllm.lora.slots import Entry, Lease, Slot, State
+from dynamo_vllm.lora.slots import AdapterEntry, AdapterState, Lease, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -76,7 +76,7 @@ class Registry:
 
     # -- asked by operators ------------------------------------------------------------------------
 
-    async def load(self, name: str, uri: str) -> Entry:
+    async def load(self, name: str, uri: str) -> AdapterEntry:
         """Raises BadCommand, AdapterConflict, NoRoom, WrongState, and what the steps raise."""
         names.check(name, self._reserved)
         return await self._acts.join(name, ("load", uri), lambda: self._load(name, uri))
@@ -85,7 +85,7 @@ class Registry:
         """Returns once the engine no longer has it. Of a failed one: forgets it. Raises AdapterUnknown."""
         await self._acts.join(name, "unload", lambda: self._unload(name))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[AdapterEntry]:
         return [self._slots[name].entry() for name in sorted(self._slots)]
 
     def changing(self) -> str | None:
@@ -128,10 +128,10 @@ class Registry:
 
     # -- loading -----------------------------------------------------------------------------------
 
-    async def _load(self, name: str, uri: str) -> Entry:
+    async def _load(self, name: str, uri: str) -> AdapterEntry:
         async with self._acts.lock(name):
             old = self._slots.get(name)
-            if old is not None and old.state is State.LOADED:
+            if old is not None and old.state is AdapterState.LOADED:
                 return await self._load_again(old, uri)
             if old is not None:
                 await self._clear(old)
@@ -159,17 +159,17 @@ class Registry:
 
     async def _bring_up(self, slot: Slot) -> None:
         slot.fetched = await self._steps.fetch(slot.name, slot.uri, slot.note_progress)
-        slot.state = State.VERIFYING
+        slot.state = AdapterState.VERIFYING
         slot.facts = await self._steps.verify(slot.fetched)
         self._check_awake()
         slot.adapter = self._identify(slot.name, slot.fetched)
-        slot.state, slot.in_engine = State.ADDING, True
+        slot.state, slot.in_engine = AdapterState.ADDING, True
         await self._steps.add(slot.adapter)
         self._check_awake()
         # A frontend may send requests before `publish` returns.
-        slot.state, slot.is_open = State.PUBLISHING, True
+        slot.state, slot.is_open = AdapterState.PUBLISHING, True
         await self._publish(slot)
-        slot.state = State.LOADED
+        slot.state = AdapterState.LOADED
 
     def _identify(self, name: str, fetched: Fetched) -> Adapter:
         """vLLM serves the first content an id ever had, and keys its prefix cache by the name: both are new
@@ -181,7 +181,7 @@ class Registry:
         number, engine_name = contents[fetched.digest]
         return Adapter(name, number, str(fetched.path), engine_name, fetched.digest)
 
-    async def _load_again(self, slot: Slot, uri: str) -> Entry:
+    async def _load_again(self, slot: Slot, uri: str) -> AdapterEntry:
         assert slot.fetched is not None
         fetched = await self._steps.fetch(slot.name, uri, lambda _done, _total: None)
         if fetched.digest != slot.fetched.digest:
@@ -209,7 +209,7 @@ class Registry:
             logger.error("adapter %s: %s", slot.name, error)
 
     def _mark_failed(self, slot: Slot) -> None:
-        slot.state, slot.is_open = State.FAILED, False
+        slot.state, slot.is_open = AdapterState.FAILED, False
         gone = [s.name for s in self._slots.values() if not s.takes_room and not s.is_listed]
         for name in gone[:-MAX_FAILED]:
             del self._slots[name]
@@ -221,7 +221,7 @@ class Registry:
             slot = self._slots.get(name)
             if slot is None:
                 raise AdapterUnknown(f"there is no adapter {name!r}; loaded: {self._loaded_names()}")
-            if slot.state is State.LOADED:
+            if slot.state is AdapterState.LOADED:
                 await self._take_away(slot)
             await self._clear(slot)
             del self._slots[name]
@@ -229,12 +229,12 @@ class Registry:
 
     async def _take_away(self, slot: Slot) -> None:
         """From then on nobody uses it."""
-        slot.state = State.UNLOADING
+        slot.state = AdapterState.UNLOADING
         try:
             await self._withdraw(slot)
             await self._sleep(self._settle_seconds)
         except BaseException:
-            slot.state = State.LOADED
+            slot.state = AdapterState.LOADED
             raise
         slot.is_open = False
         await slot.wait_until_idle()
@@ -250,20 +250,24 @@ class Registry:
             raise
 
     def _loaded_names(self) -> str:
-        return ", ".join(s.name for s in self._slots.values() if s.state is State.LOADED) or "none"
+        return ", ".join(s.name for s in self._slots.values() if s.state is AdapterState.LOADED) or "none"
 
     # -- sleep and wake ----------------------------------------------------------------------------
 
     async def _for_each(self, step: Callable[[Slot], Awaitable[None]]) -> dict[str, str]:
         """At once: where discovery is away each waits for its deadline."""
         # The others may take minutes: fetching, an engine that is slow, requests that keep one from leaving.
-        slots = [slot for slot in self._slots.values() if slot.state in (State.PUBLISHING, State.LOADED)]
+        slots = [
+            slot
+            for slot in self._slots.values()
+            if slot.state in (AdapterState.PUBLISHING, AdapterState.LOADED)
+        ]
         errors = await asyncio.gather(*(self._for_one(step, slot) for slot in slots))
         return {slot.name: error for slot, error in zip(slots, errors, strict=True) if error is not None}
 
     async def _for_one(self, step: Callable[[Slot], Awaitable[None]], slot: Slot) -> str | None:
         async with self._acts.lock(slot.name):
-            if self._slots.get(slot.name) is slot and slot.state is State.LOADED:
+            if self._slots.get(slot.name) is slot and slot.state is AdapterState.LOADED:
                 return await _attempt(step, slot)
         return None
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.lora.base import AdapterFacts, Fetched
 
 
-class State(StrEnum):
+class AdapterState(StrEnum):
     FETCHING = "fetching"
     VERIFYING = "verifying"
     ADDING = "adding"
@@ -23,12 +23,12 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AdapterEntry:
     """One adapter at one moment."""
 
     name: str
     uri: str
-    state: State
+    state: AdapterState
     id: int | None
     leases: int
     is_published: bool
@@ -82,7 +82,7 @@ class Slot:
 
     def __init__(self, name: str, uri: str) -> None:
         self.name, self.uri = name, uri
-        self.state = State.FETCHING
+        self.state = AdapterState.FETCHING
         self.progress: tuple[int, int | None] = (0, None)
         self.fetched: Fetched | None = None
         self.facts: AdapterFacts | None = None
@@ -97,7 +97,7 @@ class Slot:
 
     @property
     def takes_room(self) -> bool:
-        return self.state is not State.FAILED or self.in_engine
+        return self.state is not AdapterState.FAILED or self.in_engine
 
     @property
     def known_adapter(self) -> Adapter:
@@ -114,9 +114,9 @@ class Slot:
             await self.idle.wait()
         self.idle = None
 
-    def entry(self, *, already_loaded: bool = False) -> Entry:
+    def entry(self, *, already_loaded: bool = False) -> AdapterEntry:
         done, total = self.progress
-        return Entry(
+        return AdapterEntry(
             name=self.name,
             uri=self.uri,
             state=self.state,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from dynamo_vllm.media.memory import Memory
+    from dynamo_vllm.media.held_bytes import MediaMemory
 
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
@@ -129,7 +129,7 @@ class MediaLoader(Protocol):
     """Raises MediaRefused (400), MediaTooLarge (413), MediaTypeUnknown (415), Overloaded (503)."""
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MediaMemory:
         """What the items take, as long as their requests hold them."""
         ...
 

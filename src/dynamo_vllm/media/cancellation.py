@@ -8,7 +8,7 @@ import time
 from dynamo_vllm.errors import MediaRefused
 
 
-class Watch:
+class Deadline:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._end = time.monotonic() + seconds

@@ -15,13 +15,13 @@ from dynamo_vllm.errors import MediaRefused, MediaTooLarge, Overloaded
 from dynamo_vllm.media.admission import Clock, give
 from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits, Room
 from dynamo_vllm.media.cache import MediaCache
-from dynamo_vllm.media.cancellation import Watch
+from dynamo_vllm.media.cancellation import Deadline
 from dynamo_vllm.media.decode import audio, image, sniff, video
 from dynamo_vllm.media.decode.frame_sampling import SAMPLERS
-from dynamo_vllm.media.fetch import addresses, files
+from dynamo_vllm.media.fetch import addresses, file_urls
 from dynamo_vllm.media.fetch import http as fetch_http
 from dynamo_vllm.media.fetch.addresses import Reach
-from dynamo_vllm.media.memory import Memory, holding
+from dynamo_vllm.media.held_bytes import MediaMemory, holding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.admission import Places
     from dynamo_vllm.media.base import Audio, Kind, MediaRef, Pixels, PixelSource, Video
     from dynamo_vllm.media.decode.frame_sampling import Sampler
-    from dynamo_vllm.media.memory import Hold
+    from dynamo_vllm.media.held_bytes import Hold
 
 HASH_INLINE_BYTES = 1 << 18
 """Up to here hashing is quicker than handing it to a thread."""
@@ -99,7 +99,7 @@ class _Decoding:
     """Work that several requests may wait for."""
 
     result: asyncio.Future[MediaItem]
-    watch: Watch
+    watch: Deadline
     waiting: int = 0
 
 
@@ -121,7 +121,7 @@ class Loader:
         self._sampler = sampler
         self._pixels = pixels
         self.cache = MediaCache(room.cache_bytes)
-        self.memory = Memory(room.memory_bytes)
+        self.memory = MediaMemory(room.memory_bytes)
         self._decoding: dict[str, _Decoding] = {}
         self._slots = asyncio.Semaphore(at_once)
         self._slots_of_one = max(1, at_once // 8)
@@ -133,7 +133,7 @@ class Loader:
         self._threads_for_slow = asyncio.Semaphore(max(1, threads // 2))  # pictures go on beside videos
         self._readers = ThreadPoolExecutor(at_once, "media-read")
         self._resolvers = ThreadPoolExecutor(at_once, "media-dns")  # a name server may hold them up for long
-        self._client = fetch_http.Client(limits, reach, addresses.system_resolver(self._resolvers))
+        self._client = fetch_http.MediaClient(limits, reach, addresses.system_resolver(self._resolvers))
 
     async def load(self, ref: MediaRef) -> MediaItem:
         return (await self.load_all([ref]))[0]
@@ -227,7 +227,9 @@ class Loader:
             return await loop.run_in_executor(self._readers, fetch_http.read_data_url, url, max_bytes)
         _check_length(url)
         if scheme == "file":
-            return await loop.run_in_executor(self._readers, files.read_file, url, self._folder, max_bytes)
+            return await loop.run_in_executor(
+                self._readers, file_urls.read_file, url, self._folder, max_bytes
+            )
         return await self._client.get(url)
 
     async def _decoded(self, kind: Kind, data: bytes, hold: Hold, clocks: _Clocks) -> MediaItem:
@@ -264,7 +266,7 @@ class Loader:
         return await asyncio.get_running_loop().run_in_executor(self._readers, _digest, settings, data)
 
     def _start(self, kind: Kind, data: bytes, key: str, places: Places) -> _Decoding:
-        watch = Watch(self._limits.timeout_seconds)
+        watch = Deadline(self._limits.timeout_seconds)
         loop = asyncio.get_running_loop()
         thread = self._decoders.submit(self._decode, kind, data, key, watch)
 
@@ -290,7 +292,7 @@ class Loader:
         work.watch.stop()
         work.result.cancel()  # of use only before its thread has begun
 
-    def _decode(self, kind: Kind, data: bytes, key: str, watch: Watch) -> MediaItem:
+    def _decode(self, kind: Kind, data: bytes, key: str, watch: Deadline) -> MediaItem:
         """In a thread."""
         watch.check()
         format = sniff.sniff(data, kind)

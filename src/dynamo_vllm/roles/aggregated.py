@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm import wire
 from dynamo_vllm.codec import chunks, prompt, sampling
+from dynamo_vllm.config.role_cards import CARDS, RoleCard
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Adapter, Embeds, EngineFacts, Job, MediaPrompt
 from dynamo_vllm.roles import media, trials
-from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.engine.base import EmbedsReader
 
-CARD = RoleCard(worker_type="Aggregated")
+CARD = CARDS["agg"]
 
 
 class Aggregated:

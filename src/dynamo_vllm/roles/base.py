@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.job import Adapter, Job, Output
     from dynamo_vllm.roles.trials import Given, Trials
     from dynamo_vllm.wire import Chunk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleCard:
-    """What the worker must know of a role without knowing its name."""
-
-    worker_type: str
-    """Aggregated, Prefill, Decode or Encode, as the runtime spells it."""
-    input: str = "Tokens"
-    """Tokens, or Text when the engine tokenises."""
-    publishes_kv_events: bool = True
-    may_migrate: bool = True
-    needs: tuple[tuple[str, ...], ...] = ()
-    """Worker types that must be there before the model is ready: alternatives, each a set."""
-    router: str | None = None
-    """How the frontend chooses among workers of this role: kv or round-robin; None is its own choice."""
-    endpoint_types: tuple[str, ...] | None = None
-    """OpenAI endpoints of the role; None takes the worker's option, none are left for a helper of others."""
-    is_listed: bool = True
-    """Whether the frontend sees it; if not, other workers find it by its address."""
-    needs_adapters: bool = True
-    """Whether a request for an adapter that is not here fails; if not, `prepare` sees that it got none."""
-    takes_guides: bool = True
-    """Whether it generates what a schema or a grammar could hold to a form."""
-    hands_over_kv: bool = False
-    """Whether it gives its KV cache to another worker, or gets it from one."""
-    encodes_media: bool = False
-    """Whether it runs the encoder alone, for workers that answer."""
-    tells_stages: bool = False
-    """Whether it says when a request has come and when it is prepared, to one who waits for each apart."""
 
 
 class Encoder(Protocol):

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.role_cards import CARDS
 from dynamo_vllm.kv.connectors.base import (
     LEFT_TO_DECODE,
     Rejected,
@@ -13,7 +14,6 @@ from dynamo_vllm.kv.connectors.base import (
     refuse_other_adapter,
 )
 from dynamo_vllm.roles.aggregated import Aggregated
-from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # It "needs" its own kind: ready without a prefill worker, which the frontend uses as soon as there is one.
-CARD = RoleCard(worker_type="Decode", needs=(("Decode",),), publishes_kv_events=False, hands_over_kv=True)
+CARD = CARDS["decode"]
 
 
 class Decode:

@@ -13,10 +13,10 @@ import msgspec
 
 from dynamo_vllm import wire
 from dynamo_vllm.codec import prompt
+from dynamo_vllm.config.role_cards import CARDS
 from dynamo_vllm.errors import InvalidRequest, MediaRefused, MediaTooLarge, MediaTypeUnknown, TooLong
 from dynamo_vllm.job import Job, Output, SamplingSpec
 from dynamo_vllm.roles import media, trials
-from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,20 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # Not listed: the frontend need not know it. Workers find it by its address.
-CARD = RoleCard(
-    worker_type="Encode",
-    publishes_kv_events=False,
-    may_migrate=False,
-    endpoint_types=(),
-    needs_adapters=False,
-    is_listed=False,
-    takes_guides=False,
-    encodes_media=True,
-    tells_stages=True,
-)
+CARD = CARDS["encode"]
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class EncodedMedium(msgspec.Struct, frozen=True):
     """One medium that was encoded."""
 
     kind: str
@@ -53,7 +43,7 @@ class Encoded(msgspec.Struct, frozen=True):
 class Handoff(msgspec.Struct, frozen=True):
     """What an encoder answers; `disaggregated_params` of its last chunk."""
 
-    encoded: list[Encoded]
+    encoded: list[EncodedMedium]
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -166,7 +156,7 @@ def _answer(told: dict[str, Any]) -> Output:
 
 
 def _handoff(found: Sequence[Media]) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.to_builtins(Handoff([Encoded(m.kind, m.name) for m in found]))
+    made: dict[str, Any] = msgspec.to_builtins(Handoff([EncodedMedium(m.kind, m.name) for m in found]))
     return made
 
 

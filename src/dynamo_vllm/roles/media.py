@@ -19,7 +19,7 @@ from dynamo_vllm.engine.patches.kv_events import ROUTED
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.media.base import MAX_CHANNELS, Audio, MediaRef, Pixels, Video
-from dynamo_vllm.media.memory import holding
+from dynamo_vllm.media.held_bytes import holding
 from dynamo_vllm.wire_openai import ChatBody
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dynamo_vllm import wire_openai
 from dynamo_vllm.codec import openai_media
 from dynamo_vllm.codec.pictures import Bounds, Checker
+from dynamo_vllm.config.role_cards import RoleCard
 from dynamo_vllm.job import Adapter, EngineFacts, Job, PictureLimits, SamplingSpec
-from dynamo_vllm.roles.base import RoleCard
 from dynamo_vllm.roles.trials import Given, Trial, Trials
 from dynamo_vllm.wire_openai import ChatBody, ImageBody, MediaBody, SpeechBody, VideoBody
 

@@ -7,10 +7,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.codec import chunks
+from dynamo_vllm.config.role_cards import CARDS
 from dynamo_vllm.job import Output
 from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE, handover, must_be_computed_by_decode
 from dynamo_vllm.roles.aggregated import Aggregated
-from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # It names no router: one in the card replaces the frontend's with all its settings.
-CARD = RoleCard(
-    worker_type="Prefill",
-    needs=(("Decode",),),
-    may_migrate=False,
-    endpoint_types=(),
-    needs_adapters=False,
-    takes_guides=False,
-    hands_over_kv=True,
-)
+CARD = CARDS["prefill"]
 
 
 class Prefill:

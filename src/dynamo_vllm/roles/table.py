@@ -1,4 +1,4 @@
-"""Lists the roles by name: the card of each, and how one is made."""
+"""Lists the roles by name, and how each is made; `config.role_cards` has their cards."""
 
 from __future__ import annotations
 
@@ -11,23 +11,17 @@ from dynamo_vllm.roles.media import MediaReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.engine.base import TextEngine
     from dynamo_vllm.engine.encoder_cache.folder import Folder
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
-    from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.roles.base import Role
     from dynamo_vllm.roles.media import Reader
-
-CARDS: Mapping[str, RoleCard] = {
-    "agg": aggregated.CARD,
-    "prefill": prefill.CARD,
-    "decode": decode.CARD,
-    "encode": encode.CARD,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RoleParts:
     """What roles are made of; each takes what it needs."""
 
     facts: EngineFacts
@@ -42,28 +36,28 @@ class Parts:
     """The card of an aggregated worker."""
 
 
-def _aggregated(parts: Parts) -> Role[Any]:
+def _aggregated(parts: RoleParts) -> Role[Any]:
     return aggregated.Aggregated(parts.facts, parts.engine, parts.media_reader, parts.answers_as)
 
 
-def _prefill(parts: Parts) -> Role[Any]:
+def _prefill(parts: RoleParts) -> Role[Any]:
     return prefill.Prefill(
         parts.facts, parts.connector, parts.local_prefill_tokens, parts.engine, parts.media_reader
     )
 
 
-def _decode(parts: Parts) -> Role[Any]:
+def _decode(parts: RoleParts) -> Role[Any]:
     return decode.Decode(
         parts.facts, parts.connector, parts.on_lost_transfer, parts.engine, parts.media_reader
     )
 
 
-def _encode(parts: Parts) -> Role[Any]:
+def _encode(parts: RoleParts) -> Role[Any]:
     assert parts.encoded is not None and isinstance(parts.media_reader, MediaReader)  # a rule sees to it
     return encode.Encode(parts.facts, parts.media_reader, parts.encoded)
 
 
-MAKERS: Mapping[str, Callable[[Parts], Role[Any]]] = {
+MAKERS: Mapping[str, Callable[[RoleParts], Role[Any]]] = {
     "agg": _aggregated,
     "prefill": _prefill,
     "decode": _decode,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm import wire_openai
 from dynamo_vllm.codec import openai_chunks, prompt, sampling
+from dynamo_vllm.config.role_cards import RoleCard
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Adapter, EngineFacts, Job
 from dynamo_vllm.roles import media, trials
-from dynamo_vllm.roles.base import RoleCard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

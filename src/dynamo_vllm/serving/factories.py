@@ -18,13 +18,13 @@ from dynamo_vllm.engine.process.background import in_thread
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.kv import connectors
-from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, Needs, Place
+from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, ConnectorPlace, Needs
 from dynamo_vllm.models import hub, media_template
-from dynamo_vllm.roles import omni, table, text
+from dynamo_vllm.roles import aggregated, omni, table, text
 from dynamo_vllm.roles.encoded import EncodedReader
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
-from dynamo_vllm.serving.encoding.client import Encoders
+from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
 from dynamo_vllm.serving.encoding.pixels import FrontendPixels
 from dynamo_vllm.serving.plane.address import own_address
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.config.worker_plan import WorkerPlan
     from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.media.base import MediaLoader
-    from dynamo_vllm.roles.base import Role, RoleCard
+    from dynamo_vllm.roles.base import Role
     from dynamo_vllm.roles.media import Reader
     from dynamo_vllm.serving.lifecycle.progress import Progress
     from dynamo_vllm.serving.plane.runtime import Runtime
@@ -120,7 +121,7 @@ def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str
 
 
 def role_card(options: WorkerOptions) -> RoleCard:
-    return text.CARD if options.use_vllm_tokenizer else table.CARDS[options.role]
+    return text.CARD if options.use_vllm_tokenizer else options.card
 
 
 def connector_of(plan: WorkerPlan) -> Connector | None:
@@ -147,7 +148,7 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
     options, encoded, card = plan.options, plan.encoder_folder, role_card(plan.options)
     connector = connector_of(plan)
     device = machine.device() if options.engine == "vllm" else "none"
-    place = Place(
+    place = ConnectorPlace(
         role=options.role,
         device=device,
         lease_seconds=options.kv_lease_seconds,
@@ -231,10 +232,10 @@ async def media_reader(
     if options.encoder_transfer == "nixl":
         lenders = await drt.endpoint(lent).client()
         borrower = encoding_transfer.Borrower(
-            lenders, encoded_folder(folder, facts), encoding_transfer.Nixl()
+            lenders, encoded_folder(folder, facts), encoding_transfer.NixlAgent()
         )
     seconds = options.encoder_seconds, options.media_timeout_seconds
-    encoders = Encoders(client, *seconds, facts.context_length, borrower)
+    encoders = EncodeWorkers(client, *seconds, facts.context_length, borrower)
     return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
 
 
@@ -269,7 +270,7 @@ def make_role(
         )
     card = role_card(options)
     return table.MAKERS[options.role](
-        table.Parts(
+        table.RoleParts(
             facts=facts,
             engine=engine,
             media_reader=media_reader,
@@ -277,7 +278,7 @@ def make_role(
             on_lost_transfer=on_lost_transfer,
             encoded=encoded_folder(folder, facts) if folder and card.encodes_media else None,
             local_prefill_tokens=options.local_prefill_tokens or 0,
-            answers_as=omni.TEXT_CARD if options.omni else table.CARDS["agg"],
+            answers_as=omni.TEXT_CARD if options.omni else aggregated.CARD,
         )
     )
 
@@ -298,7 +299,7 @@ async def media_loader(
     from dynamo_vllm.media.loader import from_options
 
     chooser = engine.frame_chooser()
-    source = FrontendPixels(encoding_transfer.Nixl()) if options.frontend_decoding else None
+    source = FrontendPixels(encoding_transfer.NixlAgent()) if options.frontend_decoding else None
     loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN, source)
     try:
         yield loader

@@ -15,11 +15,11 @@ from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import factories
 from dynamo_vllm.serving.admin import adapters
 from dynamo_vllm.serving.admin.endpoint import Admin
-from dynamo_vllm.serving.admin.status import Status
+from dynamo_vllm.serving.admin.status import WorkerStatus
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
 from dynamo_vllm.serving.lifecycle.monitor import Monitor
 from dynamo_vllm.serving.lifecycle.operations import Bounded
-from dynamo_vllm.serving.lifecycle.states import Lifecycle, Parts
+from dynamo_vllm.serving.lifecycle.states import Lifecycle, LifeParts
 from dynamo_vllm.serving.lifecycle.warmup import Warming
 from dynamo_vllm.serving.metrics.series import Exposition
 from dynamo_vllm.serving.plane.registration import Registration
@@ -118,16 +118,15 @@ async def assemble(
         options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
     )
     if role.card.encodes_media and options.encoder_transfer == "nixl" and folder is not None:
-        encoding_transfer.Lender(factories.encoded_folder(folder, facts), encoding_transfer.Nixl()).serve(
-            drt, options.address
-        )
+        encoded = factories.encoded_folder(folder, facts)
+        encoding_transfer.Lender(encoded, encoding_transfer.NixlAgent()).serve(drt, options.address)
     in_flight = InFlight(engine)
     registration = Registration(started.endpoint, options, role.card, facts)
     operations = Bounded(engine, on_dead)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, operations, registration)
     answers = functools.partial(warm_up, engine, role, facts)
     lifecycle = Lifecycle(
-        Parts(
+        LifeParts(
             discovery=registration,
             health=drt,
             in_flight=in_flight,
@@ -220,7 +219,7 @@ def open_to_operators(
     """Admin verbs over the runtime, and over HTTP where there is a system port."""
     options, facts = started.options, started.facts
     instance, names = started.endpoint.connection_id(), made.registration.names
-    status = Status(options, facts, instance, names, started.meter, made.in_flight, last_error)
+    status = WorkerStatus(options, facts, instance, names, started.meter, made.in_flight, last_error)
     controls = Controls(
         life=made.lifecycle,
         engine=made.operations,

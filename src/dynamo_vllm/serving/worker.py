@@ -10,7 +10,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.admin.base import State
+from dynamo_vllm.admin.base import WorkerState
 from dynamo_vllm.config import build, planes
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine import machine
@@ -152,7 +152,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
         exposition.kv_event_publishers = publishers
         await registration.publish()
         # Requests come from here on, before the first adapters are there: whatever ends them is heard.
-        on_signals(ending, lambda: lifecycle.state is State.STOPPED)
+        on_signals(ending, lambda: lifecycle.state is WorkerState.STOPPED)
         watching = asyncio.create_task(wiring.monitor(started, made).run())
         keeping = asyncio.create_task(
             etcd_lease.keep(started.etcd, options.discovery_folder, endpoint.connection_id())

@@ -19,7 +19,7 @@ _LAYER = re.compile(r"layers\\?\.(\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class WeightFormat:
     """The bytes of weights."""
 
     dtype: str = "bfloat16"
@@ -54,7 +54,7 @@ class Format:
         return weight.part is Part.EXPERTS or not self.experts_only
 
 
-def of(config: dict[str, object], source: str, dtype: str | None, quantisation: str | None) -> Format:
+def of(config: dict[str, object], source: str, dtype: str | None, quantisation: str | None) -> WeightFormat:
     """As the file says, with what the user said instead."""
     facts = Facts(config, source)
     dtype = dtype or _dtype(facts)
@@ -63,7 +63,7 @@ def of(config: dict[str, object], source: str, dtype: str | None, quantisation: 
         found = _written(written, dtype)
         return dataclasses.replace(found, experts_only=True) if _spares_all_else(written, facts) else found
     if quantisation is None:
-        return Format(dtype)
+        return WeightFormat(dtype)
     return _made(quantisation, dtype, experts_only=quantisation == "mxfp4")
 
 
@@ -82,7 +82,7 @@ def _dtype(facts: Facts) -> str:
     return "bfloat16"
 
 
-def _made(name: str, dtype: str, *, group: int = _BLOCK, experts_only: bool = False) -> Format:
+def _made(name: str, dtype: str, *, group: int = _BLOCK, experts_only: bool = False) -> WeightFormat:
     sizes = {
         "none": float(DTYPES[dtype]),
         "fp8": 1.0,
@@ -97,10 +97,10 @@ def _made(name: str, dtype: str, *, group: int = _BLOCK, experts_only: bool = Fa
     block = {"fp8-block": _BLOCK, "int4": group}.get(name, 1)
     # vLLM 0.30's Marlin, which takes the most of the kernels for MXFP4.
     rows, columns = (256, 128) if name == "mxfp4" else (1, 1)
-    return Format(dtype, name, sizes[name], experts_only, block, rows, columns)
+    return WeightFormat(dtype, name, sizes[name], experts_only, block, rows, columns)
 
 
-def _written(facts: Facts, dtype: str) -> Format:
+def _written(facts: Facts, dtype: str) -> WeightFormat:
     """From `quantization_config`."""
     method = facts.text("quant_method")
     if method == "fp8":
@@ -130,7 +130,7 @@ def _spares_all_else(written: Facts, facts: Facts) -> bool:
     return is_everywhere or len(layers) == values.get("num_hidden_layers")
 
 
-def _compressed(facts: Facts, dtype: str) -> Format:
+def _compressed(facts: Facts, dtype: str) -> WeightFormat:
     groups = facts.inner("config_groups")
     first = next(iter(groups.values.values()), None) if groups is not None else None
     weights = Facts(first, facts.source).inner("weights") if isinstance(first, dict) else None
@@ -144,7 +144,7 @@ def _compressed(facts: Facts, dtype: str) -> Format:
     return _integers(bits, weights.values.get("group_size"), dtype, facts)
 
 
-def _integers(bits: int, group: object, dtype: str, facts: Facts) -> Format:
+def _integers(bits: int, group: object, dtype: str, facts: Facts) -> WeightFormat:
     if bits not in (4, 8):
         raise _unknown(facts, f"{bits} bits")
     per_group = group if isinstance(group, int) and group > 0 else _BLOCK

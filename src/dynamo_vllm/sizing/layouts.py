@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.sizing import memory
-from dynamo_vllm.sizing.memory import Layout, Load, Need
+from dynamo_vllm.sizing.memory import EngineLoad, Layout, Need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dynamo_vllm.sizing.formats import Format
+    from dynamo_vllm.sizing.formats import WeightFormat
     from dynamo_vllm.sizing.gpus import Gpu
     from dynamo_vllm.sizing.parts import Model
 
@@ -29,7 +29,7 @@ class Found:
 
 
 def search(
-    model: Model, form: Format, gpu: Gpu, count: int, load: Load, per_node: int | None = None
+    model: Model, form: WeightFormat, gpu: Gpu, count: int, load: EngineLoad, per_node: int | None = None
 ) -> Found:
     """Every layout of up to `count` GPUs, with tensor parallelism inside a node."""
     per_node = per_node or min(count, GPUS_PER_NODE)
@@ -39,7 +39,7 @@ def search(
     return Found(tuple(fits), rest[0] if rest else None)
 
 
-def smallest(model: Model, form: Format, gpu: Gpu, load: Load) -> Need | None:
+def smallest(model: Model, form: WeightFormat, gpu: Gpu, load: EngineLoad) -> Need | None:
     """The fewest GPUs of a kind that hold the model."""
     count = 1
     while count <= MAX_GPUS:
@@ -55,7 +55,7 @@ def _rank(need: Need) -> tuple[float, ...]:
     return (layout.gpus, layout.nodes, layout.pp, -need.requests_of_average_len)
 
 
-def _all(model: Model, form: Format, count: int, per_node: int) -> Iterator[Layout]:
+def _all(model: Model, form: WeightFormat, count: int, per_node: int) -> Iterator[Layout]:
     for tp in _powers(min(count, per_node)):
         for pp in _powers(count // tp):
             # Copies of a dense model are workers of their own: only experts are shared by ranks.

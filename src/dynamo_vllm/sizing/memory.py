@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.sizing.formats import CACHE_DTYPES, Format
+from dynamo_vllm.sizing.formats import CACHE_DTYPES, WeightFormat
 from dynamo_vllm.sizing.gpus import GIB, Gpu
 from dynamo_vllm.sizing.parts import Layer, Model, Split, Weight, kinds, times
 
@@ -45,7 +45,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class EngineLoad:
     """What an engine is asked for; None where vLLM has a default that depends on the GPU."""
 
     utilisation: float = UTILISATION
@@ -116,12 +116,12 @@ def stages(layers: int, count: int) -> list[int]:
     return sizes
 
 
-def weight_bytes(model: Model, form: Format) -> int:
+def weight_bytes(model: Model, form: WeightFormat) -> int:
     """Of the whole model, as on disk."""
     return math.ceil(sum(form.bytes_of(weight) for weight in model.weights))
 
 
-def rank_bytes(model: Model, form: Format, layout: Layout) -> list[int]:
+def rank_bytes(model: Model, form: WeightFormat, layout: Layout) -> list[int]:
     """On a GPU of each pipeline stage."""
     found, start = [], 0
     for stage, size in enumerate(stages(len(model.layers), layout.pp)):
@@ -137,7 +137,7 @@ def rank_bytes(model: Model, form: Format, layout: Layout) -> list[int]:
     return found
 
 
-def _held_bytes(weights: Iterable[Weight], form: Format, layout: Layout, model: Model) -> int:
+def _held_bytes(weights: Iterable[Weight], form: WeightFormat, layout: Layout, model: Model) -> int:
     ranks = layout.tp * layout.dp
     # Whole experts, so that some GPU may have one more than others; else slices of all.
     whole = layout.ep and model.is_moe
@@ -156,7 +156,7 @@ def _held_bytes(weights: Iterable[Weight], form: Format, layout: Layout, model: 
     )
 
 
-def _padding(model: Model, form: Format, slices: int) -> float:
+def _padding(model: Model, form: WeightFormat, slices: int) -> float:
     """What kernels for experts make of them: rows and columns filled up, of each slice."""
     if not model.is_moe or form.padded_rows == form.padded_columns == 1:
         return 1.0
@@ -169,7 +169,7 @@ def _padding(model: Model, form: Format, slices: int) -> float:
 # --- caches ---------------------------------------------------------------------------------------------
 
 
-def cache_value_bytes(form: Format, cache_dtype: str) -> int:
+def cache_value_bytes(form: WeightFormat, cache_dtype: str) -> int:
     if cache_dtype not in CACHE_DTYPES:
         raise ConfigError(f"--kv-cache-dtype {cache_dtype} is unknown; use one of {', '.join(CACHE_DTYPES)}")
     return CACHE_DTYPES[cache_dtype] or form.value_bytes
@@ -196,7 +196,7 @@ def request_bytes(layers: Sequence[Layer], value_bytes: int, tp: int, tokens: in
 # --- what a step needs ----------------------------------------------------------------------------------
 
 
-def reserve_bytes(model: Model, form: Format, layout: Layout, load: Load, gpu: Gpu) -> int:
+def reserve_bytes(model: Model, form: WeightFormat, layout: Layout, load: EngineLoad, gpu: Gpu) -> int:
     """An estimate of what vLLM measures at its start: activations, logits, graphs, libraries."""
     if load.reserve_gib is not None:
         return int(load.reserve_gib * GIB)
@@ -221,7 +221,7 @@ def reserve_bytes(model: Model, form: Format, layout: Layout, load: Load, gpu: G
 # --- together -------------------------------------------------------------------------------------------
 
 
-def need(model: Model, form: Format, layout: Layout, gpu: Gpu, load: Load) -> Need:
+def need(model: Model, form: WeightFormat, layout: Layout, gpu: Gpu, load: EngineLoad) -> Need:
     """What the fullest GPU of a layout holds, and what fits beside it."""
     layers = model.layers if load.has_windows else without_windows(model)
     total, reserve = int(gpu.gib * GIB * load.utilisation), reserve_bytes(model, form, layout, load, gpu)
@@ -267,7 +267,7 @@ def without_windows(model: Model) -> tuple[Layer, ...]:
     return tuple(whole[id(layer)] for layer in model.layers)
 
 
-def _too_small(found: Need, load: Load, longest: float) -> str | None:
+def _too_small(found: Need, load: EngineLoad, longest: float) -> str | None:
     if found.room <= 0:
         return f"too big by {-found.room / GIB:.1f} GiB per GPU"
     if longest < 1:
@@ -277,7 +277,7 @@ def _too_small(found: Need, load: Load, longest: float) -> str | None:
     return None
 
 
-def refusal(model: Model, form: Format, layout: Layout) -> str | None:
+def refusal(model: Model, form: WeightFormat, layout: Layout) -> str | None:
     """Why an engine would not start with this layout, whatever its memory."""
     tp, all_ranks = layout.tp, layout.tp * layout.dp
     if model.heads % tp:

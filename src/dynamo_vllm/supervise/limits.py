@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SupervisorLimits:
     """Every number the supervisor goes by."""
 
     start_seconds: float = 600.0
@@ -39,7 +39,7 @@ class Limits:
 class Restarts:
     """Decides when an ended process is started again."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SupervisorLimits) -> None:
         self._limits = limits
         self.in_a_row = 0
 
@@ -58,7 +58,7 @@ class Restarts:
 class Pulse:
     """Judges a process that was ready by the answers of its health server."""
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: SupervisorLimits, now: float) -> None:
         self._limits = limits
         self._answered_at = now
         self._well_at = now

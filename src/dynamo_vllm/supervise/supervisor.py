@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.lifecycle.shutdown import end_signals, is_repeated_hangup
 from dynamo_vllm.supervise import discovery, hints
-from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
 from dynamo_vllm.supervise.probe import Probe
 from dynamo_vllm.supervise.process import child as children
-from dynamo_vllm.supervise.process.ended import Ended, describe
+from dynamo_vllm.supervise.process.ended import EndedProcess, describe
 from dynamo_vllm.supervise.process.log_files import LogFiles
 from dynamo_vllm.supervise.process.zygote import WorkerZygote
-from dynamo_vllm.supervise.targets import Targets
+from dynamo_vllm.supervise.prometheus_targets import Targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen
 
-HELPERS = ("prefill", "encode")
-"""Roles that answer nobody by themselves."""
 _REDRAW_SECONDS = 0.5
 
 
@@ -45,7 +43,7 @@ class Ending:
 class Supervisor:
     """One life: `run`, from the first start until the last process is gone."""
 
-    def __init__(self, plan: Plan, limits: Limits, folder: RunFolder, screen: Screen) -> None:
+    def __init__(self, plan: Plan, limits: SupervisorLimits, folder: RunFolder, screen: Screen) -> None:
         self._plan = plan
         self._limits = limits
         self._log_folder = folder.logs
@@ -143,7 +141,7 @@ class Supervisor:
                 return
             await asyncio.sleep(pause)
 
-    def _give_up(self, process: Process, ended: Ended) -> float:
+    def _give_up(self, process: Process, ended: EndedProcess) -> float:
         """One that cannot live must cost the others nothing; the pause before it is tried once more."""
         self._given_up.add(process.name)
         pause = self._limits.retry_seconds
@@ -158,15 +156,15 @@ class Supervisor:
         return process.is_worker and any(
             other.name not in self._given_up or self._is_ready(other)
             for other in self._plan.workers
-            if other is not process and other.role not in HELPERS
+            if other is not process and not (other.card and other.card.helps_others)
         )
 
-    async def _live_once(self, process: Process) -> Ended:
+    async def _live_once(self, process: Process) -> EndedProcess:
         self._screen.phase(process.name, "starting")
         try:
             child = await children.start(process, self._log(process), self._status, self._start_of(process))
         except (OSError, StartError) as exc:
-            return Ended(f"could not be started: {exc}", False, 0.0, None, "")
+            return EndedProcess(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
         self._targets.started(process, child.port)
         reason = await self._life(child)
@@ -175,7 +173,7 @@ class Supervisor:
         ready_seconds = child.ready_seconds
         await self._destroy(child)
         del self._children[process.name]
-        return Ended(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
+        return EndedProcess(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
 
     def _start_of(self, process: Process) -> children.Start:
         if self._zygote is None or not process.forks or not self._zygote.fits(process.env):
@@ -183,20 +181,20 @@ class Supervisor:
         self._screen.phase(process.name, "importing")
         return self._zygote.start
 
-    def _lose(self, process: Process, exc: Exception) -> Ended:
+    def _lose(self, process: Process, exc: Exception) -> EndedProcess:
         """After an error of ours nobody watches the process any more: away with it."""
         self._screen.say("".join(traceback.format_exception(exc)).rstrip())
         reason = f"could not be watched ({exc!r})"
         child = self._children.pop(process.name, None)
         if child is None:
-            return Ended(reason, False, 0.0, None, "")
+            return EndedProcess(reason, False, 0.0, None, "")
         child.abandon()
-        return Ended(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
+        return EndedProcess(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
 
     def _log(self, process: Process) -> Path:
         return self._log_folder / f"{process.name}.log"
 
-    def _story(self, process: Process, ended: Ended) -> str:
+    def _story(self, process: Process, ended: EndedProcess) -> str:
         return ended.story(process.name, self._log(process))
 
     def _status(self, child: Child, status: children.Status) -> None:
@@ -239,7 +237,8 @@ class Supervisor:
             await self._changed.wait()
         found = self._children.values()
         models = self._models()
-        split = {name for child in found if child.plan.role == "prefill" for name in child.models[:1]}
+        prefill = (child for child in found if child.plan.card and child.plan.card.gives_kv)
+        split = {name for child in prefill for name in child.models[:1]}
         try:
             await self._probe.first_answer(self._plan.url, models, split, self._limits.first_answer_seconds)
         except StartError as exc:

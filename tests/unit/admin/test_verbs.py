@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.admin.base import Controls, State
+from dynamo_vllm.admin.base import Controls, WorkerState
 from dynamo_vllm.admin.verbs import VERBS, perform
 from dynamo_vllm.engine.base import EngineOp, ResetCache, Sleep, StartProfile, StopProfile
 from dynamo_vllm.engine.fake import FakeEngine
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.serving.admin.adapters import NONE
 from dynamo_vllm.serving.lifecycle import states as lifecycle_states
-from dynamo_vllm.serving.lifecycle.states import Lifecycle, Parts
+from dynamo_vllm.serving.lifecycle.states import Lifecycle, LifeParts
 from harness.fakes import make_worker
 
 
@@ -45,7 +45,7 @@ async def made(engine: Any = None, **changes: Any) -> Controls:
     async def answers() -> None: ...
 
     life = Lifecycle(
-        Parts(
+        LifeParts(
             discovery=Alone(),
             health=Alone(),
             in_flight=worker.in_flight,
@@ -77,7 +77,7 @@ async def test_sleep_and_wake() -> None:
     assert (await perform("status", {}, worker))["state"] == "asleep"
     assert (await perform("sleep", {"level": 2}, worker))["already"] is True
     assert (await perform("wake_up", None, worker))["already"] is False
-    assert worker.life.state is State.READY
+    assert worker.life.state is WorkerState.READY
 
 
 async def test_caches_and_profiles_reach_the_engine() -> None:

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from dynamo_vllm.cli.chat import ChatOptions
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
-from dynamo_vllm.cli.status import StatusOptions
+from dynamo_vllm.cli.running.chat import ChatOptions
+from dynamo_vllm.cli.running.status import StatusOptions
 from dynamo_vllm.config import build, runtime_env
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import (

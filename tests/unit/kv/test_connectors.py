@@ -16,7 +16,7 @@ import pytest
 from dynamo_vllm.config.rules import connectors as connector_rules
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.kv.connectors import CONNECTORS, choose
-from dynamo_vllm.kv.connectors.base import Connector, Place, Rejected, handover
+from dynamo_vllm.kv.connectors.base import Connector, ConnectorPlace, Rejected, handover
 from dynamo_vllm.kv.connectors.multi import AsWritten, Multi
 
 HANDED = {
@@ -43,9 +43,9 @@ def handed(**changes: Any) -> dict[str, Any]:
     return handover({**HANDED, **changes}, 30)
 
 
-def gpu(role: str = "agg", environment: Mapping[str, str] | None = None, **more: Any) -> Place:
+def gpu(role: str = "agg", environment: Mapping[str, str] | None = None, **more: Any) -> ConnectorPlace:
     ports: Iterator[int] = itertools.count(41000)
-    return Place(
+    return ConnectorPlace(
         role=role, device="cuda", environment=environment or {}, find_port=lambda: next(ports), **more
     )
 
@@ -74,7 +74,7 @@ def test_package_is_an_extra_of_ours() -> None:
 @pytest.mark.parametrize("role", ["agg", "prefill", "decode"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_tells_vllm_its_name_and_role(connector: Connector, role: str, device: str) -> None:
-    config = connector.engine_config(Place(role=role, device=device))
+    config = connector.engine_config(ConnectorPlace(role=role, device=device))
     assert config["kv_connector"]
     assert config["kv_role"] in ("kv_both", "kv_producer", "kv_consumer")
 
@@ -157,7 +157,7 @@ def test_a_missing_field_is_refused_whichever_it_is() -> None:
 
 
 def test_lost_caches_are_computed_anew_and_leases_are_set() -> None:
-    config = CONNECTORS["nixl"].engine_config(Place(role="prefill", device="cpu", lease_seconds=7))
+    config = CONNECTORS["nixl"].engine_config(ConnectorPlace(role="prefill", device="cpu", lease_seconds=7))
     assert config["kv_load_failure_policy"] == "recompute"
     assert config["kv_connector_extra_config"] == {"kv_lease_duration": 7}
     assert (config["kv_role"], config["kv_buffer_device"]) == ("kv_producer", "cpu")
@@ -210,7 +210,7 @@ def test_lmcache_with_a_store_both_reach_serves_a_pair_alone(tmp_path: Path, in_
 @pytest.mark.parametrize("name", ["lmcache", "kvbm"])
 def test_offloaders_are_refused_on_cpu(name: str) -> None:
     with pytest.raises(ConfigError, match=f"the connector {name}.*CPU"):
-        CONNECTORS[name].needs(Place(role="agg", device="cpu"))
+        CONNECTORS[name].needs(ConnectorPlace(role="agg", device="cpu"))
 
 
 # --- KVBM -----------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_kvbm_gets_a_tier_and_ports_of_its_own() -> None:
 
 def test_kvbm_gets_no_port_twice() -> None:
     found = iter([5, 5, 5, 6, 6, 7, 8])
-    place = Place(role="agg", device="cuda", find_port=lambda: next(found))
+    place = ConnectorPlace(role="agg", device="cuda", find_port=lambda: next(found))
     assert CONNECTORS["kvbm"].needs(place).merged_events == "tcp://127.0.0.1:8"
 
 

@@ -26,7 +26,7 @@ from dynamo_vllm.job import Adapter
 from dynamo_vllm.lora import registry as registry_module
 from dynamo_vllm.lora.base import AdapterFacts, Fetched, OnProgress
 from dynamo_vllm.lora.registry import Registry
-from dynamo_vllm.lora.slots import Entry, Lease, State
+from dynamo_vllm.lora.slots import AdapterEntry, AdapterState, Lease
 
 FACTS = AdapterFacts(rank=8, alpha=16, modules=("q_proj",), bytes=100, base_name="tiny")
 
@@ -107,7 +107,7 @@ def make(capacity: int = 4, **more: Any) -> tuple[Registry, Record]:
     return Registry(record, capacity, **more), record
 
 
-def only(registry: Registry) -> Entry:
+def only(registry: Registry) -> AdapterEntry:
     (entry,) = registry.entries()
     return entry
 
@@ -126,7 +126,7 @@ async def test_load_goes_through_the_steps_in_order() -> None:
     entry = await registry.load("sql", "/sql")
     assert [step for step, _ in record.calls] == ["fetch", "verify", "add", "publish"]
     assert entry == only(registry)
-    assert (entry.name, entry.uri, entry.state, entry.id) == ("sql", "/sql", State.LOADED, 1)
+    assert (entry.name, entry.uri, entry.state, entry.id) == ("sql", "/sql", AdapterState.LOADED, 1)
     assert (entry.done_bytes, entry.total_bytes, entry.facts) == (40, 100, FACTS)
     assert entry.is_published and not entry.already_loaded and entry.error is None
     assert record.engine[1] == Adapter("sql", 1, "/adapters/sql", "sql", content="/sql")
@@ -135,20 +135,20 @@ async def test_load_goes_through_the_steps_in_order() -> None:
 @pytest.mark.parametrize(
     ("step", "state"),
     [
-        ("fetch", State.FETCHING),
-        ("verify", State.VERIFYING),
-        ("add", State.ADDING),
-        ("publish", State.PUBLISHING),
+        ("fetch", AdapterState.FETCHING),
+        ("verify", AdapterState.VERIFYING),
+        ("add", AdapterState.ADDING),
+        ("publish", AdapterState.PUBLISHING),
     ],
 )
-async def test_load_in_progress_is_visible(step: str, state: State) -> None:
+async def test_load_in_progress_is_visible(step: str, state: AdapterState) -> None:
     registry, record = make()
     gate = record.hold(step)
     load = asyncio.create_task(registry.load("sql", "/sql"))
     await gate.reached.wait()
     assert (only(registry).state, only(registry).done_bytes) == (state, 40)
     gate.opened.set()
-    assert (await load).state is State.LOADED
+    assert (await load).state is AdapterState.LOADED
 
 
 async def test_fifty_loads_of_one_name_do_the_work_once() -> None:
@@ -174,7 +174,7 @@ async def test_other_content_under_a_loaded_name_is_a_conflict() -> None:
     record.content["/sql"] = "changed"
     with pytest.raises(AdapterConflict, match="unload it first"):
         await registry.load("sql", "/sql")
-    assert only(registry).state is State.LOADED and registry.lease("sql").adapter.id == 1
+    assert only(registry).state is AdapterState.LOADED and registry.lease("sql").adapter.id == 1
 
 
 async def test_source_that_is_gone_leaves_a_loaded_adapter_alone() -> None:
@@ -183,7 +183,7 @@ async def test_source_that_is_gone_leaves_a_loaded_adapter_alone() -> None:
     record.fail("fetch", SourceFailed("gone"))
     with pytest.raises(SourceFailed):
         await registry.load("sql", "/sql")
-    assert (only(registry).state, only(registry).error) == (State.LOADED, None)
+    assert (only(registry).state, only(registry).error) == (AdapterState.LOADED, None)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ async def test_two_names_for_one_card_at_once_are_one_adapter_and_a_conflict() -
     both = await asyncio.gather(
         registry.load("a.b", "/one"), registry.load("a_b", "/two"), return_exceptions=True
     )
-    assert [type(found) for found in both] == [Entry, AdapterConflict]
+    assert [type(found) for found in both] == [AdapterEntry, AdapterConflict]
     assert list(record.published) == ["a.b"]
 
 
@@ -249,7 +249,7 @@ async def test_caller_that_goes_away_does_not_stop_the_load() -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     gate.opened.set()
-    assert (await registry.load("sql", "/sql")).state is State.LOADED
+    assert (await registry.load("sql", "/sql")).state is AdapterState.LOADED
     assert record.count("add") == 1
 
 
@@ -264,7 +264,7 @@ async def test_failure_that_nobody_waits_for_is_kept_in_the_entry() -> None:
         await caller
     gate.opened.set()
     await passes()
-    assert (only(registry).state, only(registry).error) == (State.FAILED, "no such bucket")
+    assert (only(registry).state, only(registry).error) == (AdapterState.FAILED, "no such bucket")
 
 
 # -- room ------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ async def test_many_loads_at_once_never_exceed_the_room() -> None:
     found = await asyncio.gather(
         *(registry.load(f"a{i}", f"/{i}") for i in range(10)), return_exceptions=True
     )
-    assert Counter(type(item) for item in found) == {Entry: 3, NoRoom: 7}
+    assert Counter(type(item) for item in found) == {AdapterEntry: 3, NoRoom: 7}
     assert record.most_in_engine == 3
 
 
@@ -302,7 +302,7 @@ async def test_unloading_keeps_its_place_until_it_is_out_of_the_engine() -> None
         await registry.load("b", "/b")
     gate.opened.set()
     await unload
-    assert (await registry.load("b", "/b")).state is State.LOADED
+    assert (await registry.load("b", "/b")).state is AdapterState.LOADED
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -325,10 +325,10 @@ async def test_failing_step_is_rolled_back_and_takes_no_place(step: str, undone:
     done = [called for called, _ in record.calls]
     assert done[done.index(step) + 1 :] == undone
     assert record.engine == record.published == {}
-    assert (only(registry).state, only(registry).error) == (State.FAILED, "no good")
+    assert (only(registry).state, only(registry).error) == (AdapterState.FAILED, "no good")
     with pytest.raises(UnknownModel):
         registry.lease("sql")
-    assert (await registry.load("other", "/other")).state is State.LOADED
+    assert (await registry.load("other", "/other")).state is AdapterState.LOADED
 
 
 async def test_failed_entry_is_replaced_by_the_next_load() -> None:
@@ -337,7 +337,7 @@ async def test_failed_entry_is_replaced_by_the_next_load() -> None:
     with pytest.raises(AdapterRefused):
         await registry.load("sql", "/sql")
     assert (await registry.load("sql", "/sql")).error is None
-    assert only(registry).state is State.LOADED
+    assert only(registry).state is AdapterState.LOADED
 
 
 async def test_unload_forgets_a_failed_one() -> None:
@@ -383,7 +383,7 @@ async def test_what_the_engine_does_not_let_go_keeps_its_place_and_is_removed_fi
         await registry.load("a", "/a")
     with pytest.raises(NoRoom):
         await registry.load("b", "/b")
-    assert (await registry.load("a", "/a2")).state is State.LOADED
+    assert (await registry.load("a", "/a2")).state is AdapterState.LOADED
     assert [step for step, _ in record.calls][-5:] == ["remove", "fetch", "verify", "add", "publish"]
     assert record.most_in_engine == 1
 
@@ -433,7 +433,7 @@ async def test_unload_withdraws_then_waits_for_leases_then_removes() -> None:
     assert only(registry).leases == 2
     unload = asyncio.create_task(registry.unload("sql"))
     await passes()
-    assert record.published == {} and only(registry).state is State.UNLOADING
+    assert record.published == {} and only(registry).state is AdapterState.UNLOADING
     first.release()
     first.release()
     await passes()
@@ -514,7 +514,7 @@ async def test_load_waits_for_an_unload_of_the_name_and_does_not_join_an_older_l
     await passes()
     gate.opened.set()
     await asyncio.gather(first, unload, second)
-    assert only(registry).state is State.LOADED and record.count("add") == 2
+    assert only(registry).state is AdapterState.LOADED and record.count("add") == 2
 
 
 async def test_caller_of_unload_that_goes_away_does_not_stop_it() -> None:
@@ -537,7 +537,7 @@ async def test_unload_whose_withdrawal_fails_leaves_it_loaded() -> None:
     record.fail("withdraw", RuntimeError("discovery is gone"))
     with pytest.raises(RuntimeError):
         await registry.unload("sql")
-    assert only(registry).state is State.LOADED and only(registry).is_published
+    assert only(registry).state is AdapterState.LOADED and only(registry).is_published
     registry.lease("sql").release()
     await registry.unload("sql")
 
@@ -548,7 +548,9 @@ async def test_unload_whose_removal_fails_can_be_repeated() -> None:
     record.fail("remove", RuntimeError("busy"))
     with pytest.raises(RuntimeError):
         await registry.unload("sql")
-    assert only(registry).state is State.FAILED and "unload it again: busy" in (only(registry).error or "")
+    assert only(registry).state is AdapterState.FAILED and "unload it again: busy" in (
+        only(registry).error or ""
+    )
     with pytest.raises(NoRoom):
         await registry.load("other", "/other")
     await registry.unload("sql")
@@ -699,8 +701,12 @@ async def test_one_that_cannot_be_added_again_has_failed_and_the_others_stay(ste
     record.fail(step, AdapterRefused("files have changed"))
     assert await registry.add_all() == {"a": "files have changed"}
     failed, other = registry.entries()
-    assert (failed.state, failed.error, failed.is_published) == (State.FAILED, "files have changed", False)
-    assert other.state is State.LOADED and set(record.published) == {"b"}
+    assert (failed.state, failed.error, failed.is_published) == (
+        AdapterState.FAILED,
+        "files have changed",
+        False,
+    )
+    assert other.state is AdapterState.LOADED and set(record.published) == {"b"}
     assert [adapter.name for adapter in record.engine.values()] == ["b"]
 
 
@@ -797,10 +803,10 @@ def check_books(registry: Registry, record: Record, leases: list[Lease]) -> None
 
 def check_at_rest(registry: Registry, record: Record) -> None:
     entries = registry.entries()
-    assert {entry.state for entry in entries} <= {State.LOADED, State.FAILED}
+    assert {entry.state for entry in entries} <= {AdapterState.LOADED, AdapterState.FAILED}
     assert all(entry.leases == 0 for entry in entries)
-    loaded = {entry.id for entry in entries if entry.state is State.LOADED}
-    kept = {entry.id for entry in entries if entry.state is State.FAILED}
+    loaded = {entry.id for entry in entries if entry.state is AdapterState.LOADED}
+    kept = {entry.id for entry in entries if entry.state is AdapterState.FAILED}
     assert loaded <= set(record.engine) <= loaded | kept
     shown = {entry.name for entry in entries if entry.is_published}
     assert shown <= set(record.published)

@@ -18,7 +18,7 @@ from dynamo_vllm.errors import AdapterRefused, BadCommand, SourceFailed
 from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.base import Fetched
 from dynamo_vllm.lora.files import AdapterFiles
-from dynamo_vllm.lora.sources.base import Limits, Stopped, check_names, digest
+from dynamo_vllm.lora.sources.base import SourceLimits, Stopped, check_names, digest
 from dynamo_vllm.lora.sources.store import Store, cache_folder
 from harness.adapters import make_adapter, write_safetensors
 
@@ -42,7 +42,7 @@ def write(folder: Path, config: bytes = b"{}", weights: bytes = b"weights") -> P
 
 
 async def fetch(uri: str, **limits: int) -> Fetched:
-    return await sources.fetch(uri, Path("/nowhere"), Limits(**limits), nothing)
+    return await sources.fetch(uri, Path("/nowhere"), SourceLimits(**limits), nothing)
 
 
 # -- addresses -------------------------------------------------------------------------------------
@@ -215,13 +215,13 @@ async def test_size_limit(folder: Path) -> None:
 )
 def test_place_that_is_no_adapter(names: tuple[str, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        check_names(dict.fromkeys(names, 1), Limits(), "s3://b/p")
+        check_names(dict.fromkeys(names, 1), SourceLimits(), "s3://b/p")
 
 
 async def test_fetch_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     started, gone, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def endless(_uri: str, _cache: Path, _limits: Limits, report: Any) -> Fetched:
+    def endless(_uri: str, _cache: Path, _limits: SourceLimits, report: Any) -> Fetched:
         started.set()
         gone.wait(30)
         try:
@@ -336,7 +336,7 @@ async def test_files_that_change_between_fetching_and_adding_are_refused(tmp_pat
         base / "model.safetensors", {"model.layers.0.q_proj.weight": np.zeros((8, 8), np.float32)}
     )
     folder = make_adapter(tmp_path / "a", base, targets=["q_proj"], rank=2)
-    files = AdapterFiles(tmp_path / "cache", Limits(), max_rank=16)
+    files = AdapterFiles(tmp_path / "cache", SourceLimits(), max_rank=16)
     await files.start(base, "tiny")
     fetched = await files.fetch("sql", str(folder), nothing)
     assert (await files.verify(fetched)).rank == 2
@@ -348,7 +348,7 @@ async def test_files_that_change_between_fetching_and_adding_are_refused(tmp_pat
 async def test_start_removes_what_a_killed_download_left(tmp_path: Path) -> None:
     (tmp_path / ".part-1.lock").touch()
     write(tmp_path / ".part-1")
-    await AdapterFiles(tmp_path, Limits(), max_rank=16).start(None, "tiny")
+    await AdapterFiles(tmp_path, SourceLimits(), max_rank=16).start(None, "tiny")
     assert os.listdir(tmp_path) == []
 
 
@@ -364,7 +364,7 @@ def test_source_that_hangs_does_not_keep_the_process_from_ending(
         raise SourceFailed("it was told to hang")
 
     async def life() -> None:
-        files = AdapterFiles(tmp_path, Limits(), 8)
+        files = AdapterFiles(tmp_path, SourceLimits(), 8)
         fetching = asyncio.create_task(files.fetch("a", "/a", lambda done, total: None))
         while not started.is_set():
             await asyncio.sleep(0.01)

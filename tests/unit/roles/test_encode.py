@@ -20,7 +20,7 @@ from dynamo_vllm.media.loader import Loader, make_loader
 from dynamo_vllm.roles import encode
 from dynamo_vllm.roles.encoded import EncodedReader, NoEncoder
 from dynamo_vllm.roles.media import MediaReader
-from dynamo_vllm.serving.encoding.client import Encoders
+from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
 from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.service import Service
 from harness.fakes import FakeContext, FakeSender
@@ -287,7 +287,7 @@ class Asking:
 
 
 def done(*names: str) -> encode.Handoff:
-    return encode.Handoff([encode.Encoded("image", name) for name in names])
+    return encode.Handoff([encode.EncodedMedium("image", name) for name in names])
 
 
 async def test_encoders_output_stands_for_pixels(loader: Loader) -> None:
@@ -304,7 +304,7 @@ async def test_encoders_output_stands_for_pixels(loader: Loader) -> None:
     [
         (NoEncoder("it is gone"), None),
         (done(A), None),  # of two media
-        (encode.Handoff([encode.Encoded("image", A), encode.Encoded("video", B)]), None),
+        (encode.Handoff([encode.EncodedMedium("image", A), encode.EncodedMedium("video", B)]), None),
         (done(A, B), "its shape is (3, 8)"),
     ],
 )
@@ -401,9 +401,9 @@ class FakeClient:
                 yield chunk
 
 
-def over(client: FakeClient, seconds: float = 30.0, loading_seconds: float = 30.0) -> Encoders:
+def over(client: FakeClient, seconds: float = 30.0, loading_seconds: float = 30.0) -> EncodeWorkers:
     found: Any = client
-    return Encoders(found, seconds, loading_seconds, context_length=4096)
+    return EncodeWorkers(found, seconds, loading_seconds, context_length=4096)
 
 
 def chunk(told: Any) -> wire.Chunk:

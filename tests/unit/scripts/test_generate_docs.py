@@ -8,8 +8,9 @@ import pytest
 from generate import docs, reference
 
 from dynamo_vllm import errors
-from dynamo_vllm.cli import admin, bench
+from dynamo_vllm.cli import bench
 from dynamo_vllm.cli.main import COMMANDS
+from dynamo_vllm.cli.running import admin
 from dynamo_vllm.config import build, engine_rules
 
 

@@ -9,17 +9,17 @@ import pytest
 from dynamo_vllm.config.options.size import CACHE_DTYPES, DTYPES, QUANTISATIONS
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.sizing import families, formats, gpus, layouts, memory
-from dynamo_vllm.sizing.formats import Format
+from dynamo_vllm.sizing.formats import WeightFormat
 from dynamo_vllm.sizing.gpus import GIB, Gpu
-from dynamo_vllm.sizing.memory import Layout, Load
+from dynamo_vllm.sizing.memory import EngineLoad, Layout
 from dynamo_vllm.sizing.parts import Model, Part
 from unit.sizing.test_parameters import config
 
 H200 = Gpu("H200", 139.8)
-PLAIN = Load(reserve_gib=4)
+PLAIN = EngineLoad(reserve_gib=4)
 
 
-def read(name: str, **options: str) -> tuple[Model, Format]:
+def read(name: str, **options: str) -> tuple[Model, WeightFormat]:
     found = config(name)
     return families.read(found, name), formats.of(
         found, name, options.get("dtype"), options.get("quantisation")
@@ -246,8 +246,8 @@ def test_vision_towers_are_not_quantised() -> None:
 
 def test_kv_heads_that_neither_divide_nor_repeat_are_refused() -> None:
     odd = {**config("qwen3-8b"), "num_attention_heads": 24, "num_key_value_heads": 6}
-    assert memory.refusal(families.read(odd, "odd"), Format(), Layout(tp=2)) is None
-    assert memory.refusal(families.read(odd, "odd"), Format(), Layout(tp=4)) == (
+    assert memory.refusal(families.read(odd, "odd"), WeightFormat(), Layout(tp=2)) is None
+    assert memory.refusal(families.read(odd, "odd"), WeightFormat(), Layout(tp=4)) == (
         "6 KV heads and 4 ranks do not divide"
     )
 
@@ -300,7 +300,7 @@ def test_gpus_that_are_not_known_are_refused(text: str, said: str) -> None:
 
 def test_room_is_what_weights_and_reserve_leave() -> None:
     model, form = read("qwen3-8b")
-    load = Load(reserve_gib=4, utilisation=0.9, max_len=8192, average_len=2048)
+    load = EngineLoad(reserve_gib=4, utilisation=0.9, max_len=8192, average_len=2048)
     need = memory.need(model, form, Layout(), H200, load)
     assert need.room == int(139.8 * GIB * 0.9) - 2 * model.total - 4 * GIB
     per_token = 2 * 36 * 8 * 128 * 2
@@ -325,7 +325,7 @@ def test_room_is_what_weights_and_reserve_leave() -> None:
         ("qwen3-8b", Layout(), dataclasses.replace(PLAIN, max_len=10**6), "lower --max-model-len"),
     ],
 )
-def test_what_does_not_fit_says_why(name: str, layout: Layout, load: Load, said: str) -> None:
+def test_what_does_not_fit_says_why(name: str, layout: Layout, load: EngineLoad, said: str) -> None:
     model, form = read(name)
     need = memory.need(model, form, layout, H200, load)
     assert not need.fits
@@ -334,7 +334,7 @@ def test_what_does_not_fit_says_why(name: str, layout: Layout, load: Load, said:
 
 def test_layouts_come_with_the_fewest_gpus_first_and_all_fit() -> None:
     model, form = read("deepseek-r1")
-    found = layouts.search(model, form, H200, 16, Load(max_len=16384)).fits
+    found = layouts.search(model, form, H200, 16, EngineLoad(max_len=16384)).fits
     sizes = [need.layout.gpus for need in found]
     assert sizes == sorted(sizes)
     assert sizes[0] == 8
@@ -346,27 +346,27 @@ def test_layouts_come_with_the_fewest_gpus_first_and_all_fit() -> None:
 
 def test_layouts_keep_to_the_nodes_there_are() -> None:
     model, form = read("deepseek-r1")
-    found = layouts.search(model, form, H200, 16, Load(max_len=16384), per_node=4).fits
+    found = layouts.search(model, form, H200, 16, EngineLoad(max_len=16384), per_node=4).fits
     assert {(need.layout.gpus, need.layout.nodes) for need in found} == {(8, 2), (16, 4)}
     assert max(need.layout.tp for need in found) == 4
-    uneven = layouts.search(model, form, H200, 18, Load(max_len=16384), per_node=6).fits
+    uneven = layouts.search(model, form, H200, 18, EngineLoad(max_len=16384), per_node=6).fits
     assert {(need.layout.gpus, need.layout.nodes) for need in uneven} == {(8, 2)}
 
 
 def test_a_dense_model_gets_no_data_parallel_ranks() -> None:
     model, form = read("llama-3.1-70b")
-    found = layouts.search(model, form, H200, 8, Load(max_len=8192)).fits
+    found = layouts.search(model, form, H200, 8, EngineLoad(max_len=8192)).fits
     assert found[0].layout == Layout(tp=2)
     assert {need.layout.dp for need in found} == {1}
 
 
 def test_nothing_that_fits_names_the_nearest() -> None:
     model, form = read("deepseek-r1")
-    found = layouts.search(model, form, Gpu("L4", 22), 8, Load(max_len=4096))
+    found = layouts.search(model, form, Gpu("L4", 22), 8, EngineLoad(max_len=4096))
     assert not found.fits
     assert found.nearest is not None
     assert "too big by" in str(found.nearest.problem)
-    assert layouts.smallest(model, form, Gpu("X", 1), Load(max_len=4096)) is None
+    assert layouts.smallest(model, form, Gpu("X", 1), EngineLoad(max_len=4096)) is None
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_the_estimate_grows_with_the_step_and_shrinks_without_graphs() -> None:
     model, form = read("qwen3-8b")
 
     def reserve(**load: object) -> int:
-        return memory.need(model, form, Layout(), H200, Load(**load)).reserve  # type: ignore[arg-type]
+        return memory.need(model, form, Layout(), H200, EngineLoad(**load)).reserve  # type: ignore[arg-type]
 
     assert reserve(max_batched_tokens=16384) > reserve(max_batched_tokens=2048)
     assert reserve(max_seqs=1024) > reserve(max_seqs=128)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.cli import prove
-from dynamo_vllm.cli.client import Client
+from dynamo_vllm.cli.running import prove
+from dynamo_vllm.cli.running.frontend_client import FrontendClient
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.supervise.probe import Probe
 
@@ -128,7 +128,7 @@ async def test_text_that_is_refused_as_a_completion_is_tried_as_a_chat() -> None
 @pytest.mark.parametrize("path", DRAWINGS.values())
 def test_a_check_of_a_model_that_draws_asks_for_one_step(path: str) -> None:
     frontend = Frontend(only=path)
-    with served(frontend), closing(Client(frontend.url, 60)) as client:
+    with served(frontend), closing(FrontendClient(frontend.url, 60)) as client:
         _, step = prove.answer(client, "m")
     assert (step.outcome, frontend.paths[-1]) == (prove.OK, path)
     assert "/v1/chat/completions" not in frontend.paths

@@ -18,14 +18,14 @@ import pytest
 
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.supervise import discovery
-from dynamo_vllm.supervise.limits import Limits
+from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning.plan import Plan, Process
 from dynamo_vllm.supervise.run_folder import RunFolder
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
 from harness.waiting import until
 
-LIMITS = Limits(max_pause_seconds=0.01, stop_seconds=5.0)
+LIMITS = SupervisorLimits(max_pause_seconds=0.01, stop_seconds=5.0)
 # Ready at once, and nothing else.
 SCRIPT = """
 import os, signal, sys
@@ -85,7 +85,7 @@ class Kept:
 
 
 @contextlib.asynccontextmanager
-async def kept(path: Path, limits: Limits = LIMITS, code: int = 0) -> AsyncIterator[Kept]:
+async def kept(path: Path, limits: SupervisorLimits = LIMITS, code: int = 0) -> AsyncIterator[Kept]:
     folder, err = RunFolder(path), io.StringIO()
     workers = (worker("worker-1"), worker("worker-2"))
     plan = Plan("http://127.0.0.1:1", "127.0.0.1", 1, ("m",), workers, FrontendOptions())

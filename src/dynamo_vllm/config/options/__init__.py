@@ -17,11 +17,10 @@ from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, ReachOptions, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
 from dynamo_vllm.config.options.size import SizeOptions
-from dynamo_vllm.config.options.worker import ROLES, WorkerOptions
+from dynamo_vllm.config.options.worker import WorkerOptions
 
 __all__ = [
     "DISCOVERY_BACKENDS",
-    "ROLES",
     "ROUTERS",
     "AdminOptions",
     "DrainOptions",

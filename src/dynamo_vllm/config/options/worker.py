@@ -8,8 +8,8 @@ from typing import ClassVar
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options.guides import GuideOptions
 from dynamo_vllm.config.options.runtime import admin_token
+from dynamo_vllm.config.role_cards import CARDS, RoleCard
 
-ROLES = ("agg", "prefill", "decode", "encode")
 OLDER_ROLES = {
     "is_prefill_worker": "prefill",
     "is_decode_worker": "decode",
@@ -126,7 +126,7 @@ class WorkerOptions(GuideOptions):
         "role",
         "What this worker does of a request (default: agg, everything).",
         env="DYN_DISAGGREGATION_MODE",
-        choices=ROLES,
+        choices=tuple(CARDS),
     )
     is_prefill_worker: bool = opt(
         False, "role", "Older name of --disaggregation-mode prefill.", env="DYN_VLLM_IS_PREFILL_WORKER"
@@ -360,15 +360,19 @@ class WorkerOptions(GuideOptions):
         return next(older, self.disaggregation_mode or "agg")
 
     @property
+    def card(self) -> RoleCard:
+        """What the role is, whatever its name."""
+        return CARDS[self.role]
+
+    @property
     def asks_encoders(self) -> bool:
         """Whether media go to encode workers first."""
         wanted = self.route_to_encoder or self.multimodal_worker or self.ec_consumer_mode
-        return wanted and self.role != "encode"
+        return wanted and not self.card.encodes_media
 
     @property
     def address(self) -> str:
         """namespace.component.endpoint."""
         if self.endpoint and self.endpoint.startswith("dyn://"):
             return self.endpoint.removeprefix("dyn://")
-        component = self.component or {"prefill": "prefill", "encode": "encoder"}.get(self.role, "backend")
-        return f"{self.namespace}.{component}.{self.endpoint or 'generate'}"
+        return f"{self.namespace}.{self.component or self.card.component}.{self.endpoint or 'generate'}"

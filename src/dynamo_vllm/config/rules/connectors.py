@@ -143,7 +143,7 @@ def connector_is_installed(o: WorkerOptions, engine: EngineFlags) -> None:
 def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> None:
     named = set(o.connector) - {"none", "null"}
     if (
-        o.role in ("prefill", "decode")
+        o.card.hands_over_kv
         and o.engine != "fake"
         and not o.omni  # which has no such roles, another rule says
         and not named
@@ -155,7 +155,7 @@ def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> N
 
 
 def disaggregation_takes_tokens(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.role in ("prefill", "decode") and o.use_vllm_tokenizer:
+    if o.card.hands_over_kv and o.use_vllm_tokenizer:
         raise ConfigError(
             f"--use-vllm-tokenizer cannot stand beside --disaggregation-mode {o.role}; leave it out"
         )

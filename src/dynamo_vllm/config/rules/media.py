@@ -46,7 +46,7 @@ def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
 def multimodal_needs_its_switch(o: WorkerOptions, engine: EngineFlags) -> None:
     named = ["--ec-transfer-config"] if "ec_transfer_config" in engine else []
     named += [flags.flag(n) for n in NEED_MEDIA if getattr(o, n)]
-    named += ["--disaggregation-mode encode"] if o.role == "encode" else []
+    named += ["--disaggregation-mode encode"] if o.card.encodes_media else []
     if named and not o.enable_multimodal:
         raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")
 
@@ -64,7 +64,7 @@ def encoder_cache_flags_need_a_user(o: WorkerOptions, engine: EngineFlags) -> No
     named = [flags.flag(n) for n in names if getattr(o, n)]
     if "ec_transfer_config" in engine:
         named += ["--ec-transfer-config without ec_producer or ec_consumer as its ec_role"]
-    if named and o.role != "encode" and not o.asks_encoders:
+    if named and not o.card.encodes_media and not o.asks_encoders:
         raise ConfigError(
             f"{named[0]} needs --disaggregation-mode encode, --route-to-encoder or --ec-consumer-mode; "
             "add one of them"
@@ -72,8 +72,9 @@ def encoder_cache_flags_need_a_user(o: WorkerOptions, engine: EngineFlags) -> No
 
 
 def encoders_share_a_folder(o: WorkerOptions, engine: EngineFlags) -> None:
-    if (o.role == "encode" or o.asks_encoders) and encoders.folder_of(o, engine) is None:
-        asked = "--disaggregation-mode encode" if o.role == "encode" else "a worker that asks encode workers"
+    if (o.card.encodes_media or o.asks_encoders) and encoders.folder_of(o, engine) is None:
+        encoder, asker = "--disaggregation-mode encode", "a worker that asks encode workers"
+        asked = encoder if o.card.encodes_media else asker
         raise ConfigError(f"{asked} needs --ec-storage-path FOLDER, the same for both")
 
 
@@ -91,7 +92,7 @@ def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
             f"--ec-transfer-config: ec_role {role!r}: a worker encodes for others, or they encode for it; "
             "use ec_producer or ec_consumer"
         )
-    if role is not None and (role == encoders.PRODUCER) != (o.role == "encode"):
+    if role is not None and (role == encoders.PRODUCER) != o.card.encodes_media:
         raise ConfigError(
             f"--ec-transfer-config: ec_role {role} is not what --disaggregation-mode {o.role} does; "
             "leave one of them out"
@@ -99,7 +100,7 @@ def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
 
 
 def transfer_has_a_user(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.encoder_transfer == "nixl" and o.role != "encode" and not o.asks_encoders:
+    if o.encoder_transfer == "nixl" and not o.card.encodes_media and not o.asks_encoders:
         raise ConfigError("--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder")
 
 
@@ -114,7 +115,7 @@ def nixl_for_media_is_installed(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
-    if o.role != "encode":
+    if not o.card.encodes_media:
         return
     named = {
         "--use-vllm-tokenizer": o.use_vllm_tokenizer,
@@ -140,7 +141,7 @@ def the_frontend_decodes_for_one_engine(o: WorkerOptions, _: EngineFlags) -> Non
     if not o.frontend_decoding:
         return
     named = {
-        f"--disaggregation-mode {o.role}": o.role != "agg",
+        f"--disaggregation-mode {o.role}": not o.card.does_all,
         "--route-to-encoder": o.asks_encoders,
         "--use-vllm-tokenizer": o.use_vllm_tokenizer,
         "--media-folder": bool(o.media_folder),

@@ -83,7 +83,7 @@ def omni_is_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
 
 
 def omni_does_everything_of_a_request(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.omni and o.role != "agg":
+    if o.omni and not o.card.does_all:
         raise ConfigError(f"--disaggregation-mode {o.role} cannot stand beside --omni; leave one of them out")
 
 

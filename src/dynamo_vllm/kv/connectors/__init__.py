@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.kv.connectors.base import Place
+from dynamo_vllm.kv.connectors.base import ConnectorPlace
 from dynamo_vllm.kv.connectors.kvbm import Kvbm
 from dynamo_vllm.kv.connectors.lmcache import Lmcache
 from dynamo_vllm.kv.connectors.multi import AsWritten, Multi
@@ -33,6 +33,6 @@ def _written(text: str) -> Connector:
     config: Any = json.loads(text)
     parts = config.get("kv_connector_extra_config", {}).get("connectors", [config])
     classes = {part.get("kv_connector") for part in parts}
-    anywhere = Place(role="agg", device="cuda")
+    anywhere = ConnectorPlace(role="agg", device="cuda")
     known = [c for c in CONNECTORS.values() if c.engine_config(anywhere)["kv_connector"] in classes]
     return AsWritten(str(config.get("kv_connector", "unnamed")), known)

@@ -7,9 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo_vllm.config.role_cards import CARDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.job import Adapter, SamplingSpec
 
 OFFLOAD_GB = 5.0
@@ -27,7 +30,7 @@ def free_port() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ConnectorPlace:
     """Where a connector works."""
 
     role: str
@@ -41,6 +44,10 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables the user set; what stands there is kept."""
     find_port: Callable[[], int] = free_port
+
+    @property
+    def card(self) -> RoleCard:
+        return CARDS[self.role]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +80,10 @@ class Connector(Protocol):
     def has_plain_blocks(self) -> bool:
         """It knows one kind of cache block, so that vLLM's hybrid caches are off: on both sides of a pair."""
 
-    def engine_config(self, place: Place) -> dict[str, Any]:
+    def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
         """vLLM's kv_transfer_config."""
 
-    def needs(self, place: Place) -> Needs:
+    def needs(self, place: ConnectorPlace) -> Needs:
         """What must be there before the engine starts. Raises ConfigError for a place it cannot work in."""
 
     def prefill_params(self) -> dict[str, Any] | None:
@@ -86,11 +93,11 @@ class Connector(Protocol):
         """What a decode job carries, checked; None when there is nothing to fetch. Raises Rejected."""
 
 
-def kv_role(place: Place) -> str:
-    return {"prefill": "kv_producer", "decode": "kv_consumer"}.get(place.role, "kv_both")
+def kv_role(place: ConnectorPlace) -> str:
+    return place.card.kv_role
 
 
-def unset(wanted: Mapping[str, str], place: Place) -> dict[str, str]:
+def unset(wanted: Mapping[str, str], place: ConnectorPlace) -> dict[str, str]:
     """Those of the wanted variables the user has not set."""
     return {name: value for name, value in wanted.items() if name not in place.environment}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.kv.connectors.base import Needs, Place, unset
+from dynamo_vllm.kv.connectors.base import ConnectorPlace, Needs, unset
 
 MODULE = "kvbm.vllm_integration.connector"
 _TIERS = (
@@ -23,17 +23,17 @@ class Kvbm:
     name = "kvbm"
     has_plain_blocks = True
 
-    def engine_config(self, place: Place) -> dict[str, Any]:
+    def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
         return {
             "kv_connector": "DynamoConnector",
             "kv_connector_module_path": MODULE,
             "kv_role": "kv_both",
         }
 
-    def needs(self, place: Place) -> Needs:
+    def needs(self, place: ConnectorPlace) -> Needs:
         if place.device == "cpu":
             raise ConfigError("the connector kvbm moves caches from and to a GPU; leave it out on CPU")
-        if place.role in ("prefill", "decode") and not place.has_handover:
+        if place.card.hands_over_kv and not place.has_handover:
             raise ConfigError(
                 f"the connector kvbm alone keeps a {place.role} worker's caches to itself; "
                 "give --connector kvbm nixl"
@@ -62,7 +62,7 @@ class Kvbm:
         return None
 
 
-def _tier(place: Place) -> dict[str, str]:
+def _tier(place: ConnectorPlace) -> dict[str, str]:
     """A tier in host memory, unless the user sized one; KVBM 1.6 ends the engine when there is none."""
     sizes = {name: place.environment[name] for name in _TIERS if place.environment.get(name)}
     for name, text in sizes.items():
@@ -78,11 +78,11 @@ def _is_size(text: str) -> bool:
         return False
 
 
-def _is_on(place: Place, name: str, default: str) -> bool:
+def _is_on(place: ConnectorPlace, name: str, default: str) -> bool:
     return place.environment.get(name, default).strip().lower() in ("1", "true", "on", "yes")
 
 
-def _ports(place: Place, count: int) -> list[str]:
+def _ports(place: ConnectorPlace, count: int) -> list[str]:
     """Free ports, no two the same."""
     found: dict[str, None] = {}
     while len(found) < count:
@@ -90,7 +90,7 @@ def _ports(place: Place, count: int) -> list[str]:
     return list(found)
 
 
-def _merged_events(place: Place, port: str) -> str | None:
+def _merged_events(place: ConnectorPlace, port: str) -> str | None:
     """KVBM merges vLLM's events with its own: to the router a block it moved is still cached."""
     if not _is_on(place, _CONSOLIDATOR, "true"):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.kv.connectors.base import Needs, Place, unset
+from dynamo_vllm.kv.connectors.base import ConnectorPlace, Needs, unset
 
 _REMOTE = ("LMCACHE_REMOTE_URL", "LMCACHE_ENABLE_PD", "LMCACHE_ENABLE_P2P")
 
@@ -17,15 +17,15 @@ class Lmcache:
     name = "lmcache"
     has_plain_blocks = True
 
-    def engine_config(self, place: Place) -> dict[str, Any]:
+    def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
         return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
 
-    def needs(self, place: Place) -> Needs:
+    def needs(self, place: ConnectorPlace) -> Needs:
         if place.device == "cpu":
             # It starts, logs "No supported cpu connector found", and every request waits 3 s for an answer.
             raise ConfigError("the connector lmcache: LMCache 0.5.6 cannot serve a CPU engine; leave it out")
         file = _config_file(place)
-        if place.role in ("prefill", "decode") and not place.has_handover and not _is_shared(place, file):
+        if place.card.hands_over_kv and not place.has_handover and not _is_shared(place, file):
             raise ConfigError(
                 f"the connector lmcache alone keeps a {place.role} worker's caches to itself; "
                 "give --connector lmcache nixl, or set LMCACHE_REMOTE_URL to a store both reach"
@@ -45,7 +45,7 @@ class Lmcache:
         return None
 
 
-def _config_file(place: Place) -> dict[str, Any]:
+def _config_file(place: ConnectorPlace) -> dict[str, Any]:
     """LMCache's own file, where the user named one; variables stand above it."""
     path = place.environment.get("LMCACHE_CONFIG_FILE")
     if not path:
@@ -57,7 +57,7 @@ def _config_file(place: Place) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_shared(place: Place, file: dict[str, Any]) -> bool:
+def _is_shared(place: ConnectorPlace, file: dict[str, Any]) -> bool:
     return any(
         place.environment.get(name) or file.get(name.removeprefix("LMCACHE_").lower()) for name in _REMOTE
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.kv.connectors import kvbm
-from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Connector, Needs, Place, transfer_params
+from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Connector, ConnectorPlace, Needs, transfer_params
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Multi:
     def has_plain_blocks(self) -> bool:
         return any(part.has_plain_blocks for part in self.parts)
 
-    def engine_config(self, place: Place) -> dict[str, Any]:
+    def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
         parts = [part.engine_config(place) for part in self._at(place)]
         if len(parts) == 1:
             return parts[0]
@@ -43,7 +43,7 @@ class Multi:
             config["kv_connector_module_path"] = kvbm.MODULE
         return config
 
-    def needs(self, place: Place) -> Needs:
+    def needs(self, place: ConnectorPlace) -> Needs:
         place = dataclasses.replace(place, has_handover=self._hands_over() is not None)
         found = Needs()
         for part in self._at(place):
@@ -61,7 +61,7 @@ class Multi:
     def _hands_over(self) -> Connector | None:
         return next((part for part in self.parts if part.prefill_params() is not None), None)
 
-    def _at(self, place: Place) -> list[Connector]:
+    def _at(self, place: ConnectorPlace) -> list[Connector]:
         """The parts that work there: what keeps caches comes before what moves them.
 
         A decode worker only fetches. vLLM loads a prompt from one connector, and one that knows its beginning
@@ -70,7 +70,7 @@ class Multi:
         speaker = self._hands_over()
         if speaker is None:
             return list(self.parts)
-        if place.role == "decode":
+        if place.card.takes_kv:
             return [speaker]
         return [*(part for part in self.parts if part is not speaker), speaker]
 
@@ -87,10 +87,10 @@ class AsWritten:
     def has_plain_blocks(self) -> bool:
         return any(part.has_plain_blocks for part in self.known)
 
-    def engine_config(self, place: Place) -> dict[str, Any]:
+    def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
         return {}
 
-    def needs(self, place: Place) -> Needs:
+    def needs(self, place: ConnectorPlace) -> Needs:
         place = dataclasses.replace(place, has_handover=True)  # the user knows how his parts meet
         found = Needs()
         for part in self.known:

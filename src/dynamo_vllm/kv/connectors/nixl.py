@@ -6,7 +6,14 @@ from typing import Any
 
 import msgspec
 
-from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Needs, Place, Rejected, kv_role, transfer_params
+from dynamo_vllm.kv.connectors.base import (
+    PREFILL_PARAMS,
+    ConnectorPlace,
+    Needs,
+    Rejected,
+    kv_role,
+    transfer_params,
+)
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -31,7 +38,7 @@ class Nixl:
     name = "nixl"
     has_plain_blocks = False
 
-    def engine_config(self, place: Place) -> dict[str, Any]:
+    def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
         config: dict[str, Any] = {
             "kv_connector": "NixlConnector",
             "kv_role": kv_role(place),
@@ -43,7 +50,7 @@ class Nixl:
             config["kv_buffer_device"] = "cpu"
         return config
 
-    def needs(self, place: Place) -> Needs:
+    def needs(self, place: ConnectorPlace) -> Needs:
         return Needs()
 
     def prefill_params(self) -> dict[str, Any]:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynamo_vllm.lora.base import Fetched, OnProgress
-    from dynamo_vllm.lora.sources.base import Limits
+    from dynamo_vllm.lora.sources.base import SourceLimits
 
 
-SOURCES: dict[str, Callable[[str, Path, Limits, OnProgress], Fetched]] = {
+SOURCES: dict[str, Callable[[str, Path, SourceLimits, OnProgress], Fetched]] = {
     "": local.fetch,
     "file": local.fetch,
     "hf": hub.fetch,
@@ -33,7 +33,7 @@ KNOWN = "/folder, file:///folder, hf://owner/name[@revision], s3://bucket/prefix
 
 
 async def fetch(
-    uri: str, cache: Path, limits: Limits, on_progress: OnProgress, threads: Executor | None = None
+    uri: str, cache: Path, limits: SourceLimits, on_progress: OnProgress, threads: Executor | None = None
 ) -> Fetched:
     """Raises BadCommand, SourceFailed, AdapterRefused. `on_progress` is called from another thread."""
     source = _choose(uri)
@@ -51,7 +51,7 @@ async def fetch(
         stop.set()  # a caller that was cancelled does not wait; the thread ends at its next report
 
 
-def _choose(uri: str) -> Callable[[str, Path, Limits, OnProgress], Fetched]:
+def _choose(uri: str) -> Callable[[str, Path, SourceLimits, OnProgress], Fetched]:
     scheme, mark, _ = uri.partition("://")
     if mark and scheme not in SOURCES:
         raise BadCommand(f"{scheme[:20]}:// is unknown; known are {KNOWN}")

@@ -22,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SourceLimits:
     max_bytes: int = 8 << 30
     max_objects: int = 1000
     """How many names a place may hold before we say that it is not one adapter."""
@@ -32,7 +32,7 @@ class Stopped(Exception):
     """Nobody waits for the files any more."""
 
 
-def check_names(sizes: Mapping[str, int | None], limits: Limits, where: str) -> None:
+def check_names(sizes: Mapping[str, int | None], limits: SourceLimits, where: str) -> None:
     """The names found there, with their sizes where these are known. Takes no more than is needed."""
     if not sizes:
         raise SourceFailed(f"{where}: there is nothing here")
@@ -65,7 +65,7 @@ def refuse_archive(path: str, where: str) -> None:
         raise AdapterRefused(f"{where} is an archive, which is not unpacked; give the folder")
 
 
-def check_folder(folder: Path, root: Path, limits: Limits, where: str) -> int:
+def check_folder(folder: Path, root: Path, limits: SourceLimits, where: str) -> int:
     """The needed files are regular ones that lie under `root`; returns their bytes."""
     sizes: dict[str, int | None] = {}
     for name in (*NEEDED, *PICKLES):
@@ -89,7 +89,7 @@ def check_folder(folder: Path, root: Path, limits: Limits, where: str) -> int:
     return sum(sizes[name] or 0 for name in NEEDED)
 
 
-def take(folder: Path, root: Path, limits: Limits, where: str, report: OnProgress) -> Fetched:
+def take(folder: Path, root: Path, limits: SourceLimits, where: str, report: OnProgress) -> Fetched:
     """The files of a folder as they are, after all checks."""
     total = check_folder(folder, root, limits, where)
     try:

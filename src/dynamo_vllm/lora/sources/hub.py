@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 10
 
 
-def fetch(uri: str, _cache: Path, limits: base.Limits, report: OnProgress) -> Fetched:
+def fetch(uri: str, _cache: Path, limits: base.SourceLimits, report: OnProgress) -> Fetched:
     repository, revision = _address(uri)
     folder = _bring(uri, repository, revision, limits, report).resolve()
     return base.take(folder, folder.parent.parent, limits, uri, report)
@@ -32,7 +32,9 @@ def _address(uri: str) -> tuple[str, str | None]:
     return f"{owner}/{name}", revision or None
 
 
-def _bring(uri: str, repository: str, revision: str | None, limits: base.Limits, report: OnProgress) -> Path:
+def _bring(
+    uri: str, repository: str, revision: str | None, limits: base.SourceLimits, report: OnProgress
+) -> Path:
     import httpx
 
     try:

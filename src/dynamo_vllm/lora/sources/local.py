@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.lora.base import Fetched, OnProgress
 
 
-def fetch(uri: str, _cache: Path, limits: base.Limits, report: OnProgress) -> Fetched:
+def fetch(uri: str, _cache: Path, limits: base.SourceLimits, report: OnProgress) -> Fetched:
     folder = _folder(uri)
     return base.take(folder, _root(folder), limits, str(folder), report)
 

@@ -35,7 +35,7 @@ class Object:
     etag: str
 
 
-def fetch(uri: str, cache: Path, limits: base.Limits, report: OnProgress) -> Fetched:
+def fetch(uri: str, cache: Path, limits: base.SourceLimits, report: OnProgress) -> Fetched:
     bucket, prefix = _address(uri)
     client = _client(uri)
     with _errors_named(uri, client):
@@ -76,7 +76,7 @@ def _client(uri: str) -> Any:
         raise SourceFailed(f"{uri}: the settings of S3 cannot be used: {type(exc).__name__}") from exc
 
 
-def _list(client: Any, bucket: str, prefix: str, limits: base.Limits, uri: str) -> dict[str, Object]:
+def _list(client: Any, bucket: str, prefix: str, limits: base.SourceLimits, uri: str) -> dict[str, Object]:
     """By name below the prefix."""
     answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=limits.max_objects)
     if answer.get("IsTruncated"):

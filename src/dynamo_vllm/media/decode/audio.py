@@ -13,14 +13,14 @@ import numpy as np
 
 from dynamo_vllm.errors import MediaRefused, MediaTooLarge, MediaTypeUnknown
 from dynamo_vllm.media.base import MAX_SOUND_BYTES, Audio
-from dynamo_vllm.media.decode import process as decode_process
+from dynamo_vllm.media.decode import decode_process
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dynamo_vllm.media.base import MediaLimits
-    from dynamo_vllm.media.cancellation import Watch
-    from dynamo_vllm.media.decode.sniff import Format
+    from dynamo_vllm.media.cancellation import Deadline
+    from dynamo_vllm.media.decode.sniff import MediaFormat
 
 MAX_RATE = 192_000
 MAX_CHANNELS = 8
@@ -30,7 +30,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = 0xFFFFFFFF  # of a WAV that was written into a pipe
 
 
-def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tuple[Audio, int]:
+def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> tuple[Audio, int]:
     """The sound, and the bytes it takes. Blocks, in a thread."""
     watch.check()
     sound = _one_channel(*_wav(data, limits)) if format.name == "WAV" else _apart(data, format, limits, watch)
@@ -48,7 +48,7 @@ def _one_channel(channels: NDArray[np.float32], rate: int) -> Audio:
     return Audio(np.ascontiguousarray(mono, dtype=np.float32), rate)
 
 
-def _apart(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> Audio:
+def _apart(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> Audio:
     with decode_process.decoder(data, format, limits, watch) as decoder:
         read = decoder.hear()
         if not read["samples"]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dynamo_vllm.media.base import MediaLimits, Pixels
-    from dynamo_vllm.media.cancellation import Watch
-    from dynamo_vllm.media.decode.sniff import Format
+    from dynamo_vllm.media.cancellation import Deadline
+    from dynamo_vllm.media.decode.sniff import MediaFormat
 
 MAX_SCANS = 100
 """Of a JPEG. A usual progressive one has about ten; each is a pass over all pixels, whatever its length."""
@@ -29,7 +29,7 @@ MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _WHITE = (255, 255, 255)
 
 
-def decode(data: bytes, format: Format, limits: MediaLimits, watch: Watch) -> tuple[Image.Image, int]:
+def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> tuple[Image.Image, int]:
     """The first frame, and the bytes it takes."""
     if format.name == "WEBP":
         check_size(*_webp_size(data), limits)  # Pillow asks for the memory while it opens the file
@@ -58,7 +58,7 @@ def of_pixels(data: bytes, pixels: Pixels, limits: MediaLimits) -> tuple[Image.I
 class _Watched(BytesIO):
     """Ends a decoder that goes on after its time, or that reads a file bit by bit."""
 
-    def __init__(self, data: bytes, watch: Watch) -> None:
+    def __init__(self, data: bytes, watch: Deadline) -> None:
         super().__init__(data)
         self._watch = watch
         self._reads = 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class MediaFormat:
     """One encoding that we decode. `name` is what the decoder calls it."""
 
     name: str
@@ -39,18 +39,18 @@ def _mp3(head: bytes) -> bool:
 # Only containers that carry their own frames: a playlist (HLS, DASH, concat) would make the decoder open what
 # it names, past every check of ours.
 FORMATS = (
-    Format("JPEG", "image", _starts(b"\xff\xd8\xff")),
-    Format("PNG", "image", _starts(b"\x89PNG\r\n\x1a\n")),
-    Format("WEBP", "image", _riff(b"WEBP")),
-    Format("GIF", "image", _starts(b"GIF87a", b"GIF89a")),
-    Format("BMP", "image", _starts(b"BM")),
-    Format("MP4", "video", lambda head: head[4:8] == b"ftyp"),
-    Format("WEBM", "video", _starts(b"\x1aE\xdf\xa3")),
-    Format("AVI", "video", _riff(b"AVI ")),
-    Format("WAV", "audio", _riff(b"WAVE")),
-    Format("FLAC", "audio", _starts(b"fLaC")),
-    Format("OGG", "audio", _starts(b"OggS")),
-    Format("MP3", "audio", _mp3),
+    MediaFormat("JPEG", "image", _starts(b"\xff\xd8\xff")),
+    MediaFormat("PNG", "image", _starts(b"\x89PNG\r\n\x1a\n")),
+    MediaFormat("WEBP", "image", _riff(b"WEBP")),
+    MediaFormat("GIF", "image", _starts(b"GIF87a", b"GIF89a")),
+    MediaFormat("BMP", "image", _starts(b"BM")),
+    MediaFormat("MP4", "video", lambda head: head[4:8] == b"ftyp"),
+    MediaFormat("WEBM", "video", _starts(b"\x1aE\xdf\xa3")),
+    MediaFormat("AVI", "video", _riff(b"AVI ")),
+    MediaFormat("WAV", "audio", _riff(b"WAVE")),
+    MediaFormat("FLAC", "audio", _starts(b"fLaC")),
+    MediaFormat("OGG", "audio", _starts(b"OggS")),
+    MediaFormat("MP3", "audio", _mp3),
 )
 _HEAD = 16
 _NAMED = {  # what people send by mistake or on purpose; only for the message
@@ -70,7 +70,7 @@ _FACE_BYTES = 1024  # as far as browsers and PDF readers look for their own begi
 _ZIP_END, _ZIP_END_BYTES, _ZIP_COMMENT = b"PK\x05\x06", 22, 1 << 16
 
 
-def sniff(data: bytes, kind: Kind) -> Format:
+def sniff(data: bytes, kind: Kind) -> MediaFormat:
     """The format of `data`, which is to be of `kind`; raises MediaTypeUnknown."""
     found = next((item for item in FORMATS if item.matches(data[:_HEAD])), None)
     if found is not None and found.name == "MP4" and data[8:12] in _PICTURE_BRANDS:

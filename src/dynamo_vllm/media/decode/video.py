@@ -9,17 +9,17 @@ import numpy as np
 
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import Video
-from dynamo_vllm.media.decode import process as decode_process
+from dynamo_vllm.media.decode import decode_process
 
 if TYPE_CHECKING:
     from dynamo_vllm.media.base import MediaLimits
-    from dynamo_vllm.media.cancellation import Watch
+    from dynamo_vllm.media.cancellation import Deadline
     from dynamo_vllm.media.decode.frame_sampling import Sampler
-    from dynamo_vllm.media.decode.sniff import Format
+    from dynamo_vllm.media.decode.sniff import MediaFormat
 
 
 def decode(
-    data: bytes, format: Format, sampler: Sampler, limits: MediaLimits, watch: Watch
+    data: bytes, format: MediaFormat, sampler: Sampler, limits: MediaLimits, watch: Deadline
 ) -> tuple[Video, int]:
     """The sampled frames, and the bytes they take. Blocks, in a thread."""
     if _is_cut_off(data, format):
@@ -34,7 +34,7 @@ def decode(
     return Video(frames, read["metadata"]), frames.nbytes
 
 
-def _is_cut_off(data: bytes, format: Format) -> bool:
+def _is_cut_off(data: bytes, format: MediaFormat) -> bool:
     """Whether the container promises bytes that are not there; a decoder would play what has come."""
     if format.name == "AVI":
         return 8 + int.from_bytes(data[4:8], "little") > len(data)

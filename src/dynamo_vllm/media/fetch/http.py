@@ -92,7 +92,7 @@ class Hop:
         return self.url.raw_host.decode("ascii")
 
 
-class Client:
+class MediaClient:
     """Connections to servers of media; only to addresses that were checked."""
 
     def __init__(self, limits: MediaLimits, reach: Reach, system: Resolve) -> None:
@@ -179,7 +179,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         failure: httpcore.ConnectError | httpcore.ConnectTimeout | None = None
         for address in found[:4]:
             try:
-                return Stream(
+                return CheckedStream(
                     await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
@@ -188,7 +188,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         raise failure
 
 
-class Stream(httpcore.AsyncNetworkStream):
+class CheckedStream(httpcore.AsyncNetworkStream):
     """Closes itself when a handshake is cancelled. httpcore 1.0 leaves it open then, and a server that never
     answers one would collect our sockets."""
 

@@ -11,7 +11,7 @@ from dynamo_vllm.engine.base import AddAdapter, RemoveAdapter
 from dynamo_vllm.errors import AdminError, NotListed, StartError
 from dynamo_vllm.lora.files import AdapterFiles
 from dynamo_vllm.lora.registry import Registry
-from dynamo_vllm.lora.sources.base import Limits
+from dynamo_vllm.lora.sources.base import SourceLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ SETTLE_SECONDS = 1.0
 """How long a frontend may take to hear that an adapter is gone."""
 
 
-class Steps:
+class AdapterSteps:
     """The steps of `lora.registry` over the real parts."""
 
     def __init__(self, files: AdapterFiles, engine: Controlled, registration: Registration) -> None:
@@ -67,9 +67,9 @@ async def make_registry(
     limits = facts.adapters
     if limits is None:
         return None
-    files = AdapterFiles(cache, Limits(max_bytes=int(options.lora_max_gb * 1e9)), limits.max_rank)
+    files = AdapterFiles(cache, SourceLimits(max_bytes=int(options.lora_max_gb * 1e9)), limits.max_rank)
     await files.start(Path(str(options.model)), registration.names[0])
-    steps = Steps(files, engine, registration)
+    steps = AdapterSteps(files, engine, registration)
     return Registry(steps, limits.capacity, registration.names, SETTLE_SECONDS)
 
 

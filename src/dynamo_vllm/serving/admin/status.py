@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynamo_vllm.admin.base import Reply, State
+    from dynamo_vllm.admin.base import Reply, WorkerState
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.lora.registry import Registry
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.serving.request.cancel import InFlight
 
 
-class Status:
+class WorkerStatus:
     """Reads the parts of a worker when asked."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Status:
         self._last_error = last_error
         self._began = time.monotonic()
 
-    def reply(self, state: State, adapters: Registry | None) -> Reply:
+    def reply(self, state: WorkerState, adapters: Registry | None) -> Reply:
         entries = adapters.entries() if adapters is not None else []
         return {
             "instance": self._instance,

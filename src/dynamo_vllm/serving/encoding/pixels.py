@@ -18,7 +18,7 @@ from dynamo_vllm.media.base import MAX_CHANNELS, MEGAPIXEL
 if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.media.base import Pixels
-    from dynamo_vllm.serving.encoding.transfer import Nixl
+    from dynamo_vllm.serving.encoding.transfer import NixlAgent
 
 
 def card(options: WorkerOptions) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def card(options: WorkerOptions) -> dict[str, Any]:
 class FrontendPixels:
     """Reads them, one picture at a time: each read makes the frontend known to NIXL and forgets it again."""
 
-    def __init__(self, nixl: Nixl) -> None:
+    def __init__(self, nixl: NixlAgent) -> None:
         self._nixl = nixl
         self._turn = asyncio.Lock()
 

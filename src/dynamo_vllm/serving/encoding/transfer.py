@@ -37,7 +37,7 @@ def endpoint_of(address: str) -> str:
     return ".".join([*address.split(".")[:2], ENDPOINT])
 
 
-class Nixl:
+class NixlAgent:
     """This process's NIXL agent, made when it is first needed."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def described(buffer: Any) -> Any:
 class Lender:
     """In an encode worker: holds a file in memory until the one who asked has read it."""
 
-    def __init__(self, folder: Folder, nixl: Nixl) -> None:
+    def __init__(self, folder: Folder, nixl: NixlAgent) -> None:
         self._folder = folder
         self._nixl = nixl
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -107,7 +107,7 @@ def _report(serving: asyncio.Future[None]) -> None:
 class Borrower:
     """In a worker that asks: fetches what its own folder has not."""
 
-    def __init__(self, client: Client, folder: Folder, nixl: Nixl) -> None:
+    def __init__(self, client: Client, folder: Folder, nixl: NixlAgent) -> None:
         self._client = client
         self._folder = folder
         self._nixl = nixl

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from dynamo_vllm.admin.base import Report, State
+from dynamo_vllm.admin.base import StateChange, WorkerState
 from dynamo_vllm.engine.base import Pause, Resume, Sleep, Wake
 from dynamo_vllm.errors import EngineDead, EngineError, EngineRequestFailed, NotListed, WrongState
 
@@ -66,7 +66,7 @@ class Adapters(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LifeParts:
     """What a life is about."""
 
     discovery: Discovery
@@ -82,39 +82,40 @@ class Parts:
 class Lifecycle:
     """STARTING → READY ⇄ UNWELL, ASLEEP, PAUSED → DRAINING → STOPPED; READY means a request is answered."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: LifeParts) -> None:
         self._parts = parts
         self._in_flight = parts.in_flight
         self._turn = asyncio.Lock()
-        self._acts: set[asyncio.Task[Report]] = set()
+        self._acts: set[asyncio.Task[StateChange]] = set()
         self._is_ending = False
         self._level = 0
-        self.state = State.STARTING
+        self.state = WorkerState.STARTING
 
     def ready(self) -> None:
         """Unless it is ending, which takes out what came into discovery meanwhile."""
         if not self._is_ending:
-            self.state = State.READY
+            self.state = WorkerState.READY
             self._parts.health.set_health_status(True)
 
     @property
     def is_watched(self) -> bool:
         """Whether the engine can be asked for an answer: a stopped one gives none and is not hung."""
-        return self.state in (State.STARTING, State.READY, State.UNWELL)
+        return self.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.UNWELL)
 
     async def unwell(self, reason: str) -> None:
         """Out of routing until `well`; what runs goes on as far as the engine lets it."""
         async with self._turn:
-            if self.state is State.READY:
+            if self.state is WorkerState.READY:
                 logger.error("taken out of service: %s", reason)
-                self.state = State.UNWELL
+                self.state = WorkerState.UNWELL
                 self._parts.health.set_health_status(False)
-            if self.state is State.UNWELL:  # every look of the monitor, should discovery not have let it go
+            if self.state is WorkerState.UNWELL:
+                # At every look of the monitor, should discovery not have let it go.
                 await self._parts.discovery.withdraw()
 
     async def well(self) -> None:
         async with self._turn:
-            if self.state is State.UNWELL:
+            if self.state is WorkerState.UNWELL:
                 await self._return()
 
     async def _return(self) -> bool:
@@ -123,7 +124,7 @@ class Lifecycle:
             return False
         self._in_flight.open()
         if not await self._parts.discovery.restore():
-            self.state = State.UNWELL
+            self.state = WorkerState.UNWELL
             return False
         await self._parts.adapters.publish_all()
         self.ready()
@@ -140,22 +141,22 @@ class Lifecycle:
 
     # --- sleep and pause -------------------------------------------------------------------------------
 
-    async def sleep(self, level: int, drain_seconds: float) -> Report:
+    async def sleep(self, level: int, drain_seconds: float) -> StateChange:
         """Leave discovery, let requests finish, free the engine's memory."""
         return await self._in_turn(lambda: self._sleep(level, drain_seconds))
 
-    async def wake(self) -> Report:
+    async def wake(self) -> StateChange:
         """The engine first, and into discovery only when it answers."""
         return await self._in_turn(self._wake)
 
-    async def pause(self, keep: bool, drain_seconds: float) -> Report:
+    async def pause(self, keep: bool, drain_seconds: float) -> StateChange:
         """Leave discovery and compute nothing; `keep` lets requests stand still instead of finishing them."""
         return await self._in_turn(lambda: self._pause(keep, drain_seconds))
 
-    async def resume(self) -> Report:
+    async def resume(self) -> StateChange:
         return await self._in_turn(self._resume)
 
-    async def _in_turn(self, act: Callable[[], Awaitable[Report]]) -> Report:
+    async def _in_turn(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
         """A task of its own: whoever asked may go, and only the end of the worker leaves it half done."""
         if self._is_ending:
             raise WrongState("this worker is ending")
@@ -169,7 +170,7 @@ class Lifecycle:
                 raise WrongState("this worker is ending") from None
             raise
 
-    async def _alone(self, act: Callable[[], Awaitable[Report]]) -> Report:
+    async def _alone(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
         """One act of an operator at a time; short ones are waited for."""
         try:
             async with asyncio.timeout(TURN_SECONDS):
@@ -183,25 +184,25 @@ class Lifecycle:
         finally:
             self._turn.release()
 
-    async def _sleep(self, level: int, drain_seconds: float) -> Report:
-        if self.state is State.ASLEEP and level == self._level:
-            return Report(already=True)
-        self._need("sleep", State.READY)
+    async def _sleep(self, level: int, drain_seconds: float) -> StateChange:
+        if self.state is WorkerState.ASLEEP and level == self._level:
+            return StateChange(already=True)
+        self._need("sleep", WorkerState.READY)
         if self._parts.sleep_refusal is not None:
             raise WrongState(f"this worker must not sleep: {self._parts.sleep_refusal}")
         began = time.monotonic()
-        async with self._stepping_out(State.FALLING_ASLEEP):
+        async with self._stepping_out(WorkerState.FALLING_ASLEEP):
             await self._emptied(began, drain_seconds)
             freed = await self._stopped(Sleep(level), Wake())
-        self.state, self._level = State.ASLEEP, level
-        report = Report(seconds=time.monotonic() - began, freed_bytes=freed)
+        self.state, self._level = WorkerState.ASLEEP, level
+        report = StateChange(seconds=time.monotonic() - began, freed_bytes=freed)
         logger.info("asleep at level %d after %.1f s, %s bytes freed", level, report.seconds, freed)
         return report
 
-    async def _wake(self) -> Report:
-        if self.state is State.READY:
-            return Report(already=True)
-        self._need("wake up", State.ASLEEP)
+    async def _wake(self) -> StateChange:
+        if self.state is WorkerState.READY:
+            return StateChange(already=True)
+        self._need("wake up", WorkerState.ASLEEP)
         began = time.monotonic()
         await self._parts.engine.control(Wake())
         if self._level == 2:
@@ -209,32 +210,32 @@ class Lifecycle:
         await self._answered()
         await self._back("awake")
         logger.info("awake after %.1f s", time.monotonic() - began)
-        return Report(seconds=time.monotonic() - began)
+        return StateChange(seconds=time.monotonic() - began)
 
-    async def _pause(self, keep: bool, drain_seconds: float) -> Report:
-        if self.state is State.PAUSED:
-            return Report(already=True)
-        self._need("pause", State.READY)
+    async def _pause(self, keep: bool, drain_seconds: float) -> StateChange:
+        if self.state is WorkerState.PAUSED:
+            return StateChange(already=True)
+        self._need("pause", WorkerState.READY)
         began = time.monotonic()
-        async with self._stepping_out(State.PAUSING):
+        async with self._stepping_out(WorkerState.PAUSING):
             if not keep:
                 await self._emptied(began, drain_seconds)
             self._in_flight.close("this worker is paused")
             await self._stopped(Pause(), Resume())
-        self.state = State.PAUSED
+        self.state = WorkerState.PAUSED
         logger.info("paused with %d requests", len(self._in_flight))
-        return Report(seconds=time.monotonic() - began)
+        return StateChange(seconds=time.monotonic() - began)
 
-    async def _resume(self) -> Report:
-        if self.state is State.READY:
-            return Report(already=True)
-        self._need("resume", State.PAUSED)
+    async def _resume(self) -> StateChange:
+        if self.state is WorkerState.READY:
+            return StateChange(already=True)
+        self._need("resume", WorkerState.PAUSED)
         began = time.monotonic()
         await self._parts.engine.control(Resume())
         await self._back("resumed")
-        return Report(seconds=time.monotonic() - began)
+        return StateChange(seconds=time.monotonic() - began)
 
-    def _need(self, verb: str, state: State) -> None:
+    def _need(self, verb: str, state: WorkerState) -> None:
         if self.state is not state:
             raise WrongState(
                 f"this worker is {self.state.value}; it can {verb} only when it is {state.value}"
@@ -243,7 +244,7 @@ class Lifecycle:
             raise WrongState(f"adapter {name!r} is being loaded or unloaded; try again when that is done")
 
     @contextlib.asynccontextmanager
-    async def _stepping_out(self, state: State) -> AsyncIterator[None]:
+    async def _stepping_out(self, state: WorkerState) -> AsyncIterator[None]:
         """Out of discovery; back where what follows fails."""
         self.state = state
         self._parts.health.set_health_status(False)
@@ -302,8 +303,8 @@ class Lifecycle:
         for act in self._acts:
             act.cancel()
         async with self._turn:
-            stands_still = self.state in (State.PAUSING, State.PAUSED)
-            self.state = State.DRAINING
+            stands_still = self.state in (WorkerState.PAUSING, WorkerState.PAUSED)
+            self.state = WorkerState.DRAINING
         began = time.monotonic()
         self._parts.health.set_health_status(False)
         await self._hide_adapters()
@@ -316,7 +317,7 @@ class Lifecycle:
         except (EngineError, TimeoutError) as exc:
             logger.warning("draining goes on without the engine or the adapters: %s", exc or "no answer")
         await self._empty(began, budget_seconds, settles=settles)
-        self.state = State.STOPPED
+        self.state = WorkerState.STOPPED
         logger.info("drained in %.1f s", time.monotonic() - began)
 
     async def _empty(self, began: float, budget_seconds: float, *, settles: bool = True) -> bool:

@@ -23,7 +23,7 @@ from dynamo_vllm.job import Adapter
 from dynamo_vllm.lora import sample
 from dynamo_vllm.media import samples
 from dynamo_vllm.media.base import KINDS
-from dynamo_vllm.media.memory import held_by_request
+from dynamo_vllm.media.held_bytes import held_by_request
 from dynamo_vllm.roles import trials
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ class LoadPublisher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadSample:
     """The counts of one rank just before a step."""
 
     at: float
@@ -45,7 +45,7 @@ class LoadMeter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.latest: dict[int, LoadFigures] = {}
         self._clock = clock
-        self._samples: dict[int, deque[Sample]] = {}
+        self._samples: dict[int, deque[LoadSample]] = {}
         self._sample_due: dict[int, float] = {}
         self._total_blocks = 1
         self._published: dict[int, int] = {}
@@ -88,7 +88,7 @@ class LoadMeter:
         """What was counted before this step: after a pause that is what was counted when it began."""
         before = self.latest.get(rank, LoadFigures(rank, 0, 0, 0.0))
         kept = self._samples.setdefault(rank, deque(maxlen=round(HITS_SECONDS / SAMPLE_SECONDS) + 1))
-        kept.append(Sample(now, before))
+        kept.append(LoadSample(now, before))
         self._sample_due[rank] = now + SAMPLE_SECONDS
 
     def ranks(self) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ class LoadMeter:
         asked = latest.prefix_queries - first.figures.prefix_queries
         return (latest.prefix_hits - first.figures.prefix_hits) / asked if asked > 0 else None
 
-    def _first(self, rank: int, since: float) -> Sample | None:
+    def _first(self, rank: int, since: float) -> LoadSample | None:
         """The oldest sample that is not older; None when no step was made since."""
         return next((sample for sample in self._samples.get(rank, ()) if sample.at >= since), None)
 

@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from dynamo_vllm.admin.base import State
-from dynamo_vllm.lora.slots import State as AdapterState
+from dynamo_vllm.admin.base import WorkerState
+from dynamo_vllm.lora.slots import AdapterState as AdapterState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,11 +23,11 @@ PREFIX = "dynamo_component_"
 
 class HasState(Protocol):
     @property
-    def state(self) -> State: ...
+    def state(self) -> WorkerState: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class MetricSeries:
     """One metric with all its values."""
 
     name: str
@@ -72,39 +72,41 @@ class Exposition:
     def text(self) -> str:
         return "".join(line for series in self._all() for line in lines(series))
 
-    def _all(self) -> Iterator[Series]:
+    def _all(self) -> Iterator[MetricSeries]:
         model = {"model": self.model}
         for name, kind, text, value in _OF_A_RANK:
-            yield Series(name, kind, text, self._by_rank(value))
-        yield Series("requests_in_flight", "gauge", "Requests this worker holds", [(model, self.in_flight())])
-        yield Series(
+            yield MetricSeries(name, kind, text, self._by_rank(value))
+        yield MetricSeries(
+            "requests_in_flight", "gauge", "Requests this worker holds", [(model, self.in_flight())]
+        )
+        yield MetricSeries(
             "worker_state",
             "gauge",
             "1 for the state this worker is in",
             [
                 (model | {"role": self.role, "state": state.value}, float(state is self.life.state))
-                for state in State
+                for state in WorkerState
             ],
         )
-        yield Series(
+        yield MetricSeries(
             "kv_event_publishers",
             "gauge",
             "Ranks that tell routers what they have cached",
             [(model, self.kv_event_publishers)],
         )
-        yield Series(
+        yield MetricSeries(
             "kv_transfers_lost_total",
             "counter",
             "KV caches that did not come and were computed here",
             [(model, self.meter.lost_transfers)],
         )
-        yield Series(
+        yield MetricSeries(
             "encodings_lost_total",
             "counter",
             "Requests whose media no encode worker encoded",
             [(model, self.meter.lost_encodings)],
         )
-        yield Series(
+        yield MetricSeries(
             "answers_unread_total",
             "counter",
             "Requests that were ended because their client did not read the answer",
@@ -117,34 +119,36 @@ class Exposition:
         for rank, figures in sorted(self.meter.latest.items()):
             yield {"model": self.model, "dp_rank": str(rank)}, value(figures, self.meter.total_blocks)
 
-    def _of_adapters(self, model: Labels) -> Iterator[Series]:
+    def _of_adapters(self, model: Labels) -> Iterator[MetricSeries]:
         if self.adapters is None:
             return
         states = [entry.state for entry in self.adapters.entries()]
         loaded = sum(state is AdapterState.LOADED for state in states)
-        yield Series("adapters_loaded", "gauge", "LoRA adapters that answer", [(model, loaded)])
-        yield Series(
+        yield MetricSeries("adapters_loaded", "gauge", "LoRA adapters that answer", [(model, loaded)])
+        yield MetricSeries(
             "adapters_capacity", "gauge", "LoRA adapters there is room for", [(model, self.adapters.capacity)]
         )
-        yield Series(
+        yield MetricSeries(
             "adapter_failures_total",
             "counter",
             "LoRA adapters that were asked for and are not there",
             [(model, self.adapters.failures)],
         )
 
-    def _of_folders(self) -> Iterator[Series]:
+    def _of_folders(self) -> Iterator[MetricSeries]:
         free, total = [], []
         for use, folder in self.folders.items():
             with contextlib.suppress(OSError):  # nobody has made it yet
                 disk = shutil.disk_usage(folder)
                 free.append(({"folder": use}, float(disk.free)))
                 total.append(({"folder": use}, float(disk.total)))
-        yield Series("disk_free_bytes", "gauge", "Room left on the disk of a folder this worker uses", free)
-        yield Series("disk_bytes", "gauge", "Size of that disk", total)
+        yield MetricSeries(
+            "disk_free_bytes", "gauge", "Room left on the disk of a folder this worker uses", free
+        )
+        yield MetricSeries("disk_bytes", "gauge", "Size of that disk", total)
 
 
-def lines(series: Series) -> Iterator[str]:
+def lines(series: MetricSeries) -> Iterator[str]:
     name = PREFIX + series.name
     yield f"# HELP {name} {series.help}\n"
     yield f"# TYPE {name} {series.kind}\n"

@@ -31,7 +31,7 @@ class _MemberSick(EtcdError):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class EtcdLease:
     granted_seconds: int
     keys: frozenset[bytes]
 
@@ -51,13 +51,15 @@ class Etcd:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def lease(self, number: int) -> Lease | None:
+    async def lease(self, number: int) -> EtcdLease | None:
         """None when etcd does not know it, or no longer."""
         found = await self._ask("lease/timetolive", {"ID": str(number), "keys": True})
         with _understood(found):
             if int(found.get("TTL", 0)) < 0 or "grantedTTL" not in found:
                 return None
-            return Lease(int(found["grantedTTL"]), frozenset(map(base64.b64decode, found.get("keys", ()))))
+            return EtcdLease(
+                int(found["grantedTTL"]), frozenset(map(base64.b64decode, found.get("keys", ())))
+            )
 
     async def grant(self, number: int, seconds: int) -> None:
         await self._ask("lease/grant", {"ID": str(number), "TTL": str(seconds)})

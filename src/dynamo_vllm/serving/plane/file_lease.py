@@ -35,7 +35,7 @@ _PORT = re.compile(r":(\d+)$")
 
 
 @dataclass(slots=True)
-class Entry:
+class LeaseFile:
     inode: int
     data: bytes
     modified: float
@@ -48,7 +48,7 @@ class FileKeeper:
         self._folder = folder
         self._ids = {f"{instance:x}"}
         """The last part of the names of our files."""
-        self._mine: dict[Path, Entry] = {}
+        self._mine: dict[Path, LeaseFile] = {}
         self._others: dict[Path, int] = {}
         """Inodes of the files that are not ours."""
 
@@ -103,7 +103,7 @@ class FileKeeper:
             with contextlib.suppress(OSError):  # removed meanwhile
                 data = path.read_bytes()
                 if self._is_mine(path, data):
-                    self._mine[path] = Entry(status.st_ino, data, status.st_mtime)
+                    self._mine[path] = LeaseFile(status.st_ino, data, status.st_mtime)
                 else:
                     self._others[path] = status.st_ino
 

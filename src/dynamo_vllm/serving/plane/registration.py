@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dynamo.runtime import Endpoint
 
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.job import EngineFacts
-    from dynamo_vllm.roles.base import RoleCard
 
 logger = logging.getLogger(__name__)
 DISCOVERY_SECONDS = 5.0

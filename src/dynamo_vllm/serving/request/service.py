@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm import wire
 from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
-from dynamo_vllm.media.memory import held_by_request
+from dynamo_vllm.media.held_bytes import held_by_request
 from dynamo_vllm.serving.request.boundary import boundary
 from dynamo_vllm.serving.request.cancel import GOING
 from dynamo_vllm.serving.request.crash_notes import CrashNotes

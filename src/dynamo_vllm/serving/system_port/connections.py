@@ -20,7 +20,7 @@ PROBE_CONNECTIONS = 16
 
 
 @dataclass(slots=True)
-class Place:
+class ConnectionPlace:
     """One connection's."""
 
     connection: socket.socket
@@ -36,14 +36,14 @@ class Place:
 class Places:
     """May be used from any thread."""
 
-    _taken: list[Place] = field(default_factory=list)
+    _taken: list[ConnectionPlace] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, connection: socket.socket, peer: str) -> Place | None:
+    def take(self, connection: socket.socket, peer: str) -> ConnectionPlace | None:
         """A place, for which another one may have to go; None where everybody is busy."""
         with self._lock:
-            place = Place(connection, peer, next(self._numbers))
+            place = ConnectionPlace(connection, peer, next(self._numbers))
             ordinary = [taken for taken in self._taken if not taken.is_for_probes]
             of_peer = [taken for taken in ordinary if taken.peer == peer]
             is_full = len(of_peer) >= MAX_PER_PEER or len(ordinary) >= MAX_CONNECTIONS
@@ -55,7 +55,7 @@ class Places:
             self._taken.append(place)
             return place
 
-    def _drop_idle(self, places: list[Place]) -> bool:
+    def _drop_idle(self, places: list[ConnectionPlace]) -> bool:
         """End the connection that has been idle for longest; its thread then finds it closed."""
         idle = [place for place in places if place.is_idle]
         if not idle:
@@ -67,19 +67,19 @@ class Places:
             oldest.connection.shutdown(socket.SHUT_RDWR)
         return True
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ConnectionPlace) -> None:
         """Before the connection is closed: its number may be another's afterwards."""
         with self._lock:
             if place.is_open:
                 place.is_open = False
                 self._taken.remove(place)
 
-    def busy(self, place: Place) -> None:
+    def busy(self, place: ConnectionPlace) -> None:
         """A whole request is there, and is being answered."""
         with self._lock:
             place.is_idle = False
 
-    def idle(self, place: Place) -> None:
+    def idle(self, place: ConnectionPlace) -> None:
         with self._lock:
             place.is_idle, place.number = True, next(self._numbers)
 

@@ -23,13 +23,13 @@ _PER_CONNECTION = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RuntimeAnswer:
     status: int
     content: bytes
     headers: dict[str, str]
 
 
-NO_ANSWER = Answer(503, b"the runtime's server does not answer\n", {"Content-Type": "text/plain"})
+NO_ANSWER = RuntimeAnswer(503, b"the runtime's server does not answer\n", {"Content-Type": "text/plain"})
 
 
 def is_passed_on(path: str) -> bool:
@@ -48,7 +48,7 @@ class Behind:
     def _connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(*self._address, timeout=BEHIND_SECONDS)
 
-    def ask(self, method: str, target: str, accept: str) -> Answer:
+    def ask(self, method: str, target: str, accept: str) -> RuntimeAnswer:
         """Its answer; for a probe over a connection that is there, since a new one takes descriptors."""
         if target in PROBES and self._turn.acquire(blocking=False):
             try:
@@ -67,8 +67,8 @@ class Behind:
         self._kept.close()
 
 
-def _asked(connection: http.client.HTTPConnection, method: str, target: str, accept: str) -> Answer:
+def _asked(connection: http.client.HTTPConnection, method: str, target: str, accept: str) -> RuntimeAnswer:
     connection.request(method, target, headers={"Accept": accept})
     answer = connection.getresponse()
     headers = {k: v for k, v in answer.getheaders() if k.lower() not in _PER_CONNECTION}
-    return Answer(answer.status, answer.read(), headers)
+    return RuntimeAnswer(answer.status, answer.read(), headers)

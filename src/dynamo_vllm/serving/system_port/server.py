@@ -12,7 +12,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from dynamo_vllm.serving.system_port.connections import Place, Places
+from dynamo_vllm.serving.system_port.connections import ConnectionPlace, Places
 
 logger = logging.getLogger(__name__)
 SPARE_DESCRIPTORS = 4
@@ -28,7 +28,7 @@ class SystemServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._places = Places()
-        self._of: dict[int, Place] = {}
+        self._of: dict[int, ConnectionPlace] = {}
         self._spares = _Spares()
         self._is_on_a_spare = False
         if ":" in address[0]:
@@ -42,7 +42,7 @@ class SystemServer(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
-    def place(self, connection: socket.socket) -> Place:
+    def place(self, connection: socket.socket) -> ConnectionPlace:
         return self._of[id(connection)]
 
     def busy(self, connection: socket.socket) -> None:

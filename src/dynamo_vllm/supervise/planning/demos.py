@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.config import build, topology
 from dynamo_vllm.config.engine_rules import CACHE_SIZE_ARGUMENTS
 from dynamo_vllm.config.options import WorkerOptions
-from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dynamo_vllm.config.rules.flags import EngineFlags
     from dynamo_vllm.config.topology import Topology, Values, WorkerGroup
 
 DEFAULT, ALL = "chat", "all"
@@ -122,7 +122,7 @@ def _refuse_one_name_for_several(
 
 def _refuse_encoder_of_text(demos: Sequence[Demo], group: WorkerGroup) -> None:
     for demo in demos:
-        if topology.role_of(group) == "encode" and not demo.options.get("enable_multimodal"):
+        if topology.card_of(group).encodes_media and not demo.options.get("enable_multimodal"):
             raise ConfigError(
                 f"an encode worker has nothing to do for {models.served_name(demo.model)}, which takes no "
                 "pictures; add --demo vision, name a model that takes them, or leave --encode out"
@@ -140,17 +140,13 @@ def _group(
     if options.get("omni"):
         gpu = {_GPUS: shared_gpu[0]} if shared_gpu else {}
         return dataclasses.replace(group, options=options, env={**gpu, **group.env})
-    more = {}
+    more, given = {}, topology.plan_of(group).flags
     # vLLM 0.30: the variable wins over the flag.
-    if (
-        device == "cpu"
-        and _KV_SPACE not in env
-        and not CACHE_SIZE_ARGUMENTS & engine_flags(group.args).keys()
-    ):
+    if device == "cpu" and _KV_SPACE not in env and not CACHE_SIZE_ARGUMENTS & given.keys():
         more[_KV_SPACE] = "1"
     if shared_gpu and _GPUS not in group.env:
         more[_GPUS] = shared_gpu[0]
-    args = (*_flags(group, device, bool(shared_gpu)), *group.args)
+    args = (*_flags(given, device, bool(shared_gpu)), *group.args)
     return dataclasses.replace(group, options=options, env={**more, **group.env}, args=args)
 
 
@@ -168,7 +164,7 @@ def _unset(options: Values, env: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if not env.get(variables[name])}
 
 
-def _flags(group: WorkerGroup, device: str, shares_gpu: bool) -> list[str]:
+def _flags(given: EngineFlags, device: str, shares_gpu: bool) -> list[str]:
     """A quick start; what the user set stands."""
     flags = {"enforce_eager": ["--enforce-eager"]}
     if device == "cpu":
@@ -177,6 +173,5 @@ def _flags(group: WorkerGroup, device: str, shares_gpu: bool) -> list[str]:
         # With a size of its own vLLM does not measure, which several at once would disturb.
         flags["gpu_memory_utilization"] = ["--gpu-memory-utilization", "0.1"]
         flags["kv_cache_memory_bytes"] = ["--kv-cache-memory-bytes", str(_CACHE_BYTES)]
-    given = engine_flags(group.args)
     wanted = [words for name, words in flags.items() if name not in given and f"no_{name}" not in given]
     return [word for words in wanted for word in words]

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build, checks, forks, planes, runtime_env, topology, worker_plan
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.role_cards import CARDS
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
-from dynamo_vllm.supervise.planning.gpus import VARIABLE, Gpus, share_of
+from dynamo_vllm.supervise.planning.gpu_pool import VARIABLE, GpuPool, share_of
 from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.config.topology import Topology, WorkerGroup
     from dynamo_vllm.config.worker_plan import WorkerPlan
 
@@ -57,6 +59,11 @@ class Process:
     @property
     def is_worker(self) -> bool:
         return self.role is not None
+
+    @property
+    def card(self) -> RoleCard | None:
+        """Of a worker's role."""
+        return None if self.role is None else CARDS[self.role]
 
     def command(self, port: int, card_port: int | None = None) -> list[str]:
         """`card_port` is a worker's second port: many that each looked for one would meet."""
@@ -179,7 +186,7 @@ def reachable(host: str) -> str:
 
 
 def _is_encoder(group: WorkerGroup, env: Mapping[str, str]) -> bool:
-    return _parse(group.options, group, {**env, **group.env}).options.role == "encode"
+    return _parse(group.options, group, {**env, **group.env}).options.card.encodes_media
 
 
 class _Workers:
@@ -210,7 +217,7 @@ class _Workers:
         """By address and name of the model."""
         self._folders: dict[str, str] = {}
         """The model at each address."""
-        self._gpus = Gpus(gpus)
+        self._gpus = GpuPool(gpus)
 
     @property
     def named_ports(self) -> frozenset[int]:
@@ -245,12 +252,11 @@ class _Workers:
 
     def check_roles(self) -> None:
         """When all groups are known."""
-        answering = {name for (_, name), role in self._roles.items() if role not in ("prefill", "encode")}
+        answering = {name for (_, name), role in self._roles.items() if not CARDS[role].helps_others}
         for (_, name), role in self._roles.items():
-            if role == "prefill" and name not in answering:
-                raise ConfigError(f"{name} has prefill workers only; add a group with 'role: decode'")
-            if role == "encode" and name not in answering:
-                raise ConfigError(f"{name} has encode workers only; add a group that answers")
+            if name not in answering:
+                lacks = "with 'role: decode'" if CARDS[role].gives_kv else "that answers"
+                raise ConfigError(f"{name} has {role} workers only; add a group {lacks}")
 
     def _defaults(self, worker: WorkerPlan) -> dict[str, Any]:
         """What a role needs beside its name; what the user set stands."""
@@ -258,15 +264,15 @@ class _Workers:
         more: dict[str, Any] = {}
         if self._is_taken(options) and options.component is None and options.endpoint is None:
             more["component"] = self._other_component(options)
-        if options.role in ("prefill", "decode"):
+        if options.card.hands_over_kv:
             if not options.connector and "kv_transfer_config" not in engine:
                 more["connector"] = ("nixl",)
             publishes = options.kv_events is not None or "kv_events_config" in engine
-            if options.role == "decode" and self._front.local_prefill_tokens is not None and not publishes:
+            if options.card.takes_kv and self._front.local_prefill_tokens is not None and not publishes:
                 more["kv_events"] = True
         if self._embeddings is not None:
             more["enable_multimodal"] = True
-            takes_part = options.role == "encode" or options.asks_encoders
+            takes_part = options.card.encodes_media or options.asks_encoders
             if takes_part and worker.encoder_folder is None:
                 more["ec_storage_path"] = str(self._embeddings)
         return more
@@ -309,14 +315,14 @@ class _Workers:
         self._folders[options.address] = str(options.model)
         name = (options.served_model_name or (str(options.model),))[0]
         other = self._roles.setdefault((options.address, name), options.role)
-        if other != options.role and {"prefill", "encode"} & {other, options.role}:
+        if other != options.role and (CARDS[other].helps_others or options.card.helps_others):
             raise ConfigError(
                 f"{other} and {options.role} workers of {name} would both be at {options.address}; "
                 "leave --component and --endpoint out, or give each group its own"
             )
 
     def _name(self, options: WorkerOptions) -> str:
-        kind = "worker" if options.role == "agg" else options.role
+        kind = options.card.process_name
         self._names[kind] += 1
         return f"{kind}-{self._names[kind]}"
 

@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.02
 Status = dict[str, Any]
 
 
-class Running(Protocol):
+class RunningProcess(Protocol):
     """A process of ours, however it was started; the part of asyncio's that is used here."""
 
     @property
@@ -51,7 +51,7 @@ class Running(Protocol):
 class Child:
     """A started process in a session of its own, so that its own children can be ended with it."""
 
-    def __init__(self, plan: Process, running: Running, port: int, log: Path, log_start: int) -> None:
+    def __init__(self, plan: Process, running: RunningProcess, port: int, log: Path, log_start: int) -> None:
         self.plan = plan
         self.port = port
         self._log = log
@@ -138,7 +138,7 @@ class Child:
         self._running.let_go()
 
 
-Start = Callable[["Process", list[str], int, int], Awaitable[Running]]
+Start = Callable[["Process", list[str], int, int], Awaitable[RunningProcess]]
 """Starts a process with a command, a log and a status pipe (file descriptors)."""
 
 
@@ -165,7 +165,7 @@ async def start(
     return child
 
 
-async def start_afresh(plan: Process, command: list[str], log: int, status: int) -> Running:
+async def start_afresh(plan: Process, command: list[str], log: int, status: int) -> RunningProcess:
     process = _popen(plan, command, log, status)
     return Held(process.pid, process)
 

@@ -15,7 +15,7 @@ _CODES = {2: " (bad settings)", 3: " (the engine died)"}
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedProcess:
     """One life of a process, when it is over."""
 
     reason: str

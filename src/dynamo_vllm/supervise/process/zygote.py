@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynamo_vllm.supervise.planning.plan import Process
-    from dynamo_vllm.supervise.process.child import Running
+    from dynamo_vllm.supervise.process.child import RunningProcess
 
-FORKED = "dynamo_vllm.cli.forked"
+FORKED = "dynamo_vllm.cli.start.forked"
 FORK_SECONDS = 60.0
 """For the answer of a zygote that has imported everything; it takes a hundredth of a second."""
 
@@ -48,7 +48,7 @@ class WorkerZygote:
         """Whether a process with this environment may share the zygote's imports."""
         return forks.of_imports(environment) == forks.of_imports(self._environment)
 
-    async def start(self, plan: Process, command: list[str], log: int, status: int) -> Running:
+    async def start(self, plan: Process, command: list[str], log: int, status: int) -> RunningProcess:
         """Fork a worker (`child.Start`); where that cannot be, it says why and starts afresh."""
         words = command[len(COMMAND) + 1 :]
         task = forking.Task(f"{FORKED}:run", (words,), dict(plan.env), own_session=True)

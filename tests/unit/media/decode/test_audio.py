@@ -12,7 +12,7 @@ import pytest
 
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import MediaLimits
-from dynamo_vllm.media.cancellation import Watch
+from dynamo_vllm.media.cancellation import Deadline
 from dynamo_vllm.media.decode import audio
 from dynamo_vllm.media.decode.sniff import FORMATS
 from harness import media
@@ -29,7 +29,7 @@ def wav(tag: int, bits: int, channels: int, body: bytes, extra: bytes = b"") -> 
 
 
 def read(data: bytes) -> list[float]:
-    made, size = audio.decode(data, WAV, MediaLimits(), Watch(5))
+    made, size = audio.decode(data, WAV, MediaLimits(), Deadline(5))
     assert made.samples.dtype == np.float32 and made.rate == 8000 and size == made.samples.nbytes
     return [float(value) for value in made.samples]
 
@@ -110,7 +110,7 @@ def test_sound_of_too_many_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_decoding_ends_with_its_time() -> None:
-    watch = Watch(5)
+    watch = Deadline(5)
     watch.stop()
     with pytest.raises(MediaRefused, match="not decoded within 5 s"):
         audio.decode(media.sound(), WAV, MediaLimits(), watch)

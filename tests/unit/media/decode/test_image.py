@@ -10,7 +10,7 @@ from PIL import Image
 
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import MediaLimits
-from dynamo_vllm.media.cancellation import Watch
+from dynamo_vllm.media.cancellation import Deadline
 from dynamo_vllm.media.decode import image
 from dynamo_vllm.media.decode.sniff import FORMATS, sniff
 from harness import media
@@ -21,7 +21,7 @@ PICTURES = [item.name for item in FORMATS if item.kind == "image"]
 
 def decode(data: bytes, name: str | None = None) -> Image.Image:
     format = BY_NAME[name] if name else sniff(data, "image")
-    return image.decode(data, format, MediaLimits(), Watch(5))[0]
+    return image.decode(data, format, MediaLimits(), Deadline(5))[0]
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -64,7 +64,7 @@ def test_picture_of_countless_segments_is_given_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_decoder_is_stopped_when_its_time_is_over() -> None:
-    watch = Watch(5)
+    watch = Deadline(5)
     source = image._Watched(media.picture(), watch)
     source.read(8)
     watch.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.errors import MediaRefused
-from dynamo_vllm.media.fetch.files import read_file
+from dynamo_vllm.media.fetch.file_urls import read_file
 from dynamo_vllm.media.fetch.http import Hop, read_data_url
 from harness.media import data_url
 

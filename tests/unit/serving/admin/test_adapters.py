@@ -12,9 +12,9 @@ from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.errors import NotListed
 from dynamo_vllm.job import Adapter
 from dynamo_vllm.lora.files import AdapterFiles
-from dynamo_vllm.lora.sources.base import Limits
+from dynamo_vllm.lora.sources.base import SourceLimits
 from dynamo_vllm.roles.aggregated import CARD
-from dynamo_vllm.serving.admin.adapters import Steps
+from dynamo_vllm.serving.admin.adapters import AdapterSteps
 from dynamo_vllm.serving.plane.registration import Registration
 from harness.fakes import make_worker
 
@@ -25,6 +25,6 @@ async def test_card_that_discovery_does_not_let_go_is_no_success(tmp_path: Path)
     options, _ = build.parse(WorkerOptions, ["--model", "m"], {}, "worker", "")
     nowhere: Any = object()  # the runtime refuses to talk through it
     registration = Registration(nowhere, options, CARD, await worker.engine.start())
-    steps = Steps(AdapterFiles(tmp_path, Limits(), 8), worker.engine, registration)
+    steps = AdapterSteps(AdapterFiles(tmp_path, SourceLimits(), 8), worker.engine, registration)
     with pytest.raises(NotListed, match="did not let it go"):
         await steps.withdraw(Adapter("sql", 1, "/sql", "sql"))

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from dynamo_vllm.admin.base import State
+from dynamo_vllm.admin.base import WorkerState
 from dynamo_vllm.engine.base import EngineOp, Pause, Resume, Sleep, Wake
 from dynamo_vllm.errors import EngineDead, EngineRequestFailed, NotListed, WrongState
 from dynamo_vllm.serving.lifecycle import operations
 from dynamo_vllm.serving.lifecycle import states as lifecycle_states
 from dynamo_vllm.serving.lifecycle.operations import Bounded
-from dynamo_vllm.serving.lifecycle.states import Lifecycle, Parts
+from dynamo_vllm.serving.lifecycle.states import Lifecycle, LifeParts
 from harness.fakes import FakeContext, FakeSender, FakeWorker, make_worker, request
 
 
@@ -107,7 +107,7 @@ def made(worker: FakeWorker, sleep_refusal: str | None = None) -> tuple[Lifecycl
     async def answers() -> None:
         await discovery.reached("answers")
 
-    parts = Parts(
+    parts = LifeParts(
         discovery=discovery,
         health=discovery,
         in_flight=worker.in_flight,
@@ -123,7 +123,7 @@ async def test_unwell_and_well_again() -> None:
     life, seen = made(await make_worker())
     life.ready()
     await life.unwell("hung")
-    assert life.state is State.UNWELL
+    assert life.state is WorkerState.UNWELL
     await life.well()
     await life.well()
     assert seen.log == ["ready", "notready", "withdraw", "restore", "publish adapters", "ready"]
@@ -137,7 +137,7 @@ async def test_worker_that_goes_on_hanging_asks_again_to_leave() -> None:
     await life.unwell("hung")
     await life.unwell("still hung")
     assert seen.log == ["ready", "notready", "withdraw", "withdraw"]
-    assert life.state is State.UNWELL
+    assert life.state is WorkerState.UNWELL
 
 
 async def test_not_ready_until_discovery_has_it_again() -> None:
@@ -146,10 +146,10 @@ async def test_not_ready_until_discovery_has_it_again() -> None:
     await life.unwell("hung")
     seen.is_there = False
     await life.well()
-    assert life.state is State.UNWELL
+    assert life.state is WorkerState.UNWELL
     seen.is_there = True
     await life.well()
-    assert life.state is State.READY
+    assert life.state is WorkerState.READY
 
 
 async def test_well_before_unwell_does_nothing() -> None:
@@ -168,7 +168,7 @@ async def test_drain_lets_requests_finish() -> None:
     await sender.first.wait()
     await life.drain(10)
     assert running.done() and len(sender.tokens) == 100
-    assert life.state is State.STOPPED
+    assert life.state is WorkerState.STOPPED
     assert seen.log == ["ready", "notready", "withdraw adapters", "remove", "close adapters"]
 
 
@@ -190,7 +190,7 @@ async def test_drain_does_not_wait_for_an_adapter_that_is_not_let_go(monkeypatch
     life.ready()
     seen.adapters.is_stuck = True
     await life.drain(0)
-    assert (life.state, seen.log[-2:]) == (State.STOPPED, ["remove", "close adapters"])
+    assert (life.state, seen.log[-2:]) == (WorkerState.STOPPED, ["remove", "close adapters"])
 
 
 async def test_nothing_comes_back_after_a_drain() -> None:
@@ -199,7 +199,7 @@ async def test_nothing_comes_back_after_a_drain() -> None:
     await life.drain(0)
     await life.well()
     await life.drain(0)
-    assert life.state is State.STOPPED
+    assert life.state is WorkerState.STOPPED
     assert seen.log.count("remove") == 1
 
 
@@ -211,9 +211,9 @@ async def test_sleep_leaves_first_and_wake_returns_last() -> None:
     life, seen = made(await make_worker())
     life.ready()
     report = await life.sleep(1, 10)
-    assert (life.state, report.freed_bytes, report.already) == (State.ASLEEP, 7, False)
+    assert (life.state, report.freed_bytes, report.already) == (WorkerState.ASLEEP, 7, False)
     await life.wake()
-    assert life.state is State.READY
+    assert life.state is WorkerState.READY
     assert seen.log == ["ready", *AWAY, "Sleep(level=1)", "Wake()", "answers", *BACK]
 
 
@@ -264,7 +264,7 @@ async def test_requests_beyond_the_budget_move_before_the_sleep() -> None:
     await sender.first.wait()
     await life.sleep(1, 0)
     assert running.done() and "going away" in str(running.exception())
-    assert life.state is State.ASLEEP
+    assert life.state is WorkerState.ASLEEP
 
 
 async def test_late_request_moves_instead_of_waiting_for_the_wake() -> None:
@@ -284,7 +284,7 @@ async def test_failed_sleep_puts_the_worker_back() -> None:
     seen.engine.fails = Sleep
     with pytest.raises(EngineRequestFailed):
         await life.sleep(1, 10)
-    assert life.state is State.READY
+    assert life.state is WorkerState.READY
     assert seen.log == ["ready", *AWAY, "Sleep(level=1)", "Wake()", *BACK]
 
 
@@ -296,7 +296,7 @@ async def test_worker_that_discovery_does_not_let_go_does_not_sleep() -> None:
     seen.lets_go = False
     with pytest.raises(NotListed, match="does not let this worker go"):
         await life.sleep(1, 10)
-    assert (life.state, worker.engine.operations) == (State.READY, [])
+    assert (life.state, worker.engine.operations) == (WorkerState.READY, [])
     assert seen.log == ["ready", *AWAY, *BACK]
 
 
@@ -306,7 +306,7 @@ async def test_failed_pause_lets_the_engine_go_on() -> None:
     seen.engine.fails = Pause
     with pytest.raises(EngineRequestFailed):
         await life.pause(keep=True, drain_seconds=10)
-    assert life.state is State.READY
+    assert life.state is WorkerState.READY
     assert seen.log == ["ready", *AWAY, "Pause()", "Resume()", *BACK]
 
 
@@ -344,7 +344,7 @@ async def test_commands_do_not_queue_behind_one_that_takes_long(monkeypatch: pyt
             await act
     seen.goes_on.set()
     await first
-    assert life.state is State.ASLEEP
+    assert life.state is WorkerState.ASLEEP
     assert (await life.sleep(1, 10)).already
 
 
@@ -355,10 +355,10 @@ async def test_failed_wake_leaves_it_asleep_and_out_of_discovery() -> None:
     seen.engine.fails = Wake
     with pytest.raises(EngineRequestFailed):
         await life.wake()
-    assert life.state is State.ASLEEP and "restore" not in seen.log
+    assert life.state is WorkerState.ASLEEP and "restore" not in seen.log
     seen.engine.fails = None
     await life.wake()
-    assert life.state is State.READY
+    assert life.state is WorkerState.READY
 
 
 async def test_awake_worker_that_discovery_does_not_take_is_unwell_until_it_does() -> None:
@@ -368,10 +368,10 @@ async def test_awake_worker_that_discovery_does_not_take_is_unwell_until_it_does
     seen.is_there = False
     with pytest.raises(NotListed, match="discovery does not take this worker back"):
         await life.wake()
-    assert life.state is State.UNWELL
+    assert life.state is WorkerState.UNWELL
     seen.is_there = True
     await life.well()
-    assert life.state is State.READY
+    assert life.state is WorkerState.READY
 
 
 async def test_engine_that_wakes_and_does_not_answer_is_still_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,10 +382,10 @@ async def test_engine_that_wakes_and_does_not_answer_is_still_asleep(monkeypatch
     seen.hangs.add("answers")
     with pytest.raises(WrongState, match=r"gave no answer within 0.01 s"):
         await life.wake()
-    assert life.state is State.ASLEEP and "restore" not in seen.log
+    assert life.state is WorkerState.ASLEEP and "restore" not in seen.log
     seen.hangs.clear()
     await life.wake()
-    assert life.state is State.READY
+    assert life.state is WorkerState.READY
 
 
 async def test_unsafe_sleep_is_refused_before_anything_is_done() -> None:
@@ -411,9 +411,9 @@ async def test_asleep_worker_is_not_asked_and_can_drain() -> None:
     await life.sleep(1, 10)
     assert not life.is_watched
     await life.unwell("a hang that is none")
-    assert life.state is State.ASLEEP
+    assert life.state is WorkerState.ASLEEP
     await life.drain(0)
-    assert life.state is State.STOPPED
+    assert life.state is WorkerState.STOPPED
     assert seen.log[-4:] == ["notready", "withdraw adapters", "remove", "close adapters"]
 
 
@@ -444,7 +444,7 @@ async def test_pause_without_keep_lets_requests_finish() -> None:
     await sender.first.wait()
     assert not (await life.pause(keep=False, drain_seconds=10)).already
     assert running.done() and (await life.pause(keep=False, drain_seconds=10)).already
-    assert life.state is State.PAUSED
+    assert life.state is WorkerState.PAUSED
 
 
 async def test_drain_of_a_paused_worker_lets_its_requests_finish() -> None:
@@ -471,7 +471,7 @@ async def test_sleep_goes_on_when_whoever_asked_is_gone() -> None:
         await asking
     seen.goes_on.set()
     assert (await life.sleep(1, 10)).already, "it waits for the one under way"
-    assert life.state is State.ASLEEP and "restore" not in seen.log
+    assert life.state is WorkerState.ASLEEP and "restore" not in seen.log
 
 
 # --- the end comes meanwhile ------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ async def test_drain_does_not_wait_for_a_sleep_that_waits_for_requests() -> None
             await act
     with pytest.raises(Exception, match="going away"):
         await running
-    assert life.state is State.STOPPED
+    assert life.state is WorkerState.STOPPED
     assert "restore" not in seen.log and worker.engine.operations == []
 
 
@@ -513,7 +513,7 @@ async def test_drain_does_not_wait_for_a_wake_that_hangs(step: str) -> None:
     await asyncio.wait_for(life.drain(0.1), 30)
     with pytest.raises(WrongState, match="this worker is ending"):
         await waking
-    assert life.state is State.STOPPED and "restore" not in seen.log and seen.deaths == []
+    assert life.state is WorkerState.STOPPED and "restore" not in seen.log and seen.deaths == []
 
 
 async def test_drain_lets_an_engine_go_on_that_was_about_to_pause() -> None:
@@ -526,7 +526,7 @@ async def test_drain_lets_an_engine_go_on_that_was_about_to_pause() -> None:
     await asyncio.wait_for(life.drain(0.1), 30)
     with pytest.raises(WrongState, match="this worker is ending"):
         await pausing
-    assert "Resume()" in seen.log and life.state is State.STOPPED
+    assert "Resume()" in seen.log and life.state is WorkerState.STOPPED
 
 
 async def test_drain_while_a_failed_sleep_comes_back() -> None:
@@ -542,7 +542,7 @@ async def test_drain_while_a_failed_sleep_comes_back() -> None:
         await asking
     if orphans := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(orphans)
-    assert life.state is State.STOPPED
+    assert life.state is WorkerState.STOPPED
     end = ["notready", "withdraw adapters", "remove", "close adapters"]
     assert seen.log[seen.log.index("restore") + 1 :] == end
 
@@ -566,7 +566,7 @@ async def test_drain_does_not_wait_for_adapters_beyond_its_budget() -> None:
     life.ready()
     seen.hangs.add("close adapters")
     await asyncio.wait_for(life.drain(0.1), 30)
-    assert life.state is State.STOPPED
+    assert life.state is WorkerState.STOPPED
 
 
 async def test_drain_of_a_paused_worker_whose_engine_died() -> None:
@@ -579,7 +579,7 @@ async def test_drain_of_a_paused_worker_whose_engine_died() -> None:
 
     seen.engine.control = control  # type: ignore[method-assign]
     await life.drain(0)
-    assert life.state is State.STOPPED
+    assert life.state is WorkerState.STOPPED
 
 
 async def test_dead_engine_does_not_come_back_into_discovery() -> None:

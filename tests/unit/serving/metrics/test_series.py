@@ -6,14 +6,14 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo_vllm.admin.base import State
+from dynamo_vllm.admin.base import WorkerState
 from dynamo_vllm.engine.base import LoadFigures
 from dynamo_vllm.serving.metrics.load_meter import LoadMeter
 from dynamo_vllm.serving.metrics.series import Exposition
 
 
 class Life:
-    state = State.STARTING
+    state = WorkerState.STARTING
 
 
 def samples(exposition: Exposition) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -60,7 +60,7 @@ def test_a_large_count_keeps_its_last_digit() -> None:
 def test_one_state_at_a_time() -> None:
     life = Life()
     made = exposition(life)
-    for state in (State.STARTING, State.UNWELL):
+    for state in (WorkerState.STARTING, WorkerState.UNWELL):
         life.state = state
         found = samples(made)["worker_state"]
         assert [dict(labels)["state"] for labels, value in found.items() if value] == [state.value]

@@ -9,8 +9,8 @@ import pytest
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.role_cards import RoleCard
 from dynamo_vllm.roles import aggregated, prefill, text
-from dynamo_vllm.roles.base import RoleCard
 from dynamo_vllm.serving.plane import registration as endpoints
 from dynamo_vllm.serving.plane.registration import Registration
 from harness.fakes import make_worker

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.cli import serve
+from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.options.serve import DEMOS
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.engine.omni import launch as omni_launch

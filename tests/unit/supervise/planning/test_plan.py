@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.cli import serve
+from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise import run_folder
-from dynamo_vllm.supervise.limits import Limits, Pulse, Restarts
+from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
 from dynamo_vllm.supervise.planning import plan, ports
 from dynamo_vllm.supervise.planning.plan import Plan
 from dynamo_vllm.supervise.process import logs
@@ -472,24 +472,24 @@ def test_hub_ids_are_told_from_paths() -> None:
 
 
 def test_pauses_double_up_to_a_limit_and_end() -> None:
-    restarts = Restarts(Limits(restarts=7))
+    restarts = Restarts(SupervisorLimits(restarts=7))
     assert [restarts.pause_after(1.0) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, None]
 
 
 def test_long_healthy_process_begins_a_new_row() -> None:
-    restarts = Restarts(Limits(restarts=2))
+    restarts = Restarts(SupervisorLimits(restarts=2))
     assert [restarts.pause_after(s) for s in (0, 0, 61, 0, 0)] == [0, 1, 0, 1, None]
 
 
 def test_process_without_answer_is_hung_after_its_limit() -> None:
-    pulse = Pulse(Limits(hang_seconds=30), now=0)
+    pulse = Pulse(SupervisorLimits(hang_seconds=30), now=0)
     assert pulse.verdict(200, 10) is None
     assert pulse.verdict(None, 40) is None
     assert pulse.verdict(None, 41) == "did not answer for 31 s"
 
 
 def test_process_that_is_not_ready_gets_longer() -> None:
-    pulse = Pulse(Limits(unwell_seconds=120), now=0)
+    pulse = Pulse(SupervisorLimits(unwell_seconds=120), now=0)
     assert pulse.verdict(503, 119) is None
     assert pulse.verdict(200, 120) is None
     assert pulse.verdict(503, 240) is None
@@ -497,7 +497,7 @@ def test_process_that_is_not_ready_gets_longer() -> None:
 
 
 def test_missed_look_does_not_make_a_process_well() -> None:
-    pulse = Pulse(Limits(hang_seconds=30, unwell_seconds=120), now=0)
+    pulse = Pulse(SupervisorLimits(hang_seconds=30, unwell_seconds=120), now=0)
     assert [pulse.verdict(status, now) for status, now in ((503, 100), (None, 110), (503, 120))] == [None] * 3
     assert pulse.verdict(503, 121) == "was not ready for 121 s"
 

@@ -1,0 +1,31 @@
+"""When requests are sent. Pure: every client process works out the same moments and takes its share."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def moments(rate: float, kind: str, seed: str) -> Iterator[float]:
+    """Seconds from the start at which requests are due, without end."""
+    if kind == "even":
+        return (number / rate for number in itertools.count())
+    return _poisson(rate, seed)
+
+
+def _poisson(rate: float, seed: str) -> Iterator[float]:
+    dice, at = random.Random(seed), 0.0
+    while True:
+        at += dice.expovariate(rate)
+        yield at
+
+
+def ramp(first: float, last: float, steps: int) -> list[float]:
+    """Rates from the first to the last in even steps, both included."""
+    if steps == 1:
+        return [last]
+    return [first + (last - first) * step / (steps - 1) for step in range(steps)]

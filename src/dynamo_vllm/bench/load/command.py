@@ -1,0 +1,225 @@
+"""`dynamo-vllm bench load`: load from several client processes, stage by stage, and how it was answered."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynamo_vllm.bench.http import metrics, target
+from dynamo_vllm.bench.http.answers import StageAnswers
+from dynamo_vllm.bench.http.stream_client import StreamClient
+from dynamo_vllm.bench.load import messages, stage_specs
+from dynamo_vllm.bench.load.crew import Crew
+from dynamo_vllm.bench.load.progress_line import ProgressLine
+from dynamo_vllm.bench.load.prompts import PATHS, Conversation, as_random
+from dynamo_vllm.bench.report import figures, processes, rounds
+from dynamo_vllm.bench.report import run_report as report
+from dynamo_vllm.config import build, checks
+from dynamo_vllm.config.options import LoadOptions
+from dynamo_vllm.config.rules import bench as written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dynamo_vllm.bench.load.trace import Trace
+
+_PAGE_SECONDS = 10.0
+_PROBE_TOKENS = 4
+_HITS = "vllm:prefix_cache_hits"
+
+
+def add_arguments(parser: build.Parser) -> None:
+    parser.add_argument("url", nargs="?", default=argparse.SUPPRESS, metavar="URL", help="same as --url")
+    build.add_options(parser, LoadOptions)
+
+
+def run(given: argparse.Namespace) -> int:
+    """The command. 1 when a stage had no answer, 130 when it was interrupted."""
+    options = build.from_values(LoadOptions, vars(given), build.environment())
+    checks.check_load(options)
+    draw = _drawing(options)
+    file = None if options.json == "-" else rounds.json_file(options.json)
+    outcome = measure(options, ProgressLine(None if options.quiet else sys.stderr))
+    if not options.quiet:
+        out = sys.stderr if options.json == "-" else sys.stdout
+        out.write(report.text(outcome.report) + "\n")
+    if file is not None:
+        rounds.write(file, report.to_json(outcome.report))
+    elif options.json == "-":
+        sys.stdout.write(report.to_json(outcome.report).decode())
+    if draw is not None and options.plots is not None:
+        draw(outcome.report, outcome.stages, Path(options.plots))
+    if outcome.report.interrupted:
+        return 130
+    return 0 if all(stage.requests.ok for stage in outcome.report.stages) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    report: report.RunReport
+    stages: list[StageAnswers]
+
+
+def measure(options: LoadOptions, line: ProgressLine | None = None) -> LoadOutcome:
+    """Run every stage of a load. For the command and for other benches; the options have been checked."""
+    where = target.target(options.url, options.api_key)
+    watch = processes.ProcessWatch(written.watched(options))
+    lines = stage_specs.trace_lines(options)
+    model, context = _model(options, where)
+    replay = stage_specs.replay(options, lines, context)
+    stages = stage_specs.stages(options, model, context, replay)
+    line = line or ProgressLine(None)
+    if replay.clipped:
+        line.say(
+            f"{replay.clipped} of {len(replay.requests)} requests of the trace were shortened to fit into "
+            f"the model's context of {context} tokens"
+        )
+    load = LoadRun(options, where, watch, line)
+    interrupted = asyncio.run(load.run(stages))
+    made = report.RunReport(
+        url=where.url,
+        settings=_settings(options, model, context, replay),
+        stages=load.reports,
+        interrupted=interrupted,
+    )
+    return LoadOutcome(made, load.stages)
+
+
+def _model(options: LoadOptions, where: target.Target) -> tuple[str, int | None]:
+    """Whom to ask, and the longest prompt and answer it takes, where that is known."""
+    known = {found.name: found.context for found in target.served(where, options.timeout)}
+    model = options.model or next(iter(known), None)
+    if model is None:
+        raise target.Unmeasurable(f"{where.url} lists no model; give --model NAME")
+    return model, options.context or known.get(model)
+
+
+def _settings(options: LoadOptions, model: str, context: int | None, replay: Trace) -> dict[str, Any]:
+    """What the figures depend on; never the key."""
+    given = dataclasses.asdict(options)
+    for name in ("api_key", "url", "json", "plots", "quiet"):
+        del given[name]
+    return given | {
+        "model": model,
+        "context": context,
+        "clients": stage_specs.client_processes(options),
+        "trace_clipped": replay.clipped,
+    }
+
+
+class LoadRun:
+    """A run: client processes, and one stage after the other."""
+
+    def __init__(
+        self, options: LoadOptions, where: target.Target, watch: processes.ProcessWatch, line: ProgressLine
+    ) -> None:
+        self._options = options
+        self._target = where
+        self._watch = watch
+        self._line = line
+        self._slo = written.slo(options)
+        self._interrupted = asyncio.Event()
+        self.reports: list[report.StageReport] = []
+        self.stages: list[StageAnswers] = []
+
+    async def run(self, stages: Sequence[messages.StageSpec]) -> bool:
+        """Whether it was interrupted; what there is by then is kept."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupted.set)
+        crew: Crew | None = None
+        try:
+            await self._probe(stages[0])
+            crew = await Crew.start(self._target, self._options, self._interrupted)
+            for stage in stages:
+                await self._stage(crew, stage)
+                if self._interrupted.is_set():
+                    break
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            self._line.end()
+            if crew is not None:
+                await crew.end()
+        return self._interrupted.is_set()
+
+    async def _probe(self, stage: messages.StageSpec) -> None:
+        """One short request: a server that refuses has a reason worth one line, not thousands of failures."""
+        prompts = msgspec.structs.replace(
+            as_random(stage.prompts), input_tokens=_PROBE_TOKENS, output_tokens=1, stage="probe"
+        )
+        client = StreamClient(self._target, PATHS[prompts.api], self._options.timeout)
+        try:
+            answer = await client.ask(Conversation(prompts, 0).question(()))
+        finally:
+            client.close()
+        if answer.error:
+            raise target.Unmeasurable(f"{self._target.url} did not answer a first request: {answer.error}")
+
+    async def _stage(self, crew: Crew, stage: messages.StageSpec) -> None:
+        failed = await crew.prepare(stage)
+        if failed:
+            self._line.say(f"{stage.name}: {len(failed)} warm-up requests failed: {failed[0]}")
+        before, hits = self._watch.look(), await self._cache_hits()
+        self._line.begin(stage.name)
+        begun, done = await crew.go(self._line)
+        if self._interrupted.is_set() and not any(part.answers for part in done):
+            return
+        after, hits_after = self._watch.look(), await self._cache_hits()
+        answers = sorted((answer for part in done for answer in part.answers), key=lambda a: a.sent)
+        seconds = max((answer.ended for answer in answers), default=time.monotonic()) - begun
+        found = figures.figures(answers, seconds, self._slo)
+        tokens = found.tokens
+        if hits is not None and hits_after is not None:
+            tokens = msgspec.structs.replace(tokens, cached=int(hits_after - hits), cached_from="metrics")
+        self.stages.append(StageAnswers(stage.name, begun, seconds, answers))
+        self.reports.append(
+            report.StageReport(
+                name=stage.name,
+                seconds=round(seconds, 4),
+                requests=found.requests,
+                tokens=tokens,
+                ttft_ms=found.ttft_ms,
+                itl_ms=found.itl_ms,
+                tpot_ms=found.tpot_ms,
+                e2e_ms=found.e2e_ms,
+                goodput=found.goodput,
+                processes=processes.between(before, after, tokens.output),
+                client=_client_figures(done, seconds, tokens.output),
+                errors=found.errors,
+            )
+        )
+
+    async def _cache_hits(self) -> float | None:
+        """Prompt tokens found in the caches of all engines so far; None when nobody says."""
+        pages = [await asyncio.to_thread(target.get, url, _PAGE_SECONDS) for url in self._options.metrics_url]
+        found = [metrics.total(page.decode("utf-8", "replace"), _HITS) for page in pages if page is not None]
+        known = [hits for hits in found if hits is not None]
+        return sum(known) if known else None
+
+
+def _client_figures(done: Sequence[messages.Done], seconds: float, tokens: int) -> report.ClientFigures:
+    used = [part.cpu_seconds for part in done]
+    return report.ClientFigures(
+        processes=len(done),
+        utilisation=round(max(used) / seconds, 4) if seconds > 0 else 0.0,
+        cpu_us_per_token=round(sum(used) * 1e6 / tokens, 2) if tokens else None,
+        late_ms=round(1000 * max(part.late_seconds for part in done), 3),
+    )
+
+
+def _drawing(options: LoadOptions) -> Callable[..., None] | None:
+    """What draws the plots; refused now where it cannot work, and not after an hour of load."""
+    if options.plots is None:
+        return None
+    from dynamo_vllm.bench.report import plots
+
+    plots.require(Path(options.plots))
+    return plots.draw

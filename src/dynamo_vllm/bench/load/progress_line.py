@@ -1,0 +1,65 @@
+"""How far a stage is: one line that is written over on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dynamo_vllm.bench.load.messages import StageProgress
+
+EVERY_SECONDS = 5.0
+_CLEAR = "\r\x1b[2K"
+
+
+class ProgressLine:
+    """The line of the running stage."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        """Without a stream nothing is said."""
+        self._stream = stream
+        self._live = stream is not None and stream.isatty()
+        self._name = ""
+        self._begun = self._said = 0.0
+
+    def begin(self, name: str) -> None:
+        self._name = name
+        self._begun = self._said = time.monotonic()
+
+    def show(self, parts: Iterable[StageProgress]) -> None:
+        """What all client processes have done so far."""
+        now = time.monotonic()
+        if self._stream is None or (not self._live and now - self._said < EVERY_SECONDS):
+            return
+        self._said = now
+        seen = list(parts)
+        seconds = now - self._begun
+        ok, failed = sum(p.ok for p in seen), sum(p.failed for p in seen)
+        text = (
+            f"{self._name}: {seconds:.0f} s, {ok} ok, {failed} failed, "
+            f"{sum(p.in_flight for p in seen)} in flight, {sum(p.events for p in seen) / seconds:.0f} tok/s"
+        )
+        if self._live:
+            self._write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
+        else:
+            self._write(text + "\n")
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self.end()
+        self._write(text + "\n")
+
+    def end(self) -> None:
+        """Clear the line for what comes next."""
+        if self._live:
+            self._write(_CLEAR)
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads: the load goes on
+                self._stream.write(text)
+                self._stream.flush()

@@ -1,0 +1,136 @@
+"""What is asked. Request number n of a stage is the same whichever client process sends it."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynamo_vllm.bench.load import trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Common words: most tokenizers have a token of its own for each of them behind a blank.
+_COMMON = (
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work government number night point "
+    "home water room mother area money story fact month lot right study book eye job word business issue "
+    "side kind head house service friend father power hour game line end member law car city community name "
+    "president team minute idea body information back parent face level office door health person art war "
+    "history party result change morning reason research girl guy moment air teacher force education"
+)
+WORDS = _COMMON.split()
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_encode = msgspec.json.encode
+
+
+class PromptSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the prompts of a stage depend on."""
+
+    kind: str
+    api: str
+    model: str
+    input_tokens: int
+    output_tokens: int
+    vocab: tuple[int, int]
+    prefix_tokens: int = 0
+    prefixes: int = 1
+    turns: int = 1
+    seed: int = 1
+    stage: str = ""
+    """Stages ask different things, so that none answers from the cache of the one before."""
+    ignore_eos: bool = True
+    more: dict[str, Any] = {}
+    """Further fields of every request."""
+    requests: list[trace.TraceRequest] = []
+    """With kind `trace`."""
+
+
+def as_random(spec: PromptSpec) -> PromptSpec:
+    """Random prompts to the same model."""
+    return msgspec.structs.replace(spec, kind="random", requests=[])
+
+
+class Conversation:
+    """One conversation; most have a single question."""
+
+    def __init__(self, spec: PromptSpec, number: int) -> None:
+        self._spec = spec
+        self._number = number
+        self.turns = spec.turns if spec.kind == "turns" else 1
+        self._said: list[str] = []
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether the next question needs the answer's text."""
+        return self.turns > 1
+
+    def question(self, answers: Sequence[str]) -> bytes:
+        """The body of the next request, with what was said so far."""
+        spec, number = self._spec, self._number
+        if spec.kind == "turns":
+            self._said.append(_words(f"{spec.seed}/{spec.stage}/{number}/{len(answers)}", spec.input_tokens))
+            return _turn(spec, self._said, answers)
+        if spec.kind == "trace":
+            request = spec.requests[number]
+            ids = trace.prompt_ids(request, spec.seed, spec.vocab)
+            return _body(spec, ids, request.output_tokens)
+        ids = _ids(f"{spec.seed}/{spec.stage}/{number}", spec.input_tokens, spec.vocab)
+        if spec.kind == "prefix":
+            ids = shared_prefix(spec, number) + ids
+        return _body(spec, ids, spec.output_tokens)
+
+
+def shared_prefix(spec: PromptSpec, number: int) -> list[int]:
+    """The prefix of request `number`, one of a few at random."""
+    chosen = random.Random(f"{spec.seed}/{spec.stage}/choice/{number}").randrange(spec.prefixes)
+    return _kept_ids(f"{spec.seed}/{spec.stage}/prefix/{chosen}", spec.prefix_tokens, spec.vocab)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_ids(seed: str, count: int, vocab: tuple[int, int]) -> list[int]:
+    return _ids(seed, count, vocab)
+
+
+def _ids(seed: str, count: int, vocab: tuple[int, int]) -> list[int]:
+    return random.Random(seed).choices(range(*vocab), k=count)
+
+
+def _words(seed: str, count: int) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def _body(spec: PromptSpec, ids: list[int], output_tokens: int) -> bytes:
+    """A request with one prompt: ids as they are, or for chat a word for each."""
+    if spec.api == "chat":
+        text = " ".join(WORDS[number % len(WORDS)] for number in ids)
+        return _encode(_fields(spec, output_tokens) | {"messages": [{"role": "user", "content": text}]})
+    return _encode(_fields(spec, output_tokens) | {"prompt": ids})
+
+
+def _turn(spec: PromptSpec, questions: Sequence[str], answers: Sequence[str]) -> bytes:
+    if spec.api == "chat":
+        messages = []
+        for number, question in enumerate(questions):
+            messages.append({"role": "user", "content": question})
+            if number < len(answers):
+                messages.append({"role": "assistant", "content": answers[number]})
+        return _encode(_fields(spec, spec.output_tokens) | {"messages": messages})
+    parts = [part for pair in zip(questions, [*answers, ""], strict=True) for part in pair if part]
+    return _encode(_fields(spec, spec.output_tokens) | {"prompt": "\n".join(parts)})
+
+
+def _fields(spec: PromptSpec, output_tokens: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "model": spec.model,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if spec.ignore_eos:
+        fields["ignore_eos"] = True
+    return fields | spec.more

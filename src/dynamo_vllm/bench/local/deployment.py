@@ -1,0 +1,177 @@
+"""Frontends and workers on this machine for a measurement: free ports, loopback, a folder of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from dynamo_vllm.bench.http import metrics, target
+from dynamo_vllm.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
+START_SECONDS = 180.0
+STOP_SECONDS = 10.0
+FOLDER_PREFIX = "dynamo-vllm-bench-"
+_PAGE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+# The runtime takes no system port above 32767.
+_PORTS = range(20000, 32000)
+# What the caller's own settings may not change in a measurement.
+_OURS = ("DYN_", "VLLM_", "PROMETHEUS_")
+# The runtime's variables of our --bind-host, for workers that are not ours.
+_HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
+
+
+@dataclass
+class LocalProcess:
+    """A started process; `port` is a frontend's HTTP port or a worker's system port."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def counters(self, names: Sequence[str]) -> dict[str, float]:
+        """The sums over the series of each Prometheus metric."""
+        page = get(f"{self.url}/metrics") or ""
+        return {name: metrics.total(page, name) or 0.0 for name in names}
+
+    def stop(self) -> None:
+        """The process and everything below it; SIGTERM first, so that discovery forgets it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tree = psutil.Process(self.pid).children(recursive=True)
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+            for left in tree:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left.kill()
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Deployment:
+    """What shares one discovery folder."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    running: list[LocalProcess] = field(default_factory=list)
+
+    def start_frontend(self, name: str, *args: str) -> LocalProcess:
+        port = free_port()
+        return self._start(name, [*COMMAND, "frontend", "--port", str(port), *args], port)
+
+    def start_worker(self, name: str, *args: str) -> LocalProcess:
+        port = free_port()
+        return self._start(name, [*COMMAND, "worker", "--system-port", str(port), *args], port)
+
+    def start_command(self, name: str, command: Sequence[str]) -> LocalProcess:
+        """Somebody else's worker; it gets its system port over the environment."""
+        port = free_port()
+        return self._start(name, command, port, DYN_SYSTEM_PORT=str(port))
+
+    def _start(self, name: str, command: Sequence[str], port: int, **more: str) -> LocalProcess:
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, env={**self.env, **more}, stdout=output, stderr=output, start_new_session=True
+            )
+        started = LocalProcess(name, process, port, log)
+        self.running.append(started)
+        return started
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {name: value for name, value in self.environment.items() if not name.startswith(_OURS)}
+        return kept | {
+            **dict.fromkeys(_HOSTS, "127.0.0.1"),
+            "DYN_FILE_KV": str(self.folder / "discovery"),
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            "DYN_LOG": "warn",
+            "DYN_VLLM_BIND_HOST": "127.0.0.1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+
+    def wait_for_workers(self, frontend: LocalProcess, count: int) -> None:
+        """The frontend sees so many workers and can answer."""
+        self.wait(f"{count} workers at {frontend.name}", lambda: len(self.instances(frontend)) == count)
+        self.wait(f"{frontend.name} ready", lambda: get(f"{frontend.url}/health") is not None)
+
+    def instances(self, frontend: LocalProcess) -> list[dict[str, Any]]:
+        text = get(f"{frontend.url}/instances")
+        found = json.loads(text)["instances"] if text else []
+        return [instance for instance in found if instance["endpoint"] == "generate"]
+
+    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not is_so():
+            for started in self.running:
+                if started.process.poll() is not None:
+                    raise StartError(f"{started.name} ended:\n{tail(started.log)}")
+            if time.monotonic() > deadline:
+                last = "".join(f"\n{started.name}:\n{tail(started.log, 500)}" for started in self.running)
+                raise StartError(f"waited {START_SECONDS:.0f} s in vain for {what}{last}")
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self, *which: LocalProcess) -> None:
+        """These, or all; the last started first."""
+        for started in reversed(which or tuple(self.running)):
+            started.stop()
+            self.running.remove(started)
+
+
+@contextlib.contextmanager
+def deployment(folder: Path, environment: Mapping[str, str]) -> Iterator[Deployment]:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Deployment(folder, environment)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def get(url: str) -> str | None:
+    """The body of a 200; None for anything else."""
+    try:
+        page = target.get(url, _PAGE_SECONDS)
+    except target.Unmeasurable:
+        return None
+    return None if page is None else page.decode()
+
+
+def free_port() -> int:
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def tail(path: Path, characters: int = 2000) -> str:
+    return path.read_text(errors="replace")[-characters:]

@@ -1,0 +1,211 @@
+"""`bench plane`: everything around the engine, with an engine that costs next to nothing.
+
+A worker over the fake engine is driven twice in each round: straight on the request plane, which shows what
+the worker itself can do, and through a frontend, which shows the whole path. The caller on the request plane
+is busier than a worker, so the worker's ceiling is what its processor time per token allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dynamo_vllm.bench.load import command as load
+from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, tail
+from dynamo_vllm.bench.report.rounds import Range, alternating, json_file, ratios, say, spread, write_json
+from dynamo_vllm.bench.report.run_report import table
+from dynamo_vllm.config import build, checks
+from dynamo_vllm.config.options import LoadOptions, PlaneOptions
+from dynamo_vllm.config.rules import bench_local
+from dynamo_vllm.config.rules.bench_local import OURS
+from dynamo_vllm.errors import StartError
+from dynamo_vllm.models.tiny import make_tiny_model
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.bench.report.run_report import StageReport
+
+MODEL = "tiny"
+ADDRESS = "dynamo.backend.generate"
+ROUND_SECONDS = 300.0
+
+
+class PlaneFigures(msgspec.Struct, frozen=True):
+    """One way through one worker, in one round."""
+
+    tokens_per_second: float
+    worker_us: float
+    """Processor time of the worker per token, in microseconds."""
+    frontend_us: float | None = None
+    client_us: float | None = None
+
+
+class Measured(msgspec.Struct):
+    """All rounds of one worker."""
+
+    direct: list[PlaneFigures] = []
+    frontend: list[PlaneFigures] = []
+
+
+def add_arguments(parser: build.Parser) -> None:
+    build.add_options(parser, PlaneOptions)
+
+
+def run(given: argparse.Namespace) -> int:
+    environment = build.environment()
+    options = build.from_values(PlaneOptions, vars(given), environment)
+    checks.check_plane(options)
+    file = json_file(options.json)
+    measured = measure(options, environment)
+    say(report(measured))
+    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "measured": measured})
+    return 0
+
+
+def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, Measured]:
+    """Every worker in every round, driven both ways."""
+    peers = bench_local.peers(options)
+    measured = {name: Measured() for name in (OURS, *peers)}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)))
+        model = make_tiny_model(folder / "model")
+        places = {}
+        for name in measured:
+            here = stack.enter_context(deployment(folder / name, environment))
+            places[name] = start(here, name, model, peers.get(name), options)
+        for number, name in alternating(tuple(measured), options.rounds):
+            measured[name].direct.append(call_directly(places[name], options))
+            if options.frontend:
+                measured[name].frontend.append(call_frontend(places[name], options))
+            say(f"round {number + 1} of {options.rounds}: {name}")
+    return measured
+
+
+class PlaneSite(msgspec.Struct, frozen=True):
+    """A worker and its frontend, in a discovery of their own."""
+
+    here: Deployment
+    worker: LocalProcess
+    frontend: LocalProcess
+
+
+def start(
+    here: Deployment, name: str, model: Path, command: Sequence[str] | None, options: PlaneOptions
+) -> PlaneSite:
+    args = ["--model", str(model), "--served-model-name", MODEL]
+    if command is None:
+        spec = json.dumps({"tokens_per_output": options.tokens_per_frame})
+        worker = here.start_worker(name, *args, "--engine", "fake", "--fake-engine", spec)
+    else:
+        worker = here.start_command(name, [*command, *args])
+    frontend = here.start_frontend("frontend", "--router", "round-robin")
+    here.wait_for_workers(frontend, 1)
+    return PlaneSite(here, worker, frontend)
+
+
+def call_directly(place: PlaneSite, options: PlaneOptions) -> PlaneFigures:
+    command = [sys.executable, "-m", "dynamo_vllm.bench.local.caller", ADDRESS]
+    command += ["--model", MODEL, "--watch", str(place.worker.pid), *load_flags(options)]
+    found = json.loads(output_of(command, place.here))
+    tokens = found["tokens"]
+    return PlaneFigures(
+        tokens_per_second=tokens / found["seconds"],
+        worker_us=1e6 * found["worker_cpu_seconds"] / tokens,
+        client_us=1e6 * found["client_cpu_seconds"] / tokens,
+    )
+
+
+def call_frontend(place: PlaneSite, options: PlaneOptions) -> PlaneFigures:
+    asked = LoadOptions(
+        url=place.frontend.url,
+        model=MODEL,
+        input_tokens=options.input_tokens,
+        output_tokens=options.output_tokens,
+        concurrency=str(options.concurrency),
+        requests=options.requests,
+        warmup=options.concurrency,
+        watch=(f"worker={place.worker.pid}", f"frontend={place.frontend.pid}"),
+    )
+    return from_load(load.measure(asked).report.stages[0])
+
+
+def from_load(stage: StageReport) -> PlaneFigures:
+    """From the figures of `bench load`."""
+    worker, frontend = stage.processes["worker"], stage.processes["frontend"]
+    if stage.requests.failed or worker is None or frontend is None:
+        raise StartError(f"{stage.requests.failed} requests failed: {stage.errors}")
+    return PlaneFigures(
+        tokens_per_second=stage.tokens.output_per_second,
+        worker_us=worker.cpu_us_per_token or 0.0,
+        frontend_us=frontend.cpu_us_per_token,
+        client_us=stage.client.cpu_us_per_token,
+    )
+
+
+def load_flags(options: PlaneOptions) -> list[str]:
+    names = ("concurrency", "requests", "input_tokens", "output_tokens")
+    return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+
+
+def output_of(command: Sequence[str], here: Deployment) -> str:
+    errors = here.folder / "client.log"
+    with errors.open("wb") as log:
+        done = subprocess.run(
+            command, env=here.env, stdout=subprocess.PIPE, stderr=log, text=True, timeout=ROUND_SECONDS
+        )
+    if done.returncode:
+        raise StartError(f"the client failed:\n{done.stdout[-1000:]}{tail(errors)}")
+    return done.stdout
+
+
+def report(measured: dict[str, Measured]) -> str:
+    """A row for each way through each worker, and what ours is to the others'."""
+    rows, ways = [], ("direct", "frontend")
+    for name, rounds in measured.items():
+        for way in ways:
+            found: list[PlaneFigures] = getattr(rounds, way)
+            if found:
+                rows.append([f"{name}, {way}", *cells(found)])
+    head = ["", "TOK/S", "WORKER µs/token", "ITS TOK/S PER CORE", "FRONTEND µs/token", "CLIENT µs/token"]
+    lines = [table(head, rows)]
+    ours, *others = measured.items()
+    for name, rounds in others:
+        lines += [
+            compare(way, name, getattr(ours[1], way), getattr(rounds, way))
+            for way in ways
+            if getattr(rounds, way)
+        ]
+    return "\n".join(lines)
+
+
+def cells(found: Sequence[PlaneFigures]) -> list[str]:
+    columns = (
+        [one.tokens_per_second for one in found],
+        [one.worker_us for one in found],
+        [1e6 / one.worker_us if one.worker_us else None for one in found],
+        [one.frontend_us for one in found],
+        [one.client_us for one in found],
+    )
+    return [
+        "–" if None in column else str(spread([v for v in column if v is not None])) for column in columns
+    ]
+
+
+def compare(way: str, name: str, ours: Sequence[PlaneFigures], theirs: Sequence[PlaneFigures]) -> str:
+    faster = ratios([one.tokens_per_second for one in ours], [one.tokens_per_second for one in theirs])
+    cheaper = ratios([one.worker_us for one in theirs], [one.worker_us for one in ours])
+    return f"{OURS} against {name}, {way}: tokens/s × {text(faster)}, worker CPU per token ÷ {text(cheaper)}"
+
+
+def text(found: Range | None) -> str:
+    return "–" if found is None else str(found)

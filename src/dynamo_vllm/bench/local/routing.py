@@ -1,0 +1,269 @@
+"""`bench routing`: a trace over several workers, once per way of routing, beside what one cache could do.
+
+Workers stay up, and each replay has a frontend and prompts (another seed) of its own: nothing is in a cache
+that the replay itself did not put there. Blocks of earlier replays are older than all of its own, so they go
+first when a cache is full, and every replay has the whole cache to itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dynamo_vllm.bench.load import command as load
+from dynamo_vllm.bench.load import trace
+from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, get
+from dynamo_vllm.bench.report.rounds import alternating, json_file, ratios, say, spread, write_json
+from dynamo_vllm.bench.report.run_report import table
+from dynamo_vllm.config import build, checks
+from dynamo_vllm.config.options import LoadOptions, RoutingOptions
+from dynamo_vllm.config.rules import bench_local
+from dynamo_vllm.errors import ConfigError, StartError
+from dynamo_vllm.models.tiny import make_tiny_model
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.bench.report.run_report import StageReport
+
+NAME = "model"
+WARM_UP_REQUESTS = 4
+# Flags under which the tiny model's prefill is one thread's steady work; the user's own come behind them.
+TINY_FLAGS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096", "--block-size", "32")
+QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+DONE, PREEMPTED = "vllm:request_success_total", "vllm:num_preemptions_total"
+COUNTERS = (QUERIES, HITS, DONE, PREEMPTED)
+
+
+class PrefixCache(msgspec.Struct, frozen=True):
+    """The prefix cache of one worker."""
+
+    blocks: int
+    block_size: int
+
+
+class Ceilings(msgspec.Struct, frozen=True):
+    """The hit rate of one worker that sees every request in order."""
+
+    infinite: float
+    """Its cache holds everything."""
+    within_cache: float
+    """Its cache is as large as all workers' together, and forgets what was not used for longest."""
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """One mode in one round."""
+
+    hit_rate: float
+    """Cached prompt tokens of all prompt tokens, as the answers say."""
+    engine_hit_rate: float
+    """The same from vLLM's counters."""
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    requests_per_second: float
+    prompt_tokens_per_second: float
+    output_tokens_per_second: float
+    shares: list[float]
+    """Of the requests, by worker."""
+    preemptions: int
+    client_late_ms: float
+
+
+class RoutingOutcome(msgspec.Struct, frozen=True):
+    cache: PrefixCache
+    ceilings: Ceilings
+    replays: dict[str, list[Replay]]
+
+
+def add_arguments(parser: build.Parser) -> None:
+    build.add_options(parser, RoutingOptions)
+
+
+def run(given: argparse.Namespace) -> int:
+    environment = build.environment()
+    options = build.from_values(RoutingOptions, vars(given), environment)
+    checks.check_routing(options)
+    file = json_file(options.json)
+    outcome = measure(options, environment)
+    say(report(outcome))
+    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "outcome": outcome})
+    return 0
+
+
+def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingOutcome:
+    modes = bench_local.modes(options)
+    replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name:
+        folder = Path(name)
+        file = shortened(options, folder)
+        with deployment(folder / "run", threads_shared(options, environment)) as here:
+            workers = start_workers(here, options, folder)
+            cache, context = None, None
+            for number, mode in alternating(tuple(modes), options.rounds):
+                frontend = here.start_frontend(f"{mode}-{number}", *modes[mode])
+                here.wait_for_workers(frontend, len(workers))
+                cache = cache or cache_of(workers[0])
+                seed = options.seed * 10_000 + number * len(modes) + list(modes).index(mode)
+                replay, context = replay_once(frontend, workers, file, seed, options)
+                replays[mode].append(replay)
+                here.stop(frontend)
+                say(f"round {number + 1} of {options.rounds}, {mode}: {line(replay)}")
+        assert cache is not None
+        return RoutingOutcome(cache, ceilings(file, context, cache, options), replays)
+
+
+# --- the workers ----------------------------------------------------------------------------------------
+
+
+def start_workers(here: Deployment, options: RoutingOptions, folder: Path) -> list[LocalProcess]:
+    flags = [] if options.model else list(TINY_FLAGS)
+    model = options.model or str(make_tiny_model(folder / "tiny"))
+    flags = ["--model", model, "--served-model-name", NAME, *flags, *bench_local.engine_args(options)]
+    return [here.start_worker(f"worker-{number}", *flags) for number in range(options.workers)]
+
+
+def threads_shared(options: RoutingOptions, environment: Mapping[str, str]) -> dict[str, str]:
+    """On CPU every worker would compute with a thread per core, and they would wait for each other."""
+    threads = max(1, (os.cpu_count() or 1) // options.workers)
+    return {"OMP_NUM_THREADS": str(threads), **environment}
+
+
+def cache_of(worker: LocalProcess) -> PrefixCache:
+    """As vLLM's metrics describe it."""
+    return read_cache(get(f"{worker.url}/metrics") or "")
+
+
+def read_cache(metrics: str) -> PrefixCache:
+    found = dict(re.findall(r'(num_gpu_blocks|block_size)="(\d+)"', info_line(metrics)))
+    try:
+        return PrefixCache(int(found["num_gpu_blocks"]), int(found["block_size"]))
+    except KeyError:
+        raise StartError("the worker's metrics do not tell the size of its cache") from None
+
+
+def info_line(metrics: str) -> str:
+    return next((row for row in metrics.splitlines() if row.startswith("vllm:cache_config_info{")), "")
+
+
+# --- one replay -----------------------------------------------------------------------------------------
+
+
+def replay_once(
+    frontend: LocalProcess, workers: Sequence[LocalProcess], file: Path, seed: int, options: RoutingOptions
+) -> tuple[Replay, int | None]:
+    """The figures, and the context to which prompts were cut."""
+    asked = LoadOptions(
+        url=frontend.url,
+        model=NAME,
+        prompts="trace",
+        trace=str(file),
+        trace_block=options.trace_block,
+        trace_speed=options.rate_scale,
+        rate=None if options.rate is None else str(options.rate),
+        requests=None,
+        seed=seed,
+        warmup=WARM_UP_REQUESTS,
+        clients=1,
+    )
+    before = [worker.counters(COUNTERS) for worker in workers]
+    made = load.measure(asked).report
+    after = [worker.counters(COUNTERS) for worker in workers]
+    grown = [{name: b[name] - a[name] for name in COUNTERS} for a, b in zip(before, after, strict=True)]
+    return replay_of(made.stages[0], grown), made.settings["context"]
+
+
+def replay_of(stage: StageReport, grown: Sequence[Mapping[str, float]]) -> Replay:
+    """From the answers, and from what each worker's counters have grown by."""
+    if stage.requests.failed or not stage.requests.ok:
+        raise StartError(f"{stage.requests.failed} requests failed: {stage.errors}")
+    totals = {name: sum(worker[name] for worker in grown) for name in COUNTERS}
+    return Replay(
+        hit_rate=(stage.tokens.cached or 0) / stage.tokens.prompt,
+        engine_hit_rate=totals[HITS] / max(1.0, totals[QUERIES]),
+        ttft_p50_ms=stage.ttft_ms.p50 or 0.0,
+        ttft_p95_ms=stage.ttft_ms.p95 or 0.0,
+        requests_per_second=stage.requests.per_second,
+        prompt_tokens_per_second=stage.tokens.prompt / stage.seconds,
+        output_tokens_per_second=stage.tokens.output_per_second,
+        shares=[worker[DONE] / max(1.0, totals[DONE]) for worker in grown],
+        preemptions=int(totals[PREEMPTED]),
+        client_late_ms=stage.client.late_ms,
+    )
+
+
+# --- the trace ------------------------------------------------------------------------------------------
+
+
+def shortened(options: RoutingOptions, folder: Path) -> Path:
+    """The trace with short answers: what is routed is the prompt, and a decode step costs a worker more."""
+    longest = options.output_tokens * trace.BLOCK // options.trace_block
+    if not longest:
+        raise ConfigError(
+            f"--trace-block {options.trace_block} is too large for --output-tokens {options.output_tokens}"
+        )
+    file = folder / "trace.jsonl"
+    with file.open("wb") as out:
+        for row in trace.read(Path(str(options.trace)), options.limit):
+            short = msgspec.structs.replace(row, output_length=min(row.output_length, longest))
+            out.write(msgspec.json.encode(short) + b"\n")
+    return file
+
+
+def ceilings(file: Path, context: int | None, cache: PrefixCache, options: RoutingOptions) -> Ceilings:
+    scaled = trace.scale(trace.read(file), block=options.trace_block, speed=1.0, context=context)
+    together = cache.blocks * options.workers
+    return Ceilings(
+        trace.ceiling(scaled.requests, cache.block_size).rate,
+        trace.ceiling(scaled.requests, cache.block_size, together).rate,
+    )
+
+
+# --- the report -----------------------------------------------------------------------------------------
+
+
+def line(replay: Replay) -> str:
+    shares = "/".join(f"{share:.0%}" for share in replay.shares)
+    return (
+        f"hit rate {replay.hit_rate:.1%}, TTFT p50 {replay.ttft_p50_ms:.0f} ms, "
+        f"p95 {replay.ttft_p95_ms:.0f} ms, requests by worker {shares}"
+    )
+
+
+def report(outcome: RoutingOutcome) -> str:
+    cache, limit = outcome.cache, outcome.ceilings
+    rows = [[mode, *cells(found, limit)] for mode, found in outcome.replays.items()]
+    head = ["ROUTER", "HIT RATE %", "OF CEILING %", "TTFT p50 ms", "p95", "PROMPT TOK/S", "BUSIEST %"]
+    first, *others = outcome.replays.items()
+    ceiling = (
+        f"one worker that sees every request: {limit.infinite:.1%} with an infinite cache, "
+        f"{limit.within_cache:.1%} with {len(first[1][0].shares)} × {cache.blocks} blocks "
+        f"of {cache.block_size} tokens"
+    )
+    compared = [compare(first[0], first[1], mode, found) for mode, found in others]
+    return "\n".join([ceiling, table(head, rows), *compared])
+
+
+def cells(found: Sequence[Replay], limit: Ceilings) -> list[str]:
+    columns = (
+        [100 * one.hit_rate for one in found],
+        [100 * one.hit_rate / (limit.within_cache or 1.0) for one in found],
+        [one.ttft_p50_ms for one in found],
+        [one.ttft_p95_ms for one in found],
+        [one.prompt_tokens_per_second for one in found],
+        [100 * max(one.shares) for one in found],
+    )
+    return [str(spread(column)) for column in columns]
+
+
+def compare(first: str, ours: Sequence[Replay], mode: str, theirs: Sequence[Replay]) -> str:
+    """How many times longer the others let wait, round by round."""
+    p50 = ratios([one.ttft_p50_ms for one in theirs], [one.ttft_p50_ms for one in ours])
+    p95 = ratios([one.ttft_p95_ms for one in theirs], [one.ttft_p95_ms for one in ours])
+    return f"{mode} against {first}: TTFT p50 × {p50}, p95 × {p95}"

@@ -1,0 +1,98 @@
+"""Processor time and memory of the processes under load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from dynamo_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MB = 1024 * 1024
+
+
+class ProcessFigures(msgspec.Struct, frozen=True):
+    """What a watched process used during a stage."""
+
+    cpu_seconds: float
+    cpu_us_per_token: float | None
+    tree_cpu_seconds: float
+    tree_cpu_us_per_token: float | None
+    rss_mb: float
+    """Memory of the process and all below it at the end of the stage; shared pages count in each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One moment of a process and all below it: seconds of processor time by process, and memory."""
+
+    cpu: dict[tuple[int, float], float]
+    own: float
+    rss: int
+
+
+class ProcessWatch:
+    """Processes by label."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._processes = {}
+        for label, pid in pids.items():
+            try:
+                self._processes[label] = psutil.Process(pid)
+            except psutil.NoSuchProcess:
+                raise ConfigError(f"--watch {label}={pid}: there is no such process") from None
+
+    def look(self) -> dict[str, Look]:
+        """Everybody now; who has ended is left out."""
+        found = {}
+        for label, process in self._processes.items():
+            try:
+                found[label] = _look(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+
+def _look(root: psutil.Process) -> Look:
+    cpu, rss = {}, 0
+    for process in (root, *root.children(recursive=True)):
+        try:
+            with process.oneshot():
+                cpu[(process.pid, process.create_time())] = cpu_seconds(process)
+                rss += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            if process is root:
+                raise
+    return Look(cpu, cpu[(root.pid, root.create_time())], rss)
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def between(
+    before: Mapping[str, Look], after: Mapping[str, Look], tokens: int
+) -> dict[str, ProcessFigures | None]:
+    """What each used from one look to the next; None for one that ended between them."""
+    used: dict[str, ProcessFigures | None] = {}
+    for label, start in before.items():
+        end = after.get(label)
+        if end is None:
+            used[label] = None
+            continue
+        own = end.own - start.own
+        tree = sum(cpu - start.cpu.get(key, 0.0) for key, cpu in end.cpu.items())
+        used[label] = ProcessFigures(
+            round(own, 3), _per(own, tokens), round(tree, 3), _per(tree, tokens), round(end.rss / _MB, 1)
+        )
+    return used
+
+
+def _per(seconds: float, tokens: int) -> float | None:
+    return round(seconds * 1e6 / tokens, 2) if tokens else None

@@ -1,0 +1,178 @@
+"""A small HTTP client of our own frontend, for the commands that speak to a running system."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
+from dynamo_vllm.errors import ConfigError, DynamoVllmError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class Unanswered(DynamoVllmError):
+    """The system could not be reached, or answered with an error; the message is for the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One figure of /metrics."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class FrontendClient:
+    """One frontend. Every failure is an `Unanswered`."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        import httpx  # 0.2 s, which --help need not pay
+
+        if not 0 < timeout < float("inf"):  # nan is between nothing
+            raise ConfigError(f"--timeout {timeout:g} must be above 0")
+        self.url = base(url)
+        parts = urlsplit(self.url)
+        # A proxy of the environment must not swallow what is meant for this machine.
+        trust_env = parts.hostname not in LOOPBACK_HOSTS
+        # Without TLS there is nothing to verify, and to read all authorities takes 50 ms. On this machine
+        # a certificate is for another name than that of loopback.
+        verify = parts.scheme == "https" and trust_env
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=trust_env, verify=verify)
+
+    def get(self, path: str) -> httpx.Response:
+        with self._readable():
+            return self._http.get(path)
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        with self._readable():
+            return self._http.post(path, json=body)
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer; an HTTP error raises with the server's message."""
+        response = self.post(path, body)
+        if response.status_code != 200:
+            raise Unanswered(reason(response))
+        found: dict[str, Any] = response.json()
+        return found
+
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """The chunks of a streamed answer; closing the iterator ends the request."""
+        with self._readable(), self._http.stream("POST", path, json={**body, "stream": True}) as response:
+            if response.status_code != 200:
+                response.read()
+                raise Unanswered(reason(response))
+            for data in sse_data(response.iter_lines()):
+                chunk: dict[str, Any] = json.loads(data)
+                if "error" in chunk:
+                    raise Unanswered(f"the answer broke off: {message_of(chunk['error'])}")
+                yield chunk
+
+    def models(self) -> list[dict[str, Any]]:
+        response = self.get("/v1/models")
+        if response.status_code != 200:
+            raise Unanswered(f"{self.url}/v1/models: {reason(response)}")
+        try:
+            found: list[dict[str, Any]] = response.json()["data"]
+        except (ValueError, KeyError, TypeError):
+            raise Unanswered(f"{self.url} does not speak the OpenAI API; is it a frontend?") from None
+        return found
+
+    def samples(self) -> list[MetricSample]:
+        """Every sample of the frontend's /metrics; none where it has no such page."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        response = self.get("/metrics")
+        if response.status_code != 200:
+            return []
+        try:
+            families = list(text_string_to_metric_families(response.text))
+        except ValueError:
+            return []
+        return [MetricSample(s.name, s.labels, s.value) for family in families for s in family.samples]
+
+    def close(self) -> None:
+        self._http.close()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        import httpx
+
+        try:
+            yield
+        except httpx.ConnectError as exc:
+            if "SSL" in str(exc):
+                raise Unanswered(
+                    f"{self.url}: TLS failed: {exc}; the authority of a certificate of your own is named "
+                    "with SSL_CERT_FILE"
+                ) from None
+            raise Unanswered(
+                f"nothing listens at {self.url}; start a system with 'dynamo-vllm serve' or give its URL"
+            ) from None
+        except httpx.TimeoutException:
+            raise Unanswered(f"{self.url} did not answer in time; a longer --timeout may help") from None
+        except httpx.HTTPError as exc:
+            raise Unanswered(f"{self.url}: the connection failed: {exc or type(exc).__name__}") from None
+
+
+def base(url: str) -> str:
+    """`host:8000`, `http://host:8000/` and `http://host:8000/v1` all name the same frontend."""
+    whole = url if "://" in url else f"http://{url}"
+    parts = urlsplit(whole)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{url!r} is no URL of a frontend; write http://host:port")
+    return whole.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def with_url_flag(argv: Sequence[str]) -> list[str]:
+    """A first argument that is no flag is the URL."""
+    return ["--url", *argv] if argv and not argv[0].startswith("-") else list(argv)
+
+
+def sse_data(lines: Iterator[str]) -> Iterator[str]:
+    """The `data:` fields of a server-sent event stream, up to [DONE]."""
+    for line in lines:
+        if line.startswith("data:"):
+            data = line[len("data:") :].strip()
+            if data == "[DONE]":
+                return
+            yield data
+
+
+def reason(response: httpx.Response) -> str:
+    """Status and message of an error answer."""
+    try:
+        message = message_of(response.json())
+    except ValueError:
+        message = response.text.strip()[:200]
+    return harmless(f"HTTP {response.status_code}: {message or response.reason_phrase}")
+
+
+def message_of(error: Any) -> str:
+    """Both shapes: {"message": …} and {"error": {"message": …}}."""
+    if isinstance(error, dict):
+        return message_of(error["error"]) if "error" in error else harmless(str(error.get("message", error)))
+    return harmless(str(error))
+
+
+def harmless(text: str) -> str:
+    """Without what a terminal would obey: whoever answers may write anything."""
+    return text.translate(_CONTROLS)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned columns for a terminal."""
+    cells = [[harmless(str(cell)) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,246 @@
+"""`dynamo-vllm status`: what a running system serves, and how its workers are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.cli.process import ask_quietly
+from dynamo_vllm.cli.running import deployment, status_text, worker_names
+from dynamo_vllm.cli.running.frontend_client import (
+    DEFAULT_URL,
+    FrontendClient,
+    MetricSample,
+    Unanswered,
+    base,
+    with_url_flag,
+)
+from dynamo_vllm.cli.running.status_data import Frontend, Instance, ListedModel, SystemStatus, Worker
+from dynamo_vllm.cli.running.watch import WatchScreen, watch
+from dynamo_vllm.config import build, checks, runtime_env
+from dynamo_vllm.config.build import opt
+from dynamo_vllm.config.options import FindOptions
+from dynamo_vllm.config.role_cards import CARDS
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.serving.admin import client as admin_client
+from dynamo_vllm.serving.admin import endpoint as admin_endpoint
+from dynamo_vllm.serving.plane import kv_compatibility
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+PROG = "dynamo-vllm status"
+DESCRIPTION = (
+    "Show models, workers and figures of a running system. The URL may also be the first argument.\n"
+    "The frontend tells of models and requests; the workers, found in discovery, tell of themselves."
+)
+# Each worker that keeps a KV index answers the router's questions about it on an endpoint of this name.
+_KV_INDEX = "worker_kv_query"
+_HELPERS = {card.component: role for role, card in CARDS.items() if card.helps_others}
+_ANSWERS = "backend"
+"""Component of the workers that answer clients, unless the user named one."""
+_AMONG_THEMSELVES = (kv_compatibility.ENDPOINT, admin_endpoint.ENDPOINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusOptions(FindOptions):
+    """Which system to ask, and how to print what it says."""
+
+    url: str | None = opt(
+        None,
+        "status",
+        f"Frontend to ask (default: of the serve that runs here, else {DEFAULT_URL}).",
+        env="DYN_VLLM_URL",
+        metavar="URL",
+    )
+    timeout: float = opt(
+        10.0, "status", "Seconds to wait for an answer.", env="DYN_VLLM_STATUS_TIMEOUT", metavar="SECONDS"
+    )
+    watch: float | None = opt(
+        None,
+        "status",
+        "Ask again every so many seconds, 2 if none are given, until Ctrl-C; with --json a line each time.",
+        env="DYN_VLLM_STATUS_WATCH",
+        metavar="SECONDS",
+        alone="2",
+    )
+    json: bool = opt(False, "status", "Print JSON for other programs.", env="DYN_VLLM_STATUS_JSON")
+
+
+def main(argv: Sequence[str]) -> int:
+    environment = build.environment()
+    options, rest = understand(argv, environment)
+    if rest:
+        raise ConfigError(f"{rest[0]} is no option of status; see '{PROG} --help'")
+    checks.check_find(options)
+    refuse_bad_times(options)
+    named = None if options.url is None else base(options.url)
+    options, folder = deployment.find(options, environment, named)
+    url = named or (folder and folder.url) or DEFAULT_URL
+    with closing(FrontendClient(url, options.timeout)) as client:
+        if has_discovery(options):
+            runtime_env.export_caller(options, environment)
+            return ask_quietly(run(options, client), environment)
+        return asyncio.run(run(options, client))
+
+
+def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[StatusOptions, list[str]]:
+    parser = build.parser(StatusOptions, PROG, DESCRIPTION, own_first=True)
+    given, rest = parser.parse_known_args(with_url_flag(argv))
+    return build.from_values(StatusOptions, vars(given), environment), rest
+
+
+def refuse_bad_times(options: StatusOptions) -> None:
+    for flag, seconds in (("--timeout", options.timeout), ("--watch", options.watch)):
+        if seconds is not None and seconds <= 0:
+            raise ConfigError(f"{flag} {seconds:g} must be above 0")
+
+
+def has_discovery(options: StatusOptions) -> bool:
+    """Without the folder there are no workers yet, and the runtime need not be loaded."""
+    folder = options.discovery_folder
+    return folder is None or folder.is_dir() or options.watch is not None
+
+
+async def run(options: StatusOptions, client: FrontendClient) -> int:
+    async with AsyncExitStack() as stack:
+        workers, problem = None, admin_client.nobody(options)
+        if has_discovery(options):
+            try:
+                workers = await stack.enter_async_context(admin_client.Workers(options, may_be_none=True))
+                await workers.seen()
+            except admin_client.NoWorkers as exc:
+                problem = str(exc)
+        if options.watch is not None:
+            return await keep_showing(options, client, workers, problem)
+        found = await ask(options, client, workers, problem)
+    if found.frontend is None and not found.workers:
+        raise Unanswered(f"{found.frontend_problem}\n{found.workers_problem}")
+    print(json.dumps(found.builtins(), indent=2) if options.json else status_text.text(found))
+    return 0
+
+
+async def keep_showing(
+    options: StatusOptions, client: FrontendClient, workers: admin_client.Workers | None, problem: str
+) -> int:
+    async def look() -> str:
+        found = await ask(options, client, workers, problem)
+        return json.dumps(found.builtins()) if options.json else status_text.text(found)
+
+    with WatchScreen(sys.stdout, is_live=sys.stdout.isatty() and not options.json) as screen:
+        try:
+            await watch(look, screen.show, options.watch or 0)
+        except (asyncio.CancelledError, BrokenPipeError):  # Ctrl-C, or nobody reads any more
+            return 0
+    return 0
+
+
+async def ask(
+    options: StatusOptions, client: FrontendClient, workers: admin_client.Workers | None, problem: str
+) -> SystemStatus:
+    """Both at once; either may be away."""
+    front, told = await asyncio.gather(
+        asyncio.to_thread(ask_frontend, client), ask_workers(workers, options.timeout)
+    )
+    return SystemStatus(
+        url=client.url,
+        place=f"namespace {options.namespace} in {admin_client.place(options)}",
+        frontend=None if isinstance(front, Unanswered) else front,
+        frontend_problem=str(front) if isinstance(front, Unanswered) else None,
+        workers=told,
+        workers_problem=None if told else problem,
+    )
+
+
+async def ask_workers(workers: admin_client.Workers | None, seconds: float) -> list[Worker]:
+    if workers is None:
+        return []
+    replies = await workers.ask_all("status", min(seconds, admin_client.STATUS_SECONDS))
+    names = worker_names.short(list(replies))
+    return [Worker(n, names[i], i, reply) for n, (i, reply) in enumerate(replies.items(), 1)]
+
+
+def ask_frontend(client: FrontendClient) -> Frontend | Unanswered:
+    try:
+        ready = ready_models(client)
+        listed = client.models()
+        samples = client.samples()
+        models = [_model(entry, ready, samples) for entry in listed]
+        return Frontend(bool(ready), models, _instances(client))
+    except Unanswered as exc:
+        return exc
+
+
+def ready_models(client: FrontendClient) -> list[str]:
+    """Names of the models that can answer, from our frontend's /health."""
+    try:
+        body = client.get("/health").json()
+        return [str(name) for name in body["models"]]
+    except (ValueError, KeyError, TypeError):
+        raise Unanswered(f"{client.url}/health is not our frontend's; is this its address?") from None
+
+
+def _model(entry: dict[str, Any], ready: Iterable[str], samples: Sequence[MetricSample]) -> ListedModel:
+    name = str(entry["id"])
+    ends = Counter[str]()
+    in_flight = 0
+    for sample in samples:
+        if sample.labels.get("model") != name:
+            continue
+        # The prefix of these names is a setting of the frontend, their endings are not.
+        if sample.name.endswith("_requests_total") and "status" in sample.labels:
+            ends[sample.labels["status"]] += int(sample.value)
+        elif sample.name.endswith("_inflight_requests"):
+            in_flight += int(sample.value)
+    return ListedModel(
+        name, name in ready, entry.get("context_window"), ends.total(), in_flight, ends["error"]
+    )
+
+
+def _instances(client: FrontendClient) -> list[Instance] | None:
+    response = client.get("/instances")
+    if response.status_code != 200:
+        return None
+    told: list[dict[str, Any]] = response.json().get("instances", [])
+    indexed = {entry["instance_id"] for entry in told if entry["endpoint"].startswith(_KV_INDEX)}
+    roles = _roles({_kind(entry["component"]) for entry in told})
+    return [
+        Instance(
+            entry["instance_id"],
+            roles.get(_kind(entry["component"]), "-"),
+            f"{entry['namespace']}.{entry['component']}.{entry['endpoint']}",
+            _transport(entry.get("transport")),
+            entry.get("device_type") or "-",
+            entry["instance_id"] in indexed,
+        )
+        for entry in sorted(told, key=lambda e: (e["component"], e["endpoint"], e["instance_id"]))
+        if not entry["endpoint"].startswith(_KV_INDEX)
+        and entry["endpoint"] not in admin_client.SECONDS  # a verb
+        and f"{entry['component']}.{entry['endpoint']}" not in _AMONG_THEMSELVES
+    ]
+
+
+def _roles(components: Iterable[str]) -> dict[str, str]:
+    """What the workers of each component do; decode workers without prefill workers do all."""
+    is_split = any(card.gives_kv and card.component in components for card in CARDS.values())
+    answer = (role for role, card in CARDS.items() if not card.helps_others and card.takes_kv == is_split)
+    return {**_HELPERS, _ANSWERS: next(answer)}
+
+
+def _kind(component: str) -> str:
+    """backend of backend-2, where serve puts a second model."""
+    head, _, number = component.rpartition("-")
+    return head if number.isdecimal() else component
+
+
+def _transport(told: object) -> str:
+    """{"tcp": "host:port/path"} → host:port."""
+    if isinstance(told, dict) and told:
+        kind, where = next(iter(told.items()))
+        return f"{kind} {str(where).split('/')[0]}"
+    return str(told)

@@ -1,0 +1,142 @@
+"""What `status` found, as tables for a terminal."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.cli.running.frontend_client import table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dynamo_vllm.cli.running.status_data import Frontend, Instance, ListedModel, SystemStatus, Worker
+
+MODELS = ("MODEL", "READY", "CONTEXT", "REQUESTS", "IN FLIGHT", "ERRORS")
+INSTANCES = ("INSTANCE", "ROLE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX")
+# What can be long stands last: 80 columns hold all figures.
+WORKERS = (
+    *("#", "INSTANCE", "ROLE", "STATE", "KV USE", "HIT RATE", "RUNNING", "WAITING", "TOK/S"),
+    *("MODEL", "ADAPTERS", "LAST ERROR"),
+)
+NOTHING = "-"
+MESSAGE_LENGTH = 80
+USABLE = "loaded"
+"""State of an adapter that answers."""
+
+
+def text(found: SystemStatus) -> str:
+    lines = [f"{found.url}  {_state(found.frontend)}", ""]
+    if found.frontend_problem is not None:
+        lines += [found.frontend_problem, ""]
+    if found.frontend is not None and found.frontend.models:
+        lines += [table(MODELS, [_model(model) for model in found.frontend.models]), ""]
+    if found.workers:
+        lines += [f"workers of {found.place}", "", table(WORKERS, list(_workers(found.workers)))]
+    else:
+        lines += [*_instances(found.frontend), str(found.workers_problem)]
+    return "\n".join(lines)
+
+
+def _state(frontend: Frontend | None) -> str:
+    if frontend is None:
+        return "no answer"
+    return "ready" if frontend.ready else "not ready: no model can answer"
+
+
+def _model(model: ListedModel) -> Sequence[object]:
+    context = model.context_length or NOTHING
+    return model.name, _yes(model.ready), context, model.requests, model.in_flight, model.errors
+
+
+def _instances(frontend: Frontend | None) -> Iterator[str]:
+    """What the frontend knows of its workers, where they cannot be asked themselves."""
+    if frontend is None:
+        return
+    if frontend.instances is None:
+        yield "this frontend does not list its instances"
+    elif not frontend.instances:
+        yield "no worker is registered"
+    else:
+        yield table(INSTANCES, [_instance(instance) for instance in frontend.instances])
+    yield ""
+
+
+def _instance(i: Instance) -> Sequence[object]:
+    return i.id, i.role, i.address, i.transport, i.device, _yes(i.kv_index)
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+# --- workers ----------------------------------------------------------------------------------------------
+
+
+def _workers(workers: Iterable[Worker]) -> Iterator[Sequence[object]]:
+    for worker in workers:
+        told = worker.told
+        if told.get("status") != "success":
+            blank = [NOTHING] * (len(WORKERS) - 5)
+            state = "no answer" if told.get("error") in ("unreachable", "no_answer") else "refuses"
+            yield worker.number, worker.worker, NOTHING, state, *blank, _cut(told.get("message"))
+            continue
+        ranks: list[dict[str, Any]] = told.get("ranks") or []
+        yield (
+            worker.number,
+            worker.worker,
+            told.get("role") or NOTHING,
+            told.get("state") or NOTHING,
+            *_figures(ranks),
+            ",".join(told.get("models") or ()) or NOTHING,
+            _adapters(told.get("adapters") or ()),
+            _last_error(told.get("last_error")),
+        )
+        if len(ranks) > 1:
+            for rank in ranks:
+                yield "", f"  rank {rank.get('rank')}", "", "", *_figures([rank]), "", "", ""
+
+
+def _figures(ranks: Sequence[Mapping[str, Any]]) -> Sequence[object]:
+    """KV use, hit rate, running, waiting, tokens per second, over ranks that share the work."""
+    if not ranks:
+        return [NOTHING] * 5
+    usage = fmean(float(rank.get("kv_usage") or 0) for rank in ranks)
+    rates = [rank.get("hit_rate") for rank in ranks]
+    # Rates of several ranks do not add up to one without the number of their queries.
+    hits = rates[0] if len(rates) == 1 else None
+    sums = [sum(int(rank.get(name) or 0) for rank in ranks) for name in ("running", "waiting")]
+    speed = sum(float(rank.get("tokens_per_second") or 0) for rank in ranks)
+    return _percent(usage), _percent(hits), *sums, f"{speed:.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.0f} %"
+
+
+def _adapters(adapters: Sequence[Mapping[str, Any]]) -> str:
+    """Names; the state of each that cannot be used yet."""
+    names = (
+        str(a.get("name")) if a.get("state") == USABLE else f"{a.get('name')} ({a['state']})"
+        for a in adapters
+    )
+    return ",".join(names) or NOTHING
+
+
+def _last_error(error: Mapping[str, Any] | None) -> str:
+    if not error:
+        return NOTHING
+    return f"{ago(float(error.get('seconds_ago') or 0))} ago: {_cut(error.get('message'))}"
+
+
+def _cut(message: object) -> str:
+    line = " ".join(str(message).split())
+    return line if len(line) <= MESSAGE_LENGTH else line[: MESSAGE_LENGTH - 1] + "…"
+
+
+def ago(seconds: float) -> str:
+    """The largest unit that says enough."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,248 @@
+"""`dynamo-vllm serve`: a frontend and its workers on this machine, started, watched and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.cli.process import refuse_taken_port
+from dynamo_vllm.config import build, checks, folders, planes, topology
+from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.topology import CommandLine, Topology
+from dynamo_vllm.engine import machine
+from dynamo_vllm.errors import ConfigError, StartError
+from dynamo_vllm.serving import scratch
+from dynamo_vllm.supervise import run_folder
+from dynamo_vllm.supervise.limits import SupervisorLimits
+from dynamo_vllm.supervise.planning import demos, ports
+from dynamo_vllm.supervise.planning import plan as plans
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from dynamo_vllm.supervise.planning.plan import Plan
+    from dynamo_vllm.supervise.run_folder import RunFolder
+
+PROG = "dynamo-vllm serve"
+DESCRIPTION = """\
+Serve a model on this machine: the OpenAI server, its router and one or more workers.
+
+  dynamo-vllm serve                         a small demo model that comes with the package
+  dynamo-vllm serve --demo lora             it with two adapters; also vision, image, all
+  dynamo-vllm serve MODEL                   a local folder or a hub id
+  dynamo-vllm serve MODEL --workers 2 --port 8080 --max-model-len 8192
+  dynamo-vllm serve MODEL --prefill 1 --decode 2
+  dynamo-vllm serve --omni MODEL            a pipeline of vLLM-Omni: text or pictures
+  dynamo-vllm serve --config deployment.yaml"""
+EPILOG = """\
+Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
+and passed on to each worker, for example --served-model-name, --max-model-len or --enforce-eager."""
+
+CRASH_NOTES = "DYN_VLLM_CRASH_NOTES"
+NOTED = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "bind_host")
+"""What the commands that ask workers must know of a serve's frontend."""
+
+
+def main(argv: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(argv):
+        print(parser().format_help(), end="")
+        return 0
+    environment = folders.complete(build.environment(), folders.for_worker)
+    options, wanted = understand(argv, environment)
+    folder = run_folder.choose(options.run_dir, environment)
+    with scratch.folder() as shared:  # in memory or on a disk of this machine, which a cache need not be
+        environment = {CRASH_NOTES: shared, **environment}
+        plan = prepare(wanted, environment, folder, options.demo)
+        limits = SupervisorLimits(
+            start_seconds=options.start_seconds,
+            restarts=options.restarts,
+            retry_seconds=options.retry_seconds,
+            log_bytes=int(options.log_mb * (1 << 20)),
+            log_parts=options.log_parts,
+        )
+        with folder.opened():
+            run_folder.prune(environment, options.keep_runs)
+            folder.note(plan.url, {name: getattr(plan.front, name) for name in NOTED})
+            code = supervise(plan, limits, folder)
+            if code == 0:
+                folder.forget()
+    return code
+
+
+def parser() -> build.Parser:
+    """Of serve's own options and the frontend's."""
+    made = build.parser(ServeOptions, PROG, DESCRIPTION, EPILOG)
+    made.usage = f"{PROG} [MODEL] [options] [worker options] [vLLM flags]"
+    build.add_options(made, FrontendOptions)
+    return made
+
+
+# --- what was asked for ---------------------------------------------------------------------------------
+
+
+def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServeOptions, Topology]:
+    """The command line over the file; the environment comes last."""
+    words = with_model_flag(argv)
+    namespace, rest = parser().parse_known_args(words)
+    given = vars(namespace)
+    options = serve_options(given, environment)
+    checks.check_serve(options)
+    # Some flags concern both kinds of process, so the workers' parser sees all words, and vLLM gets the
+    # ones that nobody knew.
+    workers = build.parser(WorkerOptions, PROG, DESCRIPTION)
+    for_workers, _ = workers.parse_known_args(words)
+    _, for_vllm = workers.parse_known_args(rest)
+    if for_vllm and not for_vllm[0].startswith("-"):
+        raise ConfigError(f"{for_vllm[0]!r} stands alone; the model goes first: {PROG} MODEL [options]")
+    line = CommandLine(
+        frontend=_of(FrontendOptions, given, without=("system_port",)),
+        worker=vars(for_workers),
+        args=tuple(for_vllm),
+        workers=options.workers,
+        prefill=options.prefill,
+        decode=options.decode,
+        encode=options.encode,
+    )
+    described = from_file(options.config) if options.config else Topology()
+    refuse_demo_beside(described, options)
+    return options, topology.override(described, line)
+
+
+def refuse_demo_beside(described: Topology, options: ServeOptions) -> None:
+    if options.demo is not None and (described.model is not None or described.workers != Topology().workers):
+        raise ConfigError(
+            f"--demo {options.demo} brings models and workers of its own, as {options.config} does; give one"
+        )
+
+
+def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeOptions:
+    """Serve's own options; a file stands above numbers of workers in the environment."""
+    options = build.from_values(ServeOptions, given, environment)
+    if not options.config:
+        return options
+    flags = build.from_values(ServeOptions, given, {})
+    counts = {name: getattr(flags, name) for name in ("workers", "prefill", "decode", "encode")}
+    return dataclasses.replace(options, **counts)
+
+
+def with_model_flag(argv: Sequence[str]) -> list[str]:
+    """MODEL as the first word, or right behind --omni, is short for --model MODEL."""
+    before = 1 if list(argv[:1]) == ["--omni"] else 0
+    if len(argv) <= before or argv[before].startswith("-"):
+        return list(argv)
+    if any(word == "--model" or word.startswith("--model=") for word in argv[before + 1 :]):
+        raise ConfigError(f"the model is named twice, {argv[before]} and --model; give one of them")
+    return [*argv[:before], "--model", *argv[before:]]
+
+
+def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+    names = {item.name for item in build.declared(cls)} - set(without)
+    return {name: value for name, value in given.items() if name in names}
+
+
+def from_file(path: str) -> Topology:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Of a key that stands twice the first value would be lost without a word."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"--config {path}:{line}: {key.value!r} stands there twice; keep one")
+                seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+            return super().construct_mapping(node, deep)
+
+    try:
+        data = yaml.load(Path(path).read_text(), Loader)
+    except OSError as exc:
+        raise ConfigError(f"--config {path} cannot be read: {exc.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(exc).split())}") from None
+    return topology.read(data, path)
+
+
+# --- before anything starts -----------------------------------------------------------------------------
+
+
+def prepare(
+    wanted: Topology, environment: Mapping[str, str], folder: RunFolder, demo: str | None = None
+) -> Plan:
+    """The plan; whatever can be refused without starting a process is refused here."""
+    device = "none"
+    if demos.needs_vllm(wanted, environment):
+        device = machine.device()
+        machine.refuse_missing_library()
+    gpus = visible_gpus(environment) if device == "cuda" else []
+    if demos.lacks_model(wanted, environment):
+        found, left_out = demos.choose(demo or demos.DEFAULT, device)
+        wanted = demos.put_in(wanted, found, environment, device, gpus)
+        for why in left_out:
+            print(why, file=sys.stderr)
+    plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus)
+    refuse_missing_models(plan)
+    refuse_taken_ports(plan)
+    ports.leave_out(plan.named_ports)
+    planes.refuse_unreachable(planes.servers(plan.front, plan.front.event_plane))
+    return plan
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs the user lets us use, or all that the driver lists."""
+    if (named := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+def with_port(wanted: Topology, environment: Mapping[str, str]) -> Topology:
+    """Port 0 asks for a free one, which serve must know."""
+    if build.from_values(FrontendOptions, wanted.frontend, environment).port != 0:
+        return wanted
+    return dataclasses.replace(wanted, frontend={**wanted.frontend, "port": ports.free()})
+
+
+def refuse_missing_models(plan: Plan) -> None:
+    for model in plan.models:
+        if looks_like_a_path(model) and not Path(model).exists():
+            raise StartError(f"{model}: there is no such folder; give a model's folder or its hub id")
+
+
+def looks_like_a_path(model: str) -> bool:
+    """A hub id has one slash at most and begins with a letter or a digit."""
+    return model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
+
+
+def refuse_taken_ports(plan: Plan) -> None:
+    refuse_taken_port("--port", plan.host, plan.port)
+    for worker in plan.workers:
+        for flag, port in (("--system-port", worker.port), ("--card-port", worker.card_port)):
+            if port is not None:
+                refuse_taken_port(flag, "0.0.0.0", port)
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def supervise(plan: Plan, limits: SupervisorLimits, folder: RunFolder) -> int:
+    from dynamo_vllm.supervise.process.child import watch_without_threads
+    from dynamo_vllm.supervise.screen import Screen
+    from dynamo_vllm.supervise.supervisor import Supervisor
+
+    screen = Screen(sys.stdout, sys.stderr)
+    screen.say(f"serving {', '.join(dict.fromkeys(plan.models))}; logs in {folder.logs}")
+
+    async def run() -> int:
+        return await Supervisor(plan, limits, folder, screen).run()
+
+    watch_without_threads()
+    return asyncio.run(run())

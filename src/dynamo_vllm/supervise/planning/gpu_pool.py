@@ -1,0 +1,67 @@
+"""Hands the machine's GPUs out to workers. Pure, like the plan it serves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.engine_rules import CACHE_SIZE_ARGUMENTS
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.sizing.memory import UTILISATION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dynamo_vllm.config.rules.flags import EngineFlags
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_SHARE = "gpu_memory_utilization"
+
+
+class GpuPool:
+    """Each worker gets its own; those that name theirs may share where it holds them."""
+
+    def __init__(self, there: Sequence[str]) -> None:
+        self._free = list(there)
+        self._count = len(there)
+        self._shares: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """Of each one's memory, by the worker that takes it."""
+
+    def give(self, name: str, named: str | None, engines: int, share: float) -> dict[str, str]:
+        """What a worker's environment needs beside what the user `named` there."""
+        if not self._count or not engines:
+            return {}
+        if named is not None:
+            mine = named.split(",")
+            self._free = [gpu for gpu in self._free if gpu not in mine]
+        elif len(self._free) < engines:
+            raise ConfigError(
+                f"there are not enough GPUs: {name} needs {engines}, {len(self._free)} of {self._count} are "
+                f"left; start fewer workers, or let groups of a --config file share with 'env: {{{VARIABLE}: "
+                '"0"}\' and a lower --gpu-memory-utilization'
+            )
+        else:
+            mine, self._free = self._free[:engines], self._free[engines:]
+        for gpu in mine[:engines]:  # vLLM takes the first of those it sees
+            self._shares[gpu][name] = share
+            self._refuse_too_much(gpu)
+        return {} if named is not None else {VARIABLE: ",".join(mine)}
+
+    def _refuse_too_much(self, gpu: str) -> None:
+        """vLLM would find out worker by worker, at the end of a long start."""
+        shares = self._shares[gpu]
+        if len(shares) > 1 and (percent := round(100 * sum(shares.values()))) > 100:
+            raise ConfigError(
+                f"{' and '.join(shares)} would take {percent} % of the memory of GPU {gpu}; give their "
+                "groups a lower --gpu-memory-utilization, or GPUs of their own"
+            )
+
+
+def share_of(engine: EngineFlags) -> float:
+    """The part of a GPU's memory that an engine with these flags takes; 0 where they say a size instead."""
+    if (CACHE_SIZE_ARGUMENTS - {_SHARE}) & engine.keys():
+        return 0.0
+    try:
+        return float(engine.get(_SHARE) or UTILISATION)
+    except ValueError:  # vLLM will refuse it
+        return 0.0

@@ -1,0 +1,107 @@
+"""From options to stages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.bench.http.stream_client import StreamClient
+from dynamo_vllm.bench.http.target import Target, target
+from dynamo_vllm.bench.load import messages, stage_specs, trace
+from dynamo_vllm.bench.load.generator import Stage
+from dynamo_vllm.config.options import LoadOptions
+from dynamo_vllm.errors import ConfigError
+
+NO_TRACE = trace.Trace([])
+
+
+def stages(
+    context: int | None = None, replay: trace.Trace = NO_TRACE, **given: Any
+) -> list[messages.StageSpec]:
+    return stage_specs.stages(LoadOptions(**given), "tiny", context, replay)
+
+
+def test_without_a_word_eight_at_a_time_for_ten_seconds() -> None:
+    (stage,) = stages()
+    assert (stage.name, stage.concurrency, stage.rate) == ("c=8", 8, None)
+    assert (stage.requests, stage.seconds) == (None, 10.0)
+
+
+def test_a_list_makes_stages_that_ask_different_things() -> None:
+    found = stages(concurrency="1,8,32", requests=5)
+    assert [stage.name for stage in found] == ["c=1", "c=8", "c=32"]
+    assert [stage.seconds for stage in found] == [None] * 3
+    assert len({stage.prompts.stage for stage in found}) == 3
+
+
+def test_rates_and_ramps_are_open_loops() -> None:
+    assert [stage.rate for stage in stages(rate="0.5,2")] == [0.5, 2.0]
+    assert [stage.name for stage in stages(ramp="1:3:3")] == ["rate=1", "rate=2", "rate=3"]
+
+
+def test_trace_keeps_its_times_unless_a_load_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    line = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
+    path.write_text(f"{json.dumps(line)}\n" * 3)
+    given = {"prompts": "trace", "trace": str(path)}
+    options = LoadOptions(**given, trace_block=16)
+    replay = stage_specs.replay(options, stage_specs.trace_lines(options), 4096)
+    (stage,) = stages(replay=replay, **given)
+    assert (stage.name, stage.concurrency, stage.rate, stage.requests) == ("trace", None, None, 3)
+    (stage,) = stages(replay=replay, **given, concurrency="2", requests=50)
+    assert (stage.concurrency, stage.requests) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"input_tokens": 90}, {"prompts": "prefix", "prefix_tokens": 70}, {"prompts": "turns", "turns": 3}],
+)
+def test_what_cannot_fit_the_context_is_refused(given: dict[str, Any]) -> None:
+    base = {"input_tokens": 20, "output_tokens": 20}
+    stages(context=100, **base)
+    with pytest.raises(ConfigError, match="do not fit into the model's context of 100"):
+        stages(context=100, **base | given)
+
+
+def test_half_the_cores_are_for_the_server() -> None:
+    assert [stage_specs.client_processes(LoadOptions(), cores) for cores in (1, 2, 3, 16)] == [1, 1, 1, 8]
+    assert stage_specs.client_processes(LoadOptions(clients=3), 16) == 3
+
+
+@pytest.mark.parametrize("given", [{"concurrency": "5", "requests": 23}, {"rate": "5", "requests": 23}])
+async def test_client_processes_share_the_work_without_rest(given: dict[str, Any]) -> None:
+    (spec,) = stages(**given)
+    client = StreamClient(target("127.0.0.1"), "/", 1.0)
+    shares = [list(Stage(spec, client, part, 3)._numbers()) for part in range(3)]
+    assert sorted(itertools.chain(*shares)) == list(range(23))
+    assert all(shares)
+
+
+async def test_client_process_with_more_slots_has_more_of_the_work() -> None:
+    (spec,) = stages(concurrency="3", requests=12)
+    client = StreamClient(target("127.0.0.1"), "/", 1.0)
+    assert [len(list(Stage(spec, client, part, 2)._numbers())) for part in range(2)] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("host:8000", Target("host", 8000, False, "")),
+        ("http://host/", Target("host", 80, False, "")),
+        ("https://host/v1", Target("host", 443, True, "")),
+        ("http://[::1]:8000/some/v1/", Target("::1", 8000, False, "/some")),
+    ],
+)
+def test_urls(url: str, found: Target) -> None:
+    assert target(url) == found
+    assert target(found.url) == found
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999"])
+def test_no_urls(url: str) -> None:
+    with pytest.raises(ConfigError, match="write http://host:port"):
+        target(url)

@@ -1,0 +1,152 @@
+"""Figures of a replay, and the trace that is replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.bench.http import metrics
+from dynamo_vllm.bench.load import trace
+from dynamo_vllm.bench.local import routing
+from dynamo_vllm.bench.local.deployment import Deployment
+from dynamo_vllm.bench.local.routing import (
+    COUNTERS,
+    DONE,
+    HITS,
+    QUERIES,
+    Ceilings,
+    PrefixCache,
+    Replay,
+    RoutingOutcome,
+)
+from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
+from dynamo_vllm.bench.report.run_report import ClientFigures, StageReport
+from dynamo_vllm.config.options import RoutingOptions
+from dynamo_vllm.config.rules import bench_local
+from dynamo_vllm.errors import ConfigError, StartError
+
+METRICS = """\
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="8192",user_specified_block_size="True"} 1.0
+vllm:prefix_cache_hits_total{engine="0"} 640.0
+vllm:prefix_cache_hits_total{engine="1"} 60.0
+vllm:prefix_cache_hits_created{engine="0"} 1.7e9
+"""
+
+
+def stage(**changes: Any) -> StageReport:
+    given: dict[str, Any] = {
+        "name": "trace",
+        "seconds": 10.0,
+        "requests": Requests(4, 0, 0, 0.4),
+        "tokens": Tokens(1000, 400, "usage", 8, 0.8),
+        "ttft_ms": Spread(30.0, 20.0, 40.0, 50.0, 60.0, 70.0),
+        "itl_ms": Spread(),
+        "tpot_ms": Spread(),
+        "e2e_ms": Spread(),
+        "goodput": None,
+        "processes": {},
+        "client": ClientFigures(1, 0.1, 20.0, 2.0),
+        "errors": {},
+    }
+    return StageReport(**{**given, **changes})
+
+
+def grown(hits: float, queries: float, done: float) -> dict[str, float]:
+    return {**dict.fromkeys(COUNTERS, 0.0), HITS: hits, QUERIES: queries, DONE: done}
+
+
+def test_replay_takes_hits_from_the_answers_and_from_the_engines() -> None:
+    replay = routing.replay_of(stage(), [grown(300, 700, 3), grown(90, 300, 1)])
+    assert (replay.hit_rate, replay.engine_hit_rate) == (0.4, 0.39)
+    assert replay.shares == [0.75, 0.25]
+    assert (replay.ttft_p50_ms, replay.ttft_p95_ms, replay.prompt_tokens_per_second) == (20.0, 50.0, 100.0)
+
+
+def test_failed_requests_spoil_a_replay() -> None:
+    failed = stage(requests=Requests(3, 1, 0, 0.3), errors={"HTTP 500": 1})
+    with pytest.raises(StartError, match="1 requests failed: .*HTTP 500"):
+        routing.replay_of(failed, [grown(0, 1, 1)])
+
+
+def test_size_of_the_cache_comes_from_the_metrics() -> None:
+    assert routing.read_cache(METRICS) == PrefixCache(8192, 32)
+    with pytest.raises(StartError, match="size of its cache"):
+        routing.read_cache("")
+
+
+def test_counters_are_summed_over_their_series() -> None:
+    assert metrics.total(METRICS, HITS) == 700.0
+    assert metrics.total(METRICS, QUERIES) is None
+
+
+def test_answers_are_cut_and_prompts_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "t"
+    rows = [
+        {"timestamp": 0, "input_length": 1000, "output_length": length, "hash_ids": [1, 2]}
+        for length in (5, 900)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    options = RoutingOptions(trace=str(file), trace_block=32, output_tokens=2)
+    lines = trace.read(routing.shortened(options, tmp_path))
+    scaled = trace.scale(lines, block=32, speed=1.0, context=None).requests
+    assert [(one.input_tokens, one.output_tokens) for one in scaled] == [(63, 1), (63, 2)]
+
+
+def test_a_cut_that_leaves_no_answer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--trace-block 1024 is too large for --output-tokens 1"):
+        routing.shortened(RoutingOptions(trace="f", trace_block=1024, output_tokens=1), tmp_path)
+
+
+def test_ceiling_within_the_cache_counts_all_workers(tmp_path: Path) -> None:
+    """22 blocks from one use to the next: lost in the 16 of one worker, found in the 32 of two."""
+    file = tmp_path / "t"
+    rows = [
+        {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [number]}
+        for number in (1, *range(2, 12), 1)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    one, two = (
+        routing.ceilings(file, None, PrefixCache(16, 32), RoutingOptions(trace_block=64, workers=workers))
+        for workers in (1, 2)
+    )
+    assert one.within_cache == 0.0
+    assert two.within_cache == two.infinite == one.infinite > 0.0
+
+
+def test_modes_are_routers_or_flags_of_the_frontend() -> None:
+    options = RoutingOptions(mode=("kv", "heavy=--router kv --kv-overlap-weight 2"))
+    assert bench_local.modes(options) == {
+        "kv": ["--router", "kv"],
+        "heavy": ["--router", "kv", "--kv-overlap-weight", "2"],
+    }
+
+
+def test_report_compares_the_first_mode_with_the_others() -> None:
+    def replay(hits: float, ms: float) -> Replay:
+        return Replay(hits, hits, ms, 2 * ms, 1.0, 100.0, 1.0, [0.5, 0.5], 0, 0.0)
+
+    outcome = RoutingOutcome(
+        PrefixCache(100, 32),
+        Ceilings(0.5, 0.4),
+        {"kv": [replay(0.38, 10.0)] * 2, "random": [replay(0.3, 25.0)] * 2},
+    )
+    text = routing.report(outcome)
+    assert "50.0% with an infinite cache, 40.0% with 2 × 100 blocks of 32 tokens" in text
+    assert "95.0 (95.0–95.0)" in text
+    assert "random against kv: TTFT p50 × 2.50 (2.50–2.50), p95 × 2.50" in text
+
+
+def test_threads_are_shared_between_workers_unless_somebody_said_how_many() -> None:
+    options = RoutingOptions(workers=1000)
+    assert routing.threads_shared(options, {}) == {"OMP_NUM_THREADS": "1"}
+    assert routing.threads_shared(options, {"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
+
+
+def test_processes_may_ask_the_hub_unless_the_user_forbids_it(tmp_path: Path) -> None:
+    """The model may be a hub id."""
+    assert "HF_HUB_OFFLINE" not in Deployment(tmp_path, {}).env
+    assert Deployment(tmp_path, {"HF_HUB_OFFLINE": "1"}).env["HF_HUB_OFFLINE"] == "1"

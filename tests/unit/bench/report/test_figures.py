@@ -1,0 +1,101 @@
+"""Percentiles, goodput and the rest, against figures worked out by hand or by numpy."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import numpy
+import pytest
+
+from dynamo_vllm.bench.http.answers import Answer
+from dynamo_vllm.bench.report import figures
+
+
+def answer(ttft: float = 0.1, gaps: tuple[float, ...] = (0.01, 0.03), **more: object) -> Answer:
+    first = 100.0 + ttft
+    last = first + sum(gaps)
+    made = {"prompt_tokens": 10, "output_tokens": len(gaps) + 1, "cached_tokens": 4, **more}
+    packed = array("f", gaps).tobytes()
+    events = len(gaps) + 1
+    return Answer(100.0, first, last, last + 0.001, packed, events, **made)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 1000])
+def test_percentiles_are_those_of_numpy(count: int) -> None:
+    seconds = [random.Random(count).expovariate(5) for _ in range(count)]
+    found = figures.spread(seconds)
+    wanted = numpy.percentile(seconds, [50, 90, 95, 99]) * 1000
+    assert [found.p50, found.p90, found.p95, found.p99] == pytest.approx(list(wanted), abs=1e-3)
+    assert (found.mean, found.max) == pytest.approx(
+        (1000 * numpy.mean(seconds), 1000 * max(seconds)), abs=1e-3
+    )
+
+
+def test_nothing_has_no_percentiles() -> None:
+    assert figures.spread([]) == figures.Spread()
+    assert figures.spread([]).p50 is None
+
+
+def test_times_of_an_answer() -> None:
+    one = answer(0.1, (0.01, 0.03))
+    assert figures.ttft(one) == pytest.approx(0.1)
+    assert figures.tpot(one) == pytest.approx(0.02)
+    assert figures.e2e(one) == pytest.approx(0.141)
+    assert list(figures.gaps(one)) == pytest.approx([0.01, 0.03])
+
+
+def test_several_tokens_in_an_event_share_its_gap_in_tpot_only() -> None:
+    one = answer(0.1, (0.04, 0.04), output_tokens=9)
+    assert figures.tpot(one) == pytest.approx(0.01)
+    assert figures.figures([one], 1.0, {}).itl_ms.p50 == pytest.approx(40)
+
+
+def test_answer_of_one_token_has_no_tpot() -> None:
+    assert figures.tpot(answer(0.1, ())) is None
+
+
+def test_only_complete_answers_are_measured() -> None:
+    bad, left = answer(5.0, error="HTTP 500: no"), answer(7.0, aborted=True)
+    found = figures.figures([answer(0.1), bad, bad, left], 2.0, {})
+    assert (found.requests.ok, found.requests.failed, found.requests.unfinished) == (1, 2, 1)
+    assert found.requests.per_second == 0.5
+    assert (found.tokens.prompt, found.tokens.cached, found.tokens.output) == (10, 4, 3)
+    assert found.tokens.output_per_second == 1.5
+    assert found.ttft_ms.max == pytest.approx(100)
+    assert found.errors == {"HTTP 500: no": 2}
+
+
+def test_server_that_says_nothing_of_its_cache() -> None:
+    found = figures.figures([answer(cached_tokens=None)], 1.0, {})
+    assert (found.tokens.cached, found.tokens.cached_from) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("slo", "kept"),
+    [
+        ({"ttft": 101}, True),
+        ({"ttft": 99}, False),
+        ({"itl": 31}, True),
+        ({"itl": 29}, False),
+        ({"tpot": 21}, True),
+        ({"tpot": 19}, False),
+        ({"e2e": 142}, True),
+        ({"e2e": 140}, False),
+        ({"ttft": 101, "e2e": 140}, False),
+    ],
+)
+def test_limits(slo: dict[str, float], kept: bool) -> None:
+    assert figures.keeps(answer(0.1, (0.01, 0.03)), slo) is kept
+
+
+def test_goodput_counts_failures_as_not_good() -> None:
+    answers = [answer(0.1), answer(0.1), answer(9.0), answer(0.1, error="no")]
+    found = figures.figures(answers, 2.0, {"ttft": 200}).goodput
+    assert found is not None
+    assert (found.fraction, found.per_second) == (0.5, 1.0)
+
+
+def test_timeline_has_every_event_in_its_step() -> None:
+    steps = figures.timeline([answer(0.1, (0.3, 0.3)), answer(0.1, ())], 100.0, 0.25)
+    assert steps == [2 / 0.25, 1 / 0.25, 1 / 0.25]

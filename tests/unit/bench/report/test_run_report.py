@@ -1,0 +1,135 @@
+"""The JSON and the table of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo_vllm.bench.http.answers import Answer
+from dynamo_vllm.bench.report import figures, processes, run_report
+from dynamo_vllm.errors import ConfigError
+
+SPREAD = {"mean", "p50", "p90", "p95", "p99", "max"}
+
+
+def stage(name: str = "c=8", **more: Any) -> run_report.StageReport:
+    answers = [Answer(0.0, 0.1, 0.1, 0.2, b"", 1, 10, 1, 5), Answer(0.0, ended=0.1, error="HTTP 500: no")]
+    found = figures.figures(answers, 2.0, {"ttft": 200.0})
+    given: dict[str, Any] = {
+        "requests": found.requests,
+        "tokens": found.tokens,
+        "ttft_ms": found.ttft_ms,
+        "itl_ms": found.itl_ms,
+        "tpot_ms": found.tpot_ms,
+        "e2e_ms": found.e2e_ms,
+        "goodput": found.goodput,
+        "processes": {"worker": processes.ProcessFigures(1.5, 150.0, 2.5, 250.0, 99.0), "gone": None},
+        "client": run_report.ClientFigures(2, 0.35, 11.0, 0.0),
+        "errors": found.errors,
+    }
+    return run_report.StageReport(name=name, seconds=2.0, **given | more)
+
+
+def run(*stages: run_report.StageReport, interrupted: bool = False) -> run_report.RunReport:
+    settings = {"model": "tiny", "prompts": "random", "input_tokens": 10, "output_tokens": 1}
+    return run_report.RunReport(url="http://x", settings=settings, stages=[*stages], interrupted=interrupted)
+
+
+def test_json_has_the_agreed_shape() -> None:
+    found = json.loads(run_report.to_json(run(stage())))
+    assert set(found) == {"version", "url", "settings", "stages", "interrupted"}
+    (one,) = found["stages"]
+    assert set(one) == {
+        *("name", "seconds", "requests", "tokens", "ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"),
+        *("goodput", "processes", "client", "errors"),
+    }
+    assert one["requests"] == {"ok": 1, "failed": 1, "unfinished": 0, "per_second": 0.5}
+    assert one["tokens"] == {
+        "prompt": 10,
+        "cached": 5,
+        "cached_from": "usage",
+        "output": 1,
+        "output_per_second": 0.5,
+    }
+    assert all(set(one[name]) == SPREAD for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"))
+    assert one["itl_ms"]["p50"] is None
+    assert one["goodput"] == {"slo": {"ttft": 200.0}, "fraction": 0.5, "per_second": 0.5}
+    assert one["processes"]["worker"] == {
+        "cpu_seconds": 1.5,
+        "cpu_us_per_token": 150.0,
+        "tree_cpu_seconds": 2.5,
+        "tree_cpu_us_per_token": 250.0,
+        "rss_mb": 99.0,
+    }
+    assert one["client"] == {"processes": 2, "utilisation": 0.35, "cpu_us_per_token": 11.0, "late_ms": 0.0}
+    assert one["errors"] == {"HTTP 500: no": 1}
+
+
+def test_table_lines_up_and_tells_what_failed() -> None:
+    text = run_report.text(run(stage("c=8"), stage("rate=0.25")))
+    lines = text.splitlines()
+    assert lines[0] == "http://x  model tiny  random prompts, 10/1 tokens"
+    assert lines[2].split()[:5] == ["STAGE", "OK", "FAILED", "REQ/S", "TOK/S"]
+    assert lines[3].split()[:6] == ["c=8", "1", "1", "0.50", "0.50", "100"]
+    assert lines[3].split()[-2:] == ["50.0%", "50.0%"]
+    assert len(lines[2]) == len(lines[3]) == len(lines[4])
+    assert "error: c=8: 1 × HTTP 500: no" in lines
+    assert any(line.split()[:3] == ["c=8", "gone", "ended"] for line in lines)
+    assert "warning" not in text
+
+
+def test_columns_nobody_can_fill_are_left_out() -> None:
+    tokens = msgspec.structs.replace(stage().tokens, cached=None)
+    text = run_report.text(run(stage(tokens=tokens, goodput=None, processes={})))
+    assert not {"CACHED", "GOOD", "PROCESS"} & set(text.split())
+
+
+@pytest.mark.parametrize(
+    ("client", "warning"),
+    [
+        (run_report.ClientFigures(2, 0.85, 11.0, 0.0), "a client process was busy 85% of the time"),
+        (run_report.ClientFigures(2, 0.35, 11.0, 80.0), "a request was sent 80 ms late"),
+    ],
+)
+def test_load_that_was_too_much_for_its_clients_is_told(
+    client: run_report.ClientFigures, warning: str
+) -> None:
+    assert warning in run_report.text(run(stage(client=client)))
+
+
+def test_interrupted_run_says_so() -> None:
+    assert "stopped early" in run_report.text(run(stage(), interrupted=True))
+
+
+# --- processes and metrics --------------------------------------------------------------------------------
+
+
+def test_watched_process_is_counted_by_itself_and_with_its_children() -> None:
+    def look(own: float, **children: float) -> processes.Look:
+        cpu = {(1, 0.0): own} | {(int(name[1:]), 0.0): value for name, value in children.items()}
+        return processes.Look(cpu, own, 3 * 1024 * 1024)
+
+    before, after = look(1.0, c2=5.0, c3=7.0), look(1.5, c2=6.0, c4=2.0)
+    found = processes.between({"a": before, "b": before}, {"a": after}, 100)
+    assert found == {"a": processes.ProcessFigures(0.5, 5000.0, 3.5, 35000.0, 3.0), "b": None}
+    without_tokens = processes.between({"a": before}, {"a": after}, 0)["a"]
+    assert without_tokens is not None and without_tokens.cpu_us_per_token is None
+
+
+def test_processor_time_of_this_process_is_seen() -> None:
+    watch = processes.ProcessWatch({"me": os.getpid()})
+    before = watch.look()
+    end = os.times().user + 0.05
+    while os.times().user < end:
+        pass
+    used = processes.between(before, watch.look(), 1)["me"]
+    assert used is not None and used.cpu_seconds >= 0.03 and used.rss_mb > 1
+
+
+def test_process_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--watch worker=999999999: there is no such process"):
+        processes.ProcessWatch({"worker": 999999999})

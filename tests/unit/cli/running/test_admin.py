@@ -1,0 +1,266 @@
+"""The commands that ask workers, up to the runtime: words, bodies, targets, and what is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.cli import main as cli
+from dynamo_vllm.cli.running import adapter_progress, admin, worker_names
+from dynamo_vllm.cli.units import size
+from dynamo_vllm.config.options import AdminOptions
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.serving.admin import client as admin_client
+
+ONE, TWO, ALIKE = 0xA1B2C3D4E5F60718, 0x1122334455667788, 0xA1B2C3FFE5F60718
+NAMES = {ONE: "a1b2c3", TWO: "112233"}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: {"HOME": str(tmp_path)})
+
+
+def body(*argv: str) -> dict[str, Any]:
+    name, rest = admin.named(argv)
+    assert name is not None
+    options, words = admin.understand(name, admin.COMMANDS[name], rest, {})
+    return admin.COMMANDS[name].body(options, words)
+
+
+# --- words ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("lora load sql hf://a/b", {"lora_name": "sql", "source": {"uri": "hf://a/b"}}),
+        ("lora load --json sql /x --all", {"lora_name": "sql", "source": {"uri": "/x"}}),
+        ("lora unload sql", {"lora_name": "sql"}),
+        ("lora list", {}),
+        ("sleep", {"level": 1}),
+        ("sleep --level 2 --drain-seconds 5", {"level": 2, "drain_seconds": 5.0}),
+        ("wake", {}),
+        ("pause", {"mode": "wait"}),
+        ("pause --keep", {"mode": "keep"}),
+        ("pause --drain-seconds 0", {"mode": "wait", "drain_seconds": 0.0}),
+        ("resume", {}),
+        ("clear-kv", {}),
+        ("reset-caches", {"kinds": ["prefix", "multimodal", "encoder"]}),
+        ("reset-caches --kind encoder --kind encoder", {"kinds": ["encoder"]}),
+        ("profile start --prefix p", {"prefix": "p"}),
+        ("profile start", {}),
+        ("profile stop", {}),
+    ],
+)
+def test_words_become_the_body_of_a_verb(argv: str, expected: dict[str, Any]) -> None:
+    assert body(*argv.split()) == expected
+
+
+def test_folder_is_named_as_seen_from_here() -> None:
+    assert body("lora", "load", "a", "x/y")["source"] == {"uri": os.path.abspath("x/y")}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("lora laod", "lora: 'laod' is unknown; choose one of load, unload, list"),
+        ("lora load sql", "URI is missing: dynamo-vllm lora load NAME URI"),
+        ("lora load sql /x /y", "'/y' is too much: dynamo-vllm lora load NAME URI"),
+        ("lora unload", "NAME is missing"),
+        ("sleep deep", "'deep' is too much: dynamo-vllm sleep"),
+        ("sleep --deep", "--deep is no option of sleep; see 'dynamo-vllm sleep --help'"),
+        ("sleep --level 3", "--level 3 is unknown"),
+        ("wake --all --worker 1", "--all and --worker 1 exclude each other"),
+        ("wake --run-dir /no/such/folder", "--run-dir /no/such/folder: no serve runs there"),
+    ],
+)
+def test_bad_words_end_with_code_2_and_one_line(
+    argv: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(argv.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+def test_nobody_in_discovery_ends_with_code_1_and_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["wake", "--file-kv", "/no/such/folder", "--namespace", "mine"]) == 1
+    assert capsys.readouterr().err == (
+        "error: no worker of namespace mine is in discovery at /no/such/folder; is it running? "
+        "give --file-kv or --run-dir\n"
+    )
+
+
+@pytest.mark.parametrize("command", admin.COMMANDS)
+def test_help_says_whom_it_asks(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert ("Every worker is asked" in text) is command.startswith("lora")
+    assert ("say --all or --worker" in text) is not command.startswith("lora")
+
+
+def test_group_alone_lists_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["lora"]) == 2
+    assert all(f"  {part}" in capsys.readouterr().out for part in ("load NAME URI",))
+    assert cli.run(["profile", "--help"]) == 0
+
+
+def test_every_verb_has_its_time() -> None:
+    assert {command.verb for command in admin.COMMANDS.values()} | {"status"} == set(admin_client.SECONDS)
+
+
+# --- whom -------------------------------------------------------------------------------------------------
+
+
+def test_short_names_are_as_long_as_needed() -> None:
+    assert worker_names.short([ONE, TWO]) == NAMES
+    assert worker_names.short([ONE, ALIKE]) == {ONE: "a1b2c3d", ALIKE: "a1b2c3f"}
+    assert worker_names.short([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("1", TWO), ("2", ONE), ("a1b2c3d", ONE), ("A1B2C3F", ALIKE), ("11", TWO), (str(ONE), ONE)],
+)
+def test_worker_is_a_number_of_the_table_or_letters_of_its_instance(word: str, meant: int) -> None:
+    assert worker_names.pick([TWO, ONE, ALIKE], word) == meant
+
+
+def test_whole_instance_may_lack_its_zeros() -> None:
+    small = 0xA1B2C3D4E5F607
+    assert worker_names.short([small]) == {small: "00a1b2"}
+    assert worker_names.pick([small, small << 8], "a1b2c3d4e5f607") == small
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("4", "--worker 4 is no worker; 'dynamo-vllm status' shows them: 1122334, a1b2c3d, a1b2c3f"),
+        ("0", "--worker 0 is no worker"),
+        ("a1b", "--worker a1b fits several workers; 'dynamo-vllm status' shows them: a1b2c3d, a1b2c3f"),
+        ("zz", "--worker zz is no worker"),
+    ],
+)
+def test_worker_that_is_not_there_or_not_one_is_refused(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        worker_names.pick([TWO, ONE, ALIKE], word)
+    assert str(refused.value).startswith(message)
+
+
+def test_one_worker_needs_no_name_and_several_do() -> None:
+    assert worker_names.choose([ONE], None, wants_all=False) == [ONE]
+    assert worker_names.choose([ONE, TWO], None, wants_all=True) == [ONE, TWO]
+    assert worker_names.choose([ONE, TWO], "2", wants_all=True) == [TWO]
+    with pytest.raises(ConfigError, match="there are 2 workers; say --all, or --worker ID; .*112233"):
+        worker_names.choose([ONE, TWO], None, wants_all=False)
+
+
+# --- what is printed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "reply", "text"),
+    [
+        ("lora load", {"seconds": 1.24, "rank": 8, "bytes": 1234567}, "loaded in 1.2 s, rank 8, 1.2 MB"),
+        ("lora load", {"already_loaded": True}, "already loaded"),
+        ("sleep", {"seconds": 0.31, "freed_bytes": 41.7e9}, "asleep after 0.3 s, 41.7 GB freed"),
+        ("sleep", {"seconds": 0.31, "freed_bytes": None}, "asleep after 0.3 s"),
+        ("sleep", {"already": True}, "already asleep"),
+        ("wake", {"seconds": 2, "already": False}, "awake after 2.0 s"),
+        ("wake", {"already": True}, "already awake"),
+        ("pause", {}, "paused"),
+        ("pause", {"already": True}, "already paused"),
+        ("resume", {}, "resumed"),
+        ("resume", {"already": True}, "was not paused"),
+        ("profile stop", {"folder": "/p"}, "profile in /p"),
+        ("profile stop", {}, "profile written"),
+    ],
+)
+def test_reply_in_words(command: str, reply: dict[str, Any], text: str) -> None:
+    assert admin.COMMANDS[command].said(reply) == text
+
+
+def test_refusals_go_to_stderr_each_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    replies = {
+        ONE: {"status": "success", "already": True},
+        TWO: {"status": "error", "error": "wrong_state", "message": "it is draining", "code": 409},
+    }
+    admin.report("wake", admin.COMMANDS["wake"], AdminOptions(), replies, NAMES)
+    said = capsys.readouterr()
+    assert said.out == "a1b2c3: already awake\n"
+    assert said.err == "112233: refused (409 wrong_state): it is draining\n"
+
+
+def test_worker_without_an_answer_is_not_said_to_refuse() -> None:
+    reply = admin_client.failure("no_answer", "no answer within 5 s", 504)
+    assert admin.refusal(reply) == "no answer within 5 s"
+
+
+def test_json_has_every_reply(capsys: pytest.CaptureFixture[str]) -> None:
+    admin.report("wake", admin.COMMANDS["wake"], AdminOptions(json=True), {ONE: {"status": "success"}}, NAMES)
+    assert json.loads(capsys.readouterr().out) == {
+        "verb": "wake_up",
+        "workers": [{"worker": "a1b2c3", "instance": ONE, "status": "success"}],
+    }
+
+
+def test_adapters_of_all_workers_stand_in_one_table() -> None:
+    sql = {"name": "sql", "state": "loaded", "uri": "/a", "rank": 8, "leases": 2}
+    bad = {"name": "bad", "state": "failed", "uri": "/b", "error": "no such folder"}
+    replies = {
+        ONE: {"status": "success", "loras": [sql, bad], "count": 1, "capacity": 4},
+        TWO: {"status": "success", "loras": [], "count": 0, "capacity": 4},
+    }
+    assert admin.adapters(replies, NAMES).splitlines() == [
+        "WORKER  ADAPTER  STATE                   RANK  IN USE  SOURCE",
+        "a1b2c3  sql      loaded                  8     2       /a",
+        "a1b2c3  bad      failed: no such folder  -     0       /b",
+        "a1b2c3 has 1 of 4; 112233 has 0 of 4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (45.6e6, "45.6 MB"), (2e15, "2000.0 TB"), (None, "?")],
+)
+def test_sizes_for_a_person(count: float | None, text: str) -> None:
+    assert size(count) == text
+
+
+# --- the line while an adapter is loaded ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"state": "fetching", "done_bytes": 5e6, "total_bytes": 2e7}, "fetching 5.0 MB of 20.0 MB (25 %)"),
+        ({"state": "fetching", "done_bytes": 5e6, "total_bytes": None}, "fetching 5.0 MB"),
+        ({"state": "fetching", "done_bytes": 0, "total_bytes": None}, "fetching"),
+        ({"state": "loaded", "done_bytes": 5, "total_bytes": 5}, "loaded"),
+        ({"state": "failed", "done_bytes": 5, "error": "no such folder"}, "failed: no such folder"),
+    ],
+)
+def test_how_far_an_adapter_is(entry: dict[str, Any], text: str) -> None:
+    assert adapter_progress.how_far(entry) == text
+
+
+def test_line_names_every_worker_and_fits_the_terminal() -> None:
+    states = {"a1b2c3": "verifying", "112233": "waiting"}
+    assert adapter_progress.line("sql", states, 80) == "sql: a1b2c3 verifying, 112233 waiting"
+    assert adapter_progress.line("sql", states, 10) == "sql: a1b2c"
+
+
+def test_adapter_a_worker_does_not_know_of_yet_is_waiting() -> None:
+    assert adapter_progress.state_of({"loras": [{"name": "other", "state": "ready"}]}, "sql") == "waiting"
+
+
+async def test_no_line_where_nobody_looks() -> None:
+    asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    stream = io.StringIO()
+    await adapter_progress.show(None, "sql", {ONE: asked}, NAMES, stream)  # type: ignore[arg-type]
+    assert stream.getvalue() == ""

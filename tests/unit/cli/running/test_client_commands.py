@@ -1,0 +1,695 @@
+"""status, chat and check --live against a small stand-in for the frontend."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dynamo_vllm.bench.http import target
+from dynamo_vllm.cli import main as cli
+from dynamo_vllm.cli.running import chat, frontend_client, prove, status_text
+from dynamo_vllm.cli.running.status_data import SystemStatus, Worker
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.serving.admin import client as admin_client
+from dynamo_vllm.supervise import run_folder
+from harness.bad_server import make_certificate
+from harness.live import live
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BATCHES = 'dynamo_component_router_kv_zmq_ingress_batches_total{worker_id="1"} '
+EVENTS = """\
+# TYPE dynamo_component_kv_cache_events_applied counter
+dynamo_component_kv_cache_events_applied{event_type="removed",status="ok",worker_id="1"} 5
+dynamo_component_kv_cache_events_applied{event_type="stored",status="ok",worker_id="1"} """
+METRICS = """\
+dynamo_frontend_requests_total{endpoint="completions",model="tiny",status="success"} 7
+dynamo_frontend_requests_total{endpoint="chat_completions",model="tiny",status="error"} 2
+dynamo_frontend_requests_total{endpoint="completions",model="other",status="success"} 9
+dynamo_component_router_requests_total{model="tiny"} 100
+dynamo_frontend_inflight_requests{model="tiny"} 3
+"""
+
+
+ENDPOINTS = {"kv_terms": ("compare",), "admin": ("control",)}
+
+
+def instances(component: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "component": component,
+            "endpoint": endpoint,
+            "namespace": "dynamo",
+            "instance_id": 7,
+            "transport": {"tcp": "127.0.0.1:5/abc"},
+            "device_type": "cpu",
+        }
+        for endpoint in ENDPOINTS.get(component, ("generate", "worker_kv_query_source_1", "list_loras"))
+    ]
+
+
+@dataclass
+class Frontend:
+    """How the stand-in behaves, and what it was asked."""
+
+    models: list[str] = field(default_factory=lambda: ["tiny"])
+    components: tuple[str, ...] = ("backend",)
+    closed: set[str] = field(default_factory=set)
+    router: str = "kv"
+    caches: bool = True
+    hands_over: int | None = None
+    """Tokens a decode worker takes from a prefill worker; None where there is none."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    chunks: list[str] = field(default_factory=lambda: ["Good ", "day"])
+    error: dict[str, Any] | None = None
+    url: str = ""
+    _known: set[str] = field(default_factory=set)
+    _events: int = 0
+
+    def get(self, path: str) -> tuple[int, Any]:
+        if path in self.closed:
+            return 404, {"message": f"Route not found: GET {path}"}
+        match path:
+            case "/health":
+                return (200 if self.models else 503), {"status": "…", "models": self.models}
+            case "/v1/models":
+                return 200, {"data": [{"id": name, "context_window": 2048} for name in self.models]}
+            case "/instances":
+                found = [entry for component in self.components for entry in instances(component)]
+                return 200, {"instances": found if self.models else []}
+            case "/metrics":
+                counted = "" if self.router == "random" else f"{EVENTS}{self._events}\n"
+                counted += f"{BATCHES}{self._events}\n" if self.router == "kv" else ""
+                return 200, METRICS + counted
+        return 404, {"message": "no"}
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        self.asked.append(body)
+        if path in self.closed:
+            return 404, {"message": "Model not found", "code": 404}
+        if body.get("temperature", 1) > 2:
+            return 400, {"message": "Validation: Temperature must be between 0 and 2"}
+        prompt = json.dumps(body.get("prompt") or body["messages"])
+        cached = 640 if self.caches and prompt in self._known else 0
+        rate = 0.9 if prompt in self._known and (self.caches or self.router == "predicts") else 0.0
+        self._events += self.router == "predicts" or (self.caches and prompt not in self._known)
+        self._known.add(prompt)
+        answer: dict[str, Any] = {"usage": {"prompt_tokens": 700, "completion_tokens": 1}}
+        answer["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.router != "random":
+            answer["nvext"] = {"timing": {"kv_hit_rate": rate}}
+        if self.hands_over is not None:
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"] = self.hands_over
+            answer["nvext"]["worker_id"] = {"prefill_worker_id": 1, "decode_worker_id": 2}
+        return 200, answer
+
+
+@pytest.fixture
+def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Frontend]:
+    nowhere = {"HOME": str(tmp_path), "DYN_FILE_KV": str(tmp_path / "discovery")}
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: nowhere)
+    monkeypatch.setattr(prove, "EVENT_SECONDS", 0.1)
+    monkeypatch.setattr(prove, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(prove, "SETTLE_SECONDS", 0)
+    behaviour = Frontend()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply(*behaviour.get(self.path))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, answer = behaviour.post(self.path, body)
+            if status != 200 or not body.get("stream"):
+                return self._reply(status, answer)
+            deltas = [{"reasoning_content": piece} for piece in behaviour.thoughts]
+            deltas += [{"content": piece} for piece in behaviour.chunks]
+            frames: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
+            frames += [{"error": behaviour.error}] if behaviour.error else []
+            text = "".join(f"data: {json.dumps(frame)}\n\n" for frame in frames)
+            return self._reply(200, f": a comment\n\n{text}data: [DONE]\n\n")
+
+        def _reply(self, status: int, answer: Any) -> None:
+            data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    behaviour.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield behaviour
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def proven(frontend: Frontend, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, str]]:
+    code = cli.run(["check", "--live", frontend.url, "--json", *argv])
+    return code, {step["name"]: step["outcome"] for step in json.loads(capsys.readouterr().out)}
+
+
+# --- status -----------------------------------------------------------------------------------------------
+
+
+def test_status_shows_models_instances_and_figures(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["status", frontend.url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ready"] is True
+    assert found["models"] == [
+        {"name": "tiny", "ready": True, "context_length": 2048, "requests": 9, "in_flight": 3, "errors": 2}
+    ]
+    assert found["instances"] == [
+        {
+            "id": 7,
+            "role": "agg",
+            "address": "dynamo.backend.generate",
+            "transport": "tcp 127.0.0.1:5",
+            "device": "cpu",
+            "kv_index": True,
+        }
+    ]
+
+
+def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["status", frontend.url]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{frontend.url}  ready"
+    assert lines[2:4] == [
+        "MODEL  READY  CONTEXT  REQUESTS  IN FLIGHT  ERRORS",
+        "tiny   yes    2048     9         3          2",
+    ]
+
+
+def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.components = ("backend", "backend-2", "prefill", "mine", "kv_terms", "admin")
+    assert cli.run(["status", frontend.url]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:10]]
+    assert [row[1:3] for row in rows] == [
+        ["ROLE", "ENDPOINT"],
+        ["decode", "dynamo.backend.generate"],
+        ["decode", "dynamo.backend-2.generate"],
+        ["-", "dynamo.mine.generate"],
+        ["prefill", "dynamo.prefill.generate"],
+    ]
+
+
+def test_status_of_a_system_without_a_model_says_so(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.models = []
+    assert cli.run(["status", frontend.url]) == 0
+    assert "not ready: no model can answer\n\nno worker is registered" in capsys.readouterr().out
+
+
+def test_status_where_nothing_listens_fails_with_what_to_do(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["status", "http://127.0.0.1:1"]) == 1
+    assert "error: nothing listens at http://127.0.0.1:1; start a system with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["status"], ["chat", "-m", "x"], ["check", "--live"]])
+@pytest.mark.parametrize("seconds", ["0", "nan", "-1"])
+def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
+    command: list[str], seconds: str, frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = command.index("-m") if "-m" in command else len(command)
+    argv = [*command[:place], frontend.url, *command[place:], f"--timeout={seconds}"]
+    assert cli.run(argv) == 2
+    assert "must be above 0" in capsys.readouterr().err
+
+
+def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: Path) -> None:
+    with live(certificate=make_certificate(tmp_path, "models.example")) as port:
+        asked = frontend_client.FrontendClient(f"https://127.0.0.1:{port}", 60)
+        assert asked.get("/live").status_code == 200
+        asked.close()
+        assert target.get(f"https://127.0.0.1:{port}/live", 5) == b""
+
+
+def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None:
+    with live(certificate=make_certificate(tmp_path, "models.example"), host="127.0.0.2") as port:
+        asked = frontend_client.FrontendClient(f"https://127.0.0.2:{port}", 60)
+        with pytest.raises(
+            frontend_client.Unanswered, match="TLS failed: .*certificate verify failed.*SSL_CERT_FILE"
+        ):
+            asked.get("/live")
+        asked.close()
+        with pytest.raises(target.Unmeasurable, match="certificate verify failed"):
+            target.get(f"https://127.0.0.2:{port}/live", 5)
+
+
+def test_status_of_something_else_than_our_frontend_says_so(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.closed = {"/health"}
+    assert cli.run(["status", frontend.url]) == 1
+    assert "/health is not our frontend's" in capsys.readouterr().err
+
+
+def test_status_without_workers_in_discovery_says_where_it_looked(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.run(["status", frontend.url]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"no worker of namespace dynamo is in discovery at {tmp_path / 'discovery'}; is it running? "
+        "give --file-kv or --run-dir"
+    )
+
+
+def test_status_asks_the_frontend_of_the_serve_that_runs_here(
+    frontend: Frontend,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    home = {"HOME": str(tmp_path)}
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: home)
+    folder = run_folder.choose(None, home)
+    with folder.opened():
+        folder.forget()
+        folder.note(frontend.url)
+        assert cli.run(["status"]) == 0
+    assert capsys.readouterr().out.startswith(f"{frontend.url}  ready")
+
+
+@pytest.mark.parametrize("words", [["--watch", "0"], ["--timeout", "-1"]])
+def test_status_with_a_time_that_is_none_is_refused(words: list[str], frontend: Frontend) -> None:
+    assert cli.run(["status", frontend.url, *words]) == 2
+
+
+def worker(number: int, **told: Any) -> Worker:
+    return Worker(number, f"aaaa0{number}", number, {"status": "success", **told})
+
+
+def shown(*workers: Worker, problem: str | None = None) -> list[str]:
+    found = SystemStatus("http://x", "namespace n in y", None, problem, list(workers), None)
+    return status_text.text(found).splitlines()
+
+
+def rank(number: int, hit_rate: float | None = 0.5, usage: float = 0.25) -> dict[str, Any]:
+    figures = {"running": 3, "waiting": 1, "kv_usage": usage, "tokens_per_second": 10.4}
+    return {"rank": number, "hit_rate": hit_rate, **figures}
+
+
+def test_status_of_workers_stands_without_a_frontend() -> None:
+    lines = shown(
+        worker(
+            1,
+            role="decode",
+            state="ready",
+            models=["tiny", "alias"],
+            adapters=[{"name": "sql", "state": "loaded"}, {"name": "b", "state": "fetching"}],
+            ranks=[rank(0)],
+            last_error={"message": "the engine\nfailed", "seconds_ago": 185.2},
+        ),
+        problem="nothing listens",
+    )
+    assert lines[0:3] == ["http://x  no answer", "", "nothing listens"]
+    assert lines[4] == "workers of namespace n in y"
+    assert re.split("  +", lines[-2]) == list(status_text.WORKERS)
+    assert re.split("  +", lines[-1]) == [
+        *("1", "aaaa01", "decode", "ready", "25 %", "50 %", "3", "1", "10", "tiny,alias", "sql,b (fetching)"),
+        "3 min ago: the engine failed",
+    ]
+
+
+def test_status_of_a_worker_with_ranks_has_a_line_for_all_and_one_for_each() -> None:
+    lines = shown(worker(1, role="agg", state="ready", models=["m"], ranks=[rank(0), rank(1, None, 0.75)]))
+    assert [re.split("  +", line.strip()) for line in lines[-3:]] == [
+        ["1", "aaaa01", "agg", "ready", "50 %", "-", "6", "2", "21", "m", "-", "-"],
+        ["rank 0", "25 %", "50 %", "3", "1", "10"],
+        ["rank 1", "75 %", "-", "3", "1", "10"],
+    ]
+
+
+def test_figures_of_a_worker_fit_a_terminal_of_80_columns() -> None:
+    lines = shown(worker(2, role="prefill", state="draining", models=["m" * 60], ranks=[rank(0)]))
+    assert lines[-2].index("TOK/S") + len("TOK/S") < 80
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [("unreachable", "no answer"), ("no_answer", "no answer"), ("not_allowed", "refuses")]
+)
+def test_status_of_a_worker_that_does_not_tell(error: str, state: str) -> None:
+    lines = shown(Worker(2, "aaaa02", 2, admin_client.failure(error, "why it is so", 403)))
+    assert re.split("  +", lines[-1])[:4] == ["2", "aaaa02", "-", state]
+    assert lines[-1].endswith("why it is so")
+
+
+def test_status_json_has_both_parts_and_the_instance_of_discovery() -> None:
+    found = SystemStatus(
+        "http://x", "y", None, "nothing listens", [worker(1, instance=99, state="ready")], None
+    )
+    assert found.builtins() == {
+        "url": "http://x",
+        "ready": False,
+        "models": [],
+        "instances": None,
+        "workers": [{"status": "success", "state": "ready", "number": 1, "worker": "aaaa01", "instance": 1}],
+        "frontend_problem": "nothing listens",
+        "workers_problem": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200000, "2 d")]
+)
+def test_time_since_is_said_in_one_unit(seconds: float, text: str) -> None:
+    assert status_text.ago(seconds) == text
+
+
+# --- chat -------------------------------------------------------------------------------------------------
+
+
+def test_one_message_prints_the_answer_and_ends(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["chat", frontend.url, "-m", "hello", "--max-tokens", "5", "--temperature", "0.5"]) == 0
+    assert capsys.readouterr().out == "Good day\n"
+    assert frontend.asked == [
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 5,
+            "temperature": 0.5,
+            "stream": True,
+        }
+    ]
+
+
+def test_piped_text_is_the_message(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert cli.run(["chat", "--url", frontend.url]) == 0
+    assert frontend.asked[0]["messages"][-1]["content"] == "from a pipe"
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--temperature", "3"], "HTTP 400: Validation: Temperature must be between 0 and 2"),
+        ([], "the answer broke off: Service temporarily unavailable"),
+    ],
+)
+def test_error_of_the_server_is_readable_and_ends_with_code_1(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str], argv: list[str], error: str
+) -> None:
+    frontend.error = {"message": "Service temporarily unavailable", "code": 503}
+    assert cli.run(["chat", frontend.url, "-m", "hello", *argv]) == 1
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_names_and_errors_of_a_server_cannot_drive_the_terminal(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.models = ["ti\x1b]0;title\x07ny\x9b31m"]
+    frontend.error = {"message": "no\x1b[2J\r room\x08", "code": 503}
+    assert talk(frontend, monkeypatch, "one", "/model", "/model \x1b[5mother") == 0
+    said = capsys.readouterr()
+    assert "error: the answer broke off: no[2J room\n" in said.err
+    assert "* ti]0;titleny31m\n" in said.out and "[5mother is not served" in said.out
+    assert cli.run(["status", frontend.url]) == 0
+    shown = said.out + said.err + "".join(capsys.readouterr())
+    assert not {"\x1b", "\x07", "\x08", "\r", "\x9b"} & set(
+        shown.replace("\x1b[0m", "").replace("\x1b[2m", "")
+    )
+
+
+def test_chat_without_a_model_says_so(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.models = []
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 1
+    assert "serves no model yet" in capsys.readouterr().err
+
+
+def talk(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException], words: Any = ()
+) -> int:
+    """A terminal at which these lines are typed."""
+    typed = iter(lines)
+
+    def read(_: str) -> str:
+        line = next(typed, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True, raising=False)
+    return cli.run(["chat", frontend.url, "--system", "Be kind.", *words])
+
+
+@pytest.mark.parametrize("command", ["/reset", "/clear"])
+def test_talk_goes_on_with_what_was_said_until_begun_anew(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    assert talk(frontend, monkeypatch, "one", "two", command, "three", "/exit", "four") == 0
+    assert [[m["content"] for m in body["messages"]] for body in frontend.asked] == [
+        ["Be kind.", "one"],
+        ["Be kind.", "one", "Good day", "two"],
+        ["Be kind.", "three"],
+    ]
+
+
+def test_interrupt_at_the_prompt_and_an_error_leave_the_talk_open(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.closed = {"/v1/chat/completions"}
+    assert talk(frontend, monkeypatch, KeyboardInterrupt, "", "one", "/help") == 0
+    said = capsys.readouterr()
+    assert said.err == "error: HTTP 404: Model not found\n"
+    assert said.out.count(chat.HELP) == 2
+
+
+def test_interrupt_stops_the_answer_and_keeps_what_came(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = frontend_client.FrontendClient.stream
+
+    def interrupted(
+        self: frontend_client.FrontendClient, path: str, body: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        yield next(whole(self, path, body))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frontend_client.FrontendClient, "stream", interrupted)
+        assert talk(frontend, monkeypatch, "one") == 0
+    assert "Good \n[stopped]\n" in capsys.readouterr().out
+
+
+def test_thoughts_are_dim_on_a_terminal_and_do_not_go_back(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.thoughts = ["a ", "sum\x1b[31m\x9b31m"]
+    assert talk(frontend, monkeypatch, "one", "two") == 0
+    assert "\x1b[2ma sum[31m31m\x1b[0m\nGood day\n" in capsys.readouterr().out
+    assert frontend.asked[1]["messages"][2] == {"role": "assistant", "content": "Good day"}
+
+
+def test_thoughts_are_hidden_by_the_flag(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.thoughts = ["a sum"]
+    assert talk(frontend, monkeypatch, "one", words=["--no-reasoning"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "Good day"
+
+
+def test_another_program_gets_the_answer_alone(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.thoughts = ["a sum"]
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 0
+    assert capsys.readouterr().out == "Good day\n"
+    frontend.chunks = []
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 0
+    assert "the answer is empty: the model only thought" in capsys.readouterr().err
+
+
+def test_talk_goes_on_with_another_model(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.models = ["tiny", "small"]
+    assert talk(frontend, monkeypatch, "one", "/model tiny", "two", "/model large", "/model") == 0
+    assert [body["model"] for body in frontend.asked] == ["small", "tiny"]
+    assert [m["content"] for m in frontend.asked[1]["messages"]] == ["Be kind.", "one", "Good day", "two"]
+    out = capsys.readouterr().out
+    assert "large is not served; there are small, tiny\n" in out
+    assert out.count("  small\n* tiny\n") == 2
+
+
+def test_chat_where_nothing_is_served_says_what_to_do(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["chat", "http://127.0.0.1:1", "-m", "hello"]) == 1
+    assert "nothing listens at http://127.0.0.1:1; start a system with 'dynamo" in capsys.readouterr().err
+    frontend.models = []
+    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 1
+    assert f"error: {frontend.url} serves no model yet" in capsys.readouterr().err
+
+
+def test_chat_talks_to_the_serve_that_runs_here(
+    frontend: Frontend,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    home = {"HOME": str(tmp_path)}
+    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: home)
+    folder = run_folder.choose(None, home)
+    with folder.opened():
+        folder.note(frontend.url)
+        assert cli.run(["chat", "-m", "hello"]) == 0
+    assert capsys.readouterr().out == "Good day\n"
+
+
+# --- check --live -----------------------------------------------------------------------------------------
+
+
+def test_working_system_is_proven_in_every_step(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, steps = proven(frontend, capsys, "--strict")
+    assert code == 0
+    assert steps == dict.fromkeys(("health", "model", "answer", "kv event", "prefix cache"), "ok")
+
+
+def test_steps_are_printed_with_figures(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", "--live", frontend.url]) == 0
+    text = capsys.readouterr().out
+    assert "the router knew 90% of a repeated prompt, 0% at first; event batches: 1; tries: 1 in" in text
+    assert "640 of 700 prompt tokens came from the cache, 0 at first" in text
+
+
+@pytest.mark.parametrize(("tokens", "outcome"), [(700, "ok"), (699, "ok"), (640, "FAILED")])
+def test_prefill_and_decode_are_proven_by_the_hand_over(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str], tokens: int, outcome: str
+) -> None:
+    frontend.hands_over = tokens
+    code, steps = proven(frontend, capsys, "--strict")
+    assert code == (0 if outcome == "ok" else 1)
+    assert (steps["kv event"], steps["hand-over"]) == ("ok", outcome)
+    assert "prefix cache" not in steps
+
+
+def test_every_proof_uses_a_prompt_of_its_own(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert proven(frontend, capsys)[0] == 0
+    said = {json.dumps(body["messages"]) for body in frontend.asked if "messages" in body}
+    assert len(said) == 3  # the greeting, and one per proof
+
+
+def test_events_that_do_not_arrive_fail(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.caches = False
+    code, steps = proven(frontend, capsys)
+    assert code == 1
+    assert (steps["kv event"], steps["prefix cache"]) == ("FAILED", "FAILED")
+
+
+def test_events_over_nats_are_proven(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.router = "nats"
+    code, steps = proven(frontend, capsys, "--strict")
+    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "ok", "ok")
+
+
+def test_router_that_predicts_proves_no_event(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+    frontend.router = "predicts"
+    code, steps = proven(frontend, capsys)
+    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "not proven", "ok")
+
+
+def test_router_that_ignores_caches_fails_only_when_strict(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.router, frontend.caches = "random", False
+    code, steps = proven(frontend, capsys)
+    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "not proven", "not proven")
+    assert proven(frontend, capsys, "--strict")[0] == 1
+
+
+def test_model_without_chat_is_asked_by_completion(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.closed = {"/v1/chat/completions"}
+    assert proven(frontend, capsys)[0] == 0
+    assert "prompt" in frontend.asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("closed", "models", "argv", "failed"),
+    [
+        ({"/v1/chat/completions", "/v1/completions"}, ["tiny"], [], "answer"),
+        (set(), ["tiny"], ["--model", "large"], "model"),
+        (set(), [], [], "model"),
+    ],
+)
+def test_proof_ends_at_the_step_without_which_nothing_follows(
+    frontend: Frontend,
+    capsys: pytest.CaptureFixture[str],
+    closed: set[str],
+    models: list[str],
+    argv: list[str],
+    failed: str,
+) -> None:
+    frontend.closed, frontend.models = closed, models
+    code, steps = proven(frontend, capsys, *argv)
+    assert code == 1
+    assert list(steps.items())[-1] == (failed, "FAILED")
+
+
+def test_unreachable_system_fails_with_one_step(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.url = "127.0.0.1:1"
+    assert proven(frontend, capsys) == (1, {"connection": "FAILED"})
+
+
+@pytest.mark.parametrize("context_length", [None, 64, 2048, 131072])
+def test_prompt_fits_into_the_context_at_one_token_per_letter(context_length: int | None) -> None:
+    text = prove.unique_prompt(context_length)
+    assert len(text) < (context_length or 4096)
+    assert text.isascii()
+
+
+# --- the client -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1/"]
+)
+def test_every_spelling_names_the_same_frontend(url: str) -> None:
+    assert frontend_client.base(url) == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", ""])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no URL of a frontend"):
+        frontend_client.base(url)
+
+
+def test_pictures_in_an_answer_are_named_and_its_words_kept() -> None:
+    page = chat.Page(io.StringIO(), shows_reasoning=True)
+    page.add(
+        {"content": [{"type": "text", "text": "red "}, {"type": "image_url", "image_url": {"url": "x"}}]}
+    )
+    assert page.answer == "red [image_url]\n"

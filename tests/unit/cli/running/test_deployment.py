@@ -1,0 +1,165 @@
+"""Which deployment a command is about: run folders that are held, and what a user may say instead."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dynamo_vllm.cli.running import deployment
+from dynamo_vllm.config.options import AdminOptions
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.supervise import run_folder
+from dynamo_vllm.supervise.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Mapping[str, str]:
+    return {"HOME": str(tmp_path / "home")}
+
+
+def in_cache(home: Mapping[str, str], name: str) -> RunFolder:
+    return RunFolder(run_folder.cache_folder(home) / "run" / name)
+
+
+# --- run folders ------------------------------------------------------------------------------------------
+
+
+def test_folder_is_running_while_it_is_held(home: Mapping[str, str]) -> None:
+    folder = run_folder.choose(None, home)
+    assert run_folder.running(home) == []
+    with folder.opened():
+        assert run_folder.running(home) == [folder]
+    assert run_folder.running(home) == []
+
+
+def test_folder_the_user_chose_is_found_too_and_leaves_no_link(
+    home: Mapping[str, str], tmp_path: Path
+) -> None:
+    folder = run_folder.choose(str(tmp_path / "mine"), home)
+    with folder.opened():
+        assert [found.path for found in run_folder.running(home)] == [tmp_path / "mine"]
+    assert folder.link is not None
+    assert not folder.link.is_symlink()
+
+
+def test_link_of_a_killed_serve_is_swept(home: Mapping[str, str], tmp_path: Path) -> None:
+    stale = in_cache(home, "20260101-000000-1").path
+    stale.parent.mkdir(parents=True)
+    stale.symlink_to(tmp_path / "gone")
+    assert run_folder.running(home) == []
+    assert not stale.is_symlink()
+
+
+def test_cache_that_cannot_be_written_does_not_keep_serve_from_its_work(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("no folder")
+    with run_folder.choose(str(tmp_path / "mine"), {"HOME": str(tmp_path / "home")}).opened():
+        pass
+
+
+def test_somebody_who_looks_does_not_keep_serve_from_its_folder(home: Mapping[str, str]) -> None:
+    folder = in_cache(home, "a")
+    folder.path.mkdir(parents=True)
+    with (folder.path / "lock").open("a+") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        with folder.opened():
+            assert folder.is_held
+
+
+def test_serve_tells_where_its_frontend_is(home: Mapping[str, str]) -> None:
+    folder = in_cache(home, "a")
+    assert folder.url is None
+    with folder.opened():
+        folder.note("http://127.0.0.1:8123")
+        assert folder.url == "http://127.0.0.1:8123"
+
+
+# --- the deployment ---------------------------------------------------------------------------------------
+
+
+def test_the_only_serve_is_meant(home: Mapping[str, str]) -> None:
+    with in_cache(home, "a").opened() as _:
+        options, folder = deployment.find(AdminOptions(namespace="n"), home)
+    assert folder == in_cache(home, "a")
+    assert options == AdminOptions(
+        namespace="n", file_kv=str(in_cache(home, "a").discovery), bind_host="127.0.0.1"
+    )
+
+
+def test_serve_in_a_cluster_is_looked_for_there(home: Mapping[str, str]) -> None:
+    noted = {
+        "discovery_backend": "etcd",
+        "file_kv": "/unused",
+        "etcd_endpoints": "http://10.0.0.1:2379",
+        "request_plane": "nats",
+        "nats_server": "nats://10.0.0.1:4222",
+        "bind_host": None,
+    }
+    with in_cache(home, "a").opened():
+        in_cache(home, "a").note("http://127.0.0.1:8123", noted)
+        options, _ = deployment.find(AdminOptions(), home)
+    assert options == AdminOptions(**noted)
+
+
+def test_without_a_serve_the_runtimes_own_place_stands(home: Mapping[str, str]) -> None:
+    assert deployment.find(AdminOptions(), home) == (AdminOptions(), None)
+
+
+def test_of_several_serves_one_must_be_named(home: Mapping[str, str]) -> None:
+    first, second = in_cache(home, "a"), in_cache(home, "b")
+    with first.opened(), second.opened():
+        second.note("http://127.0.0.1:8123")
+        with pytest.raises(ConfigError, match="several serve run") as refused:
+            deployment.find(AdminOptions(), home)
+        assert str(refused.value).splitlines()[1:] == [
+            f"  {first.path}",
+            f"  {second.path}  http://127.0.0.1:8123",
+        ]
+        assert deployment.find(AdminOptions(run_dir=str(first.path)), home)[1] == first
+        assert deployment.find(AdminOptions(), home, "http://127.0.0.1:8123")[1] == second
+        with pytest.raises(ConfigError, match="several serve run"):
+            deployment.find(AdminOptions(), home, "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("options", [AdminOptions(file_kv="/kv"), AdminOptions(discovery_backend="etcd")])
+def test_what_the_user_says_stands(options: AdminOptions, home: Mapping[str, str]) -> None:
+    with in_cache(home, "a").opened():
+        assert deployment.find(options, home) == (options, None)
+
+
+def ended(home: Mapping[str, str], name: str, days_ago: float = 1) -> Path:
+    """The folder that a serve left, killed or not."""
+    folder = in_cache(home, name)
+    with folder.opened():
+        folder.logs.joinpath("worker-1.log").write_text("something")
+    then = time.time() - days_ago * 86400
+    os.utime(folder.path / "lock", (then, then))
+    return folder.path
+
+
+def test_old_run_folders_are_removed_and_never_one_in_use(home: Mapping[str, str], tmp_path: Path) -> None:
+    paths = [ended(home, f"2026010{day}-120000-{day}") for day in range(1, 7)]
+    young = ended(home, "20260101-110000-99", days_ago=0)
+    others = [ended(home, "mine"), ended(home, "20260101-120000-x")]
+    with RunFolder(paths[0]).opened(), run_folder.choose(str(tmp_path / "chosen"), home).opened():
+        run_folder.prune(home, 2)
+        assert [path.exists() for path in paths] == [True, False, False, False, True, True]
+        assert young.exists() and all(path.exists() for path in others)
+        assert (tmp_path / "chosen" / "logs").exists()
+    run_folder.prune(home, 0)
+    assert not any(path.exists() for path in paths[1:])
+    run_folder.prune({"HOME": str(tmp_path / "none")}, 0)
+
+
+def test_run_folder_where_nothing_runs_is_refused(home: Mapping[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no serve runs there"):
+        deployment.find(AdminOptions(run_dir=str(tmp_path)), home)

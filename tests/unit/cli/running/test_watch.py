@@ -1,0 +1,84 @@
+"""Showing something again and again."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from dynamo_vllm.cli.running.watch import WatchScreen, frame, watch
+
+
+class Stop(Exception):
+    """The test has seen enough."""
+
+
+class Time:
+    """A clock that only sleeping moves, and looks that take long."""
+
+    def __init__(self, *looks: float) -> None:
+        self.now = 100.0
+        self.looks = list(looks)
+        self.looked_at: list[float] = []
+        self.shown: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
+
+    async def look(self) -> str:
+        if not self.looks:
+            raise Stop
+        self.looked_at.append(self.now)
+        self.now += self.looks.pop(0)
+        return f"at {self.now:g}"
+
+    async def run(self, seconds: float) -> None:
+        with pytest.raises(Stop):
+            await watch(self.look, self.shown.append, seconds, self.clock, self.sleep)
+
+
+async def test_looks_are_an_interval_apart_however_long_they_take() -> None:
+    time = Time(0.5, 1.5, 0)
+    await time.run(2)
+    assert time.looked_at == [100, 102, 104]
+    assert time.shown == ["at 100.5", "at 103.5", "at 104"]
+
+
+async def test_slow_look_is_followed_at_once_and_not_by_several() -> None:
+    time = Time(7, 0, 0)
+    await time.run(2)
+    assert time.looked_at == [100, 107, 109]
+
+
+def test_picture_is_written_over_the_one_before_without_clearing_it() -> None:
+    assert frame("ab\nc", 80, 24) == "\x1b[Hab\x1b[K\r\nc\x1b[K\x1b[J"
+
+
+def test_picture_larger_than_the_terminal_is_cut_and_says_so() -> None:
+    rows = frame("\n".join("x" * 50 for _ in range(10)), 20, 4).split("\r\n")
+    assert len(rows) == 4
+    assert rows[0] == "\x1b[H" + "x" * 19 + "\x1b[K"
+    assert "… 7 more lines" in rows[-1]
+
+
+def test_terminal_is_as_before_and_the_last_picture_stays() -> None:
+    stream = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), WatchScreen(stream, is_live=True) as screen:
+        screen.show("one")
+        screen.show("two")
+        raise KeyboardInterrupt
+    text = stream.getvalue()
+    assert text.startswith("\x1b[?1049h")
+    assert text.endswith("\x1b[?1049ltwo\n")
+
+
+def test_elsewhere_pictures_follow_each_other() -> None:
+    stream = io.StringIO()
+    with WatchScreen(stream, is_live=False) as screen:
+        screen.show("one")
+        screen.show("two")
+    assert stream.getvalue() == "one\ntwo\n"

@@ -1,0 +1,55 @@
+"""The frontend's own part around the Rust server."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from dynamo_vllm.cli.process import refuse_taken_port
+from dynamo_vllm.cli.start import frontend
+from dynamo_vllm.config.options import ROUTERS, FrontendOptions
+from dynamo_vllm.errors import StartError
+
+
+def test_taken_port_is_refused_by_name() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(StartError, match=f"--port {server.getsockname()[1]}"),
+    ):
+        refuse_taken_port("--port", "127.0.0.1", server.getsockname()[1])
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_router_name_is_one_of_the_runtime(router: str) -> None:
+    assert frontend.router_config(FrontendOptions(router=router)) is not None
+
+
+def test_runtime_takes_the_limit_of_local_prefill() -> None:
+    assert frontend.router_config(FrontendOptions(local_prefill_tokens=64)) is not None
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "wspt"])
+def test_runtime_knows_the_orders_of_the_queue(policy: str) -> None:
+    options = FrontendOptions(router_queue_policy=policy, router_queue_threshold=0.5)
+    assert frontend.router_config(options) is not None
+
+
+@pytest.mark.parametrize(
+    ("ready", "leaving", "models", "status"),
+    [(True, False, ["m"], 200), (True, False, [], 503), (False, False, ["m"], 503), (True, True, ["m"], 503)],
+)
+def test_health_is_ready_when_a_model_can_answer(
+    ready: bool, leaving: bool, models: list[str], status: int
+) -> None:
+    class Context:
+        def is_ready(self) -> bool:
+            return ready
+
+        def is_cancelled(self) -> bool:
+            return leaving
+
+        def serving_ready_display_names(self) -> list[str]:
+            return models
+
+    assert frontend.health_status(Context()) == status
