@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from dynamo_vllm.bench.load import arrivals, trace
 from dynamo_vllm.bench.load.messages import StageSpec
 from dynamo_vllm.bench.load.prompts import PromptSpec
 from dynamo_vllm.config.rules import bench as written
+from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def replay(options: LoadOptions, lines: Sequence[trace.Line], context: int | Non
 
 def client_processes(options: LoadOptions, cores: int | None = None) -> int:
     """As many as asked for, or half the cores: the other half is for the server."""
-    return options.clients or max(1, (cores or os.cpu_count() or 1) // 2)
+    return options.clients or max(1, (cores or usable_cores()) // 2)
 
 
 def _requests(options: LoadOptions, scaled: trace.Trace) -> int | None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import importlib.util
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
 from dynamo_vllm.config import build, checks, folders, planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
+from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.fetch.proxy import Proxy
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_taken_port("--port", options.host, options.port)
     folders.refuse_full(folders.kept_by_frontend(environment), "set HOME to another folder")
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
-    threads = runtime_env.frontend_threads(os.cpu_count() or 1)
+    threads = runtime_env.frontend_threads(usable_cores())
     proxy = Proxy(Reach.of(options))
     more = variables(options) | proxy.variables(environment)
     runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **more)

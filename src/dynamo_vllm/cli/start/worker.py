@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
 from dynamo_vllm.config import build, checks, folders, forks, planes, runtime_env, worker_plan
 from dynamo_vllm.engine.process import preload
+from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.serving import descriptors
 from dynamo_vllm.supervise.planning import ports
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     descriptors.raise_limit()
     limits = descriptors.request_limit()
     more |= {name: value for name, value in limits.items() if name not in environment}
-    threads = runtime_env.worker_threads(os.cpu_count() or 1)
+    threads = runtime_env.worker_threads(usable_cores())
     service = f"dynamo-vllm-{options.card.process_name}"
     runtime_env.export(options, environment, threads, service, **more)
     from dynamo_vllm.serving import worker
