@@ -109,9 +109,7 @@ class Lifecycle:
                 logger.error("taken out of service: %s", reason)
                 self.state = State.UNWELL
                 self._parts.health.set_health_status(False)
-            if (
-                self.state is State.UNWELL
-            ):  # repeated by every check of the monitor, in case discovery did not remove the worker
+            if self.state is State.UNWELL:  # again at each check, if discovery did not remove the worker
                 await self._parts.discovery.withdraw()
 
     async def well(self) -> None:
