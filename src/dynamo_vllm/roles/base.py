@@ -1,4 +1,4 @@
-"""What a role decides: how a request becomes a job, and how outputs become chunks."""
+"""Defines a role: how a request becomes a job, and how outputs become chunks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ class RoleCard:
     publishes_kv_events: bool = True
     may_migrate: bool = True
     needs: tuple[tuple[str, ...], ...] = ()
-    """Worker types that must be there before the model is ready: alternatives, each a set."""
+    """Worker types that must be present before the model is ready: alternatives, each a set."""
     router: str | None = None
-    """How the frontend chooses among workers of this role: kv or round-robin; None is its own choice."""
+    """How the frontend chooses among workers of this role: kv or round-robin; None is the
+    frontend's choice.
+    """
     endpoint_types: tuple[str, ...] | None = None
-    """OpenAI endpoints of the role; None takes the worker's option, none are left for a helper of others."""
+    """OpenAI endpoints of the role; None takes the worker's option, an empty one is for helpers of other
+    workers."""
     is_listed: bool = True
     """Whether the frontend sees it; if not, other workers find it by its address."""
     needs_adapters: bool = True
-    """Whether a request for an adapter that is not here fails; if not, `prepare` sees that it got none."""
+    """Whether a request for an adapter that is not loaded here fails; if not, `prepare` handles it."""
     takes_guides: bool = True
-    """Whether it generates what a schema or a grammar could hold to a form."""
+    """Whether it generates text to which structured output applies."""
     hands_over_kv: bool = False
-    """Whether it gives its KV cache to another worker, or gets it from one."""
+    """Whether it sends its KV cache to another worker, or receives one."""
     encodes_media: bool = False
-    """Whether it runs the encoder alone, for workers that answer."""
+    """Whether it runs only the vision encoder, for workers that answer."""
     tells_stages: bool = False
-    """Whether it says when a request has come and when it is prepared, to one who waits for each apart."""
+    """Whether it reports when a request has arrived and when it is prepared, for a caller with a timeout for
+    each."""
 
 
 class Encoder(Protocol):
@@ -53,18 +57,18 @@ class Role(Protocol[RequestT]):
     def card(self) -> RoleCard: ...
 
     def parse(self, raw: object) -> RequestT:
-        """The request as a struct; raises InvalidRequest."""
+        """Return the request as a struct; raises InvalidRequest."""
 
     def adapter(self, request: RequestT) -> str | None:
-        """The name of the LoRA adapter the request asks for."""
+        """Return the name of the LoRA adapter of the request."""
 
     async def prepare(self, request: RequestT, job_id: str, adapter: Adapter | None = None) -> Job:
-        """Everything that can be refused is refused here, before the engine sees the job."""
+        """Refuse everything that can be refused, before the engine sees the job."""
 
     def encoder(self, request: RequestT, job: Job) -> Encoder: ...
 
     def health_check(self) -> dict[str, object]:
-        """The smallest request of this role, in the shape `parse` takes."""
+        """Return the smallest request of this role, in the form `parse` accepts."""
 
     def trials(self, given: Given) -> Trials:
-        """Requests of every kind that has something to build the first time."""
+        """Return requests of every kind for which an engine builds something on first use."""

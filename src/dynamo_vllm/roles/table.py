@@ -1,4 +1,4 @@
-"""Lists the roles by name: the card of each, and how one is made."""
+"""Lists the roles by name: the card of each, and how to create one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CARDS: Mapping[str, RoleCard] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What roles are made of; each takes what it needs."""
+    """The parts for creating roles; each takes what it needs."""
 
     facts: EngineFacts
     engine: TextEngine
@@ -36,7 +36,7 @@ class Parts:
     connector: Connector | None
     on_lost_transfer: Callable[[], None]
     encoded: Folder | None
-    """Where encoders put what they made."""
+    """Where encode workers put their output."""
     local_prefill_tokens: int
     answers_as: RoleCard = aggregated.CARD
     """The card of an aggregated worker."""
