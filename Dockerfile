@@ -1,9 +1,9 @@
 # syntax=docker/dockerfile:1.7
 # Images of dynamo-vllm; docs/containers.md shows how they are used.
 #
-#   docker build --build-arg DEVICE=cpu  -t dynamo-vllm:0.1.0-cpu .
-#   docker build --build-arg DEVICE=cuda -t dynamo-vllm:0.1.0-cuda .
-#   docker build --build-arg DEVICE=cuda --build-arg EXTRAS=omni -t dynamo-vllm:0.1.0-cuda-omni .
+#   docker build --build-arg DEVICE=cpu  -t dynamo-vllm:0.3.0.dev0-cpu .
+#   docker build --build-arg DEVICE=cuda -t dynamo-vllm:0.3.0.dev0-cuda .
+#   docker build --build-arg DEVICE=cuda --build-arg EXTRAS=omni -t dynamo-vllm:0.3.0.dev0-cuda-omni .
 #
 # Python packages are those of scripts/setup.py, which installs what requirements/ pins for both devices.
 
@@ -46,7 +46,7 @@ FROM ${DEVICE}-base AS image
 ARG DEVICE
 LABEL org.opencontainers.image.title="dynamo-vllm" \
       org.opencontainers.image.description="A vLLM backend for the Dynamo runtime, with vLLM for $DEVICE" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.3.0.dev0" \
       org.opencontainers.image.licenses="Apache-2.0"
 # A volume of models belongs to whom the folder belongs to.
 RUN groupadd --gid 10001 dynamo \

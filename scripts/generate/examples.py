@@ -39,9 +39,9 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "prompt-embeds": ("--name", "prompt-embeds", "--kube-namespace", "prompt-embeds"),
     "lmcache": (
         *("--name", "kv-tiers", "--kube-namespace", "kv-tiers", "--worker-memory-gb", "128"),
-        *("--image", "dynamo-vllm:0.1.0-cuda-kvbm"),
+        *("--image", "dynamo-vllm:0.3.0.dev0-cuda-kvbm"),
     ),
-    "omni": ("--name", "omni", "--kube-namespace", "omni", "--image", "dynamo-vllm:0.1.0-cuda-omni"),
+    "omni": ("--name", "omni", "--kube-namespace", "omni", "--image", "dynamo-vllm:0.3.0.dev0-cuda-omni"),
 }
 """Folders of recipes with a serve.yaml, and what their export is told beside it."""
 _BLOCK = re.compile(r"^```console\n\$ dynamo-vllm size (?P<words>[^\n]*)\n.*?^```$", re.M | re.S)

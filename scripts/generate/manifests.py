@@ -20,7 +20,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "k8s/data-parallel": ("--name", "qwen-dp", "--cache-gb", "500", "--start-seconds", "3600"),
     "k8s/lora": ("--name", "qwen-lora"),
     "k8s/multimodal": ("--name", "qwen-vl"),
-    "k8s/omni": ("--name", "draw", "--image", "dynamo-vllm:0.1.0-cuda-omni"),
+    "k8s/omni": ("--name", "draw", "--image", "dynamo-vllm:0.3.0.dev0-cuda-omni"),
     "k8s/operator": ("--name", "qwen-graph", "--operator"),
     "compose/aggregated": (),
     "compose/disaggregated": (),

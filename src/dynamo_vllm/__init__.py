@@ -1,3 +1,3 @@
 """A vLLM backend for the Dynamo runtime."""
 
-__version__ = "0.1.0"
+__version__ = "0.3.0.dev0"

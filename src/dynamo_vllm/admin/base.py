@@ -1,4 +1,4 @@
-"""What an operator can ask of a worker, without knowing how it is asked or how it is done."""
+"""Defines what an operator can do with a worker, independent of transport and implementation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reply = dict[str, Any]
 
 
 class WorkerState(enum.Enum):
-    """Where a worker stands in its life; READY means that a request is answered."""
+    """The state of a worker; READY means that requests are answered."""
 
     STARTING = "starting"
     READY = "ready"
@@ -38,12 +38,12 @@ AT_REST = frozenset({WorkerState.FALLING_ASLEEP, WorkerState.ASLEEP, WorkerState
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """How a change of state went."""
+    """The result of a change of state."""
 
     seconds: float = 0.0
     freed_bytes: int | None = None
     already: bool = False
-    """The worker was there before; nothing was done."""
+    """The worker was in that state before; nothing was done."""
 
 
 class Life(Protocol):
@@ -74,14 +74,14 @@ class Controls:
     engine: ControlledEngine
     facts: EngineFacts
     adapters: Registry | None
-    """None where LoRA is off."""
+    """None if LoRA is off."""
     drain_seconds: float
     status: Callable[[], Reply]
-    """What `status` answers; the worker knows."""
+    """Return the answer of `status`."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments of a verb; a field it does not know is refused, so that a misspelt one is noticed."""
+    """The arguments of a verb; unknown fields are refused, so that typos are noticed."""
 
 
 class Nothing(Body, frozen=True):
@@ -90,7 +90,7 @@ class Nothing(Body, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """One act: its arguments, when it may be done, and what it does."""
+    """One verb: its arguments, the states in which it is allowed, and its function."""
 
     name: str
     help: str
@@ -98,6 +98,6 @@ class Verb:
     body: type[Body] = Nothing
     states: frozenset[WorkerState] = frozenset(WorkerState)
     has_endpoint: bool = False
-    """Whether the worker's component also serves it as an endpoint of its own."""
+    """Whether the worker's component also serves it as a separate endpoint."""
     rest: tuple[str, str] | None = None
-    """Method and path beside POST /engine/NAME; a part in braces is a field of the body."""
+    """Method and path besides POST /engine/NAME; a part in braces is a field of the body."""

@@ -1,4 +1,4 @@
-"""Verbs that make an engine forget what it computed."""
+"""Verbs that clear an engine's caches."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ class SleepBody(Body, frozen=True):
     level: Literal[1, 2] = 1
     """1 keeps the weights in host memory, 2 drops them and reads them again."""
     drain_seconds: Seconds | None = None
-    """Budget for running requests; unset, the worker's own."""
+    """Time for running requests; default: the worker's own."""
 
 
 class PauseBody(Body, frozen=True):
     mode: Literal["wait", "keep"] = "wait"
-    """Let running requests finish first, or let them stand still until `resume`."""
+    """Let running requests finish first, or freeze them until `resume`."""
     drain_seconds: Seconds | None = None
 
 

@@ -1,4 +1,4 @@
-"""Verbs that record what an engine spends its time on."""
+"""Verbs that profile an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of verbs, and how one is performed: a new verb is one function and one line here."""
+"""The table of verbs, and how one runs: a new verb is one function and one line here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.admin.base import Controls, Reply
 
 logger = logging.getLogger(__name__)
-# An engine that sleeps must not be touched: its memory is not there.
+# A sleeping engine must not be touched: its memory is freed.
 _AWAKE = frozenset({WorkerState.READY, WorkerState.UNWELL, WorkerState.PAUSED})
 _SERVING = frozenset({WorkerState.READY})
 
@@ -82,7 +82,7 @@ VERBS = {verb.name: verb for verb in _TABLE}
 async def perform(
     name: str, body: object, worker: Controls, on_dead: Callable[[EngineDead], None] = lambda _: None
 ) -> Reply:
-    """Do a verb; the reply says how it went, and nothing is raised."""
+    """Run a verb; the reply says how it went, and nothing is raised."""
     try:
         return {"status": "success", **await _perform(name, body, worker)}
     except AdminError as exc:

@@ -1,4 +1,4 @@
-"""From engine outputs to the chunks of the token protocol."""
+"""Turns engine outputs into the chunks of the token protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TokenEncoder:
     """One per request: turns outputs into chunks and counts for the usage of the last one.
 
-    The first chunk is marked with the prompt's length, so that it is known wherever the request may move.
+    The first chunk carries the prompt's length, so that it is known wherever the request may move.
     """
 
     __slots__ = ("_completion", "_mark", "_prompt")
@@ -67,7 +67,7 @@ def top_logprobs(positions: Sequence[Position]) -> list[list[dict[str, object]]]
 
 
 def prompt_logprobs(positions: Sequence[Position | None]) -> list[dict[str, dict[str, object]] | None]:
-    """vLLM's shape: one object per position, keyed by token id; the first position has none."""
+    """vLLM's form: one object per position, keyed by token id; the first position has none."""
     return [
         None
         if position is None

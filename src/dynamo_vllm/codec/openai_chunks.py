@@ -1,4 +1,4 @@
-"""From engine outputs to OpenAI stream chunks (text mode)."""
+"""Turns engine outputs into OpenAI stream chunks (text mode)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From engine outputs with pictures to what OpenAI's clients read."""
+"""Turns engine outputs with images into OpenAI's format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ImagesEncoder:
-    """A chunk of /v1/images/generations per output; the frontend puts the pictures of all together."""
+    """A chunk of /v1/images/generations per output; the frontend combines the images of all."""
 
     def __init__(self, wants_url: bool, size: str | None, format: str) -> None:
         self._wants_url = wants_url
@@ -32,7 +32,7 @@ class ImagesEncoder:
 
 
 class FilesEncoder:
-    """A chunk of /v1/videos or /v1/audio/speech per output; the frontend makes one answer of them."""
+    """A chunk of /v1/videos or /v1/audio/speech per output; the frontend combines them into one answer."""
 
     def __init__(self, kind: str, job_id: str, model: str, wants_url: bool, format: str) -> None:
         self._wants_url = wants_url

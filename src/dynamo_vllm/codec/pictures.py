@@ -1,4 +1,4 @@
-"""From a request to a PictureSpec, refusing what a pipeline cannot make, with the field's name."""
+"""Turns a request into a PictureSpec; refuses what a pipeline cannot generate, with the field's name."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from dynamo_vllm.wire_openai import ChatBody, ImageBody, SpeechBody, VideoBody
 
 FORMATS = {"image": ("png", "jpeg", "webp"), "video": ("mp4",), "audio": ("wav",)}
-"""The first of each is what a request gets that names none."""
+"""The first of each is the default."""
 DELIVERIES = ("b64_json", "url")
 MAX_PROMPT_CHARACTERS = 32_000
 MAX_GUIDANCE = 1000.0
 MAX_FRAMES, MAX_FPS = 1000, 120
 FPS = 24
-"""Of a video whose length is given in seconds and whose rate is not."""
+"""For a video whose length is given in seconds but not its rate."""
 UNNAMED_PIXELS = {"image": 1024 * 1024, "video": 832 * 480}
-"""What a picture or a frame is taken for whose request names no size: what today's models draw then."""
+"""The assumed size of an image or frame if the request names none: that of today's models."""
 _SIZE = re.compile(r"(\d{1,9})x(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What this worker draws at most."""
+    """The limits of this worker."""
 
     max_side: int
     max_steps: int
     max_pictures: int
     max_megapixels: float
-    """Of all pictures of a request together."""
+    """Of all images of a request together."""
     max_video_megapixels: float
     """Of all frames together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """Turns bodies into specs that the pipeline can draw."""
+    """Turns bodies into specs that the pipeline can generate."""
 
     limits: PictureLimits
     bounds: Bounds
@@ -70,7 +70,7 @@ class Checker:
         return self._spec(body.prompt, settings, size=body.size, frames=frames, format=body.output_format)
 
     def from_speech(self, body: SpeechBody) -> PictureSpec:
-        """Voices are a matter of models that speak; a pipeline that draws sounds has none to choose from."""
+        """Voices are for models that speak; a pipeline that generates audio from a description has none."""
         _one_of("data_source", body.data_source, DELIVERIES)
         _one_of("response_format", body.response_format, FORMATS["audio"])
         if body.speed not in (None, 1):
@@ -81,7 +81,7 @@ class Checker:
         return self._spec(body.input, beside, field="input")
 
     def from_chat(self, body: ChatBody) -> PictureSpec:
-        """The last message of the user is the prompt; the frontend leaves mm_processor_kwargs as they are."""
+        """The user's last message is the prompt; the frontend passes mm_processor_kwargs unchanged."""
         settings = image_settings(body.mm_processor_kwargs, "mm_processor_kwargs")
         return self._spec(
             last_words(body.messages),
@@ -127,7 +127,7 @@ class Checker:
         self._check_pixels(width, height, n or 1, frames)
         return PictureSpec(
             prompt=prompt,
-            # vLLM-Omni 0.30: without a seed its diffusers adapter draws the same picture every time.
+            # vLLM-Omni 0.30: without a seed its diffusers adapter generates the same image every time.
             seed=secrets.randbelow(2**32) if seed is None else seed,
             kind=kind,
             n=1 if n is None else n,
@@ -142,7 +142,7 @@ class Checker:
         )
 
     def _check_pixels(self, width: int | None, height: int | None, n: int, frames: int | None) -> None:
-        """Together they are what a request costs in memory, however it is cut up."""
+        """Together they determine a request's memory, however it is split."""
         kind = self.limits.kind
         if kind == "audio":
             return
@@ -164,7 +164,7 @@ class Checker:
             )
         most = self.limits.max_prompt_tokens
         if most is not None and (count := self.count_tokens(text)) > most:
-            # vLLM-Omni would leave the end out without a word.
+            # vLLM-Omni would silently truncate it.
             raise TooLong(f"{count} tokens; this model takes {most}", parameter=field)
 
     def _sides(self, size: str | None) -> tuple[int | None, int | None]:
@@ -184,7 +184,7 @@ class Checker:
 
 
 def _settings(body: ImageBody | VideoBody) -> ImageSettings:
-    """nvext wins over the same field beside it, as it is the documented place."""
+    """nvext wins over the same top-level field, as it is the documented place."""
     if body.input_reference is not None:
         raise InvalidRequest("this worker takes text only", parameter="input_reference")
     nvext = body.nvext or ImageSettings()
@@ -196,7 +196,7 @@ def _settings(body: ImageBody | VideoBody) -> ImageSettings:
 
 
 def last_words(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the user's last message."""
+    """Return the text of the user's last message."""
     said = next((m for m in reversed(messages) if m.get("role") == "user"), None)
     if said is None:
         raise InvalidRequest("there is no message of a user to draw", parameter="messages")

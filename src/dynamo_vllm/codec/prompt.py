@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def room_behind(prompt: Sequence[int], context_length: int) -> int:
-    """How many tokens fit behind the prompt; at least one must."""
+    """Return how many tokens fit after the prompt; at least one must."""
     if not prompt:
         raise InvalidRequest("the prompt is empty", parameter="prompt")
     room = context_length - len(prompt)

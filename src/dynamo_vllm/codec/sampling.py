@@ -1,4 +1,4 @@
-"""From a request's options to a SamplingSpec, refusing what an engine cannot do, with the field's name."""
+"""Turns a request's options into a SamplingSpec; refuses what an engine cannot do, with the field's name."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_GUIDE_CHARACTERS = 2**19
 MAX_GUIDE_LEVELS = 50
-"""vLLM 0.30 reads a schema on the event loop, in a time that grows with the third power of its depth: of 400
-levels in 10 KB it took 6 s, of what these limits let through 2 s at most."""
+"""vLLM 0.30 parses a schema on the event loop, in a time that grows with the third power of its depth: 6 s
+for 400 levels in 10 KB, at most 2 s within these limits."""
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SEED_RANGE = range(-(2**63), 2**63)
 
 
 def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> SamplingSpec:
-    """The spec of a tokenised request; `room` is how many tokens still fit behind the prompt.
+    """Return the spec of a tokenised request; `room` is how many tokens still fit after the prompt.
 
-    Stop strings are the frontend's work in this mode: it holds the text, the worker only ids.
+    The frontend handles stop strings in this mode: it has the text, the worker only ids.
     """
     stop, sampling, output = request.stop_conditions, request.sampling_options, request.output_options
     _stop_strings(stop.stop or ())
@@ -69,14 +69,16 @@ def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> Samp
 
 
 def _still_to_come(min_tokens: int | None, request: GenerateRequest, whole: int) -> int | None:
-    """A request that moved here has made a part of them already; its max_tokens is reduced, this is not."""
+    """A request that moved here has generated a part of them already; its max_tokens is reduced,
+    this is not.
+    """
     if min_tokens is None or min_tokens < 0:
         return min_tokens
     return max(0, min_tokens - (whole - prompt_length(request, whole)))
 
 
 def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | None = None) -> SamplingSpec:
-    """The spec of an OpenAI body; here the engine writes the text and watches the stop strings."""
+    """Return the spec of an OpenAI body; here the engine writes the text and finds the stop strings."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     _stop_strings(stop)
     _beam_search(body)
@@ -117,7 +119,7 @@ def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | 
 def spec(
     *, room: int, facts: EngineFacts, max_tokens: int | None, min_tokens: int | None, **rest: Any
 ) -> SamplingSpec:
-    """A checked SamplingSpec. `max_tokens` defaults to what fits and is cut to it."""
+    """Return a checked SamplingSpec. `max_tokens` defaults to what fits and is reduced to it."""
     for name, value in facts.sampling_defaults.items():
         if name in _MODEL_DEFAULTS and rest[name] is None:
             rest[name] = value
@@ -219,7 +221,9 @@ def _bias(raw: Mapping[str, float] | None) -> dict[int, float] | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """The shortest decimal that is the same 32-bit float: the frontend turns 0.9 into 0.8999999761581421."""
+    """Return the shortest decimal that is the same 32-bit float: the frontend turns 0.9 into
+    0.8999999761581421.
+    """
     if value is None or not math.isfinite(value):
         return value
     for digits in range(6, 10):
@@ -230,7 +234,7 @@ def rounded(value: float | None) -> float | None:
 
 
 def guide(options: GuidedDecoding | None) -> Guide | None:
-    """The one constraint of a tokenised request."""
+    """Return the one constraint of a tokenised request."""
     if options is None:
         return None
     if options.backend is not None:
@@ -252,7 +256,7 @@ def guide(options: GuidedDecoding | None) -> Guide | None:
 
 
 def text_guide(body: Body) -> Guide | None:
-    """The one constraint of an OpenAI body: response_format or a guided_* field."""
+    """Return the one constraint of an OpenAI body: response_format or a guided_* field."""
     schema, is_object, tag = _response_format(body.response_format)
     made = Guide(
         json=schema if schema is not None else body.guided_json,
@@ -267,7 +271,7 @@ def text_guide(body: Body) -> Guide | None:
 
 
 def _with_calls(own: Guide | None, body: Body, parser: AnswerParser | None) -> Guide | None:
-    """A call that the client insists on comes before its constraint, which is for texts."""
+    """A required tool call comes before the client's constraint, which is for texts."""
     if parser is None or not isinstance(body, ChatBody):
         return own
     of_calls = _one_constraint(parser.guide, "tools") if parser.guide is not None else None
@@ -327,7 +331,7 @@ def _refuse_costly(made: Guide) -> None:
     except RecursionError:
         raise too_deep from None
     except ValueError:
-        return  # the engine has the words for it
+        return  # the engine has a better message
     if _is_deeper(schema, MAX_GUIDE_LEVELS):
         raise too_deep
 

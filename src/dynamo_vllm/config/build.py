@@ -1,6 +1,6 @@
-"""From a dataclass of options to a command line: argparse, environment and docs share one declaration.
+"""Builds a command line from a dataclass of options: argparse, environment and docs share one declaration.
 
-A flag beats its environment variable, which beats the default. This is the only module that reads the
+A flag overrides its environment variable, which overrides the default. Only this module reads the
 environment.
 """
 
@@ -39,9 +39,9 @@ class Option:
     repeats: bool = False
     """One value per flag, which may be given several times."""
     alone: str | None = None
-    """The value of a flag that stands without one."""
+    """The value of a flag without an argument."""
     secret: bool = False
-    """Its value is shown nowhere."""
+    """Its value is never shown."""
 
 
 def opt(
@@ -79,7 +79,7 @@ class Declared:
 
 
 def declared(cls: type) -> tuple[Declared, ...]:
-    """The options of a dataclass in the order they were written, or of its GROUPS where it names them."""
+    """Return the options of a dataclass in declaration order, or in the order of its GROUPS."""
     if cls not in _DECLARED:  # reading the types takes 10 ms
         _DECLARED[cls] = _read(cls)
     return _DECLARED[cls]
@@ -111,14 +111,14 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose refusals are ConfigErrors, so that there is one way out for bad settings."""
+    """An argparse whose errors are ConfigErrors, so that bad settings have one exit."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """The same text from every Python: before 3.13 each spelling of an option carried its value."""
+    """The same text in every Python: before 3.13 each spelling of an option carried its value."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
@@ -142,7 +142,7 @@ def parser(cls: type, prog: str, description: str, epilog: str = "", *, own_firs
 
 
 def add_options(made: Parser, cls: type, *, own_first: bool = False) -> None:
-    """Give a parser the options of `cls` too; those of the classes above it were declared first."""
+    """Add the options of `cls` to a parser; those of its base classes were declared first."""
     items = declared(cls)
     names = list(dict.fromkeys(item.option.group for item in items))
     groups = {name: made.add_argument_group(name) for name in (reversed(names) if own_first else names)}
@@ -190,7 +190,7 @@ def _show(value: Any) -> str:
 def parse(
     cls: type[T], argv: Sequence[str], env: Mapping[str, str], prog: str, description: str, epilog: str = ""
 ) -> tuple[T, list[str]]:
-    """The options of `cls` and the arguments it does not know, in their order."""
+    """Return the options of `cls` and the arguments it does not know, in order."""
     hashable: Any = cls  # mypy does not take a generic class for one
     given, rest = _kept_parser(hashable, prog, description, epilog).parse_known_args(list(argv))
     return from_values(cls, vars(given), env), rest
@@ -227,7 +227,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def _scalar(item: Declared, raw: Any, source: str) -> Any:
-    """One value of the declared type; a refusal names the source, the value and what would do."""
+    """Return one value of the declared type; an error names the source, the value and what is valid."""
     if item.kind is bool:
         if isinstance(raw, bool):
             return raw

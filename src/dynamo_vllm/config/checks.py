@@ -1,6 +1,7 @@
 """Runs every rule over options, before anything heavy is imported. A rule raises ConfigError with the fix.
 
-A new one is a function in `config/rules/`, in its table, with a case in `tests/unit/config/test_checks.py`.
+A new rule is a function in `config/rules/`, listed in its table, with a case in
+`tests/unit/config/test_checks.py`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ ROUTING_RULES = bench_local.ROUTING_RULES
 
 
 def check_worker(plan: WorkerPlan, *, elsewhere: bool = False) -> None:
-    """Refuse what cannot work, before anything heavy is imported.
+    """Reject what cannot work, before anything heavy is imported.
 
     A worker that will run `elsewhere` needs no packages and no files here.
     """

@@ -1,4 +1,4 @@
-"""How encode workers hand over, from whichever flags say it: ours, or vLLM's --ec-transfer-config."""
+"""Resolves how encode workers transfer their output, from our flags or vLLM's --ec-transfer-config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 GB = 10**9
 PRODUCER, CONSUMER = "ec_producer", "ec_consumer"
-"""vLLM's names for the two sides of the hand-over."""
+"""vLLM's names for the two sides of the transfer."""
 SHARED_FOLDER = "shared_storage_path"
 """The one setting of vLLM's connector over a folder."""
 
@@ -22,11 +22,11 @@ class EncoderFolder:
     path: str
     max_bytes: int
     connector_role: str | None
-    """PRODUCER or CONSUMER; None for a worker that takes from the folder by hand."""
+    """PRODUCER or CONSUMER; None for a worker with direct transfer."""
 
 
 def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | None:
-    """None for a worker that has nothing to do with encode workers."""
+    """None for a worker that does not use encode workers."""
     is_encoder = options.card.encodes_media
     if not is_encoder and not options.asks_encoders:
         return None
@@ -47,7 +47,7 @@ def written(engine: EngineFlags) -> dict[str, Any]:
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    """Empty where it is none; a rule refuses that."""
+    """Empty if it is not an object; a rule rejects that."""
     try:
         found = json.loads(text or "{}")
     except json.JSONDecodeError:

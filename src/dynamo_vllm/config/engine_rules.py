@@ -1,4 +1,4 @@
-"""Our defaults over vLLM's, each with its reason. What the user sets stands."""
+"""Our defaults over vLLM's, each with its reason. The user's settings win."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_CPU_CACHE, MOST_CPU_CACHE = 256 * MIB, 8192 * MIB
 CACHE_SIZE_ARGUMENTS = frozenset(
     {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
 )
-"""A user who gives one of these has decided how much memory the cache takes."""
+"""A user who sets one of these has decided how much memory the cache takes."""
 UserArgs = Mapping[str, Any]
 """The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
 
@@ -22,38 +22,38 @@ HERE = "[::ffff:127.0.0.1]"
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a rule may look at beside the user's arguments."""
+    """What a rule may use besides the user's arguments."""
 
     device: str
     has_bfloat16: bool = True
     """Whether the CPU can run vLLM's bfloat16 kernels."""
     publishes_kv_events: bool = True
     binds_threads: bool = False
-    """The user binds vLLM's CPU threads to cores, which vLLM does in a process of its own."""
+    """The user binds vLLM's CPU threads to cores, which vLLM does in a separate process."""
     nixl: bool = False
     has_plain_blocks: bool = False
-    """A KV connector knows one kind of cache block."""
+    """A KV connector that supports one kind of cache block."""
     merged_kv_events: str | None = None
     """Where a connector publishes the engine's KV events together with its own."""
     kv_event_port: int | None = None
     """First port of KV events; the caller names one when there are several data-parallel ranks."""
     kv_event_host: str = HERE
-    """Listens for this machine; the ranks of a headless node go to the node that leads them."""
+    """Whether it listens on this machine only; the ranks of a headless node connect to their leader."""
     socket_folder: str = "/tmp"
     encodes_only: bool = False
-    """The engine runs the model's encoder of media and nothing else of it."""
+    """The engine runs only the model's vision encoder."""
     takes_encoded: bool = False
-    """Media may come as the output of an encoder elsewhere."""
+    """Media may come as the output of an encode worker."""
     lora: bool = False
     """Adapters are loaded at run time, by our own option."""
     traces_url: str | None = None
     """Where spans of requests go."""
     free_bytes: int | None = None
-    """Memory that is free on a CPU; None where the user says by environment what the cache may take."""
+    """Free memory on a CPU; None if the user's environment sets the size of the cache."""
     engines: int = 1
-    """How many on this machine take a part of it, and of its cores."""
+    """Number of engines on this machine that share it, and its cores."""
     cores: int | None = None
-    """Those the engine may use on a CPU; None where the user's environment gives the number of threads."""
+    """Cores that the engine may use on a CPU; None if the user's environment sets the number of threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
 
 
 OMP_THREADS = "OMP_NUM_THREADS"
-"""A variable, and no argument of vLLM's: OpenMP's number of threads."""
+"""A variable, not an argument of vLLM: OpenMP's number of threads."""
 
 
 def cpu_threads(_: UserArgs, at: Situation) -> Fired | None:
@@ -144,7 +144,7 @@ def nixl_executor(user: UserArgs, at: Situation) -> Fired | None:
 
 
 def _chooses_executor(user: UserArgs) -> bool:
-    """Whether one process could do, and the user said nothing."""
+    """Return whether one process is enough, and the user chose nothing."""
     widths = ("tensor_parallel_size", "pipeline_parallel_size", "nnodes")
     return "distributed_executor_backend" not in user and all((user.get(name) or 1) == 1 for name in widths)
 
@@ -181,7 +181,7 @@ def _event_endpoint(at: Situation) -> str:
 
 
 def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
-    """KVBM takes three addresses from there: vLLM's events, where it binds, where it is heard."""
+    """KVBM needs three addresses: vLLM's events, where it binds, where it is read."""
     given = dict(user.get("additional_config") or {})
     if at.merged_kv_events is None or "consolidator_endpoints" in given or not _is_cached(user):
         return None
@@ -217,7 +217,7 @@ def dtype(user: UserArgs, at: Situation) -> Fired | None:
 
 
 COMPILE_ARGUMENTS = frozenset({"enforce_eager", "compilation_config", "optimization_level"})
-"""A user who gives one of these has decided what is compiled."""
+"""A user who sets one of these has decided what is compiled."""
 
 
 def cpu_eager(user: UserArgs, at: Situation) -> Fired | None:

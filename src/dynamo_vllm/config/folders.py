@@ -1,7 +1,7 @@
-"""Chooses where files of the user go when the home folder is missing or cannot be written.
+"""Chooses where files of the user go when the home folder is missing or not writable.
 
-vLLM, Hugging Face's libraries and the runtime keep files below the home folder. Without one some of them make
-a folder `~` in the current one, and frontend 1.6.1 does not find the model it has just put there.
+vLLM, Hugging Face's libraries and the runtime keep files below the home folder. Without one some of them
+create a folder `~` in the current one, and frontend 1.6.1 does not find the model it has just put there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HUB = Path(".cache", "huggingface")
 
 
 def cache(environment: Mapping[str, str]) -> Path:
-    """The folder for caches of this user; who writes there makes it."""
+    """Return the folder for caches of this user; the writer creates it."""
     if named := environment.get("XDG_CACHE_HOME"):
         return Path(named)
     mine = home(environment)
@@ -32,7 +32,7 @@ def cache(environment: Mapping[str, str]) -> Path:
 
 
 def home(environment: Mapping[str, str]) -> Path | None:
-    """The user's home folder; None for a user without a name that was not told of one."""
+    """Return the user's home folder; None for a user without a name and without HOME."""
     if named := environment.get("HOME"):
         return Path(named)
     try:
@@ -42,19 +42,19 @@ def home(environment: Mapping[str, str]) -> Path | None:
 
 
 def is_usable(home: Path) -> bool:
-    """Whether caches can be kept there; a `.cache` that only root may write to is not rare."""
+    """Return whether caches can be kept there; a `.cache` that only root may write to is not rare."""
     return can_be_written(home) and can_be_written(home / ".cache")
 
 
 def can_be_written(folder: Path) -> bool:
-    """Also when it can be made."""
+    """Also if it can be created."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def spare(environment: Mapping[str, str]) -> Path:
-    """Stands in for the home folder; nobody else may have put anything there."""
+    """Return the substitute for the home folder; nobody else may have put anything there."""
     if named := environment.get("XDG_CACHE_HOME"):
         folder = Path(named, "dynamo-vllm", "home")
     else:
@@ -69,9 +69,9 @@ def spare(environment: Mapping[str, str]) -> Path:
 
 
 def for_worker(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that give vLLM and its libraries folders to write to; none where the home folder does.
+    """Return the variables that give vLLM and its libraries writable folders; none if the home folder works.
 
-    A home folder that can only be read stays what it is: keys and models may lie there.
+    A read-only home folder is kept: keys and models may be there.
     """
     mine = home(environment)
     if mine is not None and is_usable(mine):
@@ -91,7 +91,7 @@ def for_worker(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_frontend(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same for the runtime's server: it keeps tokenizers in HOME/.cache/dynamo and nowhere else."""
+    """Return the same for the runtime's server, which keeps tokenizers only in HOME/.cache/dynamo."""
     mine = home(environment)
     if mine is not None and is_usable(mine):
         return _missing(environment, {"HOME": mine})
@@ -100,7 +100,7 @@ def for_frontend(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def kept_by_frontend(environment: Mapping[str, str]) -> Path:
-    """Where it keeps tokenizers; it would try for ever where it cannot."""
+    """Return where it keeps tokenizers; it would retry forever if it cannot."""
     folder = Path(environment["HOME"], ".cache")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,17 +123,17 @@ def make_spare(environment: Mapping[str, str]) -> Path:
 
 
 def _missing(environment: Mapping[str, str], wanted: Mapping[str, Path]) -> dict[str, str]:
-    """What the user set stands."""
+    """The user's settings win."""
     return {name: str(path) for name, path in wanted.items() if not environment.get(name)}
 
 
 def _hub(home: Path) -> dict[str, Path]:
-    """Models that are there are worth more than a place to download others to."""
+    """Existing models are worth more than a place to download others to."""
     return {"HF_HOME": home / _HUB} if (home / _HUB).is_dir() else {}
 
 
 def refuse_full(folder: Path, remedy: str) -> None:
-    """Refuse a disk that has no room, in one line: without it, processes wait for files that never come."""
+    """Reject a full disk in one line: otherwise processes wait for files that never come."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_ROOM_BYTES))
@@ -145,7 +145,7 @@ def refuse_full(folder: Path, remedy: str) -> None:
 def complete(
     environment: Mapping[str, str], missing: Callable[[Mapping[str, str]], dict[str, str]]
 ) -> dict[str, str]:
-    """The environment with what is missing in it, which this process and those it starts get too."""
+    """Return the environment with what is missing in it, for this process and its children."""
     found = missing(environment)
     os.environ.update(found)
     return {**environment, **found}

@@ -1,4 +1,4 @@
-"""Whether a worker's processes may be forked from one that has imported vLLM."""
+"""Decides whether a worker's processes may be forked from one that has imported vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _MAY_DIFFER = ("CUDA_VISIBLE_DEVICES",)
 
 
 def why_not(options: WorkerOptions, environment: Mapping[str, str]) -> str | None:
-    """Why each process of this worker starts afresh and imports vLLM by itself; None where it need not."""
+    """Return why each process of this worker starts from scratch and imports vLLM itself; None if
+    it need not.
+    """
     if options.engine != "vllm":
         return "it has no engine of vLLM"
     if not options.fork:
@@ -31,9 +33,9 @@ def why_not(options: WorkerOptions, environment: Mapping[str, str]) -> str | Non
 
 
 def of_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that must be alike in processes that share their imports.
+    """Return the variables that must be equal in processes that share their imports.
 
-    Libraries read many of theirs when they are imported; ours, and which GPU a worker has, count later.
+    Libraries read many of theirs at import; ours, and the GPU of a worker, matter later.
     """
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Where a process stands among the nodes of one engine: vLLM's flags, read as vLLM reads them."""
+"""Finds the place of a process among the nodes of one engine, from vLLM's flags, read as vLLM reads them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class Node:
     is_headless: bool = False
     """It runs engines for a worker on another node."""
     serves_own_ranks: bool = False
-    """A worker beside others that share one set of ranks: each answers for the ranks on its node only."""
+    """A worker beside others that share one set of ranks: each serves only the ranks on its node."""
     all_ranks: int = 1
     first_rank: int = 0
     local_ranks: int = 1
     nodes_per_rank: int = 1
-    """Above 1, the shards of one rank lie on several nodes."""
+    """Above 1, the shards of one rank are on several nodes."""
     local_shards: int = 1
     """Of each rank, on this node."""
     node_rank: int = 0
     leader: str = LEADER
     port: int = DATA_PARALLEL_PORT
-    """Where the nodes meet, on the leader; the ports behind it are ours."""
+    """The rendezvous port on the leader; the ports after it are ours."""
 
     @property
     def remote_ranks(self) -> range:
-        """Ranks on other nodes that this worker answers for."""
+        """Ranks on other nodes that this worker serves."""
         if self.is_headless or self.serves_own_ranks:
             return range(0)
         return range(self.local_ranks, self.all_ranks)
@@ -56,19 +56,19 @@ class Node:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What this node runs engines for: its ranks, or itself where it has shards only."""
+        """Return what this node runs engines for: its ranks, or itself if it has only shards."""
         if not self.runs_ranks or self.all_ranks == 1:
             return (f"node {self.node_rank}",)
         return tuple(f"rank {self.first_rank + number}" for number in range(self.local_ranks))
 
     @property
     def runs_ranks(self) -> bool:
-        """It has whole engines, not only shards of one that another node leads."""
+        """Return whether it has whole engines, not only shards of one that another node leads."""
         return self.node_rank % self.nodes_per_rank == 0
 
     @property
     def engines(self) -> int:
-        """Processes with weights and a KV cache of their own on this node; on GPUs each has one."""
+        """Return the number of processes with weights and a KV cache on this node; each has one GPU."""
         return self.local_ranks * self.local_shards
 
     @property
@@ -82,7 +82,7 @@ class Node:
 
     @property
     def event_port(self) -> int | None:
-        """First port of KV events where they come from several nodes, which must agree on it."""
+        """Return the first port of KV events if they come from several nodes, which must agree on it."""
         is_spread = self.local_ranks < self.all_ranks and not self.serves_own_ranks
         return self.port + 2 if is_spread else None
 
@@ -95,7 +95,7 @@ class Node:
 
 
 def of(headless: bool, flags: Mapping[str, str | None]) -> Node:
-    """The node that these flags of vLLM describe; what is no number counts as not given, vLLM refuses it."""
+    """Return the node that these flags describe; an invalid number counts as not given, vLLM rejects it."""
     ranks = _number(flags, "data_parallel_size") or 1
     nodes, node_rank = _number(flags, "nnodes") or 1, _number(flags, "node_rank") or 0
     local, start = _number(flags, "data_parallel_size_local"), _number(flags, "data_parallel_start_rank")
@@ -104,7 +104,7 @@ def of(headless: bool, flags: Mapping[str, str | None]) -> Node:
     few_each = "data_parallel_hybrid_lb" in flags
     headless = headless or (node_rank > 0 and start is None and not one_each and not few_each)
     shards = _shards(flags)
-    # Nodes share all shards of all ranks out evenly, in their order.
+    # Nodes share all shards of all ranks evenly, in order.
     by_place = node_rank * (ranks * shards // nodes) // shards
     if one_each:
         local, first = 1, by_place if own is None else own

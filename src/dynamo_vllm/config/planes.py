@@ -1,4 +1,4 @@
-"""The servers a deployment may need: where they are, whether they answer, how etcd lets us in."""
+"""Finds the servers that a deployment needs, checks that they answer, and how to log in to etcd."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PORTS = {"http": 2379, "https": 2379, "nats": 4222, "tls": 4222}
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One of the two, and every address it has."""
+    """One of the two servers, with all its addresses."""
 
     name: str
     flag: str
     why: str
-    """The option that asks for it."""
+    """The option that selects it."""
     addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Where etcd is and how to be let in, from the variables the runtime reads."""
+    """Where etcd is and how to log in, from the variables that the runtime reads."""
 
     endpoints: tuple[str, ...]
     username: str | None = None
@@ -45,7 +45,7 @@ class EtcdAccess:
 
 
 def servers(o: ReachOptions, event_plane: str = "zmq") -> list[Server]:
-    """Those that the options ask for."""
+    """Return the servers that the options select."""
     found = []
     if o.discovery_backend == "etcd":
         found.append(
@@ -62,7 +62,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def check_addresses(flag: str, text: str, schemes: tuple[str, ...]) -> None:
-    """Raises ConfigError for what the runtime would not understand."""
+    """Raise ConfigError for what the runtime would not understand."""
     for address in addresses(text) or ("",):
         try:
             parts = urlsplit(address)
@@ -75,7 +75,7 @@ def check_addresses(flag: str, text: str, schemes: tuple[str, ...]) -> None:
 
 
 def etcd_access(o: ReachOptions, environment: Mapping[str, str]) -> EtcdAccess | None:
-    """None where discovery is not in etcd."""
+    """Return None if discovery is not in etcd."""
     if o.discovery_backend != "etcd":
         return None
     names = ("USERNAME", "PASSWORD", "CA", "CLIENT_CERT", "CLIENT_KEY")
@@ -84,7 +84,7 @@ def etcd_access(o: ReachOptions, environment: Mapping[str, str]) -> EtcdAccess |
 
 
 def is_on_this_machine(servers: list[Server]) -> bool:
-    """Whether nobody elsewhere can reach any of them."""
+    """Return whether no other machine can reach any of them."""
     return all(_is_loopback(address) for server in servers for address in server.addresses)
 
 
@@ -97,7 +97,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def refuse_unreachable(servers: list[Server], seconds: float = REACH_SECONDS) -> None:
-    """Say now that a server is away: the runtime would wait for it for two minutes."""
+    """Report at once that a server is down: the runtime would wait two minutes."""
     deadline = time.monotonic() + seconds
     for server in servers:
         while reasons := _unreachable(server):
@@ -110,7 +110,7 @@ def refuse_unreachable(servers: list[Server], seconds: float = REACH_SECONDS) ->
 
 
 def _unreachable(server: Server) -> list[str]:
-    """Why, for each of its addresses; none where one of them answers."""
+    """Return the errors of all addresses; none if one of them answers."""
     reasons = []
     for address in server.addresses:
         parts = urlsplit(address)
@@ -119,6 +119,6 @@ def _unreachable(server: Server) -> list[str]:
             socket.create_connection((str(parts.hostname), port), _CONNECT_SECONDS).close()
             return []
         except OSError as exc:
-            host = str(parts.hostname)  # not the address: it may hold a password
+            host = str(parts.hostname)  # not the address: it may contain a password
             reasons.append(f"{host}:{port} ({exc.strerror or exc})")
     return reasons

@@ -1,4 +1,4 @@
-"""Files and folders that are this user's alone, also where others can write beside them, as in /tmp."""
+"""Creates files and folders for this user only, also where others can write beside them, as in /tmp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def make(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user only."""
+    """Create a folder, and missing ones above it, for this user only."""
     missing = [folder, *folder.parents]
     while missing and os.path.lexists(missing[-1]):
         missing.pop()
@@ -22,7 +22,7 @@ def make(folder: Path) -> None:
 
 
 def make_own(folder: Path, remedy: str) -> None:
-    """The same for a folder with a known name: refused where somebody else could have put things into it."""
+    """The same for a folder with a known name: rejected if somebody else could have put files into it."""
     try:
         make(folder)
         found = folder.lstat()
@@ -33,12 +33,14 @@ def make_own(folder: Path, remedy: str) -> None:
 
 
 def is_own_folder(found: os.stat_result) -> bool:
-    """What `lstat` says of a folder in which nobody else can write; a link is none."""
+    """Return what `lstat` says of a folder in which nobody else can write; a link is rejected."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def opened(path: Path, flags: int, *, of_anyone: bool = False) -> int:
-    """The descriptor of a plain file of this user; whatever else is there raises an OSError, and no wait."""
+    """Return the descriptor of a regular file of this user; anything else raises an OSError,
+    without waiting.
+    """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or not (of_anyone or found.st_uid == os.getuid()):
@@ -48,7 +50,7 @@ def opened(path: Path, flags: int, *, of_anyone: bool = False) -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """A new file that only this user can read, in the place of whatever had its name."""
+    """Create a file that only this user can read, replacing whatever had its name."""
     path.unlink(missing_ok=True)
     with os.fdopen(opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
         file.write(text)

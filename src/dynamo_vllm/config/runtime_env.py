@@ -1,4 +1,4 @@
-"""The runtime's environment variables for our options. The Rust side reads them, some when it is imported."""
+"""Sets the runtime's environment variables from our options. The Rust side reads some at import."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LOG = {"error": "error,tower_http=off", "warning": _WARN, "info": _WARN, "debug
 def export(
     options: RuntimeOptions, environment: Mapping[str, str], threads: int, service: str, **more: str
 ) -> None:
-    """Write the variables before `dynamo` is imported; `more` are further ones of one process.
+    """Set the variables before `dynamo` is imported; `more` are further ones of one process.
 
-    `service` is what traces call this process.
+    `service` is the name of this process in traces.
     """
     make_discovery_folder(options)
     said = {**variables(options), **traces(options), **more}
@@ -39,7 +39,7 @@ def export(
 
 
 def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None:
-    """For a process that only asks others. It may stand in a worker's container, whose ports are taken."""
+    """For a process that only calls others. It may run in a worker's container, whose ports are taken."""
     make_discovery_folder(options)
     quiet = {"DYN_HEALTH_CHECK_ENABLED": "false", "OTEL_EXPORT_ENABLED": "0"}
     os.environ.update({**reach(options), _SYSTEM_PORT: "-1", **quiet})
@@ -49,9 +49,9 @@ def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None
 
 
 def make_discovery_folder(options: ReachOptions) -> None:
-    """For this user only: who can write there can send requests to, and answers from, any address.
+    """For this user only: anyone who can write there can redirect requests and answers.
 
-    A folder that the user named is theirs to share.
+    A folder that the user named may be shared.
     """
     if options.discovery_folder is not None and options.file_kv is None:
         private.make_own(options.discovery_folder, "name a folder with --file-kv")
@@ -61,7 +61,7 @@ def make_discovery_folder(options: ReachOptions) -> None:
 
 
 def variables(options: RuntimeOptions) -> dict[str, str]:
-    """What our options say; they already include what the user's environment said."""
+    """Return the variables of our options, which already include the user's environment."""
     found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
     if options.etcd_lease_seconds is not None:
         found["ETCD_LEASE_TTL"] = str(options.etcd_lease_seconds)
@@ -108,7 +108,7 @@ PLANES = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "na
 
 
 def planes(options: RuntimeOptions) -> dict[str, str]:
-    """The variables of the way to the others, without what is one process' own."""
+    """Return the discovery and plane variables, without those of a single process."""
     found = {**reach(options), "DYN_EVENT_PLANE": options.event_plane}
     return {name: value for name, value in found.items() if name != "DYN_NAMESPACE"} | {
         "ETCD_ENDPOINTS": options.etcd_endpoints,
@@ -127,7 +127,7 @@ def hosts(options: ReachOptions) -> dict[str, str]:
 
 
 def defaults(options: RuntimeOptions) -> dict[str, str]:
-    """What follows from our options where the user's environment is silent."""
+    """Defaults that follow from our options, unless the user's environment sets them."""
     found = {"DYN_LOG": _LOG[options.log_level], "DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
     if options.otlp_endpoint is not None:
         # The runtime sends its log lines there too; of a receiver that takes none it complains each time.
@@ -138,9 +138,9 @@ def defaults(options: RuntimeOptions) -> dict[str, str]:
 
 
 def worker_threads(cores: int) -> int:
-    """Enough for a worker. Every token wakes a sleeping thread; with few there is mostly one awake.
+    """Enough for a worker. Every token wakes a sleeping thread; with few threads one is usually awake.
 
-    One per core, the runtime's own choice, took a tenth more CPU per token on 2 cores, a quarter on 16.
+    One per core, the runtime's default, took a tenth more CPU per token on 2 cores, a quarter on 16.
     """
     return max(1, min(4, cores // 16))
 

@@ -1,4 +1,4 @@
-"""What `serve` starts, as plain data: a frontend and groups of workers, from a file and the command line."""
+"""Describes what `serve` starts as plain data: a frontend and groups of workers, from a file and flags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHORT_NAMES = {"role": "disaggregation_mode"}
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Workers that are alike."""
+    """Identical workers."""
 
     count: int = 1
     options: Values = field(default_factory=dict)
@@ -38,7 +38,7 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One frontend and its workers; `model` is for every group that names none."""
+    """One frontend and its workers; `model` is for every group without one."""
 
     model: str | None = None
     frontend: Values = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What the command line said; it stands above the file."""
+    """The values of the command line; they override the file."""
 
     frontend: Values = field(default_factory=dict)
     worker: Values = field(default_factory=dict)
@@ -62,7 +62,7 @@ class CommandLine:
 
 
 def read(data: object, source: str) -> Topology:
-    """The topology in a parsed YAML document; `source` names it in refusals."""
+    """Return the topology of a parsed YAML document; `source` names it in errors."""
     top = _mapping(data, source)
     for key in top:
         if key not in _SECTIONS:
@@ -95,7 +95,7 @@ def _group(data: object, where: str) -> WorkerGroup:
 
 
 def _word(value: object, where: str) -> str:
-    """vLLM would say of a flag with its value in one word that it does not know it."""
+    """vLLM would report a flag with its value in one word as unknown."""
     word = _text(value, where)
     flag, *rest = word.partition("=")[0].split(maxsplit=1) or [""]
     if flag.startswith("-") and rest:
@@ -161,7 +161,7 @@ def _text(value: object, where: str) -> str:
 
 
 def override(topology: Topology, line: CommandLine) -> Topology:
-    """The file's topology with what the command line said."""
+    """Return the file's topology with the values of the command line."""
     _refuse_role_over_roles(topology.workers, line)
     groups = _with_encoders(_counted(topology.workers, line), line)
     return Topology(
@@ -188,7 +188,7 @@ def _refuse_role_over_roles(groups: tuple[WorkerGroup, ...], line: CommandLine) 
 
 
 def _counted(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[WorkerGroup, ...]:
-    """The groups in the numbers the command line gave."""
+    """Return the groups with the numbers of the command line."""
     if line.prefill is not None and line.decode is not None:
         asked = f"--prefill {line.prefill} --decode {line.decode}"
         if groups != (WorkerGroup(),):
@@ -204,7 +204,7 @@ def _counted(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[Worker
 
 
 def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[WorkerGroup, ...]:
-    """Encode workers beside the groups; those that see a prompt first ask them."""
+    """Add encode workers to the groups; workers that see a prompt first call them."""
     if line.encode is None:
         return groups
     if any(card_of(group).encodes_media for group in groups):
@@ -225,7 +225,7 @@ _NOT_FOR_ENCODERS = (
 )
 
 
-# A decode worker asks no encoder, so it has nothing to take over either.
+# A decode worker calls no encode worker, so it has nothing to fetch either.
 _NOT_FOR_DECODE = (
     *_ASK_ENCODERS,
     "ec_connector_backend",
@@ -236,14 +236,14 @@ _NOT_FOR_DECODE = (
 
 
 def _for_group(group: WorkerGroup, given: Values) -> Values:
-    """The command line speaks to all workers; what would make no sense to a role is for the others."""
+    """The command line applies to all workers; options that make no sense for a role are skipped there."""
     card = card_of(group)
     without = _NOT_FOR_ENCODERS if card.encodes_media else _NOT_FOR_DECODE if card.takes_kv else ()
     return {name: value for name, value in given.items() if name not in without}
 
 
 def _behind_encoders(group: WorkerGroup) -> WorkerGroup:
-    """A decode worker gets the KV cache of what was encoded; it has its own encoder for what is lost."""
+    """A decode worker gets the KV cache of encoded media; it has its own vision encoder for what is lost."""
     if card_of(group).takes_kv or "ec_consumer_mode" in group.options:
         return group
     return dataclasses.replace(group, options={"route_to_encoder": True, **group.options})
@@ -269,7 +269,7 @@ def plan_of(group: WorkerGroup) -> WorkerPlan:
 
 
 def to_argv(cls: type, values: Values) -> list[str]:
-    """The flags that say `values`, but for secrets; a value of the wrong type is refused."""
+    """Return the flags for `values`, except secrets; a value of the wrong type is rejected."""
     typed: Any = build.from_values(cls, values, {})
     argv: list[str] = []
     for item in build.declared(cls):
@@ -279,7 +279,7 @@ def to_argv(cls: type, values: Values) -> list[str]:
 
 
 def secrets(cls: type, values: Values) -> dict[str, str]:
-    """The variables that say the secrets among `values`: other users can see command lines."""
+    """Return the variables for the secrets among `values`: other users can see command lines."""
     hidden = [item for item in build.declared(cls) if item.option.secret and item.name in values]
     return {item.option.env: str(values[item.name]) for item in hidden}
 

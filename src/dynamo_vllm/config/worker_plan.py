@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What a worker is to be. Nothing but this module reads vLLM's flags from a command line."""
+    """What a worker will run. Only this module reads vLLM's flags from a command line."""
 
     options: WorkerOptions
     engine_argv: tuple[str, ...]
-    """vLLM's flags in their order, as they were given."""
+    """vLLM's flags in order, as given."""
     flags: EngineFlags
     """The same by name."""
     node: Node
-    """Where this process stands among those of one engine."""
+    """The place of this process among those of one engine."""
     encoder_folder: EncoderFolder | None
-    """Where encode workers hand over; None for a worker that has nothing to do with them."""
+    """The transfer of encode workers; None for a worker that does not use them."""
 
     @classmethod
     def of(cls, options: WorkerOptions, engine_argv: Sequence[str] = ()) -> WorkerPlan:
@@ -40,7 +40,7 @@ class WorkerPlan:
         return cls(options, tuple(engine_argv), flags, node, folder)
 
     def with_options(self, options: WorkerOptions) -> WorkerPlan:
-        """The same with what became known of the options during the start."""
+        """Return the plan with what became known of the options during the start."""
         return dataclasses.replace(self, options=options)
 
 
@@ -55,9 +55,9 @@ def parse(
 
 
 def with_written_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:
-    """The options with the side of the hand-over that --ec-transfer-config names.
+    """Return the options with the side of the transfer that --ec-transfer-config names.
 
-    A role that the user named otherwise stands, and a rule refuses the two.
+    If the user also named another role, it stays, and a rule rejects the two.
     """
     written = encoders.written(engine).get("ec_role")
     if written == encoders.PRODUCER and options.card.does_all and options.disaggregation_mode is None:

@@ -1,1 +1,1 @@
-"""A `serve` file as documents for a cluster: pure functions, from a topology and settings to text."""
+"""Turns a `serve` file into documents for a cluster: pure functions, from topology and settings to text."""

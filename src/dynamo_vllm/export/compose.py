@@ -1,4 +1,4 @@
-"""A compose file: everything on one machine in containers, with etcd and NATS."""
+"""Writes a compose file: everything on one machine in containers, with etcd and NATS."""
 
 from __future__ import annotations
 

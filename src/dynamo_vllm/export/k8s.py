@@ -1,4 +1,4 @@
-"""Plain Kubernetes objects: files of documents for `kubectl apply`."""
+"""Writes plain Kubernetes objects: files of documents for `kubectl apply`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def files(found: Workloads, settings: Settings) -> Files:
 
 
 def kustomization(made: Files) -> Document:
-    """What a deployment needs; the rest is a cluster's, or for those who have Prometheus' operator."""
+    """What a deployment needs; the rest is for the whole cluster, or for Prometheus' operator."""
     apart = (CRD_FILE, MONITORING_FILE)
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -54,7 +54,7 @@ def kustomization(made: Files) -> Document:
 
 
 def crd() -> Document:
-    """What the runtime keeps of each worker. The Dynamo operator brings the same one."""
+    """The runtime's record of each worker. The Dynamo operator installs the same one."""
     data = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     spec = {"type": "object", "required": ["data"], "properties": {"data": data}}
     version = {
@@ -82,7 +82,7 @@ def crd() -> Document:
 
 
 def access(settings: Settings) -> list[Document]:
-    """Who the pods are, and what they may ask the cluster: nothing, but with discovery by Kubernetes."""
+    """The pods' account and its rights in the cluster: none, except with Kubernetes discovery."""
     found = []
     if settings.options.kube_namespace:
         metadata = {"name": settings.options.kube_namespace, "labels": settings.labels()}
@@ -150,7 +150,7 @@ def _claim(settings: Settings, name: str, gib: int) -> Document:
 
 
 def objects(workload: Workload, settings: Settings) -> list[Document]:
-    """Of one group: how it is reached, what runs, and how much of it may be taken away at once."""
+    """The objects of one group: Service, workload and disruption budget."""
     found = [service(workload, settings)]
     if workload.nodes > 1:
         for number in range(workload.count):
@@ -190,7 +190,7 @@ def deployment(workload: Workload, settings: Settings) -> Document:
             "replicas": replicas,
             "selector": {"matchLabels": settings.labels(workload.name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": _steps(workload, settings, replicas)},
-            # A new pod takes its time; that is the startup probe's business.
+            # A new pod takes its time; the startup probe handles that.
             "progressDeadlineSeconds": round(settings.options.start_seconds) + 600,
             "template": template(workload, settings, settings.labels(workload.name)),
         },
@@ -198,7 +198,7 @@ def deployment(workload: Workload, settings: Settings) -> Document:
 
 
 def _steps(workload: Workload, settings: Settings, replicas: int) -> Document:
-    """Workers on GPUs make room for their successors where others carry on; all others wait for them."""
+    """GPU workers stop before their successors start if others serve; all others wait for them."""
     makes_room = settings.gpus(workload) > 0 and replicas > 1
     return {"maxUnavailable": int(makes_room), "maxSurge": int(not makes_room)}
 
@@ -214,7 +214,7 @@ def template(workload: Workload, settings: Settings, labels: Document) -> Docume
 
 
 def env(workload: Workload, settings: Settings) -> list[Document]:
-    """How the process finds the others. A namespace of its own keeps two deployments apart."""
+    """The variables of discovery. A separate namespace keeps two deployments apart."""
     found = [pod.variable("DYN_NAMESPACE", settings.name)]
     if settings.discovery == "kubernetes":
         found += [
@@ -251,7 +251,7 @@ def reach(workload: Workload) -> list[Document]:
 def spread(workload: Workload, settings: Settings, number: int) -> list[Document]:
     """One worker over several pods: the first leads and serves, the others run engines for it.
 
-    They are known by their numbers, and by name before they are ready. All must be of one kind, so that
+    They are identified by index, and by name before they are ready. All must have the same version, so
     nothing replaces them one by one.
     """
     name = settings.full_name(workload.name) + (f"-{number}" if workload.count > 1 else "")
@@ -289,7 +289,9 @@ def spread(workload: Workload, settings: Settings, number: int) -> list[Document
 
 
 def disruption_budget(workload: Workload, settings: Settings) -> Document:
-    """Nodes can be drained one pod at a time; a budget of none would keep a single worker's node for ever."""
+    """Nodes can be drained one pod at a time; a budget of none would block the node of a single
+    worker forever.
+    """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -1,4 +1,4 @@
-"""One DynamoGraphDeployment (nvidia.com/v1beta1) for the Dynamo operator."""
+"""Writes one DynamoGraphDeployment (nvidia.com/v1beta1) for the Dynamo operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One container and the pod around it, as plain objects and the operator's both have them."""
+"""Describes one container and its pod, shared by plain objects and the operator's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def container(workload: Workload, settings: Settings, env: Sequence[Document], n
 
 
 def own_env(workload: Workload, settings: Settings) -> list[Document]:
-    """Caches below what can be written, tokens from secrets, then what the file's user set."""
+    """Caches in writable folders, tokens from secrets, then the user's variables of the file."""
     found: list[Document] = [variable("HOME", "/tmp"), variable("HF_HOME", f"{MODELS}/huggingface")]
     found.append(_from_secret("HF_TOKEN", settings.options.hf_secret, optional=True))
     found += [_from_secret(name, settings.secret, optional=False) for name in workload.secrets]
@@ -66,9 +66,9 @@ def port_name(workload: Workload) -> str:
 
 
 def probes(workload: Workload, settings: Settings) -> Document:
-    """/live of a worker says 503 while it starts and while its engine gives no answer, 200 while it sleeps.
+    """/live of a worker returns 503 while it starts and while its engine hangs, 200 while it sleeps.
 
-    The patience is `serve`'s own. /health of a frontend says whether a model can answer.
+    The limits are those of `serve`. /health of a frontend says whether a model can answer.
     """
     seconds = settings.options.start_seconds if workload.is_worker else _LIMITS.first_answer_seconds
     return {
@@ -133,7 +133,7 @@ def _volumes(workload: Workload, settings: Settings, shm: bool) -> list[Document
 
 
 def _escaped(word: str) -> str:
-    """Kubernetes puts variables in where it sees $(NAME); only our own may be."""
+    """Kubernetes substitutes $(NAME); only our own may be substituted."""
     if word == "$(NODE_RANK)" or LEADER in word or word.endswith(".svc.cluster.local"):
         return word
     return word.replace("$(", "$$(")

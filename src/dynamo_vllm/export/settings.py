@@ -1,4 +1,4 @@
-"""What the documents say beside the topology, resolved."""
+"""The resolved settings of an export, besides the topology."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Settings:
         return workload.gpus if self.on_gpu else 0
 
     def resources(self, workload: Workload) -> Document:
-        """No limit on cores: a worker that waits for one is late for everybody."""
+        """No limit on cores: a worker that waits for CPU is late for everybody."""
         if not workload.is_worker:
             return {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
         times = max(1, self.gpus(workload))

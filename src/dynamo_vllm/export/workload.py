@@ -1,4 +1,4 @@
-"""From a topology to what runs in a cluster: the processes `serve` would start, without what is local."""
+"""Turns a topology into what runs in a cluster: the processes of `serve`, without what is local."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.planning.plan import Plan, Process
 
 MODELS = "/models"
-"""Where every container sees the volume of models."""
+"""Where every container mounts the model volume."""
 SHARED = "/shared"
-"""Where encode workers hand over to those that ask them."""
+"""The shared folder of encode workers."""
 SYSTEM_PORT = 9090
 MIN_PORT = 1024
 """Below it a process needs a capability."""
 LEADER = "leader.invalid"
-"""Stands for the address of a worker's first node until that has a name."""
+"""Placeholder for the address of a worker's first node until it has a name."""
 GPUS = "CUDA_VISIBLE_DEVICES"
 PRE_STOP_SECONDS = 5
-"""Between the end of a pod in every list and its SIGTERM: nobody sends it anything new then."""
+"""Between a pod's removal from discovery and its SIGTERM: nobody sends it new requests then."""
 SPARE_SECONDS = 5
 _LIMITS = SupervisorLimits()
 _ENDS_WITH = len(plans.COMMAND)
@@ -52,22 +52,22 @@ _WRITTEN = {
     "dump_config_to": ("/tmp", MODELS),
     "prometheus_multiproc_dir": ("/tmp", MODELS),
 }
-"""Where containers can write what is written there."""
+"""Where containers can write those files."""
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)$")
 _BALANCED = ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_rank")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Processes that are alike."""
+    """Identical processes."""
 
     name: str
     role: str | None
-    """What a worker does; None for the frontend."""
+    """The role of a worker; None for the frontend."""
     args: tuple[str, ...]
-    """Behind the command: `worker --model=…`."""
+    """After the command: `worker --model=…`."""
     env: Mapping[str, str]
-    """What the file's user set."""
+    """The user's variables of the file."""
     drain_seconds: float
     count: int = 1
     gpus: int = 0
@@ -78,7 +78,7 @@ class Workload:
     """Processes that make up one worker."""
     port: int = SYSTEM_PORT
     secrets: tuple[str, ...] = ()
-    """Variables whose values are kept apart."""
+    """Variables whose values are secret."""
     has_tls: bool = False
     """Its port speaks HTTPS."""
     shares_embeddings: bool = False
@@ -90,7 +90,7 @@ class Workload:
 
     @property
     def grace_seconds(self) -> int:
-        """From the order to end until it is killed: as long as `serve` waits, behind the pause before it."""
+        """From the request to stop until the kill: as long as `serve` waits, after the pause before it."""
         return math.ceil(PRE_STOP_SECONDS + self.drain_seconds + _LIMITS.stop_seconds + SPARE_SECONDS)
 
 
@@ -144,7 +144,7 @@ def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") 
 
 
 def of_machine(wanted: Topology, gpus: bool) -> Workloads:
-    """One workload per process, each with GPUs of its own."""
+    """One workload per process, each with its own GPUs."""
     notes = _Notes()
     for group in wanted.workers:
         if _nodes(group) > 1:
@@ -230,7 +230,7 @@ def _ports(wanted: Topology) -> list[Values]:
 
 
 def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None = None) -> Topology:
-    """Without what only this machine has; files must lie on the volume of models.
+    """Remove what only this machine has; files must be on the model volume.
 
     `secrets` is where a cluster keeps them.
     """
@@ -321,7 +321,7 @@ def _is_path(model: str) -> bool:
 
 
 def _for_cluster(group: WorkerGroup) -> tuple[WorkerGroup, int]:
-    """The group with what its nodes must know of each other, and how many there are."""
+    """Return the group with what its nodes must know of each other, and their number."""
     nodes = _nodes(group)
     if nodes == 1:
         return group, 1

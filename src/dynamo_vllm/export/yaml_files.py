@@ -1,4 +1,4 @@
-"""Documents as YAML text, and the folder they are written to."""
+"""Writes documents as YAML text into a folder."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def yaml_text(documents: Iterable[Document], command: str) -> str:
 
 
 def write(folder: Path, texts: Mapping[str, str], *, force: bool, beside: Path) -> list[str]:
-    """Write the files; returns names of ours that an earlier export left and this one has not.
+    """Write the files; return names of ours that an earlier export left and this one has not.
 
-    What is not of our making stays, with --force too. `beside` is the file that was read: it may lie there.
+    Files that are not ours stay, with --force too. `beside` is the file that was read: it may be there.
     """
     there = _entries(folder)
     others = sorted(name for name in there if (folder / name).resolve() != beside.resolve())

@@ -1,4 +1,4 @@
-"""Says in words what keeps two engines from reading each other's KV caches."""
+"""Describes what keeps two engines from reading each other's KV caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDTH = "tensor_parallel_size"
 
 
 def differences(here: Terms, there: Terms) -> list[str]:
-    """One phrase per term that does not fit; none when they get along."""
+    """Return one phrase per setting that does not match; none if they are compatible."""
     names = [name for name in {**here, **there} if name != _WIDTH]
     found = [_phrase(name, here, there) for name in names if here.get(name) != there.get(name)]
     if not _widths_fit(here.get(_WIDTH, 1), there.get(_WIDTH, 1)):
@@ -24,7 +24,7 @@ def _phrase(name: str, here: Terms, there: Terms) -> str:
 
 
 def _widths_fit(here: str | int, there: str | int) -> bool:
-    """A rank reads whole ranks of the other side, or an even share of one."""
+    """A rank reads whole ranks of the other side, or an equal part of one."""
     if not (isinstance(here, int) and isinstance(there, int) and min(here, there) > 0):
         return False
     return max(here, there) % min(here, there) == 0

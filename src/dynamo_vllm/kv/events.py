@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def publishers(endpoint: Endpoint, facts: EngineFacts, local_indexer: bool, model: str) -> Iterator[int]:
-    """Publish while the block runs; yields how many publishers there are."""
+    """Publish while the block runs; yield the number of publishers."""
     made: list[KvEventPublisher] = []
     image_token_id = _image_token(facts, model)
     try:
@@ -41,9 +41,9 @@ def publishers(endpoint: Endpoint, facts: EngineFacts, local_indexer: bool, mode
 
 
 def _image_token(facts: EngineFacts, model: str) -> int | None:
-    """The token that stands for a piece of a picture; None where the frontend does not know the family.
+    """Return the placeholder token of an image; None if the frontend does not know the model family.
 
-    The frontend puts a picture's name in the place of these tokens when it looks for cached prefixes, and the
-    publisher does the same to what is told. Both ask the same code.
+    The frontend replaces these tokens by an image's hash when it looks for cached prefixes, and the publisher
+    does the same in events. Both use the same code.
     """
     return resolve_routing_image_token_id(model, model) if facts.media else None

@@ -1,4 +1,4 @@
-"""What the parts of this package hand each other."""
+"""The types that the parts of this package share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OnProgress = Callable[[int, int | None], None]
-"""Bytes so far and in all, where that is known. Called from whatever thread does the work."""
+"""Bytes so far, and in total if known. Called from the thread that does the work."""
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NEEDED = (CONFIG, WEIGHTS)
-"""All that vLLM reads of an adapter; nothing else is fetched."""
+"""The files that vLLM reads of an adapter; nothing else is downloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Fetched:
 
     path: Path
     digest: str
-    """Of the content: two adapters with the same digest are the same."""
+    """Hash of the content: two adapters with the same digest are the same."""
     bytes: int
 
 
@@ -37,4 +37,4 @@ class AdapterFacts:
     """Last part of the names of the modules it changes, sorted: q_proj, v_proj, …"""
     bytes: int
     base_name: str | None
-    """The model it was made for, as its maker called it."""
+    """The model it was made for, as its author named it."""

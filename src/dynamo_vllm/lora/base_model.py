@@ -1,4 +1,4 @@
-"""Which modules the base model has and the shapes of their weights, from its safetensors headers."""
+"""Reads the modules of the base model and the shapes of their weights from its safetensors headers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Shape = tuple[int, int]
-"""Out, in: as a linear layer's weight lies in a checkpoint."""
+"""Out, in: the order of a linear layer's weight in a checkpoint."""
 
 _LAYER = re.compile(r"(?:^|\.)(\w+\.\d+\..+)$")
 _PARTS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Modules that some checkpoints keep as one and others in parts."""
+"""Modules that some checkpoints store as one and others in parts."""
 
 
 class BaseModel:
-    """Asked by module name, as an adapter writes it; checkpoints may put other prefixes before the layers."""
+    """Looked up by module name, as an adapter writes it; checkpoints may put other prefixes before
+    the layers.
+    """
 
     def __init__(self, name: str, weights: Mapping[str, tensors.Tensor | None]) -> None:
-        """`weights` by their names in the checkpoint; None where only the name is known."""
+        """`weights` by their names in the checkpoint; None if only the name is known."""
         self.name = name
         modules: dict[str, Shape | None] = {}
         for weight, tensor in weights.items():
@@ -47,16 +49,17 @@ class BaseModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to compare with."""
+        """Return whether there is anything to compare with."""
         return bool(self._shapes)
 
     def shapes(self, module: str) -> Sequence[Shape | None]:
-        """Of all weights this module can mean; None for one whose shape is not plain. Empty: not there."""
-        module = module.removesuffix(".base_layer")  # how PEFT tells apart the two weights of fused experts
+        """Return the shapes of all weights this module can mean; None for one without a plain shape. Empty:
+        not there."""
+        module = module.removesuffix(".base_layer")  # how PEFT distinguishes the two weights of fused experts
         for name in (module, _tail(module)):
             if name in self._shapes:
                 return self._shapes[name]
-            if name in self._containers:  # such as experts, which have their weights one by one
+            if name in self._containers:  # such as experts, whose weights are separate
                 return [None]
         if module.rpartition(".")[2] == "lm_head":  # tied to the embeddings
             return self._shapes.get("embed_tokens", [])
@@ -64,7 +67,7 @@ class BaseModel:
 
 
 def _plain_shape(tensor: tensors.Tensor | None) -> Shape | None:
-    """None for quantised weights and fused experts: what vLLM makes of them is its own affair."""
+    """None for quantised weights and fused experts: vLLM handles them."""
     if tensor is None or tensor.dtype not in tensors.NOT_FINITE or len(tensor.shape) != 2:
         return None
     return tensor.shape[0], tensor.shape[1]
@@ -88,7 +91,7 @@ def _other_names(module: str) -> Iterable[str]:
 
 
 def read_base_model(folder: Path | None, name: str) -> BaseModel:
-    """From headers alone. A model without safetensors gives one that knows nothing."""
+    """Read headers only. A model without safetensors gives one that knows nothing."""
     try:
         weights = read_weights(folder) if folder is not None else {}
     except (OSError, ValueError, tensors.BrokenFile) as exc:
@@ -101,7 +104,7 @@ def read_base_model(folder: Path | None, name: str) -> BaseModel:
 
 
 def read_weights(folder: Path) -> Mapping[str, tensors.Tensor | None]:
-    """By name; empty for a model without safetensors, None for one in a file that is not here."""
+    """Return the weights by name; empty for a model without safetensors, None for one in a missing file."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return dict(tensors.read_header(whole))

@@ -1,4 +1,4 @@
-"""The first two steps of loading an adapter: bring its files here, and look at them."""
+"""Runs the first two steps of loading an adapter: download its files, and check them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class AdapterFiles:
     def __init__(self, cache: Path, limits: SourceLimits, max_rank: int) -> None:
         self._cache, self._limits, self._max_rank = cache, limits, max_rank
         self._base = BaseModel("", {})
-        # Not the loop's own threads: it waits for these at its end, and a server may have stopped to answer.
+        # Not the loop's own threads: the loop waits for these at its end, and a server may have stopped
+        # answering.
         self._threads = ThreadPoolExecutor(FETCHES_AT_A_TIME, "adapter")
 
     async def start(self, base_folder: Path | None, base_name: str) -> None:
-        """Reads the base model's headers and removes what killed downloads left."""
+        """Reads the base model's headers and removes leftovers of interrupted downloads."""
         self._base = await asyncio.to_thread(read_base_model, base_folder, base_name)
         left = await asyncio.to_thread(Store(self._cache).clean)
         if left:
@@ -43,7 +44,7 @@ class AdapterFiles:
         return await sources.fetch(uri, self._cache, self._limits, on_progress, self._threads)
 
     async def verify(self, fetched: Fetched) -> AdapterFacts:
-        """Also that the files are still those that were fetched: a folder is used where it is."""
+        """Check also that the files are still those that were fetched: a folder is used in place."""
         return await asyncio.to_thread(self._verify, fetched)
 
     def _verify(self, fetched: Fetched) -> AdapterFacts:

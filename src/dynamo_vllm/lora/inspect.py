@@ -1,8 +1,8 @@
-"""Refuses adapters that vLLM would load without a word and serve wrong, or that would end its engine.
+"""Refuses adapters that vLLM would load silently and serve wrong, or that would crash its engine.
 
-vLLM 0.30 loads an adapter whose tensors have other shapes than the base model's, passes NaN on into the
-cache of other requests, and scales every module by lora_alpha / r whatever rank_pattern and alpha_pattern
-say. So all of that is looked at here, before the engine sees the files. Reads headers and bytes; no torch.
+vLLM 0.30 loads an adapter whose tensors have other shapes than the base model's, passes NaN into the cache of
+other requests, and scales every module by lora_alpha / r whatever rank_pattern and alpha_pattern say. So we
+check all of that before the engine sees the files. Reads headers and bytes; no torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PICKLES = ("adapter_model.bin", "adapter_model.pt")
 
 
 def inspect(folder: Path, base: BaseModel, max_rank: int) -> AdapterFacts:
-    """Raises AdapterRefused with the reason; blocks while it reads the weights."""
+    """Raise AdapterRefused with the reason; blocks while it reads the weights."""
     config = _read_config(folder)
     rank, alpha = _check_config(config, max_rank)
     path = _weights_file(folder)
@@ -81,7 +81,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_config(config: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
-    """Rank and alpha."""
+    """Return rank and alpha."""
     if config.get("peft_type") != "LORA":
         raise AdapterRefused(f"peft_type is {config.get('peft_type')!r}; vLLM serves LORA alone")
     if not isinstance(config.get("target_modules"), list | str):
@@ -159,7 +159,7 @@ class _Pair:
 
 
 def _pair_up(found: Mapping[str, Tensor]) -> dict[str, _Pair]:
-    """Module → its two tensors. Others are left to vLLM, which has its own list of what it skips."""
+    """Return module → its two tensors. Others are left to vLLM, which has its own list of what it skips."""
     pairs: dict[str, _Pair] = {}
     for name, tensor in found.items():
         ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
@@ -190,7 +190,7 @@ def _check_pair(module: str, pair: _Pair, rank: int, base: BaseModel, config: Ma
             + (f"; the adapter says it was made for {made_for}" if made_for else "")
         )
     if module.endswith(_FUSED_EXPERTS):
-        return  # all experts in one tensor: the sizes are vLLM's affair
+        return  # all experts in one tensor: vLLM handles the sizes
     shape = _matrices(module, pair.a, pair.b, rank)
     if pair.is_embedding:
         shape = shape[::-1]
@@ -204,7 +204,7 @@ def _check_pair(module: str, pair: _Pair, rank: int, base: BaseModel, config: Ma
 
 
 def _matrices(module: str, a: Tensor, b: Tensor, rank: int) -> Shape:
-    """Out and in of B x A."""
+    """Return out and in of B x A."""
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise AdapterRefused(
             f"module {module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} are no matrices"

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Acts:
-    """Tasks of their own: a caller that goes away stops none half way."""
+    """The tasks run independently of their callers: a caller that disconnects stops none."""
 
     def __init__(self) -> None:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -23,7 +23,7 @@ class Acts:
         self._latest: dict[str, tuple[Hashable, asyncio.Task[Any]]] = {}
 
     async def join(self, name: str, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The latest act of the name where it has this key, else a new one."""
+        """Return the latest task of the name if it has this key, otherwise start a new one."""
         latest, task = self._latest.get(name, (None, None))
         if task is None or latest != key:
             task = asyncio.create_task(start(), name=f"adapter {name}")
@@ -39,18 +39,18 @@ class Acts:
             raise
 
     def lock(self, name: str) -> asyncio.Lock:
-        """For one act at a time; lives as long as somebody holds it or waits for it."""
+        """Allows one task at a time; exists while somebody holds it or waits for it."""
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
         return lock
 
     def changing(self) -> str | None:
-        """The name of one that somebody asked to change, until that is done."""
+        """Return the name of an adapter with a running task."""
         return next(iter(self._latest), None)
 
     async def cancel(self) -> None:
-        """Returns when all have ended."""
+        """Return when all have ended."""
         running = list(self._running)
         for act in running:
             act.cancel()
@@ -59,6 +59,6 @@ class Acts:
     def _forget(self, name: str, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # all callers may have gone; the entry keeps the reason
+            task.exception()  # all callers may be gone; the entry keeps the reason
         if name in self._latest and self._latest[name][1] is task:
             del self._latest[name]

@@ -1,4 +1,4 @@
-"""What an adapter may be called, and what discovery makes of it."""
+"""Checks the names of adapters, and how discovery changes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(name: str, reserved: Collection[str]) -> None:
         len(name) > MAX_NAME
         or not _NAME.fullmatch(name)
         or any(part in ("", ".", "..") for part in name.split("/"))
-        or not card(name)  # the base model's own card, which it would take away
+        or not card(name)  # the base model's own card, which it would replace
     ):
         raise BadCommand(
             f"{name[:MAX_NAME]!r} is no name for an adapter; use letters, digits and . _ - / : "
@@ -33,5 +33,5 @@ def check(name: str, reserved: Collection[str]) -> None:
 
 
 def card(name: str) -> str:
-    """What the runtime (1.6.1) makes of a name for the key of its card in discovery."""
+    """Return the key of the card in discovery, as the runtime (1.6.1) makes it from a name."""
     return _OTHER.sub("_", name.lower()).lstrip("_")

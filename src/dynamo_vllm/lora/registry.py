@@ -1,13 +1,13 @@
-"""Which adapters this worker has, and what is going on with each. Pure: the work is done by injected steps.
+"""Holds the adapters of this worker and their states. Pure: injected steps do the work.
 
     fetching → verifying → adding → publishing → loaded → unloading → gone
         └──────────┴──────────┴─────────┴→ failed (visible with its reason until the next load of the name)
 
-One act at a time per name (`keyed_tasks`). A call that asks for what the latest act of the name is about to
-do joins it: fifty loads of one name fetch once, and all unloads that wait for the same end succeed.
+One task at a time per name (`keyed_tasks`). A call for what the latest task of the name is about to do joins
+it: fifty loads of one name fetch once, and all unloads that wait for the same end succeed.
 
-A load of a name that is loaded fetches again and compares the content, because a path or a branch may hold
-something else by now; sources know cheaper ways to find out than a second download.
+A load of a loaded name fetches again and compares the content, because a path or a branch may have changed;
+sources know cheaper ways to find out than a second download.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_FAILED = 64
-"""Failed loads that stay visible; the oldest is forgotten first."""
+"""Failed loads that stay visible; the oldest is dropped first."""
 
 
 class Steps(Protocol):
-    """What is done to an adapter; each raises when it was not done."""
+    """The steps of loading an adapter; each raises if it failed."""
 
     async def fetch(self, name: str, uri: str, on_progress: OnProgress) -> Fetched: ...
     async def verify(self, fetched: Fetched) -> AdapterFacts:
@@ -43,11 +43,11 @@ class Steps(Protocol):
 
     async def add(self, adapter: Adapter) -> None: ...
     async def remove(self, adapter: Adapter) -> None:
-        """Also of an adapter the engine does not have."""
+        """Also for an adapter that the engine does not have."""
 
     async def publish(self, adapter: Adapter) -> None: ...
     async def withdraw(self, adapter: Adapter) -> None:
-        """Also of an adapter that was not published."""
+        """Also for an adapter that was not published."""
 
 
 class Registry:
@@ -59,8 +59,8 @@ class Registry:
         settle_seconds: float = 0.0,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        """`reserved` are the base model's names. An adapter that was withdrawn is served for another
-        `settle_seconds`: a frontend may have chosen this worker just before it heard of that."""
+        """`reserved` are the base model's names. A withdrawn adapter is served for another `settle_seconds`:
+        a frontend may have chosen this worker just before it noticed."""
         self.capacity = capacity
         self.failures = 0
         """Loads that failed, and adapters that were lost later."""
@@ -82,20 +82,20 @@ class Registry:
         return await self._acts.join(name, ("load", uri), lambda: self._load(name, uri))
 
     async def unload(self, name: str) -> None:
-        """Returns once the engine no longer has it. Of a failed one: forgets it. Raises AdapterUnknown."""
+        """Return when the engine no longer has it; forgets a failed one. Raises AdapterUnknown."""
         await self._acts.join(name, "unload", lambda: self._unload(name))
 
     def entries(self) -> list[AdapterEntry]:
         return [self._slots[name].entry() for name in sorted(self._slots)]
 
     def changing(self) -> str | None:
-        """The name of one that somebody asked to load or unload, until that is done."""
+        """Return the name of an adapter that is being loaded or unloaded."""
         return self._acts.changing()
 
     # -- asked by requests -------------------------------------------------------------------------
 
     def lease(self, name: str) -> Lease:
-        """Granted from publishing on, until an unload has settled."""
+        """Grant a lease, from publishing on until an unload has settled."""
         slot = self._slots.get(name)
         if slot is None or not slot.is_open:
             raise UnknownModel(f"there is no adapter {name!r} on this worker", parameter="model")
@@ -105,7 +105,7 @@ class Registry:
     # Each returns name → reason for those that failed; the others are done.
 
     async def withdraw_all(self) -> dict[str, str]:
-        """Nobody finds the adapters until `publish_all`; loads that are not published yet fail."""
+        """Hide the adapters until `publish_all`; loads that are not published yet fail."""
         self._is_hidden = True
         return await self._for_each(self._withdraw)
 
@@ -114,14 +114,14 @@ class Registry:
         return await self._for_each(self._publish)
 
     async def add_all(self) -> dict[str, str]:
-        """Put all into the engine again, which has lost their weights. Those it does not take have failed.
+        """Load all into the engine again, which has lost their weights. Those it refuses have failed.
 
-        To be called while no requests come: waits for those that run, and new ones are refused meanwhile.
+        Call it while no requests come: it waits for running ones, and refuses new ones meanwhile.
         """
         return await self._for_each(self._add_again)
 
     async def close(self) -> None:
-        """Stop what is going on; loads are rolled back, and nobody finds the others any more."""
+        """Stop what is running; loads are rolled back, and the others are withdrawn."""
         self._is_hidden = True
         await self._acts.cancel()
         await self.withdraw_all()
@@ -172,8 +172,8 @@ class Registry:
         slot.state = AdapterState.LOADED
 
     def _identify(self, name: str, fetched: Fetched) -> Adapter:
-        """vLLM serves the first content an id ever had, and keys its prefix cache by the name: both are new
-        for new content. A # cannot be part of a name that somebody loads."""
+        """vLLM serves the first content of an id, and keys its prefix cache by the name: both are new for new
+        content. A # cannot be part of a name that somebody loads."""
         contents = self._identities.setdefault(name, {})
         if fetched.digest not in contents:
             engine_name = name if not contents else f"{name}#{len(contents) + 1}"
@@ -193,7 +193,7 @@ class Registry:
         return slot.entry(already_loaded=True)
 
     async def _roll_back(self, slot: Slot, reason: BaseException) -> None:
-        """Undo what was done; what the engine does not let go keeps its place."""
+        """Undo what was done; an adapter that the engine does not release keeps its slot."""
         slot.error = _text(reason)
         self.failures += 1
         logger.warning("adapter %s from %s has failed: %s", slot.name, slot.uri, slot.error)
@@ -240,7 +240,7 @@ class Registry:
         await slot.wait_until_idle()
 
     async def _clear(self, slot: Slot) -> None:
-        """Nothing is left of it, or it has failed: what nobody uses, or what an earlier roll-back left."""
+        """Remove it, or mark it as failed: an unused adapter, or what an earlier roll-back left."""
         try:
             await self._withdraw(slot)
             await self._remove(slot)
@@ -255,8 +255,8 @@ class Registry:
     # -- sleep and wake ----------------------------------------------------------------------------
 
     async def _for_each(self, step: Callable[[Slot], Awaitable[None]]) -> dict[str, str]:
-        """At once: where discovery is away each waits for its deadline."""
-        # The others may take minutes: fetching, an engine that is slow, requests that keep one from leaving.
+        """All at once: if discovery is down, each waits for its deadline."""
+        # The others may take minutes: a download, a slow engine, requests that hold a lease.
         slots = [
             slot
             for slot in self._slots.values()
@@ -276,7 +276,7 @@ class Registry:
         slot.is_open = False
         await slot.wait_until_idle()
         try:
-            # Files used in place may have changed since; an id must not come to mean other content.
+            # Files used in place may have changed since; an id must not get other content.
             await self._steps.verify(slot.fetched)
             await self._remove(slot)
             slot.in_engine = True
@@ -311,7 +311,7 @@ class Registry:
             raise WrongState("this worker is out of service; load adapters when it is back")
 
     def _check_card(self, name: str) -> None:
-        """Two adapters cannot have one card: the second is not listed, and takes the first along."""
+        """Two adapters cannot share a card: the second would not be listed, and would remove the first."""
         card = names.card(name)
         for slot in self._slots.values():
             if (slot.takes_room or slot.is_listed) and slot.name != name and names.card(slot.name) == card:
@@ -322,7 +322,7 @@ class Registry:
 
 
 async def _attempt(step: Callable[[Slot], Awaitable[None]], slot: Slot) -> str | None:
-    """Why it failed, if it did. The steps come from outside and may raise anything."""
+    """Return why it failed, if it did. The steps come from outside and may raise anything."""
     try:
         await step(slot)
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""Makes a small adapter that changes nothing, to use the engine with one before any is loaded."""
+"""Generates a small adapter that changes nothing, to warm up an engine before any is loaded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RANK = 8
-# Of the language model's first layer, as most families of models call it.
+# Modules of the language model's first layer, as most model families name them.
 _MODULE = re.compile(
     r"((?:model\.|language_model\.){1,2}layers\.0\.self_attn\.(q_proj|v_proj|qkv_proj))\.weight"
 )
 
 
 def write(folder: Path, base: Path, max_rank: int) -> Path:
-    """Zeros for some modules of the base model; raises AdapterRefused where none of them is known."""
+    """Write zeros for some modules of the base model; raises AdapterRefused if none of them is known."""
     rank = min(RANK, max_rank)
     try:
         weights = read_weights(base)
@@ -46,7 +46,7 @@ def write(folder: Path, base: Path, max_rank: int) -> Path:
 
 
 def _safetensors(shapes: dict[str, list[int]]) -> bytes:
-    """All of them zero, in bfloat16."""
+    """All zero, in bfloat16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (rows, columns) in shapes.items():

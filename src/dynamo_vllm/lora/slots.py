@@ -1,4 +1,4 @@
-"""One adapter of a worker: its state, its leases, and what others are told of it."""
+"""One adapter of a worker: its state, its leases, and how it is described to others."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class AdapterEntry:
     error: str | None
     facts: AdapterFacts | None
     already_loaded: bool = False
-    """In the answer to a load: it was there before."""
+    """In the answer to a load: it was loaded before."""
 
 
 class Lease:
-    """The right to use an adapter: it stays in the engine until `release`."""
+    """A lease: the adapter stays in the engine until `release`."""
 
     __slots__ = ("_slot", "adapter")
 
@@ -61,7 +61,7 @@ class Lease:
 
 
 class Slot:
-    """One load of one name and what became of it."""
+    """One load of one name and its result."""
 
     __slots__ = (
         "adapter",

@@ -33,7 +33,7 @@ NOT_FINITE = {
 
 
 class BrokenFile(Exception):
-    """The file is not what the format says; the message says where."""
+    """The file does not follow the format; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _tensor(path: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
 
 
 def _check_layout(path: Path, tensors: Mapping[str, Tensor], data: int, size: int) -> None:
-    """No byte belongs to two tensors, none to no tensor."""
+    """Check that every byte belongs to exactly one tensor."""
     at = data
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].bytes)):
         if tensor.start != at:
@@ -104,7 +104,7 @@ def _check_layout(path: Path, tensors: Mapping[str, Tensor], data: int, size: in
 
 
 def first_not_finite(path: Path, tensors: Mapping[str, Tensor], chunk_bytes: int = 8 << 20) -> str | None:
-    """Name of a tensor that holds NaN or an infinity. Types other than floating point are passed over."""
+    """Return the name of a tensor with NaN or an infinity. Types other than floating point are skipped."""
     import numpy as np
 
     buffer = np.empty(chunk_bytes // 8, np.uint64)

@@ -1,1 +1,1 @@
-"""Pictures, videos and sounds of requests: fetched within limits, known by their content, decoded."""
+"""Images, videos and audio of requests: fetched within limits, identified by content, decoded."""

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Places = tuple[asyncio.Semaphore, ...]
-"""One is needed in each; always in the same order, so that nobody waits in a circle."""
+"""One slot of each is needed, always in the same order, so that no deadlock is possible."""
 
 
 class Clock:
-    """What is left of a time that is spent bit by bit; `late` is raised when it is over."""
+    """What is left of a time budget that is spent in steps; `late` is raised when it is over."""
 
     def __init__(self, seconds: float, late: Exception) -> None:
         self._left = seconds

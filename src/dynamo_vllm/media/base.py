@@ -1,4 +1,4 @@
-"""What the parts of this package and its users hand each other."""
+"""The types that the parts of this package and its users share."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MEGAPIXEL = 1_000_000
 MAX_SOUND_BYTES = 256 << 20
 """All channels, as floats; vLLM has the same limit."""
 MAX_CHANNELS = 4
-"""Of a picture: grey, grey with alpha, RGB, RGBA."""
+"""Channels of an image: grey, grey with alpha, RGB, RGBA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A picture that the frontend decoded: rows of pixels of one byte a channel, in its memory."""
+    """An image that the frontend decoded: rows of pixels with one byte per channel, in its memory."""
 
     height: int
     width: int
@@ -50,7 +50,7 @@ class PixelSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """One part of a request that names media: http:, https:, data: or file:, or pixels decoded elsewhere."""
+    """One media part of a request: a http:, https:, data: or file: URL, or pixels decoded by the frontend."""
 
     kind: Kind
     url: str
@@ -59,7 +59,7 @@ class MediaRef:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Sampled frames (T, H, W, 3), and what vLLM's processors want to know about them."""
+    """Sampled frames (T, H, W, 3), and the metadata that vLLM's processors need."""
 
     frames: NDArray[np.uint8]
     metadata: dict[str, Any]
@@ -68,7 +68,7 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """One channel, at the rate it was recorded with."""
+    """One channel, at its original sample rate."""
 
     samples: NDArray[np.float32]
     rate: int
@@ -76,35 +76,35 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """Loaded media. Shared by all requests that name the same content: nobody may change it."""
+    """Loaded media. All requests with the same content share it: nobody may change it."""
 
     kind: Kind
     data: Image | Video | Audio
-    """A picture is RGB."""
+    """An image is RGB."""
     key: str
     """SHA-256 of kind, encoded bytes and how they were decoded: the same content has the same key."""
     size: int
-    """Bytes it takes decoded."""
+    """Bytes it takes when decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """How much one request may make us load. What is above is refused, never cut."""
+    """The limits of one request. Media above a limit are refused, never truncated."""
 
     max_bytes: int = 64 * MEGABYTE
-    """Encoded, of one item."""
+    """Encoded bytes of one item."""
     max_pixels: int = 64 * MEGAPIXEL
-    """Of a picture, or of one frame of a video."""
+    """Pixels of an image, or of one frame of a video."""
     max_video_pixels: int = 512 * MEGAPIXEL
-    """Of all sampled frames of a video together; a pixel takes three bytes."""
+    """Pixels of all sampled frames of a video together; a pixel takes three bytes."""
     max_frames: int = 768
-    """Sampled from one video."""
+    """Frames sampled from one video."""
     max_seconds: float = 600.0
-    """Duration of a video or sound."""
+    """Duration of a video or audio."""
     timeout_seconds: float = 20.0
-    """From the first byte asked for to the decoded item, without waiting for a turn in between."""
+    """From the first byte to the decoded item, without the time in queues."""
     queue_seconds: float = 60.0
-    """That one item may wait for its turns. Whoever else is slow, it is not this client's fault: 503."""
+    """Time in queues for one item. Delays by others are not this client's fault, hence 503."""
     redirects: int = 3
     per_request: Mapping[Kind, int] = field(
         default_factory=lambda: MappingProxyType({"image": 16, "video": 2, "audio": 4})
@@ -113,16 +113,16 @@ class MediaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How much of a worker the loading of media may take."""
+    """How much of a worker the loading of media may use."""
 
     at_once: int = 64
-    """Items that are fetched."""
+    """Items fetched at a time."""
     threads: int = 4
-    """That decode."""
+    """Threads that decode."""
     cache_bytes: int = 512 * MEGABYTE
-    """Of decoded media that are kept for later requests."""
+    """Bytes of the cache of decoded media."""
     memory_bytes: int = 4096 * MEGABYTE
-    """Of media that requests hold until the engine has begun with them; a request alone may hold more."""
+    """Bytes of media that requests hold until the engine has started them; a single request may hold more."""
 
 
 class MediaLoader(Protocol):
@@ -130,13 +130,14 @@ class MediaLoader(Protocol):
 
     @property
     def memory(self) -> MediaMemory:
-        """What the items take, as long as their requests hold them."""
+        """Count the bytes of the items while their requests hold them."""
         ...
 
     async def load(self, ref: MediaRef) -> MediaItem: ...
 
     async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
-        """In their order. Counts are checked before anything is fetched; the first error ends the others."""
+        """Return the items in order. Counts are checked before anything is fetched; the first error ends the
+        others."""
         ...
 
     async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Decoded media by content, the least recently used going first, within a number of bytes."""
+"""A cache of decoded media by content, with a byte limit and least-recently-used eviction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class MediaCache:
-    """Used in the event loop only. The content is the only key: what a URL gave once is not remembered."""
+    """Used in the event loop only. The key is the content alone: results of a URL are not remembered."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -32,7 +32,7 @@ class MediaCache:
         return item
 
     def put(self, item: MediaItem) -> None:
-        """An item larger than the whole cache would only throw out the others."""
+        """Skip an item larger than the whole cache: it would only evict the others."""
         if item.size > self._max_bytes or item.key in self._items:
             return
         self._items[item.key] = item

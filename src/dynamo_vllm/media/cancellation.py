@@ -18,6 +18,6 @@ class Deadline:
         self._stop.set()
 
     def check(self) -> None:
-        """Raises when there is no reason to go on."""
+        """Raise if there is no reason to continue."""
         if self._stop.is_set() or time.monotonic() > self._end:
             raise MediaRefused(f"not decoded within {self._seconds:g} s")

@@ -1,8 +1,8 @@
-"""The bytes of media that requests hold until the engine has begun with them: how many, and whose.
+"""Counts the bytes of media that requests hold until the engine has started them.
 
-A step that makes more of them (fetch, decode, put into a prompt) begins when there is room. Nobody has a
-place in a queue while there is none, and the oldest request goes on all the same. So whoever holds something
-comes to an end, however large it is, and then others have their turn.
+A step that needs more of them (fetch, decode, process) starts when there is room. Waiting requests hold no
+place in a queue, and the oldest request always continues. So every request that holds something finishes,
+however large it is, and then others follow.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class Hold:
 
     def __init__(self) -> None:
         self.things: dict[int, object] = {}
-        """By identity: requests for the same content share what was decoded."""
+        """By identity: requests with the same content share the decoded media."""
         self.memory: MediaMemory | None = None
 
     def let_go(self) -> None:
-        """Of everything; once more does nothing."""
+        """Release everything; idempotent."""
         if self.memory is not None:
             self.memory.let_go(self)
 
 
 @contextmanager
 def held_by_request() -> Iterator[Hold]:
-    """Around one request: with it ends what it holds, whatever its end is.
+    """Around one request: releases what it holds when it ends, in any way.
 
-    The hold is not an argument of everything on the way to the loader: each would have to let go on each of
-    its ways out.
+    The hold is not a parameter of everything on the way to the loader: each would have to release it on each
+    of its exits.
     """
     hold = Hold()
     _current.set(hold)
@@ -55,7 +55,7 @@ def held_by_request() -> Iterator[Hold]:
 
 @contextmanager
 def holding() -> Iterator[Hold]:
-    """The hold of the request this is a part of; outside of any, one for this block alone."""
+    """The hold of the current request; outside of any, one for this block alone."""
     hold = _current.get()
     if hold is not None:
         yield hold
@@ -75,11 +75,11 @@ class MediaMemory:
         self._waiting: dict[Hold, asyncio.Event] = {}
 
     def __len__(self) -> int:
-        """How many requests hold something, or want to."""
+        """Return how many requests hold something, or want to."""
         return len(self._holds)
 
     async def take(self, hold: Hold, places: Places, waiting: Clock = FOREVER) -> None:
-        """Places for a step that makes more bytes."""
+        """Wait for room before a step that needs more bytes."""
         while True:
             await waiting.spend(self._room(hold))
             await take(places, waiting)
@@ -109,7 +109,7 @@ class MediaMemory:
         self._holds.setdefault(hold)
 
     def keep(self, hold: Hold, thing: object, size: int) -> None:
-        """Does not wait: the bytes are there."""
+        """Count bytes without waiting: they exist already."""
         self._enter(hold)
         if id(thing) in hold.things:
             return
@@ -138,9 +138,9 @@ class MediaMemory:
             self._tell()  # another may be the oldest now
 
     def _tell(self, most: int = 64) -> None:
-        """Wakes some who wait, and these others: a thousand at a time, most of them in vain, would hold up
+        """Wake some waiters, and these in turn others: waking a thousand at once, most in vain, would block
         the event loop."""
-        self._wake([*islice(self._holds, 1)])  # the oldest, always: it may be so since a moment ago
+        self._wake([*islice(self._holds, 1)])  # always the oldest: it may have become so just now
         if self.bytes < self._max_bytes:
             self._wake([*islice(self._waiting, most)])
 

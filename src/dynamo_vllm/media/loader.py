@@ -1,4 +1,4 @@
-"""From references to decoded media: count, fetch, know by content, decode once, keep within bounds."""
+"""Loads media from references: count, fetch, identify by content, decode once, keep within limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.held_bytes import Hold
 
 HASH_INLINE_BYTES = 1 << 18
-"""Up to here hashing is quicker than handing it to a thread."""
+"""Up to this size hashing is quicker than handing it to a thread."""
 
 
 def make_loader(
@@ -49,7 +49,7 @@ def make_loader(
 ) -> Loader:
     """`sampler` chooses the frames of videos; `room` has fields of `Room`.
 
-    `pixels` reads pictures that the frontend decoded; without one they are refused.
+    `pixels` reads images that the frontend decoded; without it they are refused.
     """
     return Loader(limits or MediaLimits(), folder, reach or Reach(), Room(**room), sampler, pixels)
 
@@ -57,7 +57,7 @@ def make_loader(
 def from_options(
     options: WorkerOptions, sampler: Sampler = SAMPLERS["opencv"], pixels: PixelSource | None = None
 ) -> Loader:
-    """As the operator's flags say."""
+    """Build the limits from the operator's flags."""
     limits = MediaLimits(
         max_bytes=int(options.media_max_mb * MEGABYTE),
         max_pixels=int(options.media_max_megapixels * MEGAPIXEL),
@@ -88,7 +88,7 @@ def from_options(
 
 @dataclass(frozen=True, slots=True)
 class _Clocks:
-    """Of one item."""
+    """The state of one item."""
 
     working: Clock
     waiting: Clock
@@ -125,14 +125,14 @@ class Loader:
         self._decoding: dict[str, _Decoding] = {}
         self._slots = asyncio.Semaphore(at_once)
         self._slots_of_one = max(1, at_once // 8)
-        self._servers = asyncio.Semaphore(max(1, at_once // 2))  # the other half is for what needs none
+        self._servers = asyncio.Semaphore(max(1, at_once // 2))  # half is for items without a server
         self._slots_of_host = max(1, at_once // 4)
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._decoders = ThreadPoolExecutor(threads, "media-decode")
-        self._threads = asyncio.Semaphore(threads)  # nothing waits inside of the pool: it could not give up
-        self._threads_for_slow = asyncio.Semaphore(max(1, threads // 2))  # pictures go on beside videos
+        self._threads = asyncio.Semaphore(threads)  # nothing waits inside the pool: it could not be cancelled
+        self._threads_for_slow = asyncio.Semaphore(max(1, threads // 2))  # images continue beside videos
         self._readers = ThreadPoolExecutor(at_once, "media-read")
-        self._resolvers = ThreadPoolExecutor(at_once, "media-dns")  # a name server may hold them up for long
+        self._resolvers = ThreadPoolExecutor(at_once, "media-dns")  # a name server may block them for long
         self._client = fetch_http.MediaClient(limits, reach, addresses.system_resolver(self._resolvers))
 
     async def load(self, ref: MediaRef) -> MediaItem:
@@ -140,7 +140,7 @@ class Loader:
 
     async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
         self._check_counts(refs)
-        mine = asyncio.Semaphore(self._slots_of_one)  # one request of many slow URLs holds up nobody else
+        mine = asyncio.Semaphore(self._slots_of_one)  # a request with many slow URLs blocks nobody else
         with holding() as hold:
             if len(refs) == 1:
                 return [await self._load(refs[0], _part(refs, 0), mine, hold)]
@@ -169,7 +169,7 @@ class Loader:
             Clock(seconds, MediaRefused(f"not loaded within {seconds:g} s")),
             Clock(queue_seconds, Overloaded(f"{part}: not its turn within {queue_seconds:g} s ({flags})")),
         )
-        async with mine:  # without a clock: whom it waits for are its own, which have theirs
+        async with mine:  # no timeout: it waits for its own items, which have theirs
             try:
                 if ref.pixels is not None:
                     return await self._of_pixels(ref.pixels, hold, clocks)
@@ -189,12 +189,12 @@ class Loader:
             self.memory.drop(hold, data)
 
     def _asking(self, ref: MediaRef) -> Places:
-        """Slow servers may have half of the slots, and one of them half of these: whatever else goes on."""
+        """Servers may use half of the slots, and one server half of these, so that others continue."""
         if ref.pixels is not None or _scheme(ref.url) in ("data", "file"):
             return ()
         _check_length(ref.url)
         host = fetch_http.Hop.parse(ref.url).host.rstrip(".")
-        places = self._hosts.get(host)  # as long as somebody has or wants one
+        places = self._hosts.get(host)  # while somebody has or wants one
         if places is None:
             places = self._hosts[host] = asyncio.Semaphore(self._slots_of_host)
         return places, self._servers
@@ -214,7 +214,7 @@ class Loader:
             return item
 
     def _wrap(self, data: bytes, pixels: Pixels) -> MediaItem:
-        """In a thread. Not kept: the pixels come each time, and reading them is all it costs."""
+        """Read in a thread. Not cached: the pixels come each time, and reading them is the only cost."""
         made, size = image.of_pixels(data, pixels, self._limits)
         settings = f"pixels {pixels.height} {pixels.width} {pixels.channels}\0".encode()
         return MediaItem("image", made, _digest(settings, data), size)
@@ -256,7 +256,7 @@ class Loader:
         found = self._found(key)
         if found is None:
             return self._start(kind, data, key, places)
-        give(places)  # others had the same, and their turn came first
+        give(places)  # others had the same content and were first
         return found
 
     async def _key(self, kind: Kind, data: bytes) -> str:
@@ -274,7 +274,7 @@ class Loader:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(give, places)
 
-        thread.add_done_callback(leave)  # with the thread's end, which may be after that of all who wait
+        thread.add_done_callback(leave)  # with the end of the thread, which may be after that of all waiters
         work = _Decoding(asyncio.wrap_future(thread), watch)
         self._decoding[key] = work
 

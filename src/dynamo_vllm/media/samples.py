@@ -1,4 +1,4 @@
-"""Small media made on the spot, as a client would send them."""
+"""Generates small media, as a client would send them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _RATE = 16_000
 
 
 def url(kind: Kind) -> str | None:
-    """A data: URL; None for videos, which a process of its own decodes each time: nothing is built of one."""
+    """Return a data: URL; None for videos, which a child process decodes each time, so nothing is built for
+    them."""
     make = _MAKERS.get(kind)
     return make() if make is not None else None
 

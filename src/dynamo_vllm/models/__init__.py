@@ -1,1 +1,1 @@
-"""Models made on the spot, so that tests and a first run need no download."""
+"""Models of the package and generated ones, so that tests and a first run need no download."""

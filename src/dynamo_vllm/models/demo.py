@@ -1,4 +1,4 @@
-"""Finds the demo models that come with the package; scripts/demo makes them, `serve --demo` serves them."""
+"""Finds the demo models of the package; scripts/demo makes them, `serve --demo` serves them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DESCRIPTIONS = ("config.json", "adapter_config.json", "model_index.json")
 
 
 def served_name(name: str) -> str:
-    """What clients call it; folders under build/demo are called so too."""
+    """The name for clients; folders under build/demo have it too."""
     return f"demo-{name}"
 
 
@@ -25,7 +25,7 @@ def is_here(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """The folder of a model or an adapter."""
+    """Return the folder of a model or an adapter."""
     if not is_here(name):
         raise StartError(
             f"the demo model {served_name(name)} is not in {ROOT / name}; install the package again, or in a "

@@ -1,6 +1,6 @@
-"""Brings a model from the Hugging Face hub into the hub's own cache: what vLLM reads of it, as a folder.
+"""Downloads a model from the Hugging Face hub into the hub's own cache: the files that vLLM reads.
 
-Endpoint, token and offline mode are the library's. When the hub does not give it, what the cache has serves.
+The library handles endpoint, token and offline mode. If the hub fails, the cache is used.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _FORMATS = {
     "npcache": (".bin", ".pt"),
     "pt": (".pt",),
 }
-"""By vLLM's --load-format: the first that a repository has at its top is read."""
+"""By vLLM's --load-format: the first kind that a repository has at its top level is read."""
 _ANY_FORMAT = (".safetensors", ".bin", ".pt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A model by its hub id, and vLLM's flags about where it comes from."""
+    """A model by its hub id, and vLLM's flags about its source."""
 
     model: str
     revision: str | None = None
     download_dir: str | None = None
     token: str | None = field(default=None, repr=False)
-    """Instead of HF_TOKEN."""
+    """Replaces HF_TOKEN."""
     load_format: str = "auto"
     whole: bool = False
     """Pipelines read weights of several kinds from several folders."""
 
 
 def fetch(wanted: Wanted) -> str:
-    """The folder with the model. Blocks."""
+    """Return the folder with the model. Blocks."""
     try:
         import httpx
         from huggingface_hub import HfApi, errors
@@ -82,7 +82,7 @@ def fetch(wanted: Wanted) -> str:
 
 
 def _told(exc: Exception) -> tuple[str, str]:
-    """Why the hub does not give a model, and what to do."""
+    """Describe why the hub failed, and what to do."""
     from huggingface_hub import errors
 
     if isinstance(exc, errors.GatedRepoError):
@@ -95,7 +95,7 @@ def _told(exc: Exception) -> tuple[str, str]:
 
 
 def _download(wanted: Wanted, names: Collection[str]) -> str:
-    """Weights last: where there are some, the rest is whole."""
+    """Weights last: if they are there, the rest is complete."""
     from huggingface_hub import snapshot_download
 
     def bring(some: Collection[str], revision: str | None) -> str:
@@ -111,7 +111,7 @@ def _download(wanted: Wanted, names: Collection[str]) -> str:
 
     folder = bring([name for name in names if _is_read(name) and not _is_weights(name)], wanted.revision)
     if weights := needed_weights(wanted, names, _indexed(folder)):
-        bring(weights, Path(folder).name)  # the same commit, also where a branch has moved on meanwhile
+        bring(weights, Path(folder).name)  # the same commit, even if the branch has moved on
     return folder
 
 
@@ -136,7 +136,7 @@ def _from_cache(wanted: Wanted) -> str | None:
 
 
 def needed_weights(wanted: Wanted, names: Collection[str], indexed: Collection[str] = ()) -> list[str]:
-    """As vLLM 0.30 chooses among a repository's files; `indexed` are those that its index names."""
+    """Choose files of a repository as vLLM 0.30 does; `indexed` are those that its index names."""
     weights = [name for name in names if _is_weights(name) and _is_read(name)]
     if wanted.whole:
         return weights
@@ -165,7 +165,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _is_read(name: str) -> bool:
-    """`original/` is the same model in its maker's own format, which vLLM leaves out too."""
+    """`original/` is the same model in its vendor's own format, which vLLM skips too."""
     path = PurePosixPath(name)
     unread = _FOR_READERS | _OTHER_FRAMEWORKS
     return path.parts[0] != "original" and path.suffix not in unread and path.name not in unread

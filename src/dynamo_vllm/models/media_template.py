@@ -1,6 +1,5 @@
-"""Chat templates for the frontend: one from a line with the model's marks in it, for models whose own has no
-place for media, and one that lets no `input_audio` go unnoticed.
-"""
+"""Chat templates for the frontend: one from a line with placeholders, for models whose own has no place for
+media, and one that notices `input_audio`."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ _TEMPLATE = """\
 {%- endif -%}
 """
 
-# The frontend (1.6.1) hands these parts to the template and to nobody else. The expressions at both ends keep
-# what is between them from being trimmed.
+# The frontend (1.6.1) passes these parts only to the template. The expressions at both ends keep the text
+# between them from being trimmed.
 _BEFORE_SOUND = """\
 {%- set dropped = namespace(sounds=false) -%}
 {%- for message in messages if message['content'] and message['content'] is not string -%}
@@ -53,9 +52,9 @@ _BEHIND_SOUND = "{{ '' }}{% endif %}"
 
 
 def jinja(line: str) -> str:
-    """`line` around the words of all messages; a request without media has its words alone.
+    """Return a template with `line` around the text of all messages; without media it is the text alone.
 
-    A mark in the line would otherwise stand in a prompt that has nothing to put there.
+    Otherwise a placeholder would be in a prompt without media.
     """
     before, _, behind = line.replace("\\n", "\n").partition(PROMPT)
     return _TEMPLATE.replace("@BEFORE@", _written(before)).replace("@BEHIND@", _written(behind))
@@ -66,12 +65,13 @@ def _written(text: str) -> str:
 
 
 def without_input_audio(template: str) -> str:
-    """`template`, but nothing at all of a chat with an `input_audio` part: an empty prompt can be refused."""
+    """Return `template`, but rendering nothing for a chat with an `input_audio` part: an empty prompt can be
+    refused."""
     return _BEFORE_SOUND + template.removesuffix("\n") + _BEHIND_SOUND
 
 
 def of_model(folder: Path) -> str | None:
-    """The model's one chat template; None where it has none, or several by name."""
+    """Return the model's one chat template; None if it has none, or several by name."""
     if (written := folder / "chat_template.jinja").is_file():
         return written.read_text(encoding="utf-8")
     for name in ("chat_template.json", "tokenizer_config.json"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REVISION_KEY = "dynamo_vllm_tiny_revision"
 REVISION = 1
-"""Raise it with every change to what the files hold: a folder of an older revision is then made anew."""
+"""Increase it with every change of the files: a folder of an older revision is then generated again."""
 
 PAD_TOKEN, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD_TOKEN, TURN_START, TURN_END)
@@ -69,16 +69,16 @@ _BLANKS = " \t\n\r"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A model that can be made: how its files are written, and how its folder is known."""
+    """A model that can be generated: how its files are written, and how its folder is recognised."""
 
     files: tuple[str, ...]
     write: Callable[[Path], None]
     mark: Mapping[str, object]
-    """Stands in config.json; a folder whose mark has the same names and another value is made anew."""
+    """Part of config.json; a folder whose mark has the same names and another value is generated again."""
 
 
 def make_tiny_model(folder: Path) -> Path:
-    """Put the model into `folder` and return it; a folder that already holds it is left as it is."""
+    """Generate the model in `folder` and return it; an existing one is left as it is."""
     return make(folder, Kind(FILES, _write_files, {REVISION_KEY: REVISION}))
 
 
@@ -104,7 +104,7 @@ def _holds_model(folder: Path, kind: Kind) -> bool:
 
 
 def _mark(folder: Path, kind: Kind) -> dict[str, object] | None:
-    """The mark of the tiny model in `folder`; None when there is no tiny model of this kind."""
+    """Return the mark of the tiny model in `folder`; None if there is no tiny model of this kind."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         return {name: config[name] for name in kind.mark}
@@ -133,7 +133,7 @@ def _write_files(folder: Path) -> None:
 
 
 def write_tokenizer(folder: Path, specials: Sequence[str], template: str) -> dict[str, int]:
-    """The tokenizer's files with `specials` as the first tokens; returns token → id."""
+    """Write the tokenizer's files with `specials` as the first tokens; return token → id."""
     vocabulary, merges = _vocabulary(specials)
     write_json(folder / "tokenizer.json", _tokenizer(vocabulary, merges, specials))
     write_json(folder / "tokenizer_config.json", _tokenizer_config(template))
@@ -191,8 +191,8 @@ def _weights(vocabulary: dict[str, int]) -> dict[str, NDArray[np.float32]]:
     def norm(size: int) -> NDArray[np.float32]:
         return np.ones(size, dtype=np.float32)
 
-    # With the customary spread of 0.02 everywhere the last token decides alone and greedy text soon repeats
-    # one word; this wide, attention matters: a lost token or a wrong KV block changes what is said.
+    # With the usual spread of 0.02 everywhere the last token alone decides and greedy text soon repeats one
+    # word; this wide, attention matters: a lost token or a wrong KV block changes the text.
     embedding, head = matrix(len(vocabulary), _HIDDEN, 0.5), matrix(len(vocabulary), _HIDDEN, 0.04)
     # The first component is the same for all tokens and so gives the head a bias: against lone blanks (a JSON
     # grammar allows any number, greedy text would never leave them) and specials that end nothing (no text).
@@ -222,12 +222,12 @@ def _weights(vocabulary: dict[str, int]) -> dict[str, NDArray[np.float32]]:
 
 
 def blanks(vocabulary: Mapping[str, int]) -> list[int]:
-    """The ids of lone blanks."""
+    """Return the ids of lone blanks."""
     return [vocabulary[_spelling(blank)] for blank in _BLANKS]
 
 
 def _vocabulary(specials: Sequence[str]) -> tuple[dict[str, int], list[list[str]]]:
-    """Token → id, and the BPE merges that lead from characters to syllables to words of two syllables.
+    """Return token → id, and the BPE merges from characters to syllables to words of two syllables.
 
     Words carry their leading space, as in real vocabularies, so that random ids read as a sentence.
     """
@@ -254,7 +254,7 @@ def _single_characters() -> str:
 
 
 def _spelling(character: str) -> str:
-    """How a byte-level tokenizer spells an ASCII character: blanks and controls move up by 256."""
+    """Return how a byte-level tokenizer spells an ASCII character: blanks and controls move up by 256."""
     return character if character.isprintable() and character != " " else chr(ord(character) + 256)
 
 
@@ -285,7 +285,7 @@ def _tokenizer(
         "model": {
             "type": "BPE",
             "dropout": None,
-            # Bytes of other alphabets are no tokens (they would decode to broken text) and are read as "?".
+            # Bytes of other alphabets are not tokens (they would decode to broken text) and are read as "?".
             "unk_token": "?",
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,

@@ -64,7 +64,7 @@ class Aggregated:
     async def _seen(
         self, request: wire.GenerateRequest, ids: Sequence[int], job_id: str
     ) -> MediaPrompt | None:
-        """The prompt with its media, where it has any."""
+        """Return the prompt with its media, if it has any."""
         refs = media.of_tokens(request)
         if not refs:
             return None
@@ -76,7 +76,7 @@ class Aggregated:
         return await self._media.read(ids, refs, routing.cache_salt, media.routing_names(request), job_id)
 
     async def _embeds(self, request: wire.GenerateRequest) -> Embeds | None:
-        """The prompt as vectors; token ids beside it are an answer begun by a worker that went away."""
+        """Return the prompt as embeddings; token ids with it are the answer so far of a worker that left."""
         text = request.prompt_embeds
         if text is None:
             return None
@@ -91,7 +91,7 @@ class Aggregated:
         return await self._reader.read_embeds(text)
 
     def _rank(self, rank: int | None) -> int | None:
-        """The rank the router chose; a worker with one rank needs none."""
+        """Return the rank that the router chose; a worker with one rank needs none."""
         if rank is None:
             return None
         first = self._facts.data_parallel_start_rank

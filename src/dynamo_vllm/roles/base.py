@@ -1,4 +1,4 @@
-"""What a role decides: how a request becomes a job, and how outputs become chunks."""
+"""Defines a role: how a request becomes a job, and how outputs become chunks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Role(Protocol[RequestT]):
     def card(self) -> RoleCard: ...
 
     def parse(self, raw: object) -> RequestT:
-        """The request as a struct; raises InvalidRequest."""
+        """Return the request as a struct; raises InvalidRequest."""
 
     def adapter(self, request: RequestT) -> str | None:
-        """The name of the LoRA adapter the request asks for."""
+        """Return the name of the LoRA adapter of the request."""
 
     async def prepare(self, request: RequestT, job_id: str, adapter: Adapter | None = None) -> Job:
-        """Everything that can be refused is refused here, before the engine sees the job."""
+        """Refuse everything that can be refused, before the engine sees the job."""
 
     def encoder(self, request: RequestT, job: Job) -> Encoder: ...
 
     def health_check(self) -> dict[str, object]:
-        """The smallest request of this role, in the shape `parse` takes."""
+        """Return the smallest request of this role, in the form `parse` accepts."""
 
     def trials(self, given: Given) -> Trials:
-        """Requests of every kind that has something to build the first time."""
+        """Return requests of every kind for which an engine builds something on first use."""

@@ -1,4 +1,4 @@
-"""The decode role: goes on from a KV cache that a prefill worker made, or computes it when there is none."""
+"""The decode role: continues from a KV cache of a prefill worker, or computes it if there is none."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Decode:
 
 
 class DecodeEncoder:
-    """Sees at the end whether the cache really came: what was fetched counts as cached."""
+    """Check at the end whether the KV cache really came: fetched tokens count as cached."""
 
     def __init__(self, tokens: TokenEncoder, job: Job, on_lost: Callable[[str, str], None]) -> None:
         self._tokens = tokens

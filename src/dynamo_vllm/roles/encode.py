@@ -1,7 +1,7 @@
-"""The encode role: runs the model's encoder on a request's media and says under which names the output is.
+"""The encode role: runs the vision encoder on a request's media and returns the names of its output.
 
-The output goes into a folder (`engine.encoder_cache.folder`) that the workers which ask have too. What is
-there already is not encoded again, whoever encoded it.
+The output goes into a folder (`engine.encoder_cache.folder`) that the calling workers have too. Existing
+output is not encoded again, whoever encoded it.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ CARD = CARDS["encode"]
 
 
 class EncodedMedium(msgspec.Struct, frozen=True):
-    """One medium that was encoded."""
+    """One encoded media item."""
 
     kind: str
     name: str
-    """Of its content and the request's cache salt; also of the file."""
+    """Hash of its content and the request's cache salt; also the file's name."""
 
 
 class Handoff(msgspec.Struct, frozen=True):
-    """What an encoder answers; `disaggregated_params` of its last chunk."""
+    """The answer of an encode worker; `disaggregated_params` of its last chunk."""
 
     encoded: list[EncodedMedium]
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What it answers to media that are the client's fault: under `refused`, in the hand-off's place."""
+    """The answer to media that are the client's fault: under `refused`, instead of the names."""
 
     status: Literal[400, 413, 415]
     message: str
     parameter: str | None = None
     context_length: int | None = None
-    """The encoder's, where the prompt with its media is longer."""
+    """The encode worker's limit, if the prompt with its media is longer."""
 
     def error(self) -> RequestError:
-        """What the encoder raised, for the client of the worker that asked."""
+        """What the encode worker raised, for the client of the calling worker."""
         kind = _REFUSED[self.status] if self.context_length is None else TooLong
         return kind(self.message, parameter=self.parameter)
 
@@ -67,9 +67,10 @@ _REFUSED: dict[int, type[RequestError]] = {
 
 
 def believed(told: Any) -> Handoff | Refusal:
-    """An encoder's answer. Raises msgspec.ValidationError, LookupError or TypeError for what is none.
+    """Parse an encode worker's answer. Raises msgspec.ValidationError, LookupError or TypeError for an
+    invalid one.
 
-    A worker that knows no refusals misses `encoded` in one, and takes the encoder for lost.
+    An older worker that does not know refusals misses `encoded`, and treats the encode worker as lost.
     """
     if "refused" in told:
         return msgspec.convert(told["refused"], Refusal)
@@ -79,7 +80,7 @@ def believed(told: Any) -> Handoff | Refusal:
 def request(
     ids: Sequence[int], refs: Sequence[MediaRef], salt: str | None, model: str | None = None
 ) -> dict[str, Any]:
-    """What a worker asks an encoder: its own request without what concerns the answer."""
+    """Build the request to an encode worker: the worker's own request without what concerns the answer."""
     parts: dict[str, list[dict[str, str]]] = {}
     for ref in refs:
         parts.setdefault(media.KEYS[ref.kind], []).append({"Url": ref.url})
@@ -120,7 +121,7 @@ class Encode:
                 return Job(job_id, ids, _NOTHING)
             raise InvalidRequest("an encoder takes media; there are none", parameter="messages")
         salt = request.routing.cache_salt if request.routing else None
-        self._media.refuse(refs)  # for how this worker was started, which is not the client's fault
+        self._media.refuse(refs)  # due to how this worker was started, which is not the client's fault
         try:
             found = await self._media.load(refs, salt)
             if all(self._folder.has(medium.name) for medium in found):
@@ -138,7 +139,7 @@ class Encode:
         return EncodeEncoder([] if job.media is None else job.media.media)
 
     def health_check(self) -> dict[str, object]:
-        """Text alone: it shows that the engine answers. Which marks a medium would need is the model's."""
+        """Text alone: it shows that the engine answers. The placeholders of media depend on the model."""
         token = self._facts.bos_token_id
         return {"token_ids": [token if token is not None else 1], "_HEALTH_CHECK": True}
 
@@ -148,7 +149,7 @@ class Encode:
 
 
 _NOTHING = SamplingSpec(max_tokens=1, temperature=0.0)
-"""An encoder makes no token."""
+"""An encode worker generates no token."""
 
 
 def _answer(told: dict[str, Any]) -> Output:

@@ -1,8 +1,8 @@
-"""Media that an encode worker has encoded, for a worker that answers; its own encoder where that fails.
+"""Uses media that an encode worker has encoded, and falls back to the worker's own vision encoder.
 
-Two ways. By hand: the worker takes the encoder's output from the folder, checks it, and gives it to its
-engine instead of pixels; nothing is fetched or decoded here. By connector: the worker reads the media as
-always, and the engine finds the output in the folder at the moment it would encode.
+There are two ways. Direct: the worker reads the encoder output from the folder, checks it, and passes it to
+its engine instead of pixels; nothing is fetched or decoded here. Connector: the worker reads the media as
+usual, and the engine finds the output in the folder when it would encode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BY_HAND = frozenset({"image"})
-"""Kinds whose output is given to the engine by hand; requests with others are encoded here."""
+"""Kinds with direct transfer; requests with others are encoded here."""
 
 
 class NoEncoder(DynamoVllmError):
@@ -36,14 +36,14 @@ class NoEncoder(DynamoVllmError):
 
 class Encoders(Protocol):
     async def encode(self, job_id: str, request: dict[str, object]) -> encode.Handoff:
-        """Asks the next encode worker; a caller that is cancelled ends the work there.
+        """Call the next encode worker; cancelling stops the work there.
 
-        Raises NoEncoder, or what the encode worker has against the client's media.
+        Raises NoEncoder, or the encode worker's refusal of the client's media.
         """
 
 
 class EncodedReader:
-    """Asks encode workers first, and reads media itself where none of them did it."""
+    """Calls encode workers first, and reads media itself if none of them succeeded."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class EncodedReader:
         salt: str | None,
         names: Sequence[str],
     ) -> list[Media]:
-        """The media, read here and encoded elsewhere; the first refusal ends the work of the other."""
+        """Read the media here while they are encoded elsewhere; the first refusal ends the other."""
         try:
             async with asyncio.TaskGroup() as group:
                 loading = group.create_task(self._own.load(refs, salt, names))
@@ -105,7 +105,7 @@ class EncodedReader:
     async def _ask(
         self, job_id: str, request: dict[str, object], refs: Sequence[MediaRef]
     ) -> encode.Handoff | None:
-        """None where no encode worker did it."""
+        """Return None if no encode worker succeeded."""
         try:
             handoff = await self._encoders.encode(job_id, request)
             if sorted(encoded.kind for encoded in handoff.encoded) != sorted(ref.kind for ref in refs):
@@ -117,7 +117,7 @@ class EncodedReader:
         return handoff
 
     async def _taken(self, ids: Sequence[int], handoff: encode.Handoff, names: Sequence[str]) -> MediaPrompt:
-        """The prompt with what the encoder made; raises Unusable."""
+        """Return the prompt with the encoder's output; raises Unusable."""
         for_router: Sequence[str | None] = (
             names if len(names) == len(handoff.encoded) else [None] * len(handoff.encoded)
         )

@@ -1,10 +1,10 @@
-"""The media a request names: which they are, whether this worker takes them, and the prompt with them in it.
+"""Finds the media of a request, checks whether this worker accepts them, and puts them into the prompt.
 
-How they come (frontend 1.6.1). In token mode the chat template leaves one mark in the prompt for each medium,
-and `multi_modal_data` has the URLs by kind, in their order. The engine makes of a mark as many tokens as the
-medium takes. With `--frontend-decoding` there is a description of the pixels in the URL's place, which are
-read from the frontend's memory. `input_audio` does not come at all, but the chat template sees it and leaves
-the prompt empty (`models.media_template`). In text mode the client's messages come as they are.
+How they arrive (frontend 1.6.1). In token mode the chat template leaves one placeholder per media item in the
+prompt, and `multi_modal_data` has the URLs by kind, in order. The engine replaces a placeholder by the item's
+tokens. With `--frontend-decoding` a description of the pixels replaces the URL; they are read from the
+frontend's memory. `input_audio` does not arrive at all, but the chat template sees it and renders an empty
+prompt (`models.media_template`). In text mode the client's messages arrive unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEYS: Mapping[Kind, str] = {kind: key for key, kind in _KINDS.items()}
 _PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
 _ROUTING_NAME = re.compile("[0-9a-f]{16}")
 _SEEN_AT_ONCE = 2
-"""vLLM 0.30 processes media in one thread; the next are ready behind."""
+"""vLLM 0.30 processes media in one thread; one more item is prepared meanwhile."""
 _SOUND_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
 
 
@@ -44,7 +44,7 @@ class Reader(Protocol):
     """Puts the media of a request into its prompt."""
 
     def refuse(self, refs: Sequence[MediaRef]) -> None:
-        """What this worker cannot take, before anything is fetched."""
+        """Refuse what this worker cannot accept, before anything is fetched."""
 
     async def read(
         self,
@@ -54,11 +54,11 @@ class Reader(Protocol):
         names: Sequence[str] = (),
         job_id: str = "",
     ) -> MediaPrompt:
-        """`names` are the frontend's for the pictures, where it has any; `job_id` is for logs."""
+        """`names` are the frontend's for the images, if it has any; `job_id` is for logs."""
 
 
 class MediaReader:
-    """Fetches media and has the engine put them into the prompt; without a loader it only refuses."""
+    """Fetches media and lets the engine put them into the prompt; without a loader it only refuses."""
 
     def __init__(
         self, facts: EngineFacts, loader: MediaLoader | None = None, engine: MediaEngine | None = None
@@ -79,7 +79,7 @@ class MediaReader:
         return await self.see(ids, await self.load(refs, salt, names))
 
     async def see(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-        """Waits without a limit, as for the engine itself: what is held meanwhile was counted before."""
+        """Wait without a limit, as for the engine itself: the held memory is already counted."""
         assert self._engine is not None and self._loader is not None
         memory = self._loader.memory
         with holding() as hold:
@@ -92,7 +92,7 @@ class MediaReader:
     async def load(
         self, refs: Sequence[MediaRef], salt: str | None, names: Sequence[str] = ()
     ) -> list[Media]:
-        """What was asked for, decoded and named."""
+        """Return the requested media, decoded and named."""
         self.refuse(refs)
         assert self._loader is not None
         items = await self._loader.load_all(refs)
@@ -125,7 +125,7 @@ class MediaReader:
 
 
 def refuse_dropped_sounds(ids: Sequence[int], facts: EngineFacts) -> None:
-    """See `models.media_template`: nobody else makes the prompt of a chat empty."""
+    """See `models.media_template`: nothing else makes the prompt of a chat empty."""
     if not ids and facts.media.get("audio"):
         raise InvalidRequest(
             "the prompt is empty, as that of a chat with input_audio is here; send audio_url with a data: "
@@ -135,7 +135,7 @@ def refuse_dropped_sounds(ids: Sequence[int], facts: EngineFacts) -> None:
 
 
 def of_tokens(request: GenerateRequest) -> list[MediaRef]:
-    """What a tokenised request names, kind by kind."""
+    """Return the media of a tokenised request, kind by kind."""
     if not request.multi_modal_data:
         return []
     _refuse_settings(request.mm_processor_kwargs, request.media_io_kwargs)
@@ -155,7 +155,7 @@ def of_tokens(request: GenerateRequest) -> list[MediaRef]:
 
 
 def _pixels(kind: Kind, decoded: DecodedMedia) -> Pixels:
-    """What was described, where it is a picture that fits its memory."""
+    """Return the described image, if it fits its memory."""
     match decoded.shape:
         case [int(height), int(width), int(channels)] if (
             kind == "image"
@@ -174,7 +174,7 @@ def _pixels(kind: Kind, decoded: DecodedMedia) -> Pixels:
 
 
 def _no_content(key: str) -> str:
-    # A client's name for content it sent before would be an answer about whatever anybody sent under it.
+    # A client could use a name for content that another client sent.
     return f"{key} without a URL; send the content each time, names (uuid) are not kept"
 
 
@@ -182,22 +182,22 @@ def _refuse_settings(*settings: Mapping[str, Any] | None) -> None:
     fixes = {"mm_processor_kwargs": "; start the worker with --mm-processor-kwargs", "media_io_kwargs": ""}
     for (parameter, fix), value in zip(fixes.items(), settings, strict=True):
         if value:
-            # min_pixels alone can make one small picture take all the memory there is.
+            # min_pixels alone can make one small image use all memory.
             raise InvalidRequest(f"clients may not set them{fix}", parameter=parameter)
 
 
 def routing_names(request: GenerateRequest) -> list[str]:
-    """The frontend's names for the pictures, in their order; none where one of them has none."""
+    """Return the frontend's names for the images, in order; none if one of them has none."""
     names = (request.extra_args.mm_hashes if request.extra_args else None) or []
     found = [name for name in names if name and _ROUTING_NAME.fullmatch(name)]
     return found if len(found) == len(names) else []
 
 
 def name(item: MediaItem, salt: str | None, routing_name: str | None = None) -> str:
-    """What the engine calls the item in all its caches.
+    """Return the engine's name for the item in all its caches.
 
-    It stands for the content as we saw it and for whose cache it is in. The frontend's name is only put
-    before it, for the router: it is a short hash of a URL, and a client can make two pictures share one.
+    It identifies the content as we saw it, and whose cache it is in. The frontend's name is only a prefix,
+    for the router: it is a short hash of a URL, and a client can make two images share one.
     """
     return routed(
         hashlib.sha256(f"{len(salt or '')}:{salt or ''}:{item.key}".encode()).hexdigest(), routing_name
@@ -205,12 +205,12 @@ def name(item: MediaItem, salt: str | None, routing_name: str | None = None) -> 
 
 
 def routed(own: str, routing_name: str | None) -> str:
-    """Our name with the frontend's before it, where it has one."""
+    """Return our name with the frontend's before it, if there is one."""
     return own if routing_name is None else f"{routing_name}{ROUTED}{own}"
 
 
 def content(item: MediaItem) -> Any:
-    """An item's data as `job.Media` has it."""
+    """Return an item's data as `job.Media` has it."""
     match item.data:
         case Video(frames, metadata):
             return frames, metadata
@@ -224,7 +224,7 @@ def content(item: MediaItem) -> Any:
 
 
 def of_text(body: Body) -> list[MediaRef]:
-    """What the messages of a chat name, in their order; raises for parts that are neither text nor media."""
+    """Return the media of a chat's messages, in order; raises for parts that are neither text nor media."""
     if not isinstance(body, ChatBody):
         return []
     refs = [ref for message in body.messages for part in _parts(message) if (ref := _ref(part)) is not None]
@@ -264,7 +264,9 @@ def _sound_url(sound: Any) -> str:
 
 
 def without_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for the renderer, with a mark and no URL for each medium: it would fetch a URL itself."""
+    """Return the messages for the renderer, with a placeholder instead of each URL: it would fetch
+    URLs itself.
+    """
     return [
         {**message, "content": [_mark(part) for part in parts]} if (parts := _parts(message)) else {**message}
         for message in messages

@@ -1,4 +1,4 @@
-"""The roles of a pipeline of vLLM-Omni: text as ever under a card of its own, and what is no text."""
+"""The roles of a vLLM-Omni pipeline: text under a separate card, and media."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CARDS = {
     "audio": dataclasses.replace(PICTURE_CARD, endpoint_types=("chat", "audios")),
 }
 CANARY_STEPS = 8
-"""Sides of the smallest picture, in the pipeline's own steps; some draw nothing smaller."""
+"""Sides of the smallest image, in the pipeline's own steps; some generate nothing smaller."""
 
 
 class Pictures:
-    """Text in; pictures, videos or sounds out."""
+    """Text in; images, videos or audio out."""
 
     def __init__(
         self, facts: EngineFacts, names: Sequence[str], bounds: Bounds, count_tokens: Callable[[str], int]

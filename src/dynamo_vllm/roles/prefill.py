@@ -1,4 +1,6 @@
-"""The prefill role: computes a prompt's KV cache, makes exactly one token, and says where the cache is."""
+"""The prefill role: computes a prompt's KV cache, generates exactly one token, and says where the
+cache is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.wire import Chunk
 
 logger = logging.getLogger(__name__)
-# It names no router: one in the card replaces the frontend's with all its settings.
+# It names no router: one in the card would replace the frontend's with all its settings.
 CARD = CARDS["prefill"]
 
 
@@ -53,9 +55,10 @@ class Prefill:
     async def prepare(
         self, request: wire.GenerateRequest, job_id: str, adapter: Adapter | None = None
     ) -> Job:
-        """One token, whatever the request asks for: the decode worker makes the answer, the first too."""
+        """One token, whatever the request wants: the decode worker generates the answer, including the first
+        token."""
         job = await self._requests.prepare(request, job_id, adapter)
-        # A health check hands nothing over: its blocks would be kept for nobody.
+        # A health check transfers nothing: its blocks would be kept for nobody.
         hands_over = self._connector is not None and not request.is_health_check
         params = self._connector.prefill_params() if hands_over and self._connector else None
         if self._is_left_to_decode(request, job, params):
@@ -82,7 +85,7 @@ class Prefill:
             logger.warning("request %s: left to decode, adapter %s is not loaded here", job.id, name)
             return True
         if params is not None and must_be_computed_by_decode(job.sampling):
-            return True  # the cache would be kept for the whole of its lease
+            return True  # the KV cache would be kept for its whole lease
         return len(job.prompt) < self._local_prefill_tokens and not request.is_health_check
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> PrefillEncoder:
@@ -96,7 +99,9 @@ class Prefill:
 
 
 class PrefillEncoder:
-    """The last chunk carries the hand-over; the frontend gives it to a decode worker as it is."""
+    """The last chunk carries the transfer parameters; the frontend passes them to a decode worker
+    unchanged.
+    """
 
     def __init__(self, job: Job, lease_seconds: float) -> None:
         self._tokens = chunks.TokenEncoder(len(job.prompt))

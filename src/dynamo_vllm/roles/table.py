@@ -1,4 +1,4 @@
-"""Lists the roles by name, and how each is made; `config.role_cards` has their cards."""
+"""Lists the roles by name, and how to create each; `config.role_cards` has their cards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleParts:
-    """What roles are made of; each takes what it needs."""
+    """The parts for creating roles; each takes what it needs."""
 
     facts: EngineFacts
     engine: TextEngine
@@ -30,7 +30,7 @@ class RoleParts:
     connector: Connector | None
     on_lost_transfer: Callable[[], None]
     encoded: Folder | None
-    """Where encoders put what they made."""
+    """Where encode workers put their output."""
     local_prefill_tokens: int
     answers_as: RoleCard = aggregated.CARD
     """The card of an aggregated worker."""

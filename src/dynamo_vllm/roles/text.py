@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.base import Renderer
     from dynamo_vllm.job import AnswerParser
 
-# A request cannot move in this mode: the frontend holds no tokens to send along.
+# A request cannot move in this mode: the frontend has no tokens to send along.
 CARD = RoleCard(worker_type="Aggregated", input="Text", may_migrate=False, router="round-robin")
-# vLLM 0.30 hands them to the tokenizer: a prompt padded to the length that a client wants takes all memory.
+# vLLM 0.30 passes them to the tokenizer: a prompt padded to a client's length uses all memory.
 TOKENIZER_ARGUMENTS = frozenset(
     {
         "conversation",
@@ -65,7 +65,7 @@ class AggregatedText:
         refuse_unavailable(request)
         extension, refs = wire_openai.extension(request), media.of_text(request)
         if refs:
-            self._media.refuse(refs)  # before the renderer, which has no better words for it
+            self._media.refuse(refs)  # before the renderer, whose message is worse
         ids: Sequence[int] = await self._tokens(request)
         parser = self._parser(request)
         prompt.check_ids(ids, self._facts.vocab_size)
@@ -144,7 +144,7 @@ class AggregatedText:
 
 
 def refuse_unavailable(body: wire_openai.Body) -> None:
-    """What text mode does not do, rather than doing something else."""
+    """Refuse what text mode does not support."""
     if isinstance(body, wire_openai.CompletionBody) and body.echo:
         raise InvalidRequest("text mode does not repeat the prompt", parameter="echo")
     if isinstance(body, wire_openai.CompletionBody) and body.prompt_embeds is not None:

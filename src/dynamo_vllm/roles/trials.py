@@ -1,7 +1,7 @@
-"""Small requests of every kind, in the words of a role: a worker sends them to itself before it serves.
+"""Small requests of every kind, in the format of a role: a worker sends them to itself before it serves.
 
-A kind is whatever has code of its own in an engine, and so something that its first request builds. Their
-prompts repeat one token that every model takes, and have a cache salt: no client's prompt finds them cached.
+A kind is whatever has separate code in an engine, and so something that its first request builds. Their
+prompts repeat one token that every model accepts, and have a cache salt: no client's prompt hits them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.base import Kind
 
 TOKENS = 2
-"""Of each answer: one of the prompt's step, one of a step behind it."""
+"""Tokens of each answer: one of the prompt's step, one of a later step."""
 SHORT = 24
 LONGER = 4
-"""How many times as long each of the longer prompts is as the one before."""
+"""Factor from each of the longer prompts to the next."""
 _BEYOND_ONE_STEP = 64
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _GUIDES: Mapping[str, Any] = {
@@ -48,7 +48,7 @@ _SAMPLING: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One small request, in the shape `Role.parse` takes."""
+    """One small request, in the form `Role.parse` accepts."""
 
     kind: str
     request: dict[str, Any]
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A small picture or sound."""
+    """A small image or audio."""
 
     kind: Kind
     url: str
@@ -66,13 +66,13 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What trials are made of beside the engine's facts."""
+    """The parts for creating trials, besides the engine's facts."""
 
     salt: str
-    """Another one for each start."""
+    """A different one for each start."""
     media: tuple[Medium, ...] = ()
     embeds: str | None = None
-    """A prompt as vectors, where the engine takes some."""
+    """A prompt as embeddings, if the engine accepts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Trials:
     plain: Trial
     short: tuple[Trial, ...] = ()
     longer: Iterable[Trial] = ()
-    """Each with a longer prompt than the one before, which it begins with; for as long as there is time."""
+    """Each with a longer prompt that starts with the one before; as long as there is time."""
 
 
 # --- tokens -----------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _longer_tokens(facts: EngineFacts, given: Given) -> Iterator[Trial]:
 
 
 def lengths(facts: EngineFacts) -> Iterator[int]:
-    """Up to a prompt that one step of the engine cannot take, or that fills the context."""
+    """Up to a prompt that exceeds one step of the engine, or fills the context."""
     most = min(facts.context_length - TOKENS, facts.max_num_batched_tokens + _BEYOND_ONE_STEP)
     length = SHORT * LONGER
     while length < most:

@@ -1,4 +1,4 @@
-"""Makes the parts of a worker from its options: engine, settings, role, connector, adapters."""
+"""Creates the parts of a worker from its options: engine, settings, role, connector, adapters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 async def with_local_model(
     plan: WorkerPlan, environment: Mapping[str, str], progress: Progress
 ) -> WorkerOptions:
-    """The options with the model as a folder; a hub id is fetched and stays the served name."""
+    """Return the options with the model as a folder; a hub id is downloaded and stays the served name."""
     options, flags = plan.options, plan.flags
     model = str(options.model)
     if os.path.isdir(model):  # noqa: ASYNC240  # nothing else runs yet
@@ -78,7 +78,7 @@ def refuse_missing_folder(model: str) -> None:
 
 
 async def _of_model_express(model: str) -> str:
-    """The runtime asks its server, and the hub where that one does not answer."""
+    """Use the runtime's model server, and the hub if that does not answer."""
     try:
         return str(await fetch_model(model))
     except Exception as exc:  # the runtime raises nothing narrower
@@ -89,7 +89,7 @@ async def _of_model_express(model: str) -> str:
 
 
 def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
-    """The options with `--mm-prompt-template` as a template's file."""
+    """Return the options with `--mm-prompt-template` as a template file."""
     if options.mm_prompt_template is None:
         return options
     path = Path(scratch, "media-template.jinja")
@@ -98,10 +98,10 @@ def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
 
 
 def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str) -> WorkerOptions:
-    """The options with a template that leaves the prompt of a chat with `input_audio` empty.
+    """Return the options with a template that renders a chat with `input_audio` as an empty prompt.
 
-    The frontend drops these parts, and the client would get an answer about nothing. The role refuses such
-    a prompt. A chat template is a part of the model card, so all workers of a model must have the same.
+    The frontend drops these parts, and the client would get an answer that ignores them. The role refuses an
+    empty prompt. A chat template is part of the model card, so all workers of a model must have the same.
     """
     if options.use_vllm_tokenizer or not facts.media.get("audio"):
         return options
@@ -166,7 +166,7 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
         has_plain_blocks=connector is not None and connector.has_plain_blocks,
         connector_metrics_url=needs.metrics_url,
         merged_kv_events=needs.merged_events,
-        # Unset vLLM says "localhost" to decode engines, which are on another machine.
+        # Without it vLLM advertises "localhost" to decode engines, which are on another machine.
         side_channel_host=options.side_channel_host or options.bind_host or own_address(),
         side_channel_port=options.side_channel_port,
         model=str(options.model),
@@ -203,12 +203,12 @@ def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, Any] | None:
 
 
 def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> encoder_cache_folder.Folder:
-    """The part of it that engines like this one use."""
+    """Return the part of the folder that engines like this one use."""
     return encoder_cache_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
 
 
 def encoders_of(options: WorkerOptions) -> tuple[str, str]:
-    """Where encode workers answer, and where they lend what they made."""
+    """Return the addresses where encode workers answer and where they transfer their output."""
     where = f"{options.namespace}.{options.encoder_component}.generate"
     return where, encoding_transfer.endpoint_of(where)
 
@@ -222,7 +222,7 @@ async def media_reader(
     drt: Runtime,
     on_lost: Callable[[], None],
 ) -> Reader:
-    """Asks encode workers first where there may be some."""
+    """Return a media reader that calls encode workers first, if there may be some."""
     own = MediaReader(facts, loader, engine)
     if loader is None or folder is None or role_card(options).encodes_media:
         return own
@@ -287,7 +287,7 @@ def make_role(
 async def media_loader(
     options: WorkerOptions, facts: EngineFacts, engine: TextEngine
 ) -> AsyncIterator[MediaLoader | None]:
-    """None where no media are taken."""
+    """Return the media loader; None if the worker accepts no media."""
     if not options.enable_multimodal:
         yield None
         return

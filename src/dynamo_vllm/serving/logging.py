@@ -1,4 +1,4 @@
-"""One line per record on stderr, in the shape of the runtime's own lines."""
+"""Formats one line per record on stderr, in the form of the runtime's own lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)5s %(name)s: %(message)s%(trace)s"
 _OF_A_REQUEST = "request %s"
 trace_ids: dict[str, str] = {}
-"""Of the requests under way that are traced, by their id."""
+"""Trace ids of the running traced requests, by request id."""
 
 
 def set_up(level: str) -> None:
@@ -24,7 +24,7 @@ def set_up(level: str) -> None:
 
 
 def add_trace(record: logging.LogRecord) -> bool:
-    """A line about a request names it first; behind the line comes its trace, whoever wrote it."""
+    """Put the request id first and the trace id last, whoever wrote the line."""
     record.trace = ""
     is_about_one = isinstance(record.msg, str) and record.msg.startswith(_OF_A_REQUEST)
     if trace_ids and is_about_one and isinstance(record.args, tuple) and record.args:

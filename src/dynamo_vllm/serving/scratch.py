@@ -1,4 +1,4 @@
-"""Keeps a worker's folder for sockets and metrics, removes it at the end, and those of killed workers."""
+"""Creates a worker's folder for sockets and metrics, removes it at the end, and those of killed workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOCK = "in-use"
 
 @contextlib.contextmanager
 def folder() -> Iterator[str]:
-    """A fresh one, held by a lock that ends with the last process of this worker."""
+    """Create a new one, locked until the last process of this worker ends."""
     try:
         sweep()
         made = tempfile.mkdtemp(prefix=PREFIX)
@@ -41,9 +41,9 @@ def folder() -> Iterator[str]:
 
 
 def sweep() -> None:
-    """Remove what killed workers of this user left; others may have made folders of such names too."""
+    """Remove what killed workers of this user left; other users may have folders of such names too."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or just removed
+        with contextlib.suppress(OSError):  # another user's, or just removed
             if not private.is_own_folder(left.lstat()):
                 continue
             with open(private.opened(left / _LOCK, os.O_RDONLY)) as lock:

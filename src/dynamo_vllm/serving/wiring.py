@@ -1,4 +1,4 @@
-"""Wires a started engine to the parts that serve it: role, registration, lifecycle, metrics, admin."""
+"""Connects a started engine to the parts that serve it: role, registration, lifecycle, metrics, admin."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ class Started:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it serves requests."""
+        """The endpoint where it serves requests."""
         return self.drt.endpoint(self.options.address)
 
     @property
     def model(self) -> str:
-        """The name clients know it by."""
+        """The name that clients use."""
         return (self.options.served_model_name or (str(self.options.model),))[0]
 
     @property
     def folders(self) -> dict[str, str]:
-        """What this worker writes to, by what it is for."""
+        """The folders that this worker writes to, by purpose."""
         found = {"scratch": self.scratch_folder}
         if self.encoder_folder is not None:
             found["encodings"] = self.encoder_folder.path
@@ -92,7 +92,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """What requests, operators and the worker's life meet."""
+    """The parts that requests, operators and the lifecycle share."""
 
     role: Role[Any]
     in_flight: InFlight
@@ -101,7 +101,7 @@ class Assembled:
     registry: Registry | None
     lifecycle: Lifecycle
     answers: Callable[[], Awaitable[None]]
-    """Raises where the engine does not answer."""
+    """Raise if the engine does not answer."""
     warming: Warming
     crash_notes: CrashNotes
 
@@ -150,7 +150,7 @@ async def assemble(
 
 
 def warming(started: Started, role: Role[Any], loader: MediaLoader | None, operations: Bounded) -> Warming:
-    """No encode worker is asked: a role that would do so is made anew for it."""
+    """Call no encode worker: a role that would do so is built again without it."""
     options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
     if loader is not None and folder is not None and not role.card.encodes_media:
         own = MediaReader(facts, loader, engine)
@@ -174,7 +174,7 @@ def answering(
     last_error: load_meter.LastError,
     traces: Tracing | None,
 ) -> Generate:
-    """What the endpoint calls for each request."""
+    """Return the function that the endpoint calls for each request."""
     service = Service(
         made.role,
         started.engine,
@@ -193,7 +193,7 @@ def answering(
 
 
 async def expose(started: Started, made: Assembled) -> Exposition:
-    """Load figures for the router, and series for /metrics."""
+    """Load figures for the router, and metrics for /metrics."""
     engine, facts = started.engine, started.facts
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(started.endpoint)
@@ -216,7 +216,7 @@ async def expose(started: Started, made: Assembled) -> Exposition:
 def open_to_operators(
     started: Started, made: Assembled, last_error: load_meter.LastError, on_dead: Callable[[EngineDead], None]
 ) -> None:
-    """Admin verbs over the runtime, and over HTTP where there is a system port."""
+    """Admin verbs over the runtime, and over HTTP if there is a system port."""
     options, facts = started.options, started.facts
     instance, names = started.endpoint.connection_id(), made.registration.names
     status = WorkerStatus(options, facts, instance, names, started.meter, made.in_flight, last_error)
@@ -236,13 +236,13 @@ def open_to_operators(
 
 
 async def warm_up(engine: Engine, role: Role[Any], facts: EngineFacts) -> None:
-    """One small request to each rank."""
+    """Send one small request to each rank."""
     for rank in ranks(facts):
         await engine.stream(await small_job(role, facts, "warm-up", rank), lambda _: None)
 
 
 async def small_job(role: Role[Any], facts: EngineFacts, job_id: str, rank: int) -> Job:
-    """The role's smallest job, for one rank."""
+    """Return the role's smallest job for one rank."""
     job: Job = await role.prepare(role.parse(role.health_check()), job_id)
     return job if facts.data_parallel_size == 1 else dataclasses.replace(job, data_parallel_rank=rank)
 

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 5.0
-"""After the drain, for the runtime's last words: it waits for clients that do not read. Less than what
-`serve` and Kubernetes give a worker beside its drain, for its engine has to end too."""
+"""Time after the drain for the runtime's last data: it waits for clients that do not read. Less than `serve`
+and Kubernetes allow besides the drain, because the engine must end too."""
 
 
 def refuse(options: WorkerOptions) -> None:
-    """What is wrong and quickly found, before anything takes its time."""
+    """Check what is quickly found, before anything slow."""
     if options.engine == "vllm":
         machine.refuse_missing_library()
     parsers.refuse_unknown(options)
@@ -66,9 +66,9 @@ async def run(
     progress: Progress | None = None,
     zygote: Zygote | None = None,
 ) -> int:
-    """Run a worker to its exit code; the runtime's own server is at `runtime_port`.
+    """Run a worker and return its exit code; the runtime's own server is at `runtime_port`.
 
-    Its engine cores are forked from the `zygote`, where there is one.
+    Its engine cores are forked from the `zygote`, if there is one.
     """
     options, node = plan.options, plan.node
     progress = progress or Progress(options.status_fd)
@@ -76,7 +76,7 @@ async def run(
     dumped.add("options", build.shown(options))
     dumped.add("engine_flags", plan.flags)
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
-    # Where there are other nodes, they must reach this one.
+    # If there are other nodes, they must be able to reach this one.
     kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
     with scratch.folder() as scratch_folder, socket_options.kept_here(kept_host, own_ports):
         drt = runtime.alone() if node.is_headless else joined(plan)
@@ -123,7 +123,7 @@ async def run(
 
 
 def joined(plan: WorkerPlan) -> Runtime:
-    """The runtime with every endpoint this worker may serve or ask."""
+    """Create the runtime with every endpoint this worker may serve or call."""
     options = plan.options
     addresses = [options.address, *admin_endpoint.handled(options.address)]
     if factories.role_card(options).hands_over_kv:
@@ -134,7 +134,7 @@ def joined(plan: WorkerPlan) -> Runtime:
 
 
 async def serve(started: Started, loader: MediaLoader | None = None, traces: Tracing | None = None) -> int:
-    """Register, serve until a signal or the engine's death, leave; returns the exit code."""
+    """Register, serve until a signal or the engine's death, leave; return the exit code."""
     options, progress, endpoint = started.options, started.progress, started.endpoint
     ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     engine_died = on_dead_engine(ending)
@@ -151,7 +151,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
     ) as publishers:
         exposition.kv_event_publishers = publishers
         await registration.publish()
-        # Requests come from here on, before the first adapters are there: whatever ends them is heard.
+        # Requests arrive from here on, before the first adapters are loaded: whatever ends them is noticed.
         on_signals(ending, lambda: lifecycle.state is WorkerState.STOPPED)
         watching = asyncio.create_task(wiring.monitor(started, made).run())
         keeping = asyncio.create_task(
@@ -186,7 +186,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
 
 
 async def warm(started: Started, made: Assembled) -> None:
-    """Before anybody sends a request: the first of each kind takes seconds on some machines."""
+    """Warm up before anybody sends a request: the first of each kind takes seconds on some machines."""
     started.progress.phase("warming")
     with started.engine.counting.paused():
         await made.answers()
@@ -206,7 +206,7 @@ async def join_peers(started: Started, registration: Registration) -> None:
 
 
 def settle() -> None:
-    """What is there now stays: the collector need not walk it again, which took a sixth of a busy worker."""
+    """Exclude current objects from garbage collection, which took a sixth of a busy worker's time."""
     gc.collect()
     gc.freeze()
 
@@ -217,7 +217,7 @@ async def first_ending(
     watching: asyncio.Task[None],
     opening: asyncio.Task[None],
 ) -> int:
-    """Whatever comes first: a signal, a dead engine, the runtime going away, adapters that do not load."""
+    """Wait for the first of: a signal, a dead engine, the end of the runtime, adapters that do not load."""
     every: list[asyncio.Future[Any]] = [ending, serving, watching]
     await asyncio.wait([*every, opening], return_when=asyncio.FIRST_COMPLETED)
     if opening.done() and opening.exception() is None:
@@ -243,11 +243,11 @@ async def leave(
     watching: asyncio.Task[None],
     code: int,
 ) -> None:
-    """Drain (a dead engine has nothing to drain), then stop serving; bounded as a whole."""
+    """Drain (a dead engine has nothing to drain), then stop serving; limited as a whole."""
     watching.cancel()
     if code == 0:
         await lifecycle.drain(options.drain_seconds)
-    else:  # whoever still comes is better off elsewhere
+    else:  # late callers are better served elsewhere
         await lifecycle.drain(0, settles=False)
     drt.shutdown()
     await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)

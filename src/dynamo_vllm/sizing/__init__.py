@@ -1,1 +1,1 @@
-"""What a model needs in memory and what fits on GPUs: arithmetic on a config.json, without vLLM and torch."""
+"""Computes the memory of a model and what fits on GPUs, from a config.json, without vLLM and torch."""

@@ -33,7 +33,7 @@ def find(model: str, environment: Mapping[str, str]) -> Path:
 
 
 def _cached(model: str, environment: Mapping[str, str]) -> Path:
-    """The newest snapshot of a hub id; nothing is fetched."""
+    """Return the newest snapshot of a hub id; nothing is downloaded."""
     home = Path(environment.get("HF_HOME") or folders.cache(environment) / "huggingface")
     hub = Path(environment.get("HF_HUB_CACHE") or home / "hub")
     folder = hub / f"models--{model.replace('/', '--')}"

@@ -1,4 +1,4 @@
-"""From a config.json to the weights of a model, one function per kind of layer and one line per family."""
+"""Computes the weights of a model from a config.json: one function per kind of layer, one line per family."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the families of decoders differ in."""
+    """How the families of decoders differ."""
 
     has_qkv_bias: bool = False
     has_head_norms: bool = False
     norms: int = 2
     is_tied: bool = False
-    """Where the file does not say."""
+    """If the file does not say."""
     windows: Callable[[Facts], list[int | None]] | None = None
     attention: str = "heads"
     mlp: str = "dense"
@@ -139,7 +139,7 @@ def _dense(facts: Facts, part: Part = Part.MLP, width: int | None = None) -> Ite
 
 
 def _experts(facts: Facts) -> tuple[int, int, int]:
-    """How many, how many of them a token meets, how wide."""
+    """Return how many experts there are, how many a token uses, and their width."""
     count = facts.positive("n_routed_experts", "num_experts", "num_local_experts")
     chosen = facts.positive("num_experts_per_tok", "experts_per_token")
     if chosen > count:
@@ -170,7 +170,7 @@ def _sparse(facts: Facts) -> Iterator[Weight]:
 
 
 def _shared_width(facts: Facts) -> int:
-    """Shared experts stand side by side as one MLP."""
+    """Shared experts count as one MLP."""
     shared = facts.number("n_shared_experts", default=0)
     return facts.number("shared_expert_intermediate_size", default=shared * _experts(facts)[2])
 
@@ -216,12 +216,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def known() -> list[str]:
-    """What this command can count."""
+    """The families that this command knows."""
     return sorted([name for name in FAMILIES if not name.endswith("_text")] + list(vision.FAMILIES))
 
 
 def read(config: dict[str, object], source: str) -> Model:
-    """The model a config.json describes; what is not known is refused by name."""
+    """Return the model of a config.json; unknown parts are rejected by name."""
     facts = Facts(config, source)
     kind = facts.text("model_type")
     if kind in vision.FAMILIES:

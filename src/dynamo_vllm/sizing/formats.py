@@ -1,4 +1,4 @@
-"""How many bytes a parameter takes: the model's dtype, and what quantisation makes of linear layers."""
+"""Computes the bytes of a parameter: the model's dtype, and the quantisation of linear layers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class WeightFormat:
     """Of one quantised parameter with its share of scales and zero points."""
     experts_only: bool = False
     block: int = 1
-    """What a rank has of a quantised layer must be a multiple of it."""
+    """A rank's part of a quantised layer must be a multiple of it."""
     padded_rows: int = 1
     padded_columns: int = 1
-    """Experts are filled up to multiples of these on a GPU."""
+    """Experts are padded to multiples of these on a GPU."""
 
     @property
     def value_bytes(self) -> int:
@@ -45,7 +45,7 @@ class WeightFormat:
         return (weight.count - weight.bias) * self.linear_bytes + weight.bias * self.value_bytes
 
     def copy_bytes_of(self, weight: Weight) -> float:
-        """What the engine makes of a weight beside it."""
+        """The engine's additional copy of a weight."""
         return float(self.value_bytes * weight.count) if weight.copied else 0.0
 
     def _takes(self, weight: Weight) -> bool:
@@ -55,7 +55,7 @@ class WeightFormat:
 
 
 def of(config: dict[str, object], source: str, dtype: str | None, quantisation: str | None) -> WeightFormat:
-    """As the file says, with what the user said instead."""
+    """As the file says, with the user's overrides."""
     facts = Facts(config, source)
     dtype = dtype or _dtype(facts)
     written = facts.inner("quantization_config")
@@ -119,7 +119,7 @@ def _written(facts: Facts, dtype: str) -> WeightFormat:
 
 
 def _spares_all_else(written: Facts, facts: Facts) -> bool:
-    """Whether only the experts of a model that has some are quantised: no layer's attention is."""
+    """Return whether only the experts of a model are quantised: no layer's attention is."""
     values = (facts.inner("text_config") or facts).values
     if not any(values.get(name) for name in ("n_routed_experts", "num_experts", "num_local_experts")):
         return False

@@ -1,4 +1,4 @@
-"""GPUs by name, and how much of their memory an engine can take."""
+"""GPUs by name, and how much of their memory an engine can use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GIB = 2**30
 class Gpu:
     name: str
     gib: float
-    """As the driver shows it to a program, which is less than on the box."""
+    """As the driver shows it to a program, slightly less than advertised."""
 
     @property
     def has_large_batches(self) -> bool:
-        """vLLM 0.30 takes bigger steps on GPUs from 70 GiB on, A100 apart."""
+        """vLLM 0.30 takes larger steps on GPUs from 70 GiB on, except the A100."""
         return self.gib >= 70 and self.name != "A100"
 
 

@@ -1,4 +1,4 @@
-"""What fits: the layouts of one engine on up to so many GPUs, the fewest GPUs first."""
+"""Finds layouts of one engine that fit on up to so many GPUs, the fewest GPUs first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The layouts that fit, and of those that do not the one that came nearest."""
+    """Return the layouts that fit, and the nearest one that does not."""
 
     fits: tuple[Need, ...]
     nearest: Need | None
@@ -31,7 +31,7 @@ class Found:
 def search(
     model: Model, form: WeightFormat, gpu: Gpu, count: int, load: EngineLoad, per_node: int | None = None
 ) -> Found:
-    """Every layout of up to `count` GPUs, with tensor parallelism inside a node."""
+    """Return every layout of up to `count` GPUs, with tensor parallelism inside a node."""
     per_node = per_node or min(count, GPUS_PER_NODE)
     seen = [memory.need(model, form, layout, gpu, load) for layout in _all(model, form, count, per_node)]
     fits = sorted((need for need in seen if need.fits), key=_rank)
@@ -40,7 +40,7 @@ def search(
 
 
 def smallest(model: Model, form: WeightFormat, gpu: Gpu, load: EngineLoad) -> Need | None:
-    """The fewest GPUs of a kind that hold the model."""
+    """Return the fewest GPUs of a type that hold the model."""
     count = 1
     while count <= MAX_GPUS:
         if found := search(model, form, gpu, count, load).fits:
@@ -50,7 +50,7 @@ def smallest(model: Model, form: WeightFormat, gpu: Gpu, load: EngineLoad) -> Ne
 
 
 def _rank(need: Need) -> tuple[float, ...]:
-    """Fewest GPUs, fewest nodes, no pipeline, then the most room for requests."""
+    """Order by fewest GPUs, fewest nodes, no pipeline, then the most room for requests."""
     layout = need.layout
     return (layout.gpus, layout.nodes, layout.pp, -need.requests_of_average_len)
 
@@ -58,7 +58,7 @@ def _rank(need: Need) -> tuple[float, ...]:
 def _all(model: Model, form: WeightFormat, count: int, per_node: int) -> Iterator[Layout]:
     for tp in _powers(min(count, per_node)):
         for pp in _powers(count // tp):
-            # Copies of a dense model are workers of their own: only experts are shared by ranks.
+            # Copies of a dense model are separate workers: ranks share only experts.
             for dp in _powers(count // (tp * pp)) if model.is_moe and pp == 1 else (1,):
                 nodes = -(-tp * pp * dp // per_node)
                 plain = Layout(tp=tp, pp=pp, dp=dp, nodes=nodes)
@@ -76,7 +76,7 @@ def _powers(limit: int) -> Iterator[int]:
 
 
 def flags(layout: Layout) -> list[str]:
-    """What to give a worker."""
+    """Return the flags for a worker."""
     found = []
     if layout.tp > 1:
         found += ["--tensor-parallel-size", str(layout.tp)]

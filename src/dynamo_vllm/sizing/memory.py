@@ -1,4 +1,4 @@
-"""What a layout needs on each GPU, and what is left for KV caches."""
+"""Computes what a layout needs on each GPU, and what is left for KV caches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROWS_IN_FLIGHT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one worker's engine is spread over GPUs."""
+    """How one worker's engine is distributed over GPUs."""
 
     tp: int = 1
     pp: int = 1
@@ -46,7 +46,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine is asked for; None where vLLM has a default that depends on the GPU."""
+    """The engine's settings; None where vLLM has a default that depends on the GPU."""
 
     utilisation: float = UTILISATION
     max_len: int | None = None
@@ -85,7 +85,7 @@ class Need:
 
     layout: Layout
     total: int
-    """Of the GPU's memory, what the engine may take."""
+    """The engine's share of the GPU's memory."""
     weights: int
     reserve: int
     cache_per_token: int
@@ -109,7 +109,7 @@ class Need:
 
 
 def stages(layers: int, count: int) -> list[int]:
-    """Layers of each pipeline stage, shared out as vLLM does: the rest goes to those before the last."""
+    """Layers of each pipeline stage, distributed as vLLM does: the rest goes to those before the last."""
     sizes = [layers // count] * count
     for index in range(2, layers % count + 2):
         sizes[-index] += 1
@@ -139,7 +139,7 @@ def rank_bytes(model: Model, form: WeightFormat, layout: Layout) -> list[int]:
 
 def _held_bytes(weights: Iterable[Weight], form: WeightFormat, layout: Layout, model: Model) -> int:
     ranks = layout.tp * layout.dp
-    # Whole experts, so that some GPU may have one more than others; else slices of all.
+    # Whole experts, so that some GPU may have one more than others; otherwise slices of all.
     whole = layout.ep and model.is_moe
     shares = {
         Split.WHOLE: 1.0,
@@ -157,7 +157,7 @@ def _held_bytes(weights: Iterable[Weight], form: WeightFormat, layout: Layout, m
 
 
 def _padding(model: Model, form: WeightFormat, slices: int) -> float:
-    """What kernels for experts make of them: rows and columns filled up, of each slice."""
+    """Return expert sizes after padding by kernels: rows and columns of each slice."""
     if not model.is_moe or form.padded_rows == form.padded_columns == 1:
         return 1.0
     width = math.ceil(model.expert_width / slices)
@@ -181,7 +181,7 @@ def token_bytes(layers: Sequence[Layer], value_bytes: int, tp: int = 1) -> int:
 
 
 def request_bytes(layers: Sequence[Layer], value_bytes: int, tp: int, tokens: int, in_flight: int) -> int:
-    """What a request of so many tokens takes at most: windows drop what no step needs any more."""
+    """Return the most that a request of so many tokens takes: windows drop what no step needs any more."""
     found = 0
     for layer, count in kinds(layers):
         blocks = math.ceil(tokens / BLOCK_TOKENS)
@@ -197,7 +197,7 @@ def request_bytes(layers: Sequence[Layer], value_bytes: int, tp: int, tokens: in
 
 
 def reserve_bytes(model: Model, form: WeightFormat, layout: Layout, load: EngineLoad, gpu: Gpu) -> int:
-    """An estimate of what vLLM measures at its start: activations, logits, graphs, libraries."""
+    """Estimate what vLLM measures at its start: activations, logits, graphs, libraries."""
     if load.reserve_gib is not None:
         return int(load.reserve_gib * GIB)
     tokens, seqs = load.batched_tokens(gpu), load.seqs(gpu)
@@ -222,12 +222,12 @@ def reserve_bytes(model: Model, form: WeightFormat, layout: Layout, load: Engine
 
 
 def need(model: Model, form: WeightFormat, layout: Layout, gpu: Gpu, load: EngineLoad) -> Need:
-    """What the fullest GPU of a layout holds, and what fits beside it."""
+    """Return what the fullest GPU of a layout holds, and what fits beside it."""
     layers = model.layers if load.has_windows else without_windows(model)
     total, reserve = int(gpu.gib * GIB * load.utilisation), reserve_bytes(model, form, layout, load, gpu)
     value = cache_value_bytes(form, load.cache_dtype)
     length, average = load.length(model), load.average(model)
-    # Steps overlap: what the one before has not given back yet is still there.
+    # Steps overlap: memory of the previous one may not be free yet.
     in_flight = (layout.pp + 1) * load.batched_tokens(gpu)
     weights = rank_bytes(model, form, layout)
     longest, usual, per_token, start = math.inf, math.inf, 0, 0
@@ -278,7 +278,7 @@ def _too_small(found: Need, load: EngineLoad, longest: float) -> str | None:
 
 
 def refusal(model: Model, form: WeightFormat, layout: Layout) -> str | None:
-    """Why an engine would not start with this layout, whatever its memory."""
+    """Return why an engine would not start with this layout, whatever its memory."""
     tp, all_ranks = layout.tp, layout.tp * layout.dp
     if model.heads % tp:
         return f"{model.heads} attention heads do not divide by {tp}"

@@ -1,4 +1,4 @@
-"""A model as its weights and caches: how many parameters of which part, and how ranks share them."""
+"""Describes a model as weights and caches: parameters per part, and how ranks share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Part(StrEnum):
-    """What a person calls a part of a model."""
+    """The name of a part of a model, for people."""
 
     EMBEDDINGS = "embeddings"
     HEAD = "head"
@@ -43,15 +43,15 @@ class Weight:
     count: int
     split: Split = Split.WHOLE
     is_linear: bool = False
-    """Quantisation takes it."""
+    """Whether quantisation applies to it."""
     met: int | None = None
-    """Of experts: the parameters one token meets."""
+    """Of experts: the parameters that one token uses."""
     copied: bool = False
     """vLLM keeps a second copy of it in the model's dtype (MLA's kv_b_proj)."""
     is_float32: bool = False
     """Four bytes in every dtype."""
     bias: int = 0
-    """How many of an expert's parameters are biases, which quantisation leaves alone."""
+    """Number of an expert's parameters that are biases, which quantisation leaves alone."""
 
     @property
     def active(self) -> int:
@@ -122,7 +122,7 @@ class Model:
 
     @property
     def active(self) -> int:
-        """Parameters one token meets, with the embeddings."""
+        """Parameters that one token uses, with the embeddings."""
         return sum(weight.active for weight in self.weights)
 
     @property
@@ -138,13 +138,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A config.json, asked for one number at a time; a refusal names the file and the key."""
+    """Reads a config.json one number at a time; an error names the file and the key."""
 
     values: Mapping[str, object]
     source: str
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` that is there."""
+        """Return the first of `names` that exists."""
         for name in names:
             value = self.values.get(name)
             if value is None:

@@ -1,4 +1,4 @@
-"""The weights of vision towers, with what leads from them into the decoder."""
+"""Computes the weights of vision towers, with the projection into the decoder."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _patches(eye: Facts, size: int, default_patch: int) -> int:
 
 
 def _merger(eye: Facts, size: int, hidden: int, norm: int) -> Iterator[Weight]:
-    """Joins squares of patches into one row for the decoder."""
+    """Merges squares of patches into one row for the decoder."""
     merged = size * eye.positive("spatial_merge_size", default=2) ** 2
     yield _plain(norm)
     yield from _linear(merged, merged)

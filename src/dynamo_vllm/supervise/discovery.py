@@ -1,6 +1,6 @@
-"""Takes a killed worker out of discovery at once, instead of after its lease.
+"""Removes a killed worker from discovery at once, instead of after its lease.
 
-Until then the frontend goes on sending to it: for ten seconds every request fails when it was the only one.
+Until then the frontend keeps sending to it: for ten seconds every request fails if it was the only one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 async def forget(instance: int, environment: Mapping[str, str]) -> None:
-    """Remove what an ended process left behind, in files or in etcd; in Kubernetes the pod's end does it."""
+    """Remove the entries of an ended process, in files or in etcd; in Kubernetes the pod's end does it."""
     options = build.from_values(ReachOptions, {}, environment)
     access = planes.etcd_access(options, environment)
     if access is not None:
-        with contextlib.suppress(EtcdError, OSError):  # it is away, or the lease has just run out
+        with contextlib.suppress(EtcdError, OSError):  # it is down, or the lease has just expired
             async with Etcd(access) as etcd:
                 await etcd.revoke(instance)
     elif options.discovery_folder is not None:
@@ -35,5 +35,5 @@ def _forget_files(instance: int, folder: Path) -> None:
     for parent, _, names in os.walk(folder):  # Python 3.11: rglob raises when a folder vanishes meanwhile
         for name in names:
             if unquote(name).rpartition("/")[2] == f"{instance:x}":
-                with contextlib.suppress(OSError):  # a lease ran out in the same moment
+                with contextlib.suppress(OSError):  # a lease expired in the same moment
                     os.unlink(os.path.join(parent, name))

@@ -1,4 +1,4 @@
-"""What a person may try once a model is served."""
+"""Suggests what to try once a model is served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 CHAT = "/v1/chat/completions"
-# 96 × 96 pixels in two colours, which is short enough for a line.
+# 96 × 96 pixels in two colours, short enough for a line.
 RED_SQUARE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAGAAAABgAQMAAADYVuV7AAAABlBMVEX////XJibM1/YSAAAAIElEQVR42mNg"
     "GHhg/////wYIkwlZfJQzQJxRMAqGCQAAHEMD+eu9mDEAAAAASUVORK5CYII="
@@ -22,11 +22,11 @@ _MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "videos": ("/v1/videos", {"prompt": "a cat that yawns"}),
     "audios": (CHAT, {"messages": [{"role": "user", "content": "rain on a roof"}]}),
 }
-"""What to ask a model that makes something else than text, by its type of endpoint."""
+"""Example requests for models that generate something other than text, by type of endpoint."""
 
 
 def to_try(url: str, model: str, endpoint_types: Collection[str]) -> list[str]:
-    """What a person may do next with this model, which answers on these types of endpoints."""
+    """Return example commands for this model, which answers on these types of endpoints."""
     for kind, (path, body) in _MADE.items():
         if kind in endpoint_types:
             return [f"try: {_curl(url + path, {'model': model, **body})}"]

@@ -1,4 +1,4 @@
-"""How patient the supervisor is, and the two judgements that follow from it: pure, told the time."""
+"""The supervisor's time limits and the two decisions based on them. Pure: it is given the time."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLimits:
-    """Every number the supervisor goes by."""
+    """Every number that the supervisor uses."""
 
     start_seconds: float = 600.0
-    """From a process' start until it says that it is ready."""
+    """From the start of a process until it is ready."""
     restarts: int = 10
-    """Replacements of one process in a row."""
+    """Restarts of one process in a row."""
     retry_seconds: float = 600.0
-    """After them a worker rests for this long."""
+    """Pause of a worker after that many restarts."""
     healthy_seconds: float = 60.0
-    """Ready for this long, a process that ends begins a new row."""
+    """A process that was ready for this long starts a new row when it ends."""
     max_pause_seconds: float = 30.0
     look_seconds: float = 2.0
-    """Between two looks at a process' health."""
+    """Between two health checks of a process."""
     answer_seconds: float = 5.0
-    """For the answer to a look."""
+    """For the answer to a health check."""
     hang_seconds: float = 30.0
-    """Without any answer, the process is replaced."""
+    """Without any answer for this long, the process is replaced."""
     unwell_seconds: float = 120.0
-    """Answering that it is not ready, the process is replaced."""
+    """Not ready for this long, the process is replaced."""
     log_bytes: int = 50 << 20
-    """Of one log before it is put aside; 0 lets it grow."""
+    """Size at which a log is rotated; 0 lets it grow."""
     log_parts: int = 3
-    """Older parts of each log that stay."""
+    """Rotated parts to keep of each log."""
     first_answer_seconds: float = 120.0
-    """For the request that proves that all is well."""
+    """For the request that proves that the deployment works."""
     stop_seconds: float = 10.0
-    """For leaving, beside the time requests get to finish."""
+    """For stopping, besides the time for running requests."""
 
 
 class Restarts:
@@ -44,19 +44,21 @@ class Restarts:
         self.in_a_row = 0
 
     def pause_after(self, ready_seconds: float) -> float | None:
-        """Seconds until the next start of a process that was ready for so long; None when it is enough."""
+        """Return the seconds until the next start of a process that was ready for so long; None to
+        give up.
+        """
         if ready_seconds >= self._limits.healthy_seconds:
             self.in_a_row = 0
         if self.in_a_row >= self._limits.restarts:
             return None
         self.in_a_row += 1
-        if self.in_a_row == 1:  # most often somebody's kill, or the machine's; whoever waits should not
+        if self.in_a_row == 1:  # most often a kill by a user or the system; clients should not wait
             return 0.0
         return min(2.0 ** (self.in_a_row - 2), self._limits.max_pause_seconds)
 
 
 class Pulse:
-    """Judges a process that was ready by the answers of its health server."""
+    """Judges a ready process by the answers of its health server."""
 
     def __init__(self, limits: SupervisorLimits, now: float) -> None:
         self._limits = limits
@@ -64,7 +66,7 @@ class Pulse:
         self._well_at = now
 
     def verdict(self, status: int | None, now: float) -> str | None:
-        """Why the process must be replaced; None while it need not. `status` is None for no answer."""
+        """Return why the process must be replaced, or None. `status` is None for no answer."""
         if status is not None:
             self._answered_at = now
             if status < 400:

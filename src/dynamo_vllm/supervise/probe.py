@@ -1,4 +1,4 @@
-"""Asks the started processes over HTTP: does it answer, and does a model."""
+"""Checks the started processes over HTTP: does the process answer, and does a model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 Request = tuple[str, dict[str, Any]]
 """Path and body."""
 _RETRY_SECONDS = 0.1
-# The frontend learns of workers through discovery: a moment after they are ready it may not know them yet.
+# The frontend learns of workers through discovery; it may not know them the moment they are ready.
 _NOT_YET = (404, 503)
 
 
 class Probe:
-    """An HTTP client for this machine: no proxy, and certificates are our own affair."""
+    """Return an HTTP client for this machine: no proxy, and it accepts our own certificates."""
 
     def __init__(self, answer_seconds: float) -> None:
         self._client = httpx.AsyncClient(trust_env=False, verify=False, timeout=answer_seconds)
@@ -30,7 +30,7 @@ class Probe:
         await self._client.aclose()
 
     async def status(self, url: str) -> int | None:
-        """The status of a GET; None when there is no answer."""
+        """Return the status of a GET; None if there is no answer."""
         try:
             return (await self._client.get(url)).status_code
         except httpx.HTTPError:
@@ -39,10 +39,10 @@ class Probe:
     async def first_answer(
         self, url: str, models: Mapping[str, Collection[str]], split: Collection[str], limit_seconds: float
     ) -> None:
-        """Until the frontend is ready and each model has answered a request; StartError when one does not.
+        """Wait until the frontend is ready and each model has answered a request; StartError if one does not.
 
-        `models` says on which types of endpoints each answers. A model in `split` must answer over two
-        workers, one for the prompt and one for the answer.
+        `models` has the types of endpoints of each. A model in `split` must answer through two workers, one
+        for the prompt and one for the answer.
         """
         deadline = time.monotonic() + limit_seconds
         while await self.status(f"{url}/health") != 200:
@@ -70,7 +70,7 @@ class Probe:
     async def _refusal(
         self, url: str, body: dict[str, Any], split: bool, deadline: float
     ) -> tuple[int, str] | None:
-        """Status and text of a refused request; None when it was answered with a choice."""
+        """Return status and text of a refused request; None if it was answered."""
         try:
             reply = await self._client.post(url, json=body, timeout=max(deadline - time.monotonic(), 1.0))
         except httpx.HTTPError as exc:
@@ -83,9 +83,9 @@ class Probe:
 
 
 def _smallest_requests(model: str, endpoint_types: Collection[str], split: bool) -> Iterator[Request]:
-    """Only where the model answers: the frontend counts a request elsewhere as an error of the model."""
+    """Only on endpoints of the model: the frontend counts other requests as errors of the model."""
     drawings = [request for kind, request in smallest_drawings(model).items() if kind in endpoint_types]
-    if drawings:  # in a chat it would take all its steps: minutes for some
+    if drawings:  # in a chat it would run all its steps: minutes for some
         yield from drawings
         return
     body: dict[str, Any] = {"model": model, "max_tokens": 1}
@@ -98,7 +98,7 @@ def _smallest_requests(model: str, endpoint_types: Collection[str], split: bool)
 
 
 def smallest_drawings(model: str) -> dict[str, Request]:
-    """For models that make pictures or videos, by type of endpoint."""
+    """Requests for models that generate images or videos, by type of endpoint."""
     settings = {"num_inference_steps": 1}
     video = {"model": model, "prompt": "Hello", "nvext": {**settings, "num_frames": 1}}
     return {
@@ -108,7 +108,7 @@ def smallest_drawings(model: str) -> dict[str, Request]:
 
 
 def went_over_two(answer: dict[str, Any]) -> bool:
-    """Of a request that one worker did as a whole the frontend names it twice."""
+    """If one worker did the whole request, the frontend names it twice."""
     workers = (answer.get("nvext") or {}).get("worker_id") or {}
     prefill = workers.get("prefill_worker_id")
     return prefill is not None and prefill != workers.get("decode_worker_id")

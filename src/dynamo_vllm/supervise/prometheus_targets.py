@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from dynamo_vllm.supervise.planning.plan import Process
 
 JOBS = {True: "dynamo-vllm-worker", False: "dynamo-vllm-frontend"}
-"""What the rules in deploy/observability call them; by whether it is a worker."""
+"""Job names of the rules in deploy/observability, by whether it is a worker."""
 
 
 class Targets:
-    """Written anew whenever a process starts, as its port may be another."""
+    """Written again whenever a process starts, since its port may change."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -31,7 +31,9 @@ class Targets:
         self._write()
 
     def _write(self) -> None:
-        """In one step: Prometheus reads the file as soon as it changes. A full disk must not end a serve."""
+        """Write atomically: Prometheus reads the file as soon as it changes. A full disk must not
+        end a serve.
+        """
         fresh = self._file.with_suffix(".new")
         with contextlib.suppress(OSError):
             fresh.write_text(json.dumps(list(self._groups.values()), indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The folder of one `serve`: its logs, and the discovery files of its processes."""
+"""The run folder of one `serve`: its logs, and the discovery files of its processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from io import TextIOWrapper
 
 EMBEDDINGS = "embeddings"
-"""Beside the discovery files: what encode workers made."""
+"""Next to the discovery files: the output of encode workers."""
 _LOCK, _NOTE, _TARGETS = "lock", "serve.json", "prometheus.json"
 _NAME = re.compile(r"\d{8}-\d{6}-\d+")
 NEW_SECONDS = 60.0
 LOOK_SECONDS = 0.5
-"""Whoever asks whether a serve runs holds the lock for a moment."""
+"""A command that checks whether a serve runs holds the lock for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     path: Path
     link: Path | None = None
-    """Where `running` finds a folder the user chose; it leads to `path`."""
+    """Where `running` finds a folder that the user chose; a link to `path`."""
 
     @property
     def logs(self) -> Path:
@@ -51,12 +51,12 @@ class RunFolder:
 
     @property
     def _note(self) -> Path:
-        """Also the mark of a folder that is ours."""
+        """Also marks the folder as ours."""
         return self.path / _NOTE
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, with nothing in discovery, and hold it against another `serve`."""
+        """Create the folder with empty discovery, and lock it against another `serve`."""
         self._refuse_what_is_not_ours()
         try:
             private.make(self.logs)
@@ -75,9 +75,9 @@ class RunFolder:
                 yield
 
     def _refuse_what_is_not_ours(self) -> None:
-        """A project may have an embeddings folder of its own, and `forget` would remove it.
+        """A project may have its own embeddings folder, which `forget` would remove.
 
-        What lies beside the note of a serve that failed or was killed is that serve's.
+        Files next to the note of a failed or killed serve belong to that serve.
         """
         if self.is_held or "pid" in self._noted():
             return
@@ -102,7 +102,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _linked(self) -> Iterator[None]:
-        """Other commands look in the user's cache; one that cannot be written to only hides this serve."""
+        """Other commands look in the user's cache; if it is not writable, they only cannot find
+        this serve.
+        """
         with contextlib.suppress(OSError):
             if self.link is not None:
                 private.make(self.link.parent)
@@ -116,7 +118,7 @@ class RunFolder:
 
     @property
     def is_held(self) -> bool:
-        """Whether a `serve` runs in it."""
+        """Return whether a `serve` runs in it."""
         try:
             with open(private.opened(self.path / _LOCK, os.O_RDONLY, of_anyone=True)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -136,13 +138,13 @@ class RunFolder:
 
     @property
     def url(self) -> str | None:
-        """What `note` wrote."""
+        """Return what `note` wrote."""
         url = self._noted().get("url")
         return None if url is None else str(url)
 
     @property
     def reach(self) -> dict[str, Any]:
-        """What `note` wrote; nothing of a serve that has not come so far."""
+        """Return what `note` wrote; empty for a serve that has not come so far."""
         found = self._noted().get("reach")
         return found if isinstance(found, dict) else {}
 
@@ -155,9 +157,9 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def forget(self) -> None:
-        """Remove the discovery files, and what encode workers left beside them; then nothing here is ours.
+        """Remove the discovery files, and the output of encode workers; nothing else here is ours.
 
-        A serve that failed leaves them: Prometheus then says that its processes are down.
+        A failed serve leaves them, so that Prometheus reports its processes as down.
         """
         self.targets.unlink(missing_ok=True)
         shutil.rmtree(self.discovery, ignore_errors=True)
@@ -166,19 +168,19 @@ class RunFolder:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where this package may keep files of the user."""
+    """Return where this package may keep files of the user."""
     return folders.cache(environment) / "dynamo-vllm"
 
 
 def choose(run_dir: str | None, environment: Mapping[str, str]) -> RunFolder:
-    """The folder that was asked for, or a new one in the cache."""
+    """Return the requested folder, or a new one in the cache."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     mine = _all(environment) / name
     return RunFolder(mine) if run_dir is None else RunFolder(Path(run_dir).absolute(), mine)
 
 
 def running(environment: Mapping[str, str]) -> list[RunFolder]:
-    """The folders of every `serve` of this user that runs on this machine, oldest first."""
+    """Return the folders of every running `serve` of this user on this machine, oldest first."""
     try:
         names = sorted(_all(environment).iterdir())
     except OSError:
@@ -188,14 +190,14 @@ def running(environment: Mapping[str, str]) -> list[RunFolder]:
         folder = RunFolder(name.resolve())
         if folder.is_held:
             found[folder.path] = folder
-        elif name.is_symlink():  # of a serve that was killed
+        elif name.is_symlink():  # of a killed serve
             with contextlib.suppress(OSError):
                 name.unlink()
     return list(found.values())
 
 
 def prune(environment: Mapping[str, str], keep: int) -> None:
-    """Remove the oldest folders that ended runs of this user left, killed ones too; the last `keep` stay."""
+    """Remove the oldest folders of ended or killed runs of this user; the last `keep` stay."""
     try:
         names = sorted(name for name in _all(environment).iterdir() if _is_of_a_run(name))
     except OSError:
@@ -206,7 +208,9 @@ def prune(environment: Mapping[str, str], keep: int) -> None:
 
 
 def _is_of_a_run(path: Path) -> bool:
-    """One that `choose` named, made by this user; not one that may just be made, before its lock is held."""
+    """Return whether `choose` named it and this user created it; not one that is being created,
+    before its lock.
+    """
     try:
         found = path.lstat()
         is_old = time.time() - (path / _LOCK).lstat().st_mtime > NEW_SECONDS

@@ -1,4 +1,4 @@
-"""Shows a person how far the start is: live rows on a terminal, one line per change elsewhere."""
+"""Shows the progress of the start: live rows on a terminal, one line per change elsewhere."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ class Screen:
             self._line(f"{name}: {phase} ({now - row.started_at:.1f} s)")
 
     def say(self, text: str) -> None:
-        """One line, above the rows when there are any."""
+        """Write one line, above the rows if there are any."""
         self._erase()
         self._line(text)
         self.redraw()
 
     def announce(self, text: str) -> None:
-        """The line on `out`; from here on there are no live rows."""
+        """Write the line on `out`; after it there are no live rows."""
         self.redraw()
         self.settle()
         _write(self._out, text + "\n")
 
     def hint(self, lines: Sequence[str]) -> None:
-        """For a person, below what was announced."""
+        """Write for a person, below the announced line."""
         _write(self._err, "".join(f"  {line}\n" for line in lines))
 
     def settle(self) -> None:
@@ -74,7 +74,7 @@ class Screen:
         self._drawn = 0
 
     def redraw(self) -> None:
-        """Also called now and then, for the seconds to move."""
+        """Also called now and then to update the seconds."""
         if not self._live or not self._rows:
             return
         now, width = time.monotonic(), max(map(len, self._rows))
@@ -95,7 +95,7 @@ class Screen:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Nobody reading must not end what is served."""
+    """A closed output must not end the deployment."""
     with contextlib.suppress(OSError, ValueError):
         stream.write(text)
         stream.flush()

@@ -41,7 +41,7 @@ class Ending:
 
 
 class Supervisor:
-    """One life: `run`, from the first start until the last process is gone."""
+    """One `run`, from the first start until the last process is gone."""
 
     def __init__(self, plan: Plan, limits: SupervisorLimits, folder: RunFolder, screen: Screen) -> None:
         self._plan = plan
@@ -65,7 +65,7 @@ class Supervisor:
         )
 
     async def run(self) -> int:
-        """Serve until a signal or a failure that cannot be mended; the exit code."""
+        """Serve until a signal or a fatal failure; return the exit code."""
         with self._signals():
             try:
                 await self._serve()
@@ -105,7 +105,7 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     def _signal(self, number: int) -> None:
-        """The first asks everything to leave, the second does not ask."""
+        """The first signal asks everything to stop, the second kills."""
         if is_repeated_hangup(number, self._ending.done()):
             return
         if not self._ending.done():
@@ -125,7 +125,7 @@ class Supervisor:
         while True:
             try:
                 ended = await self._live_once(process)
-            except Exception as exc:  # whatever it is, the other processes go on
+            except Exception as exc:  # whatever it is, the other processes continue
                 ended = self._lose(process, exc)
             if not ended.was_ready and restarts.in_a_row == 0:
                 self._end(ended.code if ended.code in (1, 2, 3) else 1, self._story(process, ended))
@@ -142,7 +142,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     def _give_up(self, process: Process, ended: EndedProcess) -> float:
-        """One that cannot live must cost the others nothing; the pause before it is tried once more."""
+        """Pause before the next try of a process that keeps failing, without affecting the others."""
         self._given_up.add(process.name)
         pause = self._limits.retry_seconds
         self._screen.say(
@@ -152,7 +152,7 @@ class Supervisor:
         return pause
 
     def _answers_without(self, process: Process) -> bool:
-        """Whether anything is served while this one rests."""
+        """Return whether anything is served while this process pauses."""
         return process.is_worker and any(
             other.name not in self._given_up or self._is_ready(other)
             for other in self._plan.workers
@@ -182,7 +182,7 @@ class Supervisor:
         return self._zygote.start
 
     def _lose(self, process: Process, exc: Exception) -> EndedProcess:
-        """After an error of ours nobody watches the process any more: away with it."""
+        """After an error of ours nobody watches the process any more: kill it."""
         self._screen.say("".join(traceback.format_exception(exc)).rstrip())
         reason = f"could not be watched ({exc!r})"
         child = self._children.pop(process.name, None)
@@ -203,7 +203,7 @@ class Supervisor:
         self._changed.set()
 
     async def _life(self, child: Child) -> str:
-        """Until the process has ended or has to be ended; why."""
+        """Wait until the process has ended or must be ended; return why."""
         exited = asyncio.create_task(child.wait())
         hung = asyncio.create_task(self._hang(child))
         try:
@@ -214,7 +214,7 @@ class Supervisor:
             hung.cancel()
 
     async def _hang(self, child: Child) -> str:
-        """Returns when the process does not get ready, or stops answering."""
+        """Return when the process does not become ready, or stops answering."""
         try:
             async with asyncio.timeout(self._limits.start_seconds):
                 await child.ready.wait()
@@ -251,11 +251,11 @@ class Supervisor:
         self._screen.hint(hints.to_try(self._plan.url, first, endpoint_types))
 
     def _models(self) -> dict[str, tuple[str, ...]]:
-        """The name of each model, and the types of endpoints on which it answers."""
+        """Return the name of each model, and the types of endpoints on which it answers."""
         models: dict[str, tuple[str, ...]] = {}
         for child in self._children.values():
             for name in child.models[:1]:
-                models[name] = models.get(name) or child.endpoint_types  # of a worker that helps others: none
+                models[name] = models.get(name) or child.endpoint_types  # a helper of others has none
         return models
 
     def _all_ready(self) -> bool:
@@ -278,11 +278,11 @@ class Supervisor:
                     child.log_begins_anew(log)
 
     def _drain_seconds(self) -> float:
-        """What running requests get; before the first answer there are none."""
+        """The time for running requests; before the first answer there are none."""
         return max(process.drain_seconds for process in self._plan.workers) if self._is_serving else 0.0
 
     async def _stop(self) -> None:
-        """Workers first, so that the frontend can deliver what they still say; then whatever is left."""
+        """Stop workers first, so that the frontend can deliver their last output; then the rest."""
         workers = [child for child in self._children.values() if child.plan.is_worker]
         others = [child for child in self._children.values() if not child.plan.is_worker]
         await self._leave(workers, self._drain_seconds() + self._limits.stop_seconds)
@@ -292,7 +292,7 @@ class Supervisor:
         self._screen.say("stopped")
 
     async def _destroy(self, child: Child) -> None:
-        """Whatever a process leaves behind goes too: vLLM's engine core outlives a killed worker."""
+        """Kill what a process leaves behind too: vLLM's engine core outlives a killed worker."""
         if left := await child.destroy():
             self._screen.say(f"error: processes {left} of {child.name} do not end")
 

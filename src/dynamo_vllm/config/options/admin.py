@@ -1,4 +1,4 @@
-"""Options of the commands that ask workers: the admin verbs, and what `status` shares with them."""
+"""Options of the commands that call workers: the admin verbs, and what `status` shares with them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SLEEP_LEVELS = (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindOptions(ReachOptions):
-    """Which deployment to ask."""
+    """Which deployment to use."""
 
     run_dir: str | None = opt(
         None,
         "deployment",
-        "Run folder of the serve to ask (default: of the only one that runs on this machine).",
+        "Run folder of the serve to use (default: the only one on this machine).",
         env="DYN_VLLM_RUN_DIR",
         metavar="FOLDER",
     )
@@ -27,7 +27,7 @@ class FindOptions(ReachOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminOptions(FindOptions):
-    """Which workers to ask, and how to print what they say."""
+    """Which workers to call, and how to print their replies."""
 
     worker: str | None = opt(
         None,
@@ -40,7 +40,7 @@ class AdminOptions(FindOptions):
     timeout: float | None = opt(
         None,
         "workers",
-        "Seconds to wait for an answer (default: as long as the verb may take).",
+        "Seconds to wait for an answer (default: the longest time of the verb).",
         env="DYN_VLLM_ADMIN_TIMEOUT",
         metavar="SECONDS",
     )
@@ -49,12 +49,12 @@ class AdminOptions(FindOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOptions(AdminOptions):
-    """What becomes of running requests."""
+    """What happens to running requests."""
 
     drain_seconds: float | None = opt(
         None,
         "running requests",
-        "Time they have; what is left then moves to another worker (default: the worker's own).",
+        "Time for running requests; the rest then moves to another worker (default: the worker's own).",
         env="DYN_VLLM_ADMIN_DRAIN_SECONDS",
         metavar="SECONDS",
     )
@@ -67,7 +67,7 @@ class SleepOptions(DrainOptions):
     level: int = opt(
         1,
         "sleep",
-        "1 keeps the weights in host memory, 2 drops them and reads them again on waking.",
+        "1 keeps the weights in host memory, 2 drops them and reads them again on wake.",
         env="DYN_VLLM_ADMIN_LEVEL",
         metavar="1|2",
     )
@@ -80,19 +80,19 @@ class PauseOptions(DrainOptions):
     keep: bool = opt(
         False,
         "running requests",
-        "Let them stand still until 'resume', instead of finishing them first.",
+        "Freeze running requests until 'resume', instead of finishing them first.",
         env="DYN_VLLM_ADMIN_KEEP",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetOptions(AdminOptions):
-    """Which caches to forget."""
+    """Which caches to clear."""
 
     kind: tuple[str, ...] = opt(
         CACHES,
         "reset-caches",
-        f"Cache to forget: {', '.join(CACHES)}; may be given several times.",
+        f"Cache to clear: {', '.join(CACHES)}; may be given several times.",
         env="DYN_VLLM_ADMIN_KIND",
         metavar="KIND",
         repeats=True,
@@ -106,7 +106,7 @@ class ProfileOptions(AdminOptions):
     prefix: str | None = opt(
         None,
         "profile",
-        "With start: the first letters of the profile's files.",
+        "With start: prefix of the profile's file names.",
         env="DYN_VLLM_ADMIN_PREFIX",
         metavar="TEXT",
     )

@@ -26,7 +26,7 @@ class LoadOptions:
     api: str = opt(
         "completions",
         "server",
-        "API to call. Prompts of completions are token ids and need no tokenizer, those of chat are words.",
+        "API to call. Prompts are token ids with completions, which needs no tokenizer, and words with chat.",
         env="DYN_VLLM_BENCH_API",
         choices=APIS,
     )
@@ -36,7 +36,7 @@ class LoadOptions:
     context: int | None = opt(
         None,
         "server",
-        "Longest prompt and answer the model takes (default: what the server says).",
+        "Longest prompt and answer the model accepts (default: as the server says).",
         env="DYN_VLLM_BENCH_CONTEXT",
         metavar="TOKENS",
     )
@@ -50,14 +50,14 @@ class LoadOptions:
     prompts: str = opt(
         "random",
         "prompts",
-        "What is asked: random prompts, shared prefixes, conversations of several turns, or a trace.",
+        "Kind of prompts: random, with shared prefixes, conversations of several turns, or a trace.",
         env="DYN_VLLM_BENCH_PROMPTS",
         choices=PROMPT_SETS,
     )
     input_tokens: int = opt(
         128,
         "prompts",
-        "Tokens of a prompt behind its prefix; with chat and in turns, words.",
+        "Tokens of a prompt after its prefix; words with chat and in turns.",
         env="DYN_VLLM_BENCH_INPUT_TOKENS",
         metavar="N",
     )
@@ -88,7 +88,7 @@ class LoadOptions:
     turns: int = opt(
         4,
         "prompts",
-        "With --prompts turns: questions of one conversation, each sent with all that was said before.",
+        "With --prompts turns: questions of one conversation, each sent with the conversation so far.",
         env="DYN_VLLM_BENCH_TURNS",
         metavar="N",
     )
@@ -102,7 +102,7 @@ class LoadOptions:
     trace_block: int = opt(
         512,
         "prompts",
-        "Tokens a block of the trace becomes; fewer than 512 shorten prompts and answers alike.",
+        "Tokens for each block of the trace; fewer than 512 shorten prompts and answers alike.",
         env="DYN_VLLM_BENCH_TRACE_BLOCK",
         metavar="N",
     )
@@ -124,13 +124,13 @@ class LoadOptions:
     ignore_eos: bool = opt(
         True,
         "prompts",
-        "Ask for answers of full length; servers that do not know ignore_eos need --no-ignore-eos.",
+        "Request answers of full length; use --no-ignore-eos for servers without ignore_eos.",
         env="DYN_VLLM_BENCH_IGNORE_EOS",
     )
     body: str | None = opt(
         None,
         "prompts",
-        "Further fields of every request, as JSON.",
+        "Additional fields of every request, as JSON.",
         env="DYN_VLLM_BENCH_BODY",
         metavar="JSON",
     )
@@ -189,14 +189,14 @@ class LoadOptions:
     slo: str | None = opt(
         None,
         "report",
-        "Limits a good answer keeps, in ms: ttft=200,itl=50,tpot=40,e2e=5000.",
+        "Limits of a good answer, in ms: ttft=200,itl=50,tpot=40,e2e=5000.",
         env="DYN_VLLM_BENCH_SLO",
         metavar="NAME=MS,…",
     )
     watch: tuple[str, ...] = opt(
         (),
         "report",
-        "Processor time and memory of this process and of all below it; may be given several times.",
+        "Report CPU time and memory of this process and its child processes; may be given several times.",
         env="DYN_VLLM_BENCH_WATCH",
         metavar="LABEL=PID",
         repeats=True,

@@ -9,7 +9,7 @@ from dynamo_vllm.config.build import opt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneOptions:
-    """Measure everything around the engine."""
+    """Measure the request path without an engine."""
 
     concurrency: int = opt(
         32, "load", "Requests at a time.", env="DYN_VLLM_BENCH_PLANE_CONCURRENCY", metavar="N"
@@ -26,7 +26,7 @@ class PlaneOptions:
     tokens_per_frame: int = opt(
         1,
         "load",
-        "Tokens our fake engine hands out at once.",
+        "Tokens that our fake engine emits at once.",
         env="DYN_VLLM_BENCH_PLANE_TOKENS_PER_FRAME",
         metavar="N",
     )
@@ -37,8 +37,8 @@ class PlaneOptions:
     peer: tuple[str, ...] = opt(
         (),
         "peers",
-        "Another worker to measure in turn with ours; it is given --model and --served-model-name. "
-        "May be given several times.",
+        "Another worker to measure in turn with ours; it gets --model and --served-model-name. May be "
+        "given several times.",
         env="DYN_VLLM_BENCH_PLANE_PEER",
         metavar="NAME=COMMAND",
         repeats=True,

@@ -9,12 +9,12 @@ from dynamo_vllm.config.build import opt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOptions:
-    """Replay a trace over several workers, once per way of routing."""
+    """Replay a trace over several workers, once per router."""
 
     model: str | None = opt(
         None,
         "workers",
-        "Folder of the model, or its hub id (default: a tiny one, made on the spot).",
+        "Folder of the model, or its hub id (default: a generated tiny model).",
         env="DYN_VLLM_BENCH_ROUTING_MODEL",
         metavar="MODEL",
     )
@@ -22,14 +22,14 @@ class RoutingOptions:
     engine_args: str = opt(
         "",
         "workers",
-        "Flags of every worker and its engine, in one word: '--max-model-len 8192'.",
+        "Flags of every worker and its engine, as one argument: '--max-model-len 8192'.",
         env="DYN_VLLM_BENCH_ROUTING_ENGINE_ARGS",
         metavar="FLAGS",
     )
     mode: tuple[str, ...] = opt(
         ("kv", "round-robin", "random"),
         "routing",
-        "Router to measure; the first is compared with the others. With other settings of the frontend: "
+        "Router to measure; the first is compared with the others. To set other options of the frontend: "
         "'heavy=--router kv --kv-overlap-weight 2'. May be given several times.",
         env="DYN_VLLM_BENCH_ROUTING_MODE",
         metavar="NAME[=FLAGS]",
@@ -48,7 +48,7 @@ class RoutingOptions:
     trace_block: int = opt(
         32,
         "trace",
-        "Tokens a block of the trace becomes; a multiple of the engine's block size.",
+        "Tokens for each block of the trace; a multiple of the engine's block size.",
         env="DYN_VLLM_BENCH_ROUTING_TRACE_BLOCK",
         metavar="N",
     )
@@ -62,7 +62,7 @@ class RoutingOptions:
     output_tokens: int = opt(
         2,
         "trace",
-        "Longest answer; routing decides about prompts.",
+        "Longest answer; short, because routing is about prompts.",
         env="DYN_VLLM_BENCH_ROUTING_OUTPUT_TOKENS",
         metavar="N",
     )

@@ -1,4 +1,4 @@
-"""Options of `export`: what a cluster must know beside the `serve` file."""
+"""Options of `export`: what a cluster needs besides the `serve` file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ExportOptions:
     output: str | None = opt(
         None,
         "export",
-        "Folder for what is written; made when it is not there.",
+        "Folder for the output; created if missing.",
         env="DYN_VLLM_EXPORT_OUTPUT",
         flags=("--output", "-o"),
         metavar="FOLDER",
@@ -32,32 +32,32 @@ class ExportOptions:
     force: bool = opt(
         False,
         "export",
-        "Write into a folder that is not empty, over files of an earlier export; other files stay.",
+        "Write into a folder that is not empty and overwrite files of an earlier export; other files stay.",
         env="DYN_VLLM_EXPORT_FORCE",
     )
     model: str | None = opt(
         None,
         "what runs",
-        "Hub id of the model, or its folder below /models, instead of the file's.",
+        "Hub id of the model, or its folder below /models; overrides the file's.",
         env="DYN_VLLM_EXPORT_MODEL",
         metavar="MODEL",
     )
     name: str = opt(
         "dynamo-vllm",
         "what runs",
-        "Name of the deployment: every object's name begins with it.",
+        "Name of the deployment, and prefix of every object's name.",
         env="DYN_VLLM_EXPORT_NAME",
         metavar="NAME",
     )
     image: str | None = opt(
         None,
         "what runs",
-        "Image of frontend and workers (default: dynamo-vllm:VERSION-DEVICE, as the Dockerfile's targets).",
+        "Image of frontend and workers (default: dynamo-vllm:VERSION-DEVICE, as in the Dockerfile).",
         env="DYN_VLLM_EXPORT_IMAGE",
         metavar="IMAGE",
     )
     device: str = opt(
-        "cuda", "what runs", "What the engines run on.", env="DYN_VLLM_EXPORT_DEVICE", choices=DEVICES
+        "cuda", "what runs", "Device of the engines.", env="DYN_VLLM_EXPORT_DEVICE", choices=DEVICES
     )
     frontends: int = opt(
         1, "what runs", "Number of frontends, in Kubernetes.", env="DYN_VLLM_EXPORT_FRONTENDS", metavar="N"
@@ -65,21 +65,22 @@ class ExportOptions:
     start_seconds: float = opt(
         1800.0,
         "what runs",
-        "How long a worker may take to be ready, the download of its model too, before it is started anew.",
+        "How long a worker may take to be ready, including the download of its model, before it is "
+        "restarted.",
         env="DYN_VLLM_EXPORT_START_SECONDS",
         metavar="SECONDS",
     )
     worker_cpus: int | None = opt(
         None,
         "resources",
-        "Cores a worker asks for (default: 4, or 4 per GPU).",
+        "CPU cores per worker (default: 4, or 4 per GPU).",
         env="DYN_VLLM_EXPORT_WORKER_CPUS",
         metavar="N",
     )
     worker_memory_gb: int | None = opt(
         None,
         "resources",
-        "Memory of a worker in GiB, shared memory too (default: 32, or 32 per GPU).",
+        "Memory of a worker in GiB, including shared memory (default: 32, or 32 per GPU).",
         env="DYN_VLLM_EXPORT_WORKER_MEMORY_GB",
         metavar="GIB",
     )
@@ -107,48 +108,48 @@ class ExportOptions:
     cache_claim: str | None = opt(
         None,
         "resources",
-        "A claim for models that is there already; none is made then.",
+        "An existing claim for models; none is created then.",
         env="DYN_VLLM_EXPORT_CACHE_CLAIM",
         metavar="NAME",
     )
     hf_secret: str = opt(
         "hf-token",
         "resources",
-        "Secret whose key HF_TOKEN is the hub's token; pods start without it too.",
+        "Secret whose key HF_TOKEN has the Hugging Face token; pods start without it too.",
         env="DYN_VLLM_EXPORT_HF_SECRET",
         metavar="NAME",
     )
     operator: bool = opt(
         False,
         "cluster",
-        "One DynamoGraphDeployment for the Dynamo operator, instead of plain objects.",
+        "Write one DynamoGraphDeployment for the Dynamo operator, instead of plain objects.",
         env="DYN_VLLM_EXPORT_OPERATOR",
     )
     kube_namespace: str | None = opt(
         None,
         "cluster",
-        "Kubernetes namespace to make and to use (default: the one kubectl is set to).",
+        "Kubernetes namespace to create and use (default: kubectl's current one).",
         env="DYN_VLLM_EXPORT_KUBE_NAMESPACE",
         metavar="NAME",
     )
     discovery: str | None = opt(
         None,
         "cluster",
-        "Where workers and frontends find each other (default: kubernetes; compose always has etcd).",
+        "Discovery of workers and frontends (default: kubernetes; compose always uses etcd).",
         env="DYN_VLLM_EXPORT_DISCOVERY",
         choices=("kubernetes", "etcd"),
     )
     etcd: str | None = opt(
         None,
         "cluster",
-        "With --discovery etcd: its addresses, with commas between them.",
+        "Addresses for --discovery etcd, separated by commas.",
         env="DYN_VLLM_EXPORT_ETCD",
         metavar="URLS",
     )
     nats: str | None = opt(
         None,
         "cluster",
-        "NATS server for KV events (default: events go over ZMQ; compose always has NATS).",
+        "NATS server for KV events (default: ZMQ; compose always uses NATS).",
         env="DYN_VLLM_EXPORT_NATS",
         metavar="URL",
     )

@@ -17,7 +17,7 @@ ROUTERS = (
     "device-aware-weighted",
 )
 KNOWS_ADAPTERS = ("kv", "round-robin", "random")
-"""The routers that send a request for a LoRA adapter only where it is loaded."""
+"""The routers that send a request for a LoRA adapter only to workers that have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ class FrontendOptions(MediaReachOptions):
     error_wait_ms: int = opt(
         5000,
         "http",
-        "How long a streamed answer waits for its first token before the HTTP status is sent, so that an "
-        "early error keeps its status; 0 sends 200 at once.",
+        "How long a stream waits for its first token before the HTTP status is sent, so that an early "
+        "error has its status; 0 sends 200 at once.",
         env="DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS",
         metavar="MS",
     )
@@ -61,8 +61,8 @@ class FrontendOptions(MediaReachOptions):
     frontend_admin_api: bool = opt(
         False,
         "http",
-        "Let whoever reaches the port read and set with /busy_threshold from which load on requests are "
-        "refused; nothing asks them for a token.",
+        "Open /busy_threshold, with which anyone who reaches the port can read and set the load above "
+        "which requests are refused, without a token.",
         env="DYN_VLLM_FRONTEND_ADMIN_API",
     )
     lora_enabled: bool | None = opt(
@@ -82,13 +82,16 @@ class FrontendOptions(MediaReachOptions):
     router: str = opt(
         "kv",
         "router",
-        "How a worker is chosen.",
+        "How the router chooses a worker.",
         env="DYN_ROUTER_MODE",
         flags=("--router", "--router-mode"),
         choices=ROUTERS,
     )
     router_temperature: float = opt(
-        0.0, "router", "0 always takes the best worker; above, it is sampled.", env="DYN_ROUTER_TEMPERATURE"
+        0.0,
+        "router",
+        "0 always takes the best worker; above 0 the router samples.",
+        env="DYN_ROUTER_TEMPERATURE",
     )
     kv_overlap_weight: float = opt(
         1.0,
@@ -100,19 +103,19 @@ class FrontendOptions(MediaReachOptions):
     use_kv_events: bool = opt(
         True,
         "router",
-        "Follow the workers' KV events; off predicts the caches from past choices.",
+        "Follow the workers' KV events; --no-use-kv-events predicts the caches from past choices.",
         env="DYN_ROUTER_USE_KV_EVENTS",
         flags=("--use-kv-events", "--kv-events"),
     )
     router_ttl_seconds: float = opt(
-        120.0, "router", "Life of a predicted block when events are off.", env="DYN_ROUTER_TTL_SECS"
+        120.0, "router", "Lifetime of a predicted block without KV events.", env="DYN_ROUTER_TTL_SECS"
     )
     local_prefill_tokens: int | None = opt(
         None,
         "router",
-        "Let a decode worker that has the beginning of a prompt cached compute the rest itself when that is "
-        "fewer tokens than this. Decode workers must publish KV events for it (--kv-events; serve sees to "
-        "it). For short prompts that nobody has cached, prefill workers have an option of the same name.",
+        "Let a decode worker that has the prefix of a prompt cached compute the rest itself, if that has "
+        "fewer tokens than this. Decode workers must publish KV events (--kv-events; serve sets it). For "
+        "short prompts that no worker has cached, prefill workers have an option of the same name.",
         env="DYN_VLLM_LOCAL_PREFILL_TOKENS",
         metavar="TOKENS",
     )
@@ -131,50 +134,50 @@ class FrontendOptions(MediaReachOptions):
     router_queue_policy: str = opt(
         "fcfs",
         "router",
-        "With --router-queue-threshold: who leaves the queue first. fcfs: who came first, for short tails. "
-        "wspt: who has the fewest prompt tokens left to compute, for short waits on average.",
+        "Order of the queue of --router-queue-threshold. fcfs: first come, first served, for short tails."
+        " wspt: fewest prompt tokens left to compute first, for short waits on average.",
         env="DYN_ROUTER_QUEUE_POLICY",
         choices=("fcfs", "wspt"),
     )
     busy_blocks: float | None = opt(
         None,
         "router",
-        "Refuse (529) when the KV use of every worker exceeds this share.",
+        "Admission control: answer 529 when the KV use of every worker exceeds this share.",
         env="DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
         flags=("--busy-blocks", "--active-decode-blocks-threshold"),
     )
     busy_prefill_tokens: int | None = opt(
         None,
         "router",
-        "Refuse (529) when every worker has more prompt tokens waiting than this.",
+        "Admission control: answer 529 when every worker has more waiting prompt tokens than this.",
         env="DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
         flags=("--busy-prefill-tokens", "--active-prefill-tokens-threshold"),
     )
     unreachable_seconds: int = opt(
         3,
         "router",
-        "How long a worker gets no requests after one could not be brought to it; then the next one tries.",
+        "How long a worker gets no requests after one could not be sent to it.",
         env="DYN_RUNTIME_INHIBITED_DURATION_SECS",
         metavar="SECONDS",
     )
     migration_limit: int = opt(
         3,
         "migration",
-        "Times a request may move to another worker when its own goes away; 0 turns it off.",
+        "Times a request may move to another worker when its own leaves; 0 turns it off.",
         env="DYN_MIGRATION_LIMIT",
         metavar="N",
     )
     migration_max_seq_len: int | None = opt(
         None,
         "migration",
-        "Longest sequence that is still moved.",
+        "Longest sequence that may move.",
         env="DYN_MIGRATION_MAX_SEQ_LEN",
         metavar="TOKENS",
     )
     drain_seconds: float = opt(
         30.0,
         "life",
-        "Budget for open requests after SIGTERM.",
+        "Time for open requests after SIGTERM.",
         env="DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",
         metavar="SECONDS",
     )

@@ -1,4 +1,4 @@
-"""Options of a worker about the media it is sent: who encodes them, whence they come, how much is taken."""
+"""Options of a worker for media: who encodes them, where they may come from, and their limits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dynamo_vllm.config.options.media_reach import MediaReachOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaOptions(MediaReachOptions):
-    """A process that takes pictures, video and sound too."""
+    """A process that accepts images, video and audio too."""
 
     enable_multimodal: bool = opt(
         False,
         "multimodal",
-        "Accept pictures, video and sound, as far as the model does (docs/multimodal.md).",
+        "Accept images, video and audio, if the model does (docs/multimodal.md).",
         env="DYN_VLLM_ENABLE_MULTIMODAL",
     )
     multimodal_worker: bool = opt(
@@ -39,13 +39,13 @@ class MediaOptions(MediaReachOptions):
     multimodal_encode_prefill_worker: bool = opt(
         False,
         "multimodal",
-        "Older name of --disaggregation-mode prefill: a prefill worker has its own encoder.",
+        "Older name of --disaggregation-mode prefill: a prefill worker has its own vision encoder.",
         env="DYN_VLLM_MULTIMODAL_ENCODE_PREFILL_WORKER",
     )
     multimodal_processor: bool = opt(
         False,
         "multimodal",
-        "Known and refused: the frontend does what this processor did; start dynamo-vllm frontend.",
+        "Known and refused: the frontend replaces this processor; start dynamo-vllm frontend.",
         env="DYN_VLLM_MULTIMODAL_PROCESSOR",
     )
     ec_processor: bool = opt(
@@ -57,7 +57,7 @@ class MediaOptions(MediaReachOptions):
     route_to_encoder: bool = opt(
         False,
         "multimodal",
-        "Have media encoded by encode workers; by its own encoder where none answers.",
+        "Let encode workers encode media; the worker encodes them itself if none answers.",
         env="DYN_ROUTE_TO_ENCODER",
     )
     vllm_native_encoder_worker: bool = opt(
@@ -69,35 +69,35 @@ class MediaOptions(MediaReachOptions):
     ec_connector_backend: str | None = opt(
         None,
         "multimodal",
-        "Encoder cache connector: ECExampleConnector, which stands for our own over a folder.",
+        "Encoder cache connector: ECExampleConnector, which is replaced by our own over a folder.",
         env="DYN_VLLM_EC_CONNECTOR_BACKEND",
         metavar="NAME",
     )
     ec_storage_path: str | None = opt(
         None,
         "multimodal",
-        "Folder that encode workers and the workers they encode for share.",
+        "Folder that encode workers share with the workers they encode for.",
         env="DYN_VLLM_EC_STORAGE_PATH",
         metavar="FOLDER",
     )
     ec_storage_gb: float = opt(
         4.0,
         "multimodal",
-        "Most that encode workers keep in that folder, in GB; what was not used for longest goes first.",
+        "Size limit of that folder, in GB; encode workers remove the least recently used files.",
         env="DYN_VLLM_EC_STORAGE_GB",
         metavar="GB",
     )
     encoder_transfer: str = opt(
         "file",
         "multimodal",
-        "How a worker gets what was encoded: from the same folder, or over NIXL into a folder of its own.",
+        "How a worker gets embeddings: from the shared folder, or over NIXL into its own folder.",
         env="DYN_VLLM_ENCODER_TRANSFER",
         choices=("file", "nixl"),
     )
     encoder_component: str = opt(
         "encoder",
         "multimodal",
-        "Component of the encode workers to ask.",
+        "Component of the encode workers.",
         env="DYN_VLLM_ENCODER_COMPONENT",
         metavar="NAME",
     )
@@ -118,31 +118,31 @@ class MediaOptions(MediaReachOptions):
     ec_consumer_mode: bool = opt(
         False,
         "multimodal",
-        "Like --route-to-encoder, and the engine itself takes what it needs from the folder.",
+        "Like --route-to-encoder, but the engine itself reads the embeddings from the folder.",
         env="DYN_VLLM_EC_CONSUMER_MODE",
     )
     frontend_decoding: bool = opt(
         False,
         "multimodal",
-        "Have the frontend fetch and decode pictures; the worker reads the pixels over NIXL.",
+        "Let the frontend fetch and decode images; the worker reads the pixels over NIXL.",
         env="DYN_VLLM_FRONTEND_DECODING",
     )
     mm_prompt_template: str | None = opt(
         None,
         "multimodal",
-        "The prompt of a chat with media, for a model whose chat template has no place for them, such as "
+        "Prompt of a chat with media, for a model whose chat template has no place for them, such as "
         "'USER: <image>\\n<prompt> ASSISTANT:'.",
         env="DYN_VLLM_MM_PROMPT_TEMPLATE",
         metavar="TEXT",
     )
     media_max_images: int = opt(
-        16, "multimodal", "Pictures in one request.", env="DYN_VLLM_MEDIA_MAX_IMAGES", metavar="N"
+        16, "multimodal", "Most images in one request.", env="DYN_VLLM_MEDIA_MAX_IMAGES", metavar="N"
     )
     media_max_videos: int = opt(
-        2, "multimodal", "Videos in one request.", env="DYN_VLLM_MEDIA_MAX_VIDEOS", metavar="N"
+        2, "multimodal", "Most videos in one request.", env="DYN_VLLM_MEDIA_MAX_VIDEOS", metavar="N"
     )
     media_max_audios: int = opt(
-        4, "multimodal", "Sounds in one request.", env="DYN_VLLM_MEDIA_MAX_AUDIOS", metavar="N"
+        4, "multimodal", "Most audio parts in one request.", env="DYN_VLLM_MEDIA_MAX_AUDIOS", metavar="N"
     )
     media_max_mb: float = opt(
         64.0, "multimodal", "Largest encoded item, in MB.", env="DYN_VLLM_MEDIA_MAX_MB", metavar="MB"
@@ -150,24 +150,24 @@ class MediaOptions(MediaReachOptions):
     media_max_megapixels: float = opt(
         64.0,
         "multimodal",
-        "Most pixels of a picture or of a frame of a video, in millions.",
+        "Most pixels of an image or of a video frame, in millions.",
         env="DYN_VLLM_MEDIA_MAX_MEGAPIXELS",
         metavar="N",
     )
     media_max_frames: int = opt(
-        768, "multimodal", "Most frames taken of a video.", env="DYN_VLLM_MEDIA_MAX_FRAMES", metavar="N"
+        768, "multimodal", "Most frames selected from a video.", env="DYN_VLLM_MEDIA_MAX_FRAMES", metavar="N"
     )
     media_max_video_megapixels: float = opt(
         512.0,
         "multimodal",
-        "Most pixels of all frames taken of a video together, in millions; each takes three bytes.",
+        "Most pixels of all selected frames of a video, in millions; each pixel takes three bytes.",
         env="DYN_VLLM_MEDIA_MAX_VIDEO_MEGAPIXELS",
         metavar="N",
     )
     media_max_seconds: float = opt(
         600.0,
         "multimodal",
-        "Longest video or sound.",
+        "Longest video or audio.",
         env="DYN_VLLM_MEDIA_MAX_SECONDS",
         metavar="SECONDS",
     )
@@ -181,17 +181,17 @@ class MediaOptions(MediaReachOptions):
     media_queue_seconds: float = opt(
         60.0,
         "multimodal",
-        "How long an item may wait for its turn before the request is refused with 503.",
+        "How long an item may wait in a queue before the request is refused with 503.",
         env="DYN_VLLM_MEDIA_QUEUE_SECONDS",
         metavar="SECONDS",
     )
     media_redirects: int = opt(
-        3, "multimodal", "Redirects that are followed.", env="DYN_VLLM_MEDIA_REDIRECTS", metavar="N"
+        3, "multimodal", "Most redirects to follow.", env="DYN_VLLM_MEDIA_REDIRECTS", metavar="N"
     )
     media_folder: str | None = opt(
         None,
         "multimodal",
-        "Folder below which file: URLs are read (default: none is).",
+        "Folder from which file: URLs may be read (default: none).",
         env="DYN_VLLM_MEDIA_FOLDER",
         flags=("--media-folder", "--allowed-local-media-path"),
         metavar="FOLDER",
@@ -199,28 +199,28 @@ class MediaOptions(MediaReachOptions):
     media_cache_mb: float = opt(
         512.0,
         "multimodal",
-        "Memory for decoded media that are kept for later requests, in MB; 0 keeps none.",
+        "Memory for the cache of decoded media, in MB; 0 turns it off.",
         env="DYN_VLLM_MEDIA_CACHE_MB",
         metavar="MB",
     )
     media_memory_mb: float = opt(
         4096.0,
         "multimodal",
-        "Memory for the media of requests that the engine has not begun with, in MB; others wait.",
+        "Memory for media of requests that the engine has not started, in MB; further requests wait.",
         env="DYN_VLLM_MEDIA_MEMORY_MB",
         metavar="MB",
     )
     media_at_once: int = opt(
         64,
         "multimodal",
-        "Items fetched and decoded at a time; one request gets an eighth, one host a quarter of them.",
+        "Most items fetched and decoded at a time; one request gets an eighth, one host a quarter of them.",
         env="DYN_VLLM_MEDIA_AT_ONCE",
         metavar="N",
     )
     media_threads: int = opt(
         4,
         "multimodal",
-        "Threads that decode media; videos and sounds together get half of them.",
+        "Threads that decode media; videos and audio may use half of them.",
         env="DYN_VLLM_MEDIA_THREADS",
         metavar="N",
     )

@@ -1,4 +1,4 @@
-"""Options about whom a URL of a picture, video or sound may make a process ask."""
+"""Options that limit the addresses from which media may be fetched."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dynamo_vllm.config.options.runtime import RuntimeOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaReachOptions(RuntimeOptions):
-    """Workers, which fetch media, and frontends, which look at pictures to count their tokens."""
+    """Workers, which fetch media, and frontends, which inspect images to count their tokens."""
 
     media_hosts: tuple[str, ...] = opt(
         (),
         "multimodal",
-        "Ask only these hosts for media; *.example.com stands for all below it (default: all public ones).",
+        "Fetch media from these hosts only; *.example.com includes all subdomains (default: all public "
+        "hosts).",
         env="DYN_VLLM_MEDIA_HOSTS",
         flags=("--media-hosts", "--allowed-media-domains"),
         metavar="HOST",
@@ -23,7 +24,7 @@ class MediaReachOptions(RuntimeOptions):
     media_networks: tuple[str, ...] = opt(
         (),
         "multimodal",
-        "Private networks that may be asked for media, such as 10.1.0.0/16 (default: none).",
+        "Private networks from which media may be fetched, such as 10.1.0.0/16 (default: none).",
         env="DYN_VLLM_MEDIA_NETWORKS",
         metavar="NETWORK",
     )

@@ -21,8 +21,8 @@ class ReachOptions:
     discovery_backend: str = opt(
         "file",
         "runtime",
-        "Where workers and frontends find each other: in a folder of one machine, in etcd, or in the "
-        "Kubernetes API; mem is one process by itself.",
+        "Where workers and frontends find each other: a folder of one machine, etcd, or the Kubernetes "
+        "API; mem is for a single process.",
         env="DYN_DISCOVERY_BACKEND",
         flags=("--discovery-backend", "--store-kv"),
         choices=DISCOVERY_BACKENDS,
@@ -30,44 +30,44 @@ class ReachOptions:
     file_kv: str | None = opt(
         None,
         "runtime",
-        "Folder of the file discovery backend; shared by every process of a deployment on one machine "
-        "(default: one of this user's, below the folder for temporary files).",
+        "Folder of file discovery, shared by all processes of a deployment on one machine (default: this "
+        "user's, in the temporary folder).",
         env="DYN_FILE_KV",
         metavar="FOLDER",
     )
     etcd_endpoints: str = opt(
         "http://localhost:2379",
         "runtime",
-        "Addresses of etcd, for its discovery backend, separated by commas.",
+        "Addresses of etcd for --discovery-backend etcd, separated by commas.",
         env="ETCD_ENDPOINTS",
         metavar="URLS",
     )
     request_plane: str = opt(
         "tcp",
         "runtime",
-        "Transport of requests: straight to the worker, or through a NATS server.",
+        "Transport of requests: directly to the worker, or through a NATS server.",
         env="DYN_REQUEST_PLANE",
         choices=("tcp", "nats"),
     )
     nats_server: str = opt(
         "nats://localhost:4222",
         "runtime",
-        "Address of the NATS server, for either plane; several are separated by commas.",
+        "Address of the NATS server, for both planes; separate several by commas.",
         env="NATS_SERVER",
         metavar="URL",
     )
     bind_host: str | None = opt(
         None,
         "runtime",
-        "Address this process binds and advertises; 127.0.0.1 keeps all traffic on this machine. "
-        "Unset: the machine's own address.",
+        "Address this process binds and advertises; 127.0.0.1 keeps all traffic on this machine (default:"
+        " the machine's own address).",
         env="DYN_VLLM_BIND_HOST",
         metavar="ADDRESS",
     )
 
     @property
     def discovery_folder(self) -> Path | None:
-        """Where the file backend keeps its files. The runtime's own choice would be one for all users."""
+        """Return the folder of file discovery. The runtime's own default is shared by all users."""
         if self.discovery_backend != "file":
             return None
         return Path(self.file_kv or Path(tempfile.gettempdir(), f"dynamo-vllm-discovery-{os.getuid()}"))
@@ -75,20 +75,20 @@ class ReachOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOptions(ReachOptions):
-    """A process others can reach too."""
+    """A process that others can reach too."""
 
     event_plane: str = opt(
         "zmq",
         "runtime",
-        "Transport of KV events and load figures: straight from the worker, or through a NATS server.",
+        "Transport of KV events and load: directly from the worker, or through a NATS server.",
         env="DYN_EVENT_PLANE",
         choices=("zmq", "nats"),
     )
     etcd_lease_seconds: int | None = opt(
         None,
         "runtime",
-        "How long etcd lists this process after its last sign of life (default: 30, a frontend 120). Without "
-        "etcd it lives for half of that time at least, then ends.",
+        "How long etcd lists this process after its last heartbeat (default: 30, a frontend 120). Without"
+        " etcd the process lives for at least half of that time, then exits.",
         env="ETCD_LEASE_TTL",
         metavar="SECONDS",
     )
@@ -98,7 +98,7 @@ class RuntimeOptions(ReachOptions):
     system_port: int | None = opt(
         None,
         "runtime",
-        "Port of /health, /live and /metrics; 0 takes a free one, unset serves none.",
+        "Port of /health, /live and /metrics; 0 takes a free one (default: none).",
         env="DYN_SYSTEM_PORT",
         metavar="PORT",
     )
@@ -119,15 +119,15 @@ class RuntimeOptions(ReachOptions):
     otlp_endpoint: str | None = opt(
         None,
         "traces",
-        "Send a trace of every request to the OpenTelemetry receiver at this address, for example "
-        "http://127.0.0.1:4317; unset sends none.",
+        "Send a trace of every request to this OpenTelemetry receiver, for example http://127.0.0.1:4317 "
+        "(default: none).",
         env="OTEL_EXPORTER_OTLP_ENDPOINT",
         metavar="URL",
     )
     otlp_protocol: str = opt(
         "grpc",
         "traces",
-        "What the receiver speaks: receivers have grpc at port 4317 and http/protobuf at 4318.",
+        "Protocol of the receiver: usually grpc on port 4317, http/protobuf on 4318.",
         env="OTEL_EXPORTER_OTLP_PROTOCOL",
         choices=("grpc", "http/protobuf"),
     )
@@ -142,19 +142,19 @@ class RuntimeOptions(ReachOptions):
 
     @property
     def traces_url(self) -> str | None:
-        """Where spans go: over HTTP they have a path of their own."""
+        """Return the address for spans; over HTTP it has an extra path."""
         if self.otlp_endpoint is None or self.otlp_protocol == "grpc":
             return self.otlp_endpoint
         return f"{self.otlp_endpoint.rstrip('/')}/v1/traces"
 
 
 def admin_token() -> Any:
-    """The option of the workers, which ask for it, and of the commands, which send it."""
+    """Declare the option once for workers, which require it, and for commands, which send it."""
     return opt(
         None,
         "admin",
-        "Token that admin verbs must carry. A worker without one does over HTTP what processes of its own "
-        "machine ask for, and nothing for others.",
+        "Token that callers of admin verbs must send. A worker without one accepts HTTP calls only from "
+        "its own machine.",
         env="DYN_VLLM_ADMIN_TOKEN",
         metavar="TOKEN",
         secret=True,

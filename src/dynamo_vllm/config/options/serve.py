@@ -1,4 +1,4 @@
-"""Options of `serve` beside those of the processes it starts."""
+"""Options of `serve` itself; the processes it starts have their own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class ServeOptions:
     model: str | None = opt(
         None,
         "what to serve",
-        "Folder of the model or its hub id; without one the demo model of the package is served.",
+        "Folder of the model or its hub id (default: the demo model of the package).",
         env="DYN_VLLM_MODEL",
         metavar="MODEL",
     )
     demo: str | None = opt(
         None,
         "what to serve",
-        "Which models of the package to serve without a MODEL: chat, chat with its two adapters (lora), "
-        "vision, image, or all that this installation can (default: chat).",
+        "Models of the package to serve without a MODEL: chat, chat with two adapters (lora), vision, "
+        "image, or all that this installation supports (default: chat).",
         env="DYN_VLLM_DEMO",
         choices=DEMOS,
     )
@@ -48,14 +48,14 @@ class ServeOptions:
     decode: int | None = opt(
         None,
         "what to serve",
-        "Number of workers that only answer, from the KV caches of the prefill workers.",
+        "Number of workers that only generate answers, from the KV caches of the prefill workers.",
         env="DYN_VLLM_DECODE_WORKERS",
         metavar="N",
     )
     encode: int | None = opt(
         None,
         "what to serve",
-        "Number of workers that only encode media, for the others.",
+        "Number of encode workers, which run the vision encoder for the others.",
         env="DYN_VLLM_ENCODE_WORKERS",
         metavar="N",
     )
@@ -69,43 +69,43 @@ class ServeOptions:
     log_mb: float = opt(
         50.0,
         "logs",
-        "Size in MiB at which the log of a process is put aside and begins anew; 0 lets it grow.",
+        "Size in MiB at which the log of a process is rotated; 0 lets it grow.",
         env="DYN_VLLM_LOG_MB",
         metavar="MIB",
     )
     log_parts: int = opt(
         3,
         "logs",
-        "Older parts of each log that stay: worker-1.log.1 is the newest of them.",
+        "Number of rotated parts to keep of each log; worker-1.log.1 is the newest.",
         env="DYN_VLLM_LOG_PARTS",
         metavar="N",
     )
     keep_runs: int = opt(
         10,
         "logs",
-        "Folders of earlier runs that stay in the user's cache; a folder in use always does.",
+        "Number of run folders to keep in the user's cache; folders in use are always kept.",
         env="DYN_VLLM_KEEP_RUNS",
         metavar="N",
     )
     start_seconds: float = opt(
         600.0,
         "what to serve",
-        "How long the start may take before it counts as failed.",
+        "How long the start may take before it fails.",
         env="DYN_VLLM_START_SECONDS",
         metavar="SECONDS",
     )
     restarts: int = opt(
         10,
         "what to serve",
-        "Times one process is replaced in a row before it is given up: a worker for --retry-seconds while "
-        "the others serve on, the frontend or the last worker with serve itself.",
+        "Times one process is restarted in a row before serve gives it up: a worker for --retry-seconds "
+        "while the others serve; for the frontend or the last worker serve itself exits.",
         env="DYN_VLLM_RESTARTS",
         metavar="N",
     )
     retry_seconds: float = opt(
         600.0,
         "what to serve",
-        "How long a worker that was given up rests before it is tried again.",
+        "How long serve waits before it tries a worker again that it gave up.",
         env="DYN_VLLM_RETRY_SECONDS",
         metavar="SECONDS",
     )

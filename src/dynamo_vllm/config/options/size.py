@@ -13,23 +13,23 @@ CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeOptions:
-    """A model, and the GPUs it is to fit on."""
+    """A model, and the GPUs it must fit on."""
 
     model: str | None = opt(
         None,
         "size",
-        "config.json of the model, its folder, or a hub id that is in this machine's cache.",
+        "config.json of the model, its folder, or a hub id in this machine's cache.",
         env="DYN_VLLM_SIZE_MODEL",
         metavar="MODEL",
     )
     gpus: str | None = opt(
         None,
         "size",
-        "The GPUs there are: 8xH200, or 8xNAME:GIB for one that is not known.",
+        "Available GPUs: 8xH200, or 8xNAME:GIB for an unknown type.",
         env="DYN_VLLM_SIZE_GPUS",
         metavar="GPUS",
     )
-    brief: bool = opt(False, "size", "Leave the model's parts out.", env="DYN_VLLM_SIZE_BRIEF")
+    brief: bool = opt(False, "size", "Leave out the model's parts.", env="DYN_VLLM_SIZE_BRIEF")
     json: bool = opt(False, "size", "Print JSON for other programs.", env="DYN_VLLM_SIZE_JSON")
     tensor_parallel_size: int | None = opt(
         None,
@@ -50,7 +50,7 @@ class SizeOptions:
     data_parallel_size: int | None = opt(
         None,
         "layout",
-        "Ranks that share the experts of a model and have the rest of it each.",
+        "Ranks that share the experts of a model; each has its own copy of the rest.",
         env="DYN_VLLM_SIZE_DP",
         flags=("--data-parallel-size", "--dp"),
         metavar="N",
@@ -63,7 +63,7 @@ class SizeOptions:
         flags=("--enable-expert-parallel", "--ep"),
     )
     nodes: int = opt(
-        1, "layout", "Machines the GPUs are spread over, alike.", env="DYN_VLLM_SIZE_NODES", metavar="N"
+        1, "layout", "Machines over which the GPUs are spread evenly.", env="DYN_VLLM_SIZE_NODES", metavar="N"
     )
     dtype: str | None = opt(
         None, "engine", "Dtype of the model (default: its own).", env="DYN_VLLM_SIZE_DTYPE", choices=DTYPES
@@ -71,7 +71,7 @@ class SizeOptions:
     quantization: str | None = opt(
         None,
         "engine",
-        "Of the linear layers (default: as config.json says).",
+        "Quantisation of the linear layers (default: as config.json says).",
         env="DYN_VLLM_SIZE_QUANTIZATION",
         choices=QUANTISATIONS,
     )
@@ -85,7 +85,7 @@ class SizeOptions:
     gpu_memory_utilization: float = opt(
         0.92,
         "engine",
-        "Part of each GPU that the engine may take.",
+        "Share of each GPU that the engine may use.",
         env="DYN_VLLM_SIZE_GPU_MEMORY_UTILIZATION",
         metavar="PART",
     )
@@ -110,26 +110,28 @@ class SizeOptions:
         env="DYN_VLLM_SIZE_MAX_NUM_SEQS",
         metavar="N",
     )
-    enforce_eager: bool = opt(False, "engine", "Without CUDA graphs.", env="DYN_VLLM_SIZE_ENFORCE_EAGER")
+    enforce_eager: bool = opt(
+        False, "engine", "Compute without CUDA graphs.", env="DYN_VLLM_SIZE_ENFORCE_EAGER"
+    )
     hybrid_cache: bool = opt(
         True,
         "engine",
-        "Count all tokens of layers with a sliding window, as an engine with a KV connector that knows no "
-        "windows does; the variable takes 0.",
+        "Count all tokens of layers with a sliding window, as an engine does whose KV connector does not "
+        "support windows; the variable takes 0.",
         env="DYN_VLLM_SIZE_HYBRID_CACHE",
         flags=("--no-hybrid-cache",),
     )
     reserve_gib: float | None = opt(
         None,
         "engine",
-        "What each GPU needs beside weights and caches (default: an estimate).",
+        "Memory that each GPU needs besides weights and caches (default: an estimate).",
         env="DYN_VLLM_SIZE_RESERVE_GIB",
         metavar="GIB",
     )
     concurrency: int | None = opt(
         None,
         "load",
-        "Requests of the average length that must run at once.",
+        "Requests of average length that must fit at once.",
         env="DYN_VLLM_SIZE_CONCURRENCY",
         metavar="N",
     )

@@ -18,12 +18,12 @@ OLDER_ROLES = {
     "multimodal_encode_worker": "encode",
     "vllm_native_encoder_worker": "encode",
 }
-"""Older names of --disaggregation-mode, and the role that each means."""
+"""Older names of --disaggregation-mode, with the role of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(GuideOptions):
-    """One worker: what it serves, as which role, and how it lives."""
+    """One worker: what it serves, its role, and its life cycle."""
 
     GROUPS: ClassVar[tuple[str, ...]] = (
         "runtime",
@@ -40,7 +40,7 @@ class WorkerOptions(GuideOptions):
         "admin",
         "life",
     )
-    """Their order in help and docs, in whichever module and class the options of each are declared."""
+    """The order of the groups in help and docs, whichever module and class declares their options."""
 
     model: str | None = opt(
         None,
@@ -73,15 +73,15 @@ class WorkerOptions(GuideOptions):
     card_port: int | None = opt(
         None,
         "runtime",
-        "With --system-port: port where frontends fetch the model's config and tokenizer; unset takes a free "
-        "one.",
+        "Port where frontends fetch the model's config and tokenizer, with --system-port (default: a free"
+        " one).",
         env="DYN_VLLM_CARD_PORT",
         metavar="PORT",
     )
     tool_call_parser: str | None = opt(
         None,
         "model",
-        "Parser the frontend applies to tool calls; in text mode the worker applies vLLM's of that name.",
+        "Parser the frontend applies to tool calls; in text mode the worker uses vLLM's parser of that name.",
         env="DYN_TOOL_CALL_PARSER",
         flags=("--tool-call-parser", "--dyn-tool-call-parser"),
         metavar="NAME",
@@ -89,8 +89,8 @@ class WorkerOptions(GuideOptions):
     reasoning_parser: str | None = opt(
         None,
         "model",
-        "Parser the frontend applies to reasoning text, or in text mode the worker; the engine gets it too "
-        "where it knows the name.",
+        "Parser the frontend applies to reasoning text; in text mode the worker uses vLLM's. The engine "
+        "gets it too if it knows the name.",
         env="DYN_REASONING_PARSER",
         flags=("--reasoning-parser", "--dyn-reasoning-parser"),
         metavar="NAME",
@@ -104,7 +104,7 @@ class WorkerOptions(GuideOptions):
     use_vllm_tokenizer: bool = opt(
         False,
         "model",
-        "Text mode: the engine tokenises and writes text. The frontend then cannot route by KV.",
+        "Text mode: the worker tokenises and returns text. The frontend then cannot route by KV cache.",
         env="DYN_VLLM_USE_TOKENIZER",
     )
     component: str | None = opt(
@@ -124,7 +124,7 @@ class WorkerOptions(GuideOptions):
     disaggregation_mode: str | None = opt(
         None,
         "role",
-        "What this worker does of a request (default: agg, everything).",
+        "Part of a request that this worker computes (default: agg, everything).",
         env="DYN_DISAGGREGATION_MODE",
         choices=tuple(CARDS),
     )
@@ -137,88 +137,89 @@ class WorkerOptions(GuideOptions):
     headless: bool = opt(
         False,
         "role",
-        "Run engines for a worker on another node and serve nothing (docs/data-parallel.md).",
+        "Run engines for a worker on another node and serve no endpoint (docs/data-parallel.md).",
         env="DYN_VLLM_HEADLESS",
     )
     node_peers: tuple[str, ...] = opt(
         (),
         "role",
-        "Machines whose nodes may join this worker where there is no --admin-token: addresses, networks as "
-        "10.0.0.0/24, or names (default: this machine only). Who joins can end the worker.",
+        "Machines whose nodes may join this worker without an --admin-token: addresses, networks such as "
+        "10.0.0.0/24, or names (default: this machine only). A node that joins can end the worker.",
         env="DYN_VLLM_NODE_PEERS",
         metavar="MACHINE",
     )
     connector: tuple[str, ...] = opt(
         (),
         "kv cache",
-        "KV connectors in order: nixl, kvbm, or none alone; lmcache is known and refused.",
+        "KV connectors in order: nixl, kvbm, or none; lmcache is known but refused.",
         env="DYN_CONNECTOR",
         metavar="NAME",
     )
     local_prefill_tokens: int | None = opt(
         None,
         "kv cache",
-        "A prefill worker leaves prompts of fewer tokens than this to the decode worker.",
+        "A prefill worker passes prompts with fewer tokens than this on to the decode worker.",
         env="DYN_VLLM_LOCAL_PREFILL_TOKENS",
         metavar="TOKENS",
     )
     kv_lease_seconds: int = opt(
         30,
         "kv cache",
-        "How long a prefill worker keeps a KV cache that nobody fetches.",
+        "How long a prefill worker keeps a KV cache that no decode worker fetches.",
         env="DYN_VLLM_KV_LEASE_SECONDS",
         metavar="SECONDS",
     )
     kv_offload_gb: float | None = opt(
         None,
         "kv cache",
-        "Host memory in GB for KV caches that leave the engine, with kvbm (default: 5); sizes in "
-        "their own variables stand.",
+        "Host memory in GB for KV caches that kvbm moves out of the engine (default: 5); kvbm's own "
+        "variables override it.",
         env="DYN_VLLM_KV_OFFLOAD_GB",
         metavar="GB",
     )
     side_channel_host: str | None = opt(
         None,
         "kv cache",
-        "Address where other engines ask for KV caches (default: --bind-host, or the machine's own).",
+        "Address where other engines request KV cache transfers (default: --bind-host, or the machine's "
+        "address).",
         env="VLLM_NIXL_SIDE_CHANNEL_HOST",
         metavar="ADDRESS",
     )
     side_channel_port: int | None = opt(
         None,
         "kv cache",
-        "First port of that, one more per data-parallel rank; unset takes free ones.",
+        "First port of --side-channel-host, one per data-parallel rank (default: free ports).",
         env="VLLM_NIXL_SIDE_CHANNEL_PORT",
         metavar="PORT",
     )
     engines_here: int | None = opt(
         None,
         "engine",
-        "Engines that share this machine, those of other workers too: on a CPU all of them take a quarter of "
-        "the free memory for their KV caches, and all cores but one (default: this worker's own; serve "
-        "counts its own).",
+        "Number of engines on this machine, including those of other workers. On a CPU they share a "
+        "quarter of the free memory for KV caches, and all cores but one (default: this worker's engines;"
+        " serve counts its own).",
         env="DYN_VLLM_ENGINES_HERE",
         metavar="N",
     )
     fork: bool = opt(
         True,
         "engine",
-        "Fork workers and engine cores from a process that has imported vLLM, which starts them in seconds; "
-        "off starts each afresh.",
+        "Fork workers and engine cores from a process that has imported vLLM, so that they start in "
+        "seconds; --no-fork starts each from scratch.",
         env="DYN_VLLM_FORK",
     )
     direct_egress: bool = opt(
         True,
         "engine",
-        "Send plain token answers straight from the engine's output, without a queue and a task for each "
-        "request; off goes through vLLM's own for everything.",
+        "Send plain token answers directly from the engine's output handler, without a queue and a task "
+        "per request; --no-direct-egress uses vLLM's own path for everything.",
         env="DYN_VLLM_DIRECT_EGRESS",
     )
     warm_up: bool = opt(
         True,
         "engine",
-        "Ask the engine one small request of each kind before it serves, so that no client waits for what is "
-        "built with the first; off sends one in all.",
+        "Send the engine one small request of each kind before it serves, so that no client waits for "
+        "what vLLM builds on first use; --no-warm-up sends only one request.",
         env="DYN_VLLM_WARM_UP",
     )
     kv_events: bool | None = opt(
@@ -230,7 +231,7 @@ class WorkerOptions(GuideOptions):
     kv_event_port: int | None = opt(
         None,
         "kv cache",
-        "First port of KV events, one more per data-parallel rank; unset takes a local socket or free ports.",
+        "First port of KV events, one per data-parallel rank (default: a local socket or free ports).",
         env="DYN_VLLM_KV_EVENT_PORT",
         metavar="PORT",
     )
@@ -243,15 +244,15 @@ class WorkerOptions(GuideOptions):
     migration_limit: int = opt(
         3,
         "requests",
-        "Times a request may move to another worker; the frontend decides, the worker advertises it.",
+        "Times a request may move to another worker; the worker publishes this for the frontend.",
         env="DYN_MIGRATION_LIMIT",
         metavar="N",
     )
     crash_notes: str | None = opt(
         None,
         "requests",
-        "Folder that workers of one machine share, where each notes the requests that have no token yet: one "
-        "of which two workers died gets 503 from the third. serve gives its workers one.",
+        "Folder that workers of one machine share to record requests without a first token. After such a "
+        "request has crashed two workers, the third answers 503. serve sets it.",
         env="DYN_VLLM_CRASH_NOTES",
         metavar="FOLDER",
     )
@@ -271,70 +272,72 @@ class WorkerOptions(GuideOptions):
     lora_path: str | None = opt(
         None,
         "lora",
-        "Folder of fetched adapters; several workers may share it. Default: ~/.cache/dynamo-vllm/adapters.",
+        "Folder for downloaded adapters; several workers may share it. Default: ~/.cache/dynamo-"
+        "vllm/adapters.",
         env="DYN_LORA_PATH",
         metavar="FOLDER",
     )
     lora_max_gb: float = opt(
-        8.0, "lora", "Largest adapter that is taken, in GB.", env="DYN_VLLM_LORA_MAX_GB", metavar="GB"
+        8.0, "lora", "Largest adapter that is accepted, in GB.", env="DYN_VLLM_LORA_MAX_GB", metavar="GB"
     )
     admin_token: str | None = admin_token()
     drain_seconds: float = opt(
         30.0,
         "life",
-        "Budget for running requests after SIGTERM; what is left then moves to another worker.",
+        "Time for running requests after SIGTERM; the rest then moves to another worker.",
         env="DYN_VLLM_DRAIN_SECONDS",
         metavar="SECONDS",
     )
     unread_mb: float = opt(
         4.0,
         "life",
-        "MB of an answer that may wait in the worker while its client does not read; more ends the request.",
+        "Megabytes of an answer that may wait in the worker while its client does not read; above that "
+        "the request ends.",
         env="DYN_VLLM_UNREAD_MB",
         metavar="MB",
     )
     health_seconds: float = opt(
-        2.0, "life", "Seconds between looks at the engine.", env="DYN_VLLM_HEALTH_SECONDS", metavar="SECONDS"
+        2.0, "life", "Seconds between checks of the engine.", env="DYN_VLLM_HEALTH_SECONDS", metavar="SECONDS"
     )
     canary_seconds: float = opt(
         4.0,
         "life",
-        "Seconds without output, while work is waiting or idle, before a canary request is sent.",
+        "Seconds without output, busy or idle, before the worker sends the engine a canary request.",
         env="DYN_VLLM_CANARY_SECONDS",
         metavar="SECONDS",
     )
     canary_timeout_seconds: float = opt(
         6.0,
         "life",
-        "Seconds a canary may take before the engine must show that it works; it is hung and out of service "
-        "where its process is stopped, or uses neither processor nor GPU for twice as long.",
+        "Seconds a canary may take before the worker inspects the engine's processes. The engine is hung,"
+        " and leaves service, if they are stopped, or use neither CPU nor GPU for twice as long.",
         env="DYN_VLLM_CANARY_TIMEOUT_SECONDS",
         metavar="SECONDS",
     )
     step_seconds: float = opt(
         600.0,
         "life",
-        "Seconds one step of the engine may take; one that takes longer is hung, however busy it is.",
+        "Longest step of the engine; after that it counts as hung, however busy it is.",
         env="DYN_VLLM_STEP_SECONDS",
         metavar="SECONDS",
     )
     runtime_health_check: bool = opt(
         False,
         "life",
-        "Let the runtime probe the endpoint and answer /health, instead of the worker's own watch.",
+        "Let the runtime probe the endpoint and answer /health, instead of the worker's own check.",
         env="DYN_HEALTH_CHECK_ENABLED",
     )
     prometheus_multiproc_dir: str | None = opt(
         None,
         "life",
-        "Folder of multi-process metrics of this one worker; unset, its own where a connector needs one.",
+        "Folder for multi-process metrics of this worker (default: its own, if a connector needs one).",
         env="PROMETHEUS_MULTIPROC_DIR",
         metavar="FOLDER",
     )
     engine: str = opt(
         "vllm",
         "engine",
-        "What computes: vllm, or fake for tests and for measuring everything around the engine.",
+        "The engine: vllm, or fake for tests and for measuring the request path without a model.",
         env="DYN_VLLM_ENGINE",
         choices=("vllm", "fake"),
     )
@@ -348,7 +351,7 @@ class WorkerOptions(GuideOptions):
     dump_config_to: str | None = opt(
         None,
         "engine",
-        "Write the resolved configuration to this file, before the start and again with what it brings.",
+        "Write the resolved configuration to this file, before the start and again when the engine is ready.",
         env="DYN_VLLM_DUMP_CONFIG_TO",
         metavar="FILE",
     )

@@ -1,4 +1,4 @@
-"""Rules for the options of the commands that ask workers."""
+"""Rules for the options of the commands that call workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def token_can_be_sent(o: WorkerOptions | FindOptions, _: EngineFlags | None = None) -> None:
-    """An empty one would let everybody in."""
+    """An empty token would let everybody in."""
     if o.admin_token == "":
         raise ConfigError("--admin-token is empty; give one, or leave it out")
     if o.admin_token is not None and not all("!" <= char <= "~" for char in o.admin_token):

@@ -41,7 +41,7 @@ def modes(o: RoutingOptions) -> dict[str, list[str]]:
 
 
 def words(source: str, text: str) -> list[str]:
-    """As a shell would part them."""
+    """Split as a shell would."""
     try:
         return shlex.split(text)
     except ValueError as exc:

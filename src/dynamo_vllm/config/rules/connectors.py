@@ -21,7 +21,7 @@ PACKAGES = {"NixlConnector": "nixl", "LMCacheConnectorV1": "lmcache", "DynamoCon
 
 
 OFFLOADERS = ("lmcache", "kvbm")
-"""Connectors that keep caches which leave the engine."""
+"""Connectors that store KV caches which leave the engine."""
 
 
 def one_role(o: WorkerOptions, _: EngineFlags) -> None:
@@ -120,9 +120,10 @@ def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
 
 
 def lmcache_reads_the_cache(o: WorkerOptions, engine: EngineFlags) -> None:
-    """vLLM keeps K and V side by side in one row per head, for every dtype and attention backend; LMCache
-    inside the engine (all releases up to 0.5.6) takes such a row for half its width: it saves and restores
-    the wrong rows, other requests' among them, reports hits, and answers turn out wrong."""
+    """vLLM keeps K and V side by side in one row per head, for every dtype and attention backend. LMCache
+    inside the engine (all releases up to 0.5.6) assumes half that width: it saves and restores the wrong
+    rows, also of other requests, reports hits, and answers are wrong.
+    """
     if o.engine != "fake" and "lmcache" in named_connectors(o, engine):
         raise ConfigError(
             "the connector lmcache: LMCache 0.5.6 mixes up the caches of vLLM 0.30 and answers are wrong; "
@@ -167,7 +168,7 @@ def local_prefill_is_not_negative(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def lease_leaves_time_to_fetch(o: WorkerOptions, _: EngineFlags) -> None:
-    # A decode worker takes nothing whose lease ends within a second.
+    # A decode worker fetches nothing whose lease ends within a second.
     if o.kv_lease_seconds < 2:
         raise ConfigError(f"--kv-lease-seconds {o.kv_lease_seconds} leaves no time to fetch; use 2 or more")
 

@@ -48,7 +48,7 @@ _LEAST = {
     "busy_prefill_tokens": 0,
     "migration_max_seq_len": 1,
 }
-"""What the runtime would end at with words of its own, or not look at."""
+"""Settings that the runtime would reject with its own message, or ignore."""
 
 
 def numbers_are_large_enough(o: FrontendOptions) -> None:

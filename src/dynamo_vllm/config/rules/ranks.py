@@ -62,7 +62,7 @@ _BALANCERS = {
     "--data-parallel-external-lb": ("data_parallel_rank", "data_parallel_external_lb"),
     "--data-parallel-hybrid-lb": ("data_parallel_hybrid_lb",),
 }
-"""Ways to share ranks out among workers, and the flags that ask for them."""
+"""Ways to distribute ranks among workers, and their flags."""
 
 
 def ranks_are_shared_out_one_way(o: WorkerOptions, engine: EngineFlags) -> None:

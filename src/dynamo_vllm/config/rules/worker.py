@@ -1,4 +1,4 @@
-"""Rules for the rest of a worker's options, and what this version does not have."""
+"""Rules for the other options of a worker, and for what this version does not support."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def embeds_need_vllm_in_token_mode(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def text_is_parsed_by_vllm(o: WorkerOptions, _: EngineFlags) -> None:
-    """The frontend parses tokens; text goes past its parsers."""
+    """The frontend parses tokens; text bypasses its parsers."""
     named = [name for name in ("tool_call_parser", "reasoning_parser") if getattr(o, name)]
     other = "--omni" if o.omni else "--engine fake" if o.engine == "fake" else None
     if o.use_vllm_tokenizer and named and other:

@@ -1,4 +1,4 @@
-"""The table of connectors. A new one is a file beside this and a line here."""
+"""The table of connectors. A new one is a file in this folder and a line here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONNECTORS: dict[str, Connector] = {"nixl": Nixl(), "lmcache": Lmcache(), "kvbm"
 
 
 def choose(names: Sequence[str], written: str | None = None) -> Connector | None:
-    """The connector of --connector NAME…, or of a --kv-transfer-config as the user wrote it."""
+    """Return the connector of --connector NAME…, or of the user's --kv-transfer-config."""
     if written is not None:
         return _written(written)
     parts = [CONNECTORS[name] for name in names if name not in ("none", "null")]

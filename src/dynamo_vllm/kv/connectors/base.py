@@ -1,4 +1,4 @@
-"""How a KV cache goes from one engine to another: what a connector tells vLLM, and what it hands over."""
+"""Defines KV cache transfer: what a connector tells vLLM, and the parameters it passes on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import Adapter, SamplingSpec
 
 OFFLOAD_GB = 5.0
-"""Host memory for caches that leave an engine, as LMCache itself would take."""
+"""Host memory for KV caches that leave an engine, as LMCache's own default."""
 
 
 class Rejected(ValueError):
-    """A hand-over that must not reach the engine; the request is then computed here as a whole."""
+    """Transfer parameters that must not reach the engine; the prompt is then computed here."""
 
 
 def free_port() -> int:
@@ -36,13 +36,13 @@ class ConnectorPlace:
     role: str
     device: str
     lease_seconds: int = 30
-    """How long a prefill engine keeps a cache that nobody fetches."""
+    """How long a prefill engine keeps a KV cache that nobody fetches."""
     offload_gb: float = OFFLOAD_GB
-    """Host memory for caches that leave the engine."""
+    """Host memory for KV caches that leave the engine."""
     has_handover: bool = False
-    """Another connector beside this one hands caches from prefill to decode."""
+    """Another connector moves KV caches from prefill to decode."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """The variables the user set; what stands there is kept."""
+    """The variables that the user set; they are kept."""
     find_port: Callable[[], int] = free_port
 
     @property
@@ -52,14 +52,14 @@ class ConnectorPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a connector wants around the engine that runs it."""
+    """What a connector needs around its engine."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the engine's processes, without those the user set."""
     shares_metrics: bool = False
-    """Its Prometheus series are made in the engine's processes; a folder brings them to the worker."""
+    """Its metrics are created in the engine's processes; a folder brings them to the worker."""
     metrics_url: str | None = None
-    """Where it serves series of its own."""
+    """Where it serves its own metrics."""
     merged_events: str | None = None
     """Where it publishes the engine's KV events together with its own."""
 
@@ -78,19 +78,21 @@ class Connector(Protocol):
 
     @property
     def has_plain_blocks(self) -> bool:
-        """It knows one kind of cache block, so that vLLM's hybrid caches are off: on both sides of a pair."""
+        """It supports one kind of cache block, so vLLM's hybrid caches are off on both sides."""
 
     def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
         """vLLM's kv_transfer_config."""
 
     def needs(self, place: ConnectorPlace) -> Needs:
-        """What must be there before the engine starts. Raises ConfigError for a place it cannot work in."""
+        """Return what must exist before the engine starts. Raises ConfigError if it cannot work there."""
 
     def prefill_params(self) -> dict[str, Any] | None:
-        """What a prefill job carries; None when the connector needs nothing per job."""
+        """Return the parameters of a prefill job; None if the connector needs none."""
 
     def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any] | None:
-        """What a decode job carries, checked; None when there is nothing to fetch. Raises Rejected."""
+        """Return the checked parameters of a decode job; None if there is nothing to fetch. Raises
+        Rejected.
+        """
 
 
 def kv_role(place: ConnectorPlace) -> str:
@@ -98,29 +100,29 @@ def kv_role(place: ConnectorPlace) -> str:
 
 
 def unset(wanted: Mapping[str, str], place: ConnectorPlace) -> dict[str, str]:
-    """Those of the wanted variables the user has not set."""
+    """Return those of the wanted variables that the user has not set."""
     return {name: value for name, value in wanted.items() if name not in place.environment}
 
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
-"""Tells a vLLM connector to keep the cache for an engine that will ask for it."""
+"""Tells a vLLM connector to keep the KV cache for an engine that will fetch it."""
 
 
 LEASE_MARGIN_SECONDS = 1.0
 LEFT_TO_DECODE: Mapping[str, Any] = {"left_to_decode": True}
-"""What a prefill worker gives the frontend for a prompt that it did not compute."""
+"""What a prefill worker sends the frontend for a prompt that it did not compute."""
 
 
 def must_be_computed_by_decode(sampling: SamplingSpec) -> bool:
-    """Several choices would each fetch the cache, which is given away once. And logprobs of a prompt come of
-    computing it: for what was fetched vLLM 0.30 tells what is in memory that nobody wrote."""
+    """Several choices would each fetch the KV cache, which can be fetched only once. And logprobs of a prompt
+    need its computation: for fetched tokens vLLM 0.30 returns uninitialised memory."""
     return sampling.n > 1 or sampling.prompt_logprobs is not None
 
 
 def handover(
     transfer: Mapping[str, Any] | None, lease_seconds: float, adapter: Adapter | None = None
 ) -> dict[str, Any]:
-    """What a prefill worker gives the frontend to carry to a decode worker."""
+    """What a prefill worker sends through the frontend to a decode worker."""
     return {
         "kv_transfer_params": transfer,
         "expires_at": time.time() + lease_seconds,
@@ -129,7 +131,7 @@ def handover(
 
 
 def refuse_other_adapter(handed: object, adapter: Adapter | None) -> None:
-    """A name may stand for other content here than there, while an adapter is being replaced."""
+    """A name may have different content here and there while an adapter is being replaced."""
     if not isinstance(handed, dict) or "adapter" not in handed:
         return
     if handed["adapter"] != (adapter.content if adapter is not None else ""):
@@ -137,10 +139,10 @@ def refuse_other_adapter(handed: object, adapter: Adapter | None) -> None:
 
 
 def transfer_params(handed: object) -> dict[str, Any]:
-    """The parameters inside what the frontend carries over.
+    """Return the parameters inside what the frontend passes on.
 
-    vLLM 0.30 does not notice a lease that ran out: it reads blocks that hold another prompt by now, and
-    answers from them.
+    vLLM 0.30 does not notice an expired lease: it reads blocks that hold another prompt by now, and answers
+    from them.
     """
     if not isinstance(handed, dict) or not isinstance(handed.get("kv_transfer_params"), dict):
         raise Rejected("no kv_transfer_params")

@@ -1,4 +1,4 @@
-"""KVBM, the runtime's block manager: caches go to pinned host memory and disk, block by block."""
+"""KVBM, the runtime's block manager: KV blocks go to pinned host memory and disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kvbm:
         pub, ack, metrics, events = _ports(place, 4)
         wanted = {
             **_tier(place),
-            # Fixed ports by default, which a second worker on the machine could not have.
+            # Its ports are fixed by default, so a second worker on the machine could not have them.
             _LEADER_PORT: pub,
             "DYN_KVBM_LEADER_ZMQ_ACK_PORT": ack,
             # vLLM sets it before it loads NIXL; KVBM loads NIXL first.
@@ -63,7 +63,7 @@ class Kvbm:
 
 
 def _tier(place: ConnectorPlace) -> dict[str, str]:
-    """A tier in host memory, unless the user sized one; KVBM 1.6 ends the engine when there is none."""
+    """Add a tier in host memory, unless the user sized one; KVBM 1.6 ends the engine without any."""
     sizes = {name: place.environment[name] for name in _TIERS if place.environment.get(name)}
     for name, text in sizes.items():
         if not _is_size(text):
@@ -83,7 +83,7 @@ def _is_on(place: ConnectorPlace, name: str, default: str) -> bool:
 
 
 def _ports(place: ConnectorPlace, count: int) -> list[str]:
-    """Free ports, no two the same."""
+    """Return free ports, all different."""
     found: dict[str, None] = {}
     while len(found) < count:
         found[str(place.find_port())] = None
@@ -91,10 +91,10 @@ def _ports(place: ConnectorPlace, count: int) -> list[str]:
 
 
 def _merged_events(place: ConnectorPlace, port: str) -> str | None:
-    """KVBM merges vLLM's events with its own: to the router a block it moved is still cached."""
+    """KVBM merges vLLM's events with its own: for the router a block that it moved is still cached."""
     if not _is_on(place, _CONSOLIDATOR, "true"):
         return None
-    # The address is part of what vLLM's compile cache is found by: a port the user fixes keeps that cache.
+    # The address is part of the key of vLLM's compile cache: a fixed port keeps that cache.
     fixed = place.environment.get(_LEADER_PORT)
     if fixed is None:
         return f"tcp://127.0.0.1:{port}"

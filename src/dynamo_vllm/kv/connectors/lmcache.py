@@ -1,4 +1,4 @@
-"""LMCache: caches go to host memory, disk or a remote store, and are found again by their content."""
+"""LMCache: KV caches go to host memory, disk or a remote store, and are found again by content."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Lmcache:
 
 
 def _config_file(place: ConnectorPlace) -> dict[str, Any]:
-    """LMCache's own file, where the user named one; variables stand above it."""
+    """LMCache's own file, if the user named one; variables override it."""
     path = place.environment.get("LMCACHE_CONFIG_FILE")
     if not path:
         return {}

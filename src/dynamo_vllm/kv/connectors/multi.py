@@ -1,4 +1,6 @@
-"""Several connectors at once: one keeps caches that leave the engine, NIXL hands them to decode workers."""
+"""Several connectors at once: one keeps KV caches that leave the engine, NIXL transfers them to
+decode workers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Multi:
-    """The first part that hands over per request speaks for all."""
+    """The first part with parameters per request decides for all."""
 
     parts: Sequence[Connector]
 
@@ -38,7 +40,7 @@ class Multi:
             "kv_load_failure_policy": "recompute",
         }
         if any(part.name == "kvbm" for part in self.parts):
-            # KVBM's own pair: it looks a prompt up in its tiers and lets NIXL give the blocks away.
+            # KVBM's own pair: it looks a prompt up in its tiers and lets NIXL transfer the blocks.
             config["kv_connector"] = "PdConnector"
             config["kv_connector_module_path"] = kvbm.MODULE
         return config
@@ -62,10 +64,10 @@ class Multi:
         return next((part for part in self.parts if part.prefill_params() is not None), None)
 
     def _at(self, place: ConnectorPlace) -> list[Connector]:
-        """The parts that work there: what keeps caches comes before what moves them.
+        """Return the parts that work there: stores come before transfers.
 
-        A decode worker only fetches. vLLM loads a prompt from one connector, and one that knows its beginning
-        would keep NIXL from bringing all of it.
+        A decode worker only fetches. vLLM loads a prompt from one connector, and a store that has its prefix
+        would keep NIXL from loading all of it.
         """
         speaker = self._hands_over()
         if speaker is None:
@@ -77,7 +79,7 @@ class Multi:
 
 @dataclass(frozen=True, slots=True)
 class AsWritten:
-    """A connector the user described with --kv-transfer-config: we hand over what it gives, as a dict."""
+    """A connector that the user described with --kv-transfer-config: we pass on its parameters, as a dict."""
 
     name: str
     known: Sequence[Connector] = ()
@@ -91,7 +93,7 @@ class AsWritten:
         return {}
 
     def needs(self, place: ConnectorPlace) -> Needs:
-        place = dataclasses.replace(place, has_handover=True)  # the user knows how his parts meet
+        place = dataclasses.replace(place, has_handover=True)  # the user knows how the parts work together
         found = Needs()
         for part in self.known:
             found = found.and_those(part.needs(place))

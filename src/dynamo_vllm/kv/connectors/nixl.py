@@ -17,10 +17,10 @@ from dynamo_vllm.kv.connectors.base import (
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """What vLLM's NIXL connector hands over.
+    """The transfer parameters of vLLM's NIXL connector.
 
-    vLLM 0.30 dies of parameters without an engine id, without blocks or with too few of them, and waits for
-    ever without a host.
+    vLLM 0.30 crashes on parameters without an engine id, without blocks or with too few of them, and waits
+    forever without a host.
     """
 
     do_remote_prefill: bool
@@ -42,7 +42,7 @@ class Nixl:
         config: dict[str, Any] = {
             "kv_connector": "NixlConnector",
             "kv_role": kv_role(place),
-            # A cache that cannot be fetched is computed anew; vLLM's default ends the request without a word.
+            # A KV cache that cannot be fetched is recomputed; vLLM's default silently ends the request.
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"kv_lease_duration": place.lease_seconds},
         }

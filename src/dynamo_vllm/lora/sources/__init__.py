@@ -1,7 +1,7 @@
-"""Brings an adapter's files onto this machine: one module per scheme, one table.
+"""Downloads an adapter's files to this machine: one module per scheme, one table.
 
-A source blocks, in another thread; it tells how far it is through `report`, which raises `Stopped` once
-nobody waits any more. Whatever fails outside is a SourceFailed without credentials in its text.
+A source blocks, in another thread; it reports progress through `report`, which raises `Stopped` once nobody
+waits any more. Failures outside are a SourceFailed without credentials in its text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def fetch(
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(threads, source, uri, cache, limits, report)
     finally:
-        stop.set()  # a caller that was cancelled does not wait; the thread ends at its next report
+        stop.set()  # a cancelled caller does not wait; the thread ends at its next report
 
 
 def _choose(uri: str) -> Callable[[str, Path, SourceLimits, OnProgress], Fetched]:

@@ -1,4 +1,4 @@
-"""What all sources check: which files are taken, how large they may be, that none leads elsewhere."""
+"""Checks of all sources: which files are accepted, how large they may be, that no link leads elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20
 class SourceLimits:
     max_bytes: int = 8 << 30
     max_objects: int = 1000
-    """How many names a place may hold before we say that it is not one adapter."""
+    """Most names in a place before we reject it as not one adapter."""
 
 
 class Stopped(Exception):
@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 def check_names(sizes: Mapping[str, int | None], limits: SourceLimits, where: str) -> None:
-    """The names found there, with their sizes where these are known. Takes no more than is needed."""
+    """The names found there, with their sizes if known. Reads no more than needed."""
     if not sizes:
         raise SourceFailed(f"{where}: there is nothing here")
     for name in NEEDED:
@@ -66,7 +66,7 @@ def refuse_archive(path: str, where: str) -> None:
 
 
 def check_folder(folder: Path, root: Path, limits: SourceLimits, where: str) -> int:
-    """The needed files are regular ones that lie under `root`; returns their bytes."""
+    """Check that the needed files are regular and below `root`; return their bytes."""
     sizes: dict[str, int | None] = {}
     for name in (*NEEDED, *PICKLES):
         path = folder / name
@@ -76,7 +76,7 @@ def check_folder(folder: Path, root: Path, limits: SourceLimits, where: str) -> 
             if path.is_symlink():
                 raise AdapterRefused(f"{where}: {name} is a link to nothing") from None
             continue
-        except OSError as exc:  # a loop of links, no permission
+        except OSError as exc:  # a cycle of links, no permission
             raise SourceFailed(f"{where}: {name}: {exc.strerror}") from exc
         if not stat.S_ISREG(found.st_mode):
             raise AdapterRefused(f"{where}: {name} is not a regular file")
@@ -90,17 +90,17 @@ def check_folder(folder: Path, root: Path, limits: SourceLimits, where: str) -> 
 
 
 def take(folder: Path, root: Path, limits: SourceLimits, where: str, report: OnProgress) -> Fetched:
-    """The files of a folder as they are, after all checks."""
+    """Return the files of a folder in place, after all checks."""
     total = check_folder(folder, root, limits, where)
     try:
-        # By now the bytes are here: reading them asks only whether somebody still waits.
+        # The bytes are local by now: reading them only checks whether somebody still waits.
         return Fetched(folder, digest(folder, lambda: report(total, total)), total)
     except OSError as exc:
         raise SourceFailed(f"{where}: {exc.strerror}") from exc
 
 
 def digest(folder: Path, on_chunk: Callable[[], None] | None = None) -> str:
-    """Of the content of the needed files, each with its length before it."""
+    """Hash the content of the needed files, each with its length before it."""
     hasher = hashlib.sha256()
     for name in NEEDED:
         with (folder / name).open("rb") as file:

@@ -1,6 +1,6 @@
 """An adapter on the Hugging Face hub, through the hub's own library and cache.
 
-Endpoint, token and offline mode are the library's. When the hub cannot be reached, what the cache has serves.
+The library handles endpoint, token and offline mode. If the hub is unreachable, the cache is used.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def _download(
             done += int(n or 0)
             report(min(done, total), total)
 
-        # With these the hub's faster transport shows bytes once, and not also as they arrive packed.
+        # Without these the hub's faster transport reports bytes twice: as they arrive packed, too.
         def update_transfer(self, n: float | None = 1) -> None: ...
         def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None: ...
 
     for name in NEEDED:
         path = hf_hub_download(repository, name, revision=commit, tqdm_class=Meter)
-    # Now that all is here: the cache notes which commit the branch or tag stands for.
+    # With all files here, the cache records which commit the branch or tag means.
     hf_hub_download(repository, NEEDED[0], revision=revision, tqdm_class=Meter)
     return Path(path).parent

@@ -1,4 +1,4 @@
-"""A folder on this machine, used where it is: the engine reads it only when the adapter is added."""
+"""A folder on this machine, used in place: the engine reads it only when the adapter is added."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _folder(uri: str) -> Path:
     try:
         folder = Path(text).resolve(strict=True)
         is_folder = folder.is_dir()
-    except (OSError, RuntimeError) as exc:  # RuntimeError: links in a circle
+    except (OSError, RuntimeError) as exc:  # RuntimeError: links in a cycle
         reason = exc.strerror if isinstance(exc, OSError) else exc
         raise SourceFailed(f"{text}: {reason}; the path is one of the worker's machine") from exc
     if is_folder:
@@ -38,7 +38,7 @@ def _folder(uri: str) -> Path:
 
 
 def _root(folder: Path) -> Path:
-    """Links may lead nowhere else. A snapshot in the hub's cache has its files in the folder of blobs."""
+    """Links may not lead outside. A snapshot in the hub's cache has its files in the folder of blobs."""
     repository = folder.parent.parent
     if folder.parent.name == "snapshots" and (repository / "blobs").is_dir():
         return repository

@@ -1,6 +1,6 @@
 """An adapter in a bucket, through boto3.
 
-Endpoint, region and credentials are found its own way; without credentials it asks unsigned.
+boto3 finds endpoint, region and credentials; without credentials requests are unsigned.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _client(uri: str) -> Any:
             signature_version=None if session.get_credentials() else UNSIGNED,
         )
         return session.client("s3", config=config)
-    except (BotoCoreError, ValueError) as exc:  # ValueError: an endpoint that is no address
+    except (BotoCoreError, ValueError) as exc:  # ValueError: an invalid endpoint
         raise SourceFailed(f"{uri}: the settings of S3 cannot be used: {type(exc).__name__}") from exc
 
 
@@ -94,7 +94,7 @@ def _list(client: Any, bucket: str, prefix: str, limits: base.SourceLimits, uri:
 
 
 def _bring(client: Any, bucket: str, wanted: Mapping[str, Object], store: Store, report: OnProgress) -> Path:
-    """From an earlier fetch of the same objects, or anew."""
+    """Reuse an earlier download of the same objects, or download again."""
     name = _folder_name(client.meta.endpoint_url, bucket, wanted)
     sizes = {file: item.size for file, item in wanted.items()}
     folder = store.find(name, sizes)
@@ -121,7 +121,7 @@ def _folder_name(endpoint: str, bucket: str, wanted: Mapping[str, Object]) -> st
 def _download(
     client: Any, bucket: str, item: Object, path: Path, done: int, total: int, report: OnProgress
 ) -> int:
-    # The condition keeps two files of two versions from becoming one adapter.
+    # The condition prevents mixing files of two versions in one adapter.
     condition = {"IfMatch": item.etag} if item.etag else {}
     body = client.get_object(Bucket=bucket, Key=item.key, **condition)["Body"]
     came = 0
@@ -154,7 +154,7 @@ def _errors_named(uri: str, client: Any) -> Iterator[None]:
     except (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError) as exc:
         raise SourceFailed(f"{uri}: {host} cannot be reached ({type(exc).__name__})") from None
     except boto.BotoCoreError as exc:
-        # Only the kind: the text may hold addresses with credentials in them.
+        # Only the kind: the text may contain addresses with credentials.
         raise SourceFailed(f"{uri}: {host} broke off ({type(exc).__name__})") from None
     except OSError as exc:
         raise SourceFailed(f"{uri}: the files cannot be kept: {exc.strerror}; see --lora-path") from exc

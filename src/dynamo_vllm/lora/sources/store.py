@@ -1,7 +1,7 @@
-"""The folder of fetched adapters: what lies there under its own name is complete.
+"""The folder of downloaded adapters: an adapter under its own name is complete.
 
-Several workers may share it. A download goes to a folder `.part-…`, whose lock file is held as long as the
-download lives, so that the leftovers of a killed one are known as such.
+Several workers may share it. A download goes to a folder `.part-…`, whose lock file is held during the
+download, so that leftovers of an interrupted one are recognised.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Store:
         self._folder = folder
 
     def find(self, name: str, sizes: Mapping[str, int]) -> Path | None:
-        """The adapter of that name, unless somebody has touched its files."""
+        """Return the adapter of that name, unless somebody has changed its files."""
         folder = self._folder / name
         for file, size in sizes.items():
             path = folder / file
@@ -43,7 +43,7 @@ class Store:
 
     @contextlib.contextmanager
     def part(self) -> Iterator[Path]:
-        """A new folder to download into; gone afterwards, unless it was kept."""
+        """Create a folder to download into; removed afterwards, unless it was kept."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked_name() as path:
             path.mkdir()
@@ -59,7 +59,7 @@ class Store:
             lock = Path(f"{path}{_LOCK}")
             with lock.open("x") as held:
                 fcntl.flock(held, fcntl.LOCK_EX)
-                if not lock.exists():  # cleaned away by another worker before it was locked
+                if not lock.exists():  # removed by another worker before it was locked
                     continue
                 try:
                     yield path
@@ -68,14 +68,14 @@ class Store:
                     lock.unlink(missing_ok=True)
 
     def keep(self, part: Path, name: str, sizes: Mapping[str, int]) -> Path:
-        """Give a complete download its name, at once and for good; another worker may have been faster."""
+        """Give a complete download its name, atomically; another worker may have been faster."""
         for path in (*part.iterdir(), part):
             _sync(path)
         found = self.find(name, sizes)
         if found is not None:
             return found
         target = self._folder / name
-        with contextlib.suppress(FileNotFoundError):  # somebody has touched it
+        with contextlib.suppress(FileNotFoundError):  # somebody has changed it
             os.rename(target, part / _OLD)
         try:
             os.rename(part, target)
@@ -89,7 +89,7 @@ class Store:
         return target
 
     def clean(self) -> int:
-        """Remove what killed downloads left; returns how many."""
+        """Remove leftovers of interrupted downloads; return how many."""
         count = 0
         for lock in self._folder.glob(f"{_PART}*{_LOCK}"):
             with contextlib.suppress(FileNotFoundError), lock.open("r") as held:

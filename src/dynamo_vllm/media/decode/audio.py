@@ -1,6 +1,7 @@
-"""Sounds as one channel of floats at their own rate: WAV by ourselves, the rest apart, through soundfile.
+"""Decodes audio to one channel of floats at its own rate: WAV here, other formats in a child process.
 
-Both give what vLLM's loader gives, which takes soundfile for all of them; a model's rate is vLLM's affair.
+Both give the same result as vLLM's loader, which uses soundfile for all of them; vLLM resamples for the
+model.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 MAX_RATE = 192_000
 MAX_CHANNELS = 8
 MAX_LEVEL = 2.0**31
-"""Full scale is 1, and whoever forgot to divide has this. Far above it a model's spectrum is no number."""
+"""Full scale is 1, and audio that was not divided has this level. Far above it a model's spectrum
+overflows.
+"""
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = 0xFFFFFFFF  # of a WAV that was written into a pipe
 
 
 def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> tuple[Audio, int]:
-    """The sound, and the bytes it takes. Blocks, in a thread."""
+    """Return the audio and the bytes it takes. Blocks; run it in a thread."""
     watch.check()
     sound = _one_channel(*_wav(data, limits)) if format.name == "WAV" else _apart(data, format, limits, watch)
     if not sound.samples.size:
@@ -70,7 +73,7 @@ def _check(frames: int, rate: int, channels: int, limits: MediaLimits) -> None:
 
 
 def _wav(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
-    """Samples (frames, channels), and the rate."""
+    """Return samples (frames, channels) and the rate."""
     head, body = _wav_chunks(data)
     if len(head) < 16:
         raise MediaRefused("the WAV is broken or cut off")
@@ -89,7 +92,7 @@ _WIDTHS = {(_PCM, 8), (_PCM, 16), (_PCM, 24), (_PCM, 32), (_FLOAT, 32), (_FLOAT,
 
 
 def _wav_chunks(data: bytes) -> tuple[bytes, memoryview]:
-    """The format, and the samples."""
+    """Return the format and the samples."""
     view, at, head = memoryview(data), 12, b""
     while at + 8 <= len(view):
         name, size = bytes(view[at : at + 4]), int.from_bytes(view[at + 4 : at + 8], "little")
@@ -108,7 +111,7 @@ def _wav_chunks(data: bytes) -> tuple[bytes, memoryview]:
 
 
 def _floats(body: memoryview, tag: int, bits: int) -> NDArray[np.float32]:
-    """Full scale is 1, as libsndfile has it."""
+    """Full scale is 1, as in libsndfile."""
     if tag == _FLOAT:
         return np.frombuffer(body, dtype="<f4" if bits == 32 else "<f8").astype(np.float32)
     if bits == 8:
@@ -122,7 +125,7 @@ def _floats(body: memoryview, tag: int, bits: int) -> NDArray[np.float32]:
 
 
 def of_library(data: bytes, name: str, limits: MediaLimits) -> Audio:
-    """Through soundfile, in the process of `apart`: its decoders were not made for hostile input."""
+    """Decode with soundfile. Runs in the child process: its decoders were not built for untrusted input."""
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its library
@@ -132,8 +135,8 @@ def of_library(data: bytes, name: str, limits: MediaLimits) -> Audio:
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:
             _check(file.frames, file.samplerate, file.channels, limits)
-            # In one piece: soundfile seeks after each, and an MP3 then goes on a little elsewhere. One frame
-            # more than is allowed, should the header lie.
+            # In one piece: soundfile seeks after each, and an MP3 then continues at a slightly different
+            # position. One frame more than allowed, in case the header lies.
             most = int(file.samplerate * limits.max_seconds) + 1
             samples: NDArray[np.float32] = file.read(most, dtype="float32", always_2d=True)
             _check(len(samples), file.samplerate, file.channels, limits)

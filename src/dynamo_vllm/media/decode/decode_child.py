@@ -1,8 +1,9 @@
 """The process that decodes one file: its bytes in one memory file, the result in another, JSON lines between.
 
-Of a video it tells how many frames there are and hears which are wanted; last it tells what it has written.
+For a video it reports the number of frames and is told which are wanted; at the end it reports what it has
+written.
 
-Native decoders have faults, and a file made to find one must not end the worker. Here it ends this process,
+Native decoders have bugs, and a file made to trigger one must not end the worker. Here it ends this process,
 which has little memory, little time and nothing else to lose.
 """
 
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.base import MediaLimits
 
 OWN_BYTES = 3 << 30
-"""Address space for Python, its libraries and a decoder's own frames, beside the file and the result."""
+"""Address space for Python, its libraries and a decoder's own frames, besides the file and the result."""
 
 
 def main() -> None:
     order: dict[str, Any] = json.loads(sys.argv[1])
     _confine(order)
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries that print do not spoil the answer
+    os.dup2(2, 1)  # output of libraries does not spoil the answer
     _tell(out, _decode(order, out))
     os._exit(0)  # destructors have nothing to do but crash
 
@@ -52,7 +53,7 @@ def _confine(order: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (OWN_BYTES + result + 2 * order["bytes"],) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (result,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Before these libraries are imported: one thread of arithmetic, no talk.
+    # Before these libraries are imported: one thread, no output.
     os.environ.update(
         OPENBLAS_NUM_THREADS="1",
         OPENCV_LOG_LEVEL="SILENT",

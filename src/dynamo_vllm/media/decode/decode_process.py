@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_MS = 100
 _LIMITS = ("max_pixels", "max_video_pixels", "max_frames", "max_seconds", "timeout_seconds")
-# With the paths of this process and without what the environment or .pth files add.
+# With this process's module paths, without additions by the environment or .pth files.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
     "from dynamo_vllm.media.decode.decode_child import main; main()"
@@ -36,7 +36,7 @@ _START = (
 
 @contextlib.contextmanager
 def decoder(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> Iterator[Decoder]:
-    """A process that decodes `data`; it ends with the block."""
+    """Start a process that decodes `data`; it ends with the block."""
     with _memory_file("encoded") as source, _memory_file("decoded") as target:
         with open(source, "wb", closefd=False) as file:
             file.write(data)
@@ -54,7 +54,7 @@ def decoder(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadli
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Lines of JSON to and from the process, and the memory it writes into."""
+    """Lines of JSON to and from the process, and the memory it writes to."""
 
     process: subprocess.Popen[bytes]
     target: int
@@ -63,11 +63,11 @@ class Decoder:
 
     def say(self, what: list[int]) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what it ended with is heard next
+        with contextlib.suppress(BrokenPipeError):  # the next read reports how it ended
             self.process.stdin.write(json.dumps(what).encode() + b"\n")
 
     def hear(self) -> dict[str, Any]:
-        """The next line, unless the process ends before it or the time is over."""
+        """Return the next line, unless the process ends first or the time is over."""
         assert self.process.stdout is not None
         ready = select.poll()  # unlike select.select, for any number of open files
         ready.register(self.process.stdout, select.POLLIN)
@@ -88,7 +88,7 @@ class Decoder:
         return told
 
     def decoded(self, size: int) -> mmap.mmap:
-        """What it wrote, in private pages: what writes here, against the rule, changes nobody else's."""
+        """Return what it wrote, in private pages: a write here, against the rule, affects nobody else."""
         return mmap.mmap(self.target, size, access=mmap.ACCESS_COPY)
 
 
@@ -116,4 +116,4 @@ def _child(order: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            process.kill()  # it has said all, or is not wanted any more
+            process.kill()  # it has sent everything, or is not needed any more

@@ -1,4 +1,4 @@
-"""Which frames of a video a model gets: the ways of vLLM 0.30, by the names it has for them.
+"""Chooses the frames of a video for a model: the methods of vLLM 0.30, under vLLM's names.
 
 vLLM chooses one by the model's video processor; `tests/contract/test_media.py` compares each with vLLM's own.
 """
@@ -14,37 +14,37 @@ import numpy as np
 from dynamo_vllm.errors import MediaRefused
 
 Choose = Callable[[int, float], list[int]]
-"""From the number of frames and their rate to the indices of those that are taken."""
+"""From the number of frames and their rate to the indices of the selected ones."""
 
 _FRAMES = 32
 _FPS, _LEAST, _MOST, _PATCH = 2, 4, 768, 2
 
 
 def uniform(total: int, _rate: float) -> list[int]:
-    """A fixed number of frames at even distances."""
+    """A fixed number of frames at equal distances."""
     if total <= _FRAMES:
         return list(range(total))
     return [int(index) for index in np.linspace(0, total - 1, _FRAMES, dtype=int)]
 
 
 def qwen2_vl(total: int, rate: float) -> list[int]:
-    """Two frames a second, an even number of them."""
+    """Two frames per second, an even number of them."""
     _need_rate(rate)
     most = min(_MOST, total) // _PATCH * _PATCH
     wanted = min(max(total / rate * _FPS, _LEAST), most, total)
     count = math.floor(wanted / _PATCH) * _PATCH
     if count == 0:
         raise MediaRefused(f"a video of {total} frame is too short for this model; it takes two or more")
-    # In single precision, as the model's own processor does it, so the last index may be `total`. Its sums
-    # depend on the width of the CPU's vectors: on long videos an index may be off by one, unless vLLM itself
-    # chooses (`engine/vllm/video.py`).
+    # In single precision, as in the model's own processor, so the last index may be `total`. Its sums depend
+    # on the width of the CPU's vectors: on long videos an index may be off by one, unless vLLM itself chooses
+    # (`engine/vllm/video.py`).
     step = total / count
     indices = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(int)
     return [int(index) for index in np.minimum(indices, total - 1)]
 
 
 def qwen3_vl(total: int, rate: float) -> list[int]:
-    """Two frames a second, rounded to the nearest."""
+    """Two frames per second, rounded to the nearest."""
     _need_rate(rate)
     count = min(max(int(total / rate * _FPS), _LEAST), _MOST, total)
     return [int(index) for index in np.linspace(0, total - 1, count).round()]
@@ -66,7 +66,7 @@ def _refuse(_total: int, _rate: float) -> list[int]:
 
 
 UNKNOWN = Sampler("unknown", _refuse)
-"""For a model of which vLLM chooses the frames in a way we do not know."""
+"""For a model whose frame selection in vLLM we do not know."""
 # For a worker without vLLM; one with it asks vLLM itself.
 SAMPLERS = {
     name: Sampler(name, choose)

@@ -1,4 +1,4 @@
-"""Pictures, to the pixel as vLLM's own loader makes them: upright, RGB, transparency over white."""
+"""Decodes images to the same pixels as vLLM's own loader: upright, RGB, transparency over white."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.decode.sniff import MediaFormat
 
 MAX_SCANS = 100
-"""Of a JPEG. A usual progressive one has about ten; each is a pass over all pixels, whatever its length."""
+"""Scans of a JPEG. A normal progressive one has about ten; each is a pass over all pixels, whatever
+its length.
+"""
 MAX_READS = 100_000
-"""Of Pillow. It reads each segment on its own, in Python: 8 MB of empty chunks of a PNG take 14 s."""
+"""Reads by Pillow, which parses each segment separately, in Python: 8 MB of empty PNG chunks take 14 s."""
 PIXEL_BYTES = 4
-"""Pillow keeps RGB in four."""
+"""Pillow stores RGB in four bytes."""
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Pillow's, by the number of channels."""
+"""Pillow's modes, by the number of channels."""
 _WHITE = (255, 255, 255)
 
 
 def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> tuple[Image.Image, int]:
-    """The first frame, and the bytes it takes."""
+    """Return the first frame and the bytes it takes."""
     if format.name == "WEBP":
-        check_size(*_webp_size(data), limits)  # Pillow asks for the memory while it opens the file
+        check_size(*_webp_size(data), limits)  # Pillow allocates the memory while it opens the file
     if format.name == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
         raise MediaRefused(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
     watch.check()
@@ -47,7 +49,7 @@ def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadlin
 
 
 def of_pixels(data: bytes, pixels: Pixels, limits: MediaLimits) -> tuple[Image.Image, int]:
-    """The same of what was decoded elsewhere."""
+    """Return the same for an image that was decoded elsewhere."""
     check_size(pixels.width, pixels.height, limits)
     if len(data) != pixels.size:
         raise MediaRefused(f"{len(data)} bytes came for a picture of {pixels.size}")
@@ -56,7 +58,7 @@ def of_pixels(data: bytes, pixels: Pixels, limits: MediaLimits) -> tuple[Image.I
 
 
 class _Watched(BytesIO):
-    """Ends a decoder that goes on after its time, or that reads a file bit by bit."""
+    """Stops a decoder that exceeds its time, or that reads a file in tiny pieces."""
 
     def __init__(self, data: bytes, watch: Deadline) -> None:
         super().__init__(data)
@@ -80,7 +82,7 @@ def _faults_are_the_files(name: str, limits: MediaLimits) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # before we hear of the size
         raise _too_many_pixels("far too many", limits) from None
     except Exception as exc:
-        # On bytes made to break it Pillow raises anything: OSError, SyntaxError, struct.error, zlib.error, …
+        # Pillow raises anything on malicious bytes: OSError, SyntaxError, struct.error, zlib.error, …
         raise MediaRefused(f"the {name} is broken or cut off") from exc
 
 
@@ -95,7 +97,7 @@ def _too_many_pixels(many: str, limits: MediaLimits) -> MediaTooLarge:
 
 
 def _upright(picture: Image.Image) -> Image.Image:
-    # As vLLM 0.30: a broken EXIF block leaves the picture as it is.
+    # As vLLM 0.30: a broken EXIF block leaves the image as it is.
     with contextlib.suppress(Exception):
         return ImageOps.exif_transpose(picture)
     return picture
@@ -113,7 +115,7 @@ def _to_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height of the canvas, from the first chunk."""
+    """Return width and height of the canvas, from the first chunk."""
     chunk, body = data[12:16], data[20:30]
     if len(body) == 10:
         if chunk == b"VP8X":

@@ -1,4 +1,4 @@
-"""What bytes are, told from the bytes. Headers, names and data: types say nothing here."""
+"""Detects the format of media from its bytes. Headers, names and data: types are ignored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MediaFormat:
-    """One encoding that we decode. `name` is what the decoder calls it."""
+    """One format that we decode. `name` is the decoder's name for it."""
 
     name: str
     kind: Kind
@@ -36,8 +36,8 @@ def _mp3(head: bytes) -> bool:
     return head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2)
 
 
-# Only containers that carry their own frames: a playlist (HLS, DASH, concat) would make the decoder open what
-# it names, past every check of ours.
+# Only containers that carry their own frames: a playlist (HLS, DASH, concat) would make the decoder open
+# other files, past every check of ours.
 FORMATS = (
     MediaFormat("JPEG", "image", _starts(b"\xff\xd8\xff")),
     MediaFormat("PNG", "image", _starts(b"\x89PNG\r\n\x1a\n")),
@@ -53,7 +53,7 @@ FORMATS = (
     MediaFormat("MP3", "audio", _mp3),
 )
 _HEAD = 16
-_NAMED = {  # what people send by mistake or on purpose; only for the message
+_NAMED = {  # sent by mistake or on purpose; only for the message
     "SVG, which is a program for a browser": re.compile(
         rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?<svg", re.S | re.I
     ),
@@ -66,12 +66,12 @@ _NAMED = {  # what people send by mistake or on purpose; only for the message
 }
 _PICTURE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 _SECOND_FACE = re.compile(rb"%PDF-|<!doctype html|<html|<script|<svg|<\?php", re.I)
-_FACE_BYTES = 1024  # as far as browsers and PDF readers look for their own beginning
+_FACE_BYTES = 1024  # as far as browsers and PDF readers look for their own start
 _ZIP_END, _ZIP_END_BYTES, _ZIP_COMMENT = b"PK\x05\x06", 22, 1 << 16
 
 
 def sniff(data: bytes, kind: Kind) -> MediaFormat:
-    """The format of `data`, which is to be of `kind`; raises MediaTypeUnknown."""
+    """Return the format of `data`, which must be of `kind`; raises MediaTypeUnknown."""
     found = next((item for item in FORMATS if item.matches(data[:_HEAD])), None)
     if found is not None and found.name == "MP4" and data[8:12] in _PICTURE_BRANDS:
         found = None
@@ -92,7 +92,7 @@ def _taken(kind: Kind) -> str:
 
 
 def _has_second_face(data: bytes) -> bool:
-    """A polyglot: a picture that other programs take for a page, a PDF or an archive."""
+    """A polyglot: an image that other programs read as a page, a PDF or an archive."""
     if _SECOND_FACE.search(data, 0, _FACE_BYTES):
         return True
     tail = data[-_ZIP_END_BYTES - _ZIP_COMMENT :]

@@ -1,4 +1,4 @@
-"""Videos: frames as their model wants them, decoded apart from the worker."""
+"""Decodes videos in a child process, with the frames that the model needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def decode(
     data: bytes, format: MediaFormat, sampler: Sampler, limits: MediaLimits, watch: Deadline
 ) -> tuple[Video, int]:
-    """The sampled frames, and the bytes they take. Blocks, in a thread."""
+    """Return the sampled frames and the bytes they take. Blocks; run it in a thread."""
     if _is_cut_off(data, format):
         raise MediaRefused(f"the {format.name} is cut off")
     with decode_process.decoder(data, format, limits, watch) as decoder:
@@ -35,13 +35,13 @@ def decode(
 
 
 def _is_cut_off(data: bytes, format: MediaFormat) -> bool:
-    """Whether the container promises bytes that are not there; a decoder would play what has come."""
+    """Return whether the container declares bytes that are missing; a decoder would play what has arrived."""
     if format.name == "AVI":
         return 8 + int.from_bytes(data[4:8], "little") > len(data)
     at = 0
     while format.name == "MP4" and at + 8 <= len(data):
         size, head = int.from_bytes(data[at : at + 4], "big"), 8
-        if size == 1:  # the size proper follows
+        if size == 1:  # the real size follows
             size, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
         if size == 0:  # to the end
             return False
@@ -52,5 +52,5 @@ def _is_cut_off(data: bytes, format: MediaFormat) -> bool:
 def _chosen(sampler: Sampler, total: int, rate: float) -> list[int]:
     try:
         return sampler.choose(total, rate)
-    except (ValueError, ZeroDivisionError):  # vLLM's own ways, of videos without a rate or of one frame
+    except (ValueError, ZeroDivisionError):  # vLLM's own methods for videos without a rate or with one frame
         raise MediaRefused("the video is too short for this model, or does not tell its rate") from None

@@ -1,6 +1,6 @@
-"""Videos through OpenCV, with the frames and the metadata that vLLM's own loader would give.
+"""Reads videos with OpenCV, with the frames and metadata of vLLM's own loader.
 
-Runs in a process of its own (`video.py`).
+Runs in a child process (`video.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     Room = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 
 MAX_RATE = 240
-"""Frames a second; a header that claims more of them than this for the longest video lies."""
+"""Frames per second; a header that claims more of them than this for the longest video is wrong."""
 
 
 def decode(data: bytes, choose: Choose, limits: MediaLimits, room: Room) -> Video:
-    """The chosen frames, in memory that `room` gives for their shape."""
+    """Return the selected frames, in memory that `room` allocates for their shape."""
     capture = _open(data)
     width, height = _frame_size(capture, limits)
     total, rate = _length(capture, limits)
@@ -37,7 +37,7 @@ def decode(data: bytes, choose: Choose, limits: MediaLimits, room: Room) -> Vide
     _check_sample(len(wanted), width * height, limits)
     frames = room((len(wanted), height, width, 3))
     read = _read(capture, wanted, frames)
-    # The last one may be missing: headers count one too many now and then, and vLLM goes on without it.
+    # The last one may be missing: some headers count one too many, and vLLM continues without it.
     if len(read) < max(1, len(wanted) - 1):
         raise MediaRefused(f"the video is broken or cut off: {len(read)} of {len(wanted)} frames can be read")
     metadata = {
@@ -52,7 +52,8 @@ def decode(data: bytes, choose: Choose, limits: MediaLimits, room: Room) -> Vide
 
 
 def _open(data: bytes) -> cv2.VideoCapture:
-    """Closed by its end: release() of a capture that reads from memory ends the process (OpenCV 5.0)."""
+    """Open the video. Only the end of the process closes it: release() of a capture that reads from memory
+    crashes (OpenCV 5.0)."""
     try:
         import cv2
     except ImportError:
@@ -66,7 +67,7 @@ def _open(data: bytes) -> cv2.VideoCapture:
 
 
 def _backend() -> int:
-    """The first of OpenCV's that reads from memory: the one vLLM takes."""
+    """Return the first backend of OpenCV that reads from memory, the one vLLM uses."""
     import cv2
     from cv2 import videoio_registry as registry
 
@@ -96,7 +97,7 @@ def _frame_size(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, in
 
 
 def _length(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, float]:
-    """Frames in all, and frames a second."""
+    """Return the number of frames and the frames per second."""
     import cv2
 
     rate = capture.get(cv2.CAP_PROP_FPS)
@@ -105,8 +106,8 @@ def _length(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, float]
         raise MediaRefused("the video does not say how many frames it has")
     if total > limits.max_seconds * (rate if 0 < rate <= MAX_RATE else MAX_RATE):
         raise MediaTooLarge(f"the video is longer than {limits.max_seconds:g} s")
-    # As vLLM 0.30: an edit list may hide the first frames, and the header counts them. Where the stream ends
-    # after a seek to its end is the truth; one frame more or less is not corrected.
+    # As vLLM 0.30: an edit list may hide the first frames, and the header counts them. The position after a
+    # seek to the end is right; one frame more or less is not corrected.
     if capture.set(cv2.CAP_PROP_POS_AVI_RATIO, 1.0):
         visible = int(capture.get(cv2.CAP_PROP_POS_FRAMES))
         is_end = not capture.grab()
@@ -127,7 +128,7 @@ def _check_sample(count: int, frame_pixels: int, limits: MediaLimits) -> None:
 
 
 def _read(capture: cv2.VideoCapture, wanted: set[int], frames: NDArray[np.uint8]) -> list[int]:
-    """Fill in the wanted frames that can be read; returns their indices. Those between are decoded too."""
+    """Fill in the wanted frames that can be read and return their indices. Those between are decoded too."""
     import cv2
 
     read: list[int] = []

@@ -1,7 +1,6 @@
-"""Whom a URL may make us ask: names before DNS, addresses after it.
+"""Decides which hosts and addresses a URL may use: names before DNS, addresses after it.
 
-The address that was checked is the one that is connected to (`fetch.py`), so a name that changes its mind in
-between changes nothing.
+The connection goes to the checked address (`fetch.py`), so DNS rebinding has no effect.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """From a name and a port to addresses."""
 
-# What inet_aton takes besides four decimal numbers: 2130706433, 0x7f000001, 127.1, 0177.0.0.1.
+# What inet_aton accepts besides four decimal numbers: 2130706433, 0x7f000001, 127.1, 0177.0.0.1.
 _ODD_NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,3}\.?", re.IGNORECASE)
-# Addresses of IPv6 that lead to one of IPv4, which is behind so many bits.
+# IPv6 addresses that contain an IPv4 address, after so many bits.
 _CARRIERS = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
     (ipaddress.IPv6Network("::/96"), 0),
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
-# Special addresses that not every Python knows as such, or that nothing but their use tells.
+# Special addresses that not every Python knows, or that only their use reveals.
 _SPECIAL = (
     ipaddress.IPv4Network("192.0.0.0/24"),  # 192.0.0.192 is Oracle Cloud's metadata service
     ipaddress.IPv4Network("192.88.99.0/24"),
@@ -45,30 +44,30 @@ _SPECIAL = (
 )
 _SPECIAL_6 = (ipaddress.IPv6Network("2001::/23"), ipaddress.IPv6Network("3fff::/20"))
 _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
-# One text for a name that is not there and for one that must not be asked: else anybody could ask which
-# names the inner network has.
+# One message for an unknown name and for a forbidden one: otherwise clients could probe the names of the
+# internal network.
 _NOT_REACHED = "the host is not found, or its address is not one that this worker may ask"
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What an operator allows. Public addresses are allowed unless `hosts` names a few."""
+    """What an operator allows. Public addresses are allowed unless `hosts` lists a few."""
 
     hosts: tuple[str, ...] = ()
-    """Only these names, where there are any; `*.example.com` stands for all below example.com."""
+    """Only these names, if there are any; `*.example.com` includes all subdomains."""
     networks: tuple[Network, ...] = ()
-    """Private or special addresses that may be asked all the same."""
+    """Private or special addresses that are allowed."""
     resolve: Resolve | None = None
-    """Instead of the machine's own DNS."""
+    """Replaces the machine's own DNS."""
     tls: ssl.SSLContext | None = None
-    """Instead of the usual authorities."""
+    """Replaces the usual certificate authorities."""
 
     @classmethod
     def of(cls, options: MediaReachOptions) -> Reach:
         return cls(options.media_hosts, tuple(map(ipaddress.ip_network, options.media_networks)))
 
     def check_name(self, host: str) -> None:
-        """Before DNS, for the first URL and for each redirect."""
+        """Check before DNS, for the first URL and for each redirect."""
         try:
             ipaddress.ip_address(host)
         except ValueError:
@@ -80,7 +79,7 @@ class Reach:
             raise MediaRefused("the host is none of those that this worker may ask")
 
     def allows(self, text: str) -> bool:
-        """After DNS: whether this very address may be asked."""
+        """Check after DNS: whether this address is allowed."""
         address = ipaddress.ip_address(text.partition("%")[0])
         if any(_inside(address, network) for network in self.networks):
             return True
@@ -118,7 +117,7 @@ def _carried(address: Address) -> ipaddress.IPv4Address | None:
 
 
 async def resolve_allowed(host: str, port: int, reach: Reach, system: Resolve) -> list[str]:
-    """The addresses of a name, all of them allowed: one that is not taints the others."""
+    """Return the addresses of a name; all must be allowed."""
     try:
         addresses = await (reach.resolve or system)(host, port)
     except (OSError, UnicodeError):
@@ -129,7 +128,7 @@ async def resolve_allowed(host: str, port: int, reach: Reach, system: Resolve) -
 
 
 def system_resolver(threads: Executor) -> Resolve:
-    """The machine's own DNS. In threads of its own: a slow name server must not hold up anything else."""
+    """The machine's own DNS, in separate threads: a slow name server must not block anything else."""
 
     async def resolve(host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()

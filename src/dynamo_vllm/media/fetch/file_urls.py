@@ -1,4 +1,4 @@
-"""file: URLs, of regular files below one folder."""
+"""Reads file: URLs, of regular files below one folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OUTSIDE = "the file is not below the folder that this worker may read"
 
 
 def read_file(url: str, folder: Path | None, max_bytes: int) -> bytes:
-    """Blocks. Tells of nothing outside the folder, not even whether it is there."""
+    """Blocks. Reveals nothing outside the folder, not even whether it exists."""
     if folder is None:
         raise MediaRefused("file: is not allowed here; an operator allows a folder with --media-folder")
     root = folder.resolve()
@@ -33,7 +33,7 @@ def read_file(url: str, folder: Path | None, max_bytes: int) -> bytes:
 
 
 def _read(handle: int, root: Path, max_bytes: int) -> bytes:
-    # What was opened, not what the path meant a moment ago: a folder on the way may be a link by now.
+    # Check the opened file, not the path: a folder on the way may be a link by now.
     if not Path(os.readlink(f"/proc/self/fd/{handle}")).is_relative_to(root):
         raise MediaRefused(_OUTSIDE)
     found = os.fstat(handle)

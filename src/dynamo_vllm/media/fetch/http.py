@@ -1,7 +1,7 @@
-"""The encoded bytes behind a URL, within limits of size, time and redirects.
+"""Fetches the bytes of a URL, within limits of size, time and redirects.
 
-HTTP goes through httpcore, which follows no redirects, unpacks nothing, keeps no cookies and knows no proxies
-of the environment: each of these is decided here.
+Uses httpcore, which follows no redirects, decompresses nothing, keeps no cookies and ignores proxy variables:
+each of these is decided here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_URL = 8192
-"""Characters of a URL that is not data:."""
+"""Characters of a URL other than data:."""
 _HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+", re.IGNORECASE)
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _HEADERS = [
     (b"User-Agent", f"dynamo-vllm/{__version__}".encode()),
     (b"Accept", b"image/*, video/*, audio/*"),
-    # Else a few bytes may become gigabytes; what is answered all the same is refused below.
+    # Otherwise a few bytes may become gigabytes; a compressed answer is refused below.
     (b"Accept-Encoding", b"identity"),
 ]
 
@@ -49,14 +49,14 @@ def too_many_bytes(max_bytes: int) -> MediaTooLarge:
 
 
 def read_data_url(url: str, max_bytes: int) -> bytes:
-    """Blocks as long as base64 takes."""
+    """Blocks while base64 is decoded."""
     head, comma, text = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise MediaRefused("a data: URL must be in base64: data:image/png;base64,…")
     if len(text) // 4 * 3 > max_bytes + 2:
         raise too_many_bytes(max_bytes)
     try:
-        # Several times as fast as the standard library's, which holds up all other threads meanwhile.
+        # Several times as fast as the standard library's, which blocks all other threads.
         data = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise MediaRefused("the data: URL is not valid base64") from None
@@ -67,7 +67,7 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One URL of a chain, with its parts as they are sent."""
+    """One URL of a redirect chain, with its parts as they are sent."""
 
     url: httpx.URL
 
@@ -93,7 +93,7 @@ class Hop:
 
 
 class MediaClient:
-    """Connections to servers of media; only to addresses that were checked."""
+    """Connections to media servers; only to addresses that were checked."""
 
     def __init__(self, limits: MediaLimits, reach: Reach, system: Resolve) -> None:
         self._limits = limits
@@ -104,8 +104,8 @@ class MediaClient:
     async def get(self, url: str) -> bytes:
         """The caller limits the time."""
         hop = Hop.parse(url)
-        # A pool for each: httpcore 1.0 never gives back a connection whose request was cancelled between
-        # connecting and sending, and one that all share would be full of them one day.
+        # A pool per request: httpcore 1.0 never returns a connection whose request was cancelled between
+        # connecting and sending, so a shared pool would fill up.
         async with httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=self._network) as pool:
             for _ in range(self._limits.redirects + 1):
                 self._reach.check_name(hop.host)
@@ -116,7 +116,7 @@ class MediaClient:
         raise MediaRefused(f"redirected more than {self._limits.redirects} times")
 
     async def _ask(self, pool: httpcore.AsyncConnectionPool, hop: Hop) -> bytes | Hop:
-        """The body, or where it is."""
+        """Return the body, or the redirect."""
         host = hop.url.netloc
         timeout = self._limits.timeout_seconds
         try:
@@ -160,7 +160,7 @@ class MediaClient:
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Resolves names itself and connects to the very address it has checked."""
+    """Resolves names itself and connects to the checked address."""
 
     def __init__(self, reach: Reach, system: Resolve) -> None:
         self._reach = reach
@@ -189,8 +189,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 
 class CheckedStream(httpcore.AsyncNetworkStream):
-    """Closes itself when a handshake is cancelled. httpcore 1.0 leaves it open then, and a server that never
-    answers one would collect our sockets."""
+    """Closes itself when a TLS handshake is cancelled. httpcore 1.0 leaves it open, and a server that never
+    answers would collect our sockets."""
 
     def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
         self._inner = inner
@@ -223,5 +223,5 @@ class CheckedStream(httpcore.AsyncNetworkStream):
 
 @lru_cache(maxsize=1)  # a tenth of a second
 def _ssl_context() -> ssl.SSLContext:
-    """The usual authorities, or those that SSL_CERT_FILE and SSL_CERT_DIR name."""
+    """The usual authorities, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
     return httpx.create_ssl_context()

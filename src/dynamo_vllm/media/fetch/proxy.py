@@ -1,10 +1,10 @@
-"""Runs a forward proxy on loopback, through which the frontend asks for pictures.
+"""Runs a forward proxy on loopback, through which the frontend fetches images.
 
-The Rust frontend (1.6.1) asks for the first 4 KB of each picture by URL, to count its tokens for routing,
-before a worker has judged the URL; which hosts it may ask it knows only where it decodes pictures itself, and
-it takes some private addresses for public ones. It hears ALL_PROXY, so what it asks goes through here and is
-held to the same rules as what a worker asks. Without a picture's size it routes by text alone. Files of a
-model card, which it asks a worker for at an address from discovery, go through here too.
+The Rust frontend (1.6.1) fetches the first 4 KB of each image URL, to count its tokens for routing, before a
+worker has checked the URL. It applies a list of hosts only when it decodes images itself, and treats some
+private addresses as public. It obeys ALL_PROXY, so its requests go through here and follow the same rules as
+those of a worker. Without an image's size it routes by text alone. Files of a model card, which it fetches
+from a worker at an address from discovery, go through here too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEAD_SECONDS = 10.0
-"""For a request's head, and for the way to the host."""
+"""For the head of a request, and for connecting to the host."""
 IDLE_SECONDS = 60.0
 MOST_PICTURES = 256
-"""At once. Files of model cards are not counted: without them no new model is served."""
+"""Concurrent requests. Files of model cards are not counted: without them no new model is served."""
 PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _ENDPOINTS = (
     "HF_ENDPOINT",
@@ -47,7 +47,7 @@ _ENDPOINTS = (
     "AWS_ENDPOINT_URL_S3",
     "KUBERNETES_SERVICE_HOST",
 )
-"""Whom else the frontend's process may ask over HTTP; they are the operator's own."""
+"""Other hosts that the frontend's process may reach over HTTP; they belong to the operator."""
 _NOT_PASSED_ON = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te"))
 _ANYWHERE = Reach(networks=(ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")))
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -55,24 +55,26 @@ _BROKEN_OFF = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, async
 
 
 class Proxy:
-    """Listens from the beginning, so that its address can be written into the environment; `run` answers."""
+    """Listens from the beginning, so that its address can be put into the environment; `run` answers."""
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._password = secrets.token_urlsafe(16)
-        """Other users of this machine are not to ask hosts in the frontend's name."""
-        # Apart, so that slow names of pictures do not keep cards waiting.
+        """Other users of this machine must not send requests in the frontend's name."""
+        # Separate, so that slow names of images do not delay model cards.
         self._threads = ThreadPoolExecutor(4, "media-names"), ThreadPoolExecutor(1, "card-names")
         self._resolve, self._resolve_for_cards = map(addresses.system_resolver, self._threads)
         self._open: set[asyncio.Task[None]] = set()
         self._pictures = 0
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What makes the frontend use it; nothing where the operator has a proxy, which then decides."""
+        """Return the variables that make the frontend use it; none if the operator has a proxy, which then
+        decides."""
         if any(environment.get(name) for name in PROXIES):
             return {}
-        # HTTP_PROXY and HTTPS_PROXY would end the runtime's client of Kubernetes, which knows no proxies.
+        # HTTP_PROXY and HTTPS_PROXY would break the runtime's Kubernetes client, which does not support
+        # proxies.
         url = f"http://media:{self._password}@127.0.0.1:{self._socket.getsockname()[1]}"
         return {"ALL_PROXY": url, **dict.fromkeys(("NO_PROXY", "no_proxy"), not_through(environment))}
 
@@ -118,7 +120,7 @@ class Proxy:
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """For a picture."""
+        """Connect for an image."""
         if self._pictures >= MOST_PICTURES:
             raise MediaRefused("too many pictures are asked for at once")
         self._pictures += 1
@@ -135,7 +137,7 @@ class Proxy:
 
 
 async def connect(host: str, port: int, reach: Reach, resolve: Resolve) -> Streams:
-    """To the very address that was checked."""
+    """Connect to the checked address."""
     reach.check_name(host)
     failure = OSError("no address")
     for address in (await addresses.resolve_allowed(host, port, reach, resolve))[:4]:
@@ -147,7 +149,7 @@ async def connect(host: str, port: int, reach: Reach, resolve: Resolve) -> Strea
 
 
 def not_through(environment: Mapping[str, str]) -> str:
-    """For NO_PROXY: hosts that the frontend asks for other things than pictures."""
+    """For NO_PROXY: hosts that the frontend uses for other things than images."""
     own = [environment.get(name, "") for name in _ENDPOINTS]
     named = [urlsplit(value if "//" in value else f"//{value}").hostname for value in own]
     given = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
@@ -168,13 +170,13 @@ async def read_head(reader: asyncio.StreamReader) -> h11.Request:
 
 
 def is_for_a_card(request: h11.Request) -> bool:
-    """No picture's URL becomes one: what fetches media gives its name."""
+    """No image URL can be one: the media fetcher sends its own name."""
     path = urlsplit(request.target).path
     return path.startswith(b"/v1/metadata/") and b"user-agent" not in dict(request.headers)
 
 
 def target(request: h11.Request) -> tuple[str, int, bytes]:
-    """Whom it asks, and what to say there; nothing to say where the client speaks TLS through us."""
+    """Return the target and the request for it; no request if the client speaks TLS through the tunnel."""
     is_tunnel = request.method == b"CONNECT"
     text = request.target.decode("ascii", "replace")
     try:
@@ -212,7 +214,7 @@ async def _pass_on(head: bytes, here: Streams, there: Streams) -> None:
 
 
 def closing(head: bytes) -> bytes:
-    """An answer's head that lets nobody wait for another answer on this connection."""
+    """Return the head of an answer after which the connection is closed."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in _NOT_PASSED_ON]
     return b"\r\n".join([first, *kept, b"Connection: close", b"", b""])

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 1.0
-"""How long a frontend may take to hear that an adapter is gone."""
+"""How long a frontend may take to notice that an adapter is gone."""
 
 
 class AdapterSteps:
-    """The steps of `lora.registry` over the real parts."""
+    """Implements the steps of `lora.registry` with the real parts."""
 
     def __init__(self, files: AdapterFiles, engine: Controlled, registration: Registration) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ def _named(adapter: Adapter, problem: str) -> Iterator[None]:
 async def make_registry(
     options: WorkerOptions, cache: Path, facts: EngineFacts, engine: Controlled, registration: Registration
 ) -> Registry | None:
-    """None where LoRA is off."""
+    """Return the adapters of this worker; None if LoRA is off."""
     limits = facts.adapters
     if limits is None:
         return None
@@ -74,7 +74,7 @@ async def make_registry(
 
 
 async def load_first(registry: Registry | None, modules: Sequence[str], on_phase: OnPhase) -> None:
-    """The adapters a worker has from its start."""
+    """Return the adapters that a worker loads at its start."""
     if registry is None:
         return
     for word in modules:
@@ -87,7 +87,7 @@ async def load_first(registry: Registry | None, modules: Sequence[str], on_phase
 
 
 class NoAdapters:
-    """Where LoRA is off."""
+    """The adapters of a worker with LoRA off."""
 
     async def close(self) -> None: ...
 

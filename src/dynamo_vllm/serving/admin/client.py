@@ -1,4 +1,4 @@
-"""Asks workers to do admin verbs: the calling side of the one endpoint every worker of a namespace serves."""
+"""Calls admin verbs on workers, through the one endpoint that every worker of a namespace serves."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ OTHER_SECONDS = 60.0
 
 
 class NoWorkers(DynamoVllmError):
-    """Nobody to ask; the message says where was looked."""
+    """There are no workers; the message says where we looked."""
 
 
 class Workers:
-    """The workers of a namespace, while the context lasts."""
+    """The workers of a namespace, while the context is open."""
 
     def __init__(self, options: FindOptions, *, may_be_none: bool = False) -> None:
         self._options = options
@@ -54,7 +54,7 @@ class Workers:
         self._client: Client | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises NoWorkers when discovery shows none, unless there `may_be_none`."""
+        """Raise NoWorkers if discovery shows none, unless there `may_be_none`."""
         from dynamo_vllm.serving.plane import runtime
 
         try:
@@ -75,19 +75,19 @@ class Workers:
             self._drt.shutdown()
 
     async def seen(self) -> bool:
-        """Whether discovery shows a worker, now or in a moment."""
+        """Return whether discovery shows a worker, now or in a moment."""
         wait, settle = FIND_SECONDS.get(self._options.discovery_backend, ELSEWHERE)
         deadline = time.monotonic() + wait
         while not self.found:
             if time.monotonic() > deadline:
                 return False
-            await asyncio.sleep(0.02)  # the runtime waits for one instance only, and for ever
+            await asyncio.sleep(0.02)  # the runtime waits for one instance only, and forever
         await asyncio.sleep(settle)
         return True
 
     @property
     def found(self) -> list[int]:
-        """Instances that discovery shows now, always in the same order."""
+        """Return the instances that discovery shows now, always in the same order."""
         return [] if self._client is None else sorted(i.instance_id for i in self._client.instances())
 
     async def ask(
@@ -97,7 +97,7 @@ class Workers:
         body: Mapping[str, Any] | None = None,
         seconds: float | None = None,
     ) -> dict[str, Any]:
-        """The worker's reply; an error is a reply too, also that there is none."""
+        """Return the worker's reply. Errors are replies too, also that there is none."""
         if self._client is None:
             raise RuntimeError("ask() is for inside the context")
         limit = SECONDS.get(verb, OTHER_SECONDS) if seconds is None else seconds
@@ -117,19 +117,19 @@ class Workers:
         return replies[-1]
 
     async def ask_all(self, verb: str, seconds: float | None = None) -> dict[int, dict[str, Any]]:
-        """Every worker's reply to a verb without a body, asked at the same time."""
+        """Call a verb without a body on all workers at the same time and return their replies."""
         found = self.found
         replies = await asyncio.gather(*(self.ask(instance, verb, None, seconds) for instance in found))
         return dict(zip(found, replies, strict=True))
 
 
 def failure(kind: str, message: str, code: int) -> dict[str, Any]:
-    """In the shape of a worker's own refusals."""
+    """Build a reply in the form of a worker's own errors."""
     return {"status": "error", "error": kind, "message": message, "code": code}
 
 
 def _broken(text: str) -> dict[str, Any]:
-    """Runtime 1.6.1: whatever became of a connection begins with this word."""
+    """Runtime 1.6.1 starts every message about a connection with this word."""
     if not text.startswith("Unavailable"):
         return failure("failed", text, 500)
     if "Stream ended" in text or "disconnected" in text:
@@ -138,7 +138,7 @@ def _broken(text: str) -> dict[str, Any]:
 
 
 def place(options: FindOptions) -> str:
-    """Where workers are looked for, in words."""
+    """Describe where the command looks for workers."""
     folder = options.discovery_folder
     return f"discovery ({options.discovery_backend})" if folder is None else f"discovery at {folder}"
 

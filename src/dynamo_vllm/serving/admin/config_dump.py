@@ -1,4 +1,4 @@
-"""The file of `--dump-config-to`: written before the start, and again with whatever becomes known."""
+"""Writes the file of `--dump-config-to` before the start, and again when more is known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class Dump:
-    """Nothing where no file was asked for."""
+    """Write the file, if one was requested."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class Dump:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it, without secrets: by their names, and in addresses."""
+    """Convert to JSON values, without secrets: by name, and in addresses."""
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
 
 
 def _of_text(text: str) -> Any:
-    """Flags of vLLM may be JSON."""
+    """Flags of vLLM may contain JSON."""
     if text.startswith("{"):
         try:
             return plain(json.loads(text))

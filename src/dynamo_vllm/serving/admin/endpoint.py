@@ -1,4 +1,4 @@
-"""Serves admin verbs over the runtime: one endpoint for all of them, and some with one of their own."""
+"""Serves admin verbs over the runtime: one endpoint for all of them, and separate ones for some."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Handler = Callable[[Any, Any], AsyncIterator[dict[str, Any]]]
 ENDPOINT = "admin.control"
-"""In every namespace, whatever the worker's component: who wants all workers asks here."""
+"""The same in every namespace, whatever the worker's component: callers find all workers here."""
 
 
 def handled(address: str) -> dict[str, str | None]:
-    """The endpoints beside a worker's own, and the one verb that each is for; None is for all of them."""
+    """The endpoints besides a worker's own, with the verb of each; None means all verbs."""
     namespace, component, _ = address.split(".")
     own = {f"{namespace}.{component}.{name}": name for name, verb in VERBS.items() if verb.has_endpoint}
     return {f"{namespace}.{ENDPOINT}": None, **own}
 
 
 class Admin:
-    """Performs verbs for whoever may ask."""
+    """Runs verbs for callers that are allowed to."""
 
     def __init__(self, worker: Controls, token: str | None, on_dead: Callable[[EngineDead], None]) -> None:
         self._worker = worker
@@ -40,7 +40,7 @@ class Admin:
         self._serving: list[asyncio.Future[None]] = []  # they end with the runtime
 
     def serve(self, drt: Runtime, address: str) -> None:
-        """`address` is the worker's own, namespace.component.endpoint."""
+        """`address` is the worker's own: namespace.component.endpoint."""
         for where, verb in handled(address).items():
             handler: Handler = self._any if verb is None else self._one(verb)
             serving = asyncio.ensure_future(drt.endpoint(where).serve_endpoint(handler))
@@ -48,11 +48,11 @@ class Admin:
             self._serving.append(serving)
 
     async def perform(self, name: str, body: object) -> Reply:
-        """For a caller that is allowed to."""
+        """Run a verb for a caller that is allowed to."""
         return await perform(name, body, self._worker, self._on_dead)
 
     def is_token(self, given: str | None) -> bool:
-        """Whether it is the token; without one every caller on the request plane may ask."""
+        """Return whether the token is right; without one every caller on the request plane is allowed."""
         if self._token is None:
             return True
         return given is not None and hmac.compare_digest(given.encode(), self._token.encode())
@@ -63,11 +63,11 @@ class Admin:
 
     @property
     def rests(self) -> bool:
-        """Whether an operator told the worker to."""
+        """Return whether an operator took the worker out of service."""
         return self._worker.life.state in AT_REST
 
     async def _any(self, request: Any, context: Any) -> AsyncIterator[Reply]:
-        """{"verb", "body", "token"} → one reply."""
+        """Take {"verb", "body", "token"} and yield one reply."""
         if not isinstance(request, dict) or not isinstance(request.get("verb"), str):
             yield failure(BadCommand('a command is {"verb": NAME, "body": {…}}'))
             return

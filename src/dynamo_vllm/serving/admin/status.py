@@ -1,4 +1,4 @@
-"""Answers the `status` verb: where this worker stands and how busy it is."""
+"""Answers the `status` verb: the worker's state and load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WorkerStatus:
-    """Reads the parts of a worker when asked."""
+    """Reads the parts of a worker on each call."""
 
     def __init__(
         self,

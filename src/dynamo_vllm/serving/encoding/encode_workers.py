@@ -1,4 +1,5 @@
-"""Asks encode workers over the runtime: in turn, with a timeout, and never for a client that left."""
+"""Calls encode workers over the runtime: in turn, with a timeout, and never for a client that has
+disconnected."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ class EncodeWorkers:
         context_length: int,
         borrower: Borrower | None = None,
     ) -> None:
-        """`seconds` without those in which the encode worker says that it loads media.
+        """`seconds` does not include the time in which the encode worker reports that it loads media.
 
-        `context_length` is that of the worker that asks.
+        `context_length` is that of the calling worker.
         """
         self._client = client
         self._borrower = borrower
@@ -44,7 +45,7 @@ class EncodeWorkers:
         self._turn = 0
 
     async def encode(self, job_id: str, request: dict[str, Any]) -> Handoff:
-        """Two encoders are tried: one may just have gone."""
+        """Try two encode workers: the first may have just left."""
         instances = sorted(self._client.instance_ids())
         if not instances:
             raise NoEncoder("there is no encode worker")
@@ -91,11 +92,12 @@ class EncodeWorkers:
             return answer
         if answer.context_length not in (None, self._context_length):
             raise NoEncoder(f"encode worker {instance:x} has --max-model-len {answer.context_length}")
-        raise answer.error()  # another encoder would refuse it too
+        raise answer.error()  # another encode worker would refuse it too
 
 
 class _Patience:
-    """Longer while media are loaded: servers may be slow, and the encode worker has a limit for them."""
+    """Extend the deadline while media are loaded: servers may be slow, and the encode worker has its own
+    limit."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float, loading_seconds: float) -> None:
         self._limit = limit
@@ -103,7 +105,7 @@ class _Patience:
         self._latest = _now() + loading_seconds + seconds
 
     def adapt(self, chunk: Any) -> None:
-        """To what an encode worker says; an older one says nothing."""
+        """Return what the encode worker reports; an older one reports nothing."""
         if chunk == wire.PREPARING:
             self._limit.reschedule(self._latest)
         elif chunk == wire.PREPARED:

@@ -1,6 +1,6 @@
-"""Pictures that the frontend decodes: what the model card asks it for, and how the pixels come over NIXL.
+"""Reads images that the frontend has decoded: the request in the model card, and the pixels over NIXL.
 
-The frontend (1.6.1) keeps the pixels in its memory while the request is under way.
+The frontend (1.6.1) keeps the pixels in its memory while the request runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def card(options: WorkerOptions) -> dict[str, Any]:
-    """The part of a model card that makes the frontend decode; nothing where the worker does it."""
+    """Return the part of a model card that makes the frontend decode; nothing if the worker does it."""
     if not options.frontend_decoding:
         return {}
     decoder, fetcher = MediaDecoder(), MediaFetcher()
@@ -36,7 +36,7 @@ def card(options: WorkerOptions) -> dict[str, Any]:
 
 
 class FrontendPixels:
-    """Reads them, one picture at a time: each read makes the frontend known to NIXL and forgets it again."""
+    """Reads one image at a time: each read registers the frontend with NIXL and removes it again."""
 
     def __init__(self, nixl: NixlAgent) -> None:
         self._nixl = nixl
@@ -56,7 +56,7 @@ class FrontendPixels:
                 operation_kind=int(OperationKind.READ),
             )
             async with self._turn:
-                # One at a time, however many wait; in a thread, for it writes zeros into all of it.
+                # One at a time, however many wait. In a thread, because it zeroes all of the memory.
                 buffer = await asyncio.to_thread(ctypes.create_string_buffer, pixels.size)
                 with await connector.begin_read(there, described(buffer)) as reading:
                     await reading.wait_for_completion()

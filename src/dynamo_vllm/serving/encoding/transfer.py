@@ -1,6 +1,6 @@
-"""Copies encoder output over NIXL to workers that do not see the encode worker's folder.
+"""Copies encoder output over NIXL to workers that do not share the encode worker's folder.
 
-The asking worker puts the copy into a folder of its own; everything behind that is as with a shared folder.
+The calling worker puts the copy into its own folder; after that everything is as with a shared folder.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 ENDPOINT = "lend"
 LEND_SECONDS = 20.0
-"""How long a file is held for somebody who asked for it."""
+"""How long a file is kept in memory for a worker that requested it."""
 MAX_BYTES = 1 << 30
 AT_ONCE = 8
-"""Files in memory at a time, of those lent and of those borrowed; further ones wait for their turn."""
+"""Most files in memory at a time, for sending and for receiving; further ones wait."""
 _PAUSE_US = 1000
 
 
 def endpoint_of(address: str) -> str:
-    """Beside a worker's own, `address`."""
+    """The endpoint of transfers next to a worker's own `address`."""
     return ".".join([*address.split(".")[:2], ENDPOINT])
 
 
 class NixlAgent:
-    """This process's NIXL agent, made when it is first needed."""
+    """Return this process's NIXL agent; created on first use."""
 
     def __init__(self) -> None:
         self._connector: Any = None
@@ -61,7 +61,7 @@ def described(buffer: Any) -> Any:
 
 
 class Lender:
-    """In an encode worker: holds a file in memory until the one who asked has read it."""
+    """The encode worker's side: keeps a file in memory until the caller has read it."""
 
     def __init__(self, folder: Folder, nixl: NixlAgent) -> None:
         self._folder = folder
@@ -70,7 +70,7 @@ class Lender:
         self._serving: asyncio.Future[None] | None = None  # ends with the runtime
 
     def serve(self, drt: Runtime, address: str) -> None:
-        """`address` is the worker's own, namespace.component.endpoint."""
+        """`address` is the worker's own: namespace.component.endpoint."""
         self._serving = asyncio.ensure_future(drt.endpoint(endpoint_of(address)).serve_endpoint(self._lend))
         self._serving.add_done_callback(_report)
 
@@ -94,7 +94,7 @@ class Lender:
                     logger.info("request %s: nobody read what was lent", context.id())
 
     def _buffer(self, name: str) -> Any:
-        """In a thread: of half a gigabyte the copy alone takes a fifth of a second."""
+        """Copy in a thread: half a gigabyte takes a fifth of a second."""
         data = self._folder.contents(name, MAX_BYTES)
         return ctypes.create_string_buffer(data, len(data))
 
@@ -105,7 +105,7 @@ def _report(serving: asyncio.Future[None]) -> None:
 
 
 class Borrower:
-    """In a worker that asks: fetches what its own folder has not."""
+    """The calling worker's side: fetches files that its own folder does not have."""
 
     def __init__(self, client: Client, folder: Folder, nixl: NixlAgent) -> None:
         self._client = client
@@ -114,7 +114,7 @@ class Borrower:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def fetch(self, instance: int, name: str, context: Any) -> None:
-        """From the encode worker `instance`; raises Unusable, or whatever NIXL does."""
+        """Fetch from the encode worker `instance`; raises Unusable, or what NIXL raises."""
         if self._folder.has(name):
             return
         async with self._turns:

@@ -1,4 +1,4 @@
-"""Tells a slow rank from a hung one: pure, told the time and what its processes do."""
+"""Tells a slow rank from a hung one. Pure: it is given the time and what the processes do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.process.activity import Vitals
 
 WORKING_SHARE = 0.05
-"""Of one processor. A step that computes takes all it gets; a thread that only waits stays below."""
+"""Share of one CPU. A computing step uses all it gets; a waiting thread stays below."""
 STOPPED_LOOKS = 2
-"""One alone may be a profiler that holds the process up for a moment."""
+"""A single stopped sample may be a profiler that holds the process for a moment."""
 
 
 class Effort:
-    """What a rank did since it last showed work; looked at while it owes an answer."""
+    """What a rank did since it last showed progress; observed while it owes an answer."""
 
     def __init__(self, now: float, vitals: Vitals, window_seconds: float) -> None:
         self._window = window_seconds
@@ -27,24 +27,25 @@ class Effort:
         self._looks = self._active_looks = 0
 
     def shift(self, seconds: float) -> None:
-        """Do not count so much time that the worker itself has lost."""
+        """Ignore time in which the worker itself did not run."""
         self._since += seconds
 
     def note(self, now: float, vitals: Vitals) -> None:
         self._stopped_looks = self._stopped_looks + 1 if vitals.is_stopped else 0
         self._looks += 1
         self._active_looks += vitals.is_active
-        self._cpu_seconds = min(self._cpu_seconds, vitals.cpu_seconds)  # less where a child has ended
+        self._cpu_seconds = min(self._cpu_seconds, vitals.cpu_seconds)  # less if a child process has ended
         span = now - self._since
         used = vitals.cpu_seconds - self._cpu_seconds
-        # On a machine short of processors, or waiting for a GPU or a disk, it uses little but is seen active.
+        # On a machine short of CPUs, or while it waits for a GPU or a disk, it uses little CPU but is seen
+        # active.
         seen = span >= self._window and 2 * self._active_looks >= self._looks
         if used >= WORKING_SHARE * max(span, self._window) or seen:
             self.has_worked = True
             self._begin(now, vitals.cpu_seconds)
 
     def verdict(self, now: float) -> str | None:
-        """Why it is hung; None while it works, or may."""
+        """Return why the rank is hung; None while it works, or may."""
         if self._stopped_looks >= STOPPED_LOOKS:
             return "its process is stopped"
         idle = now - self._since

@@ -1,4 +1,4 @@
-"""Runs a node with engines for a worker elsewhere: it has no endpoint and is not in discovery."""
+"""Runs a node with engines for a worker on another node: it has no endpoint and is not in discovery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run(settings: EngineSettings, drt: Runtime, progress: Progress, token: str | None) -> int:
-    """Until a signal, or until its engines or the worker are gone; returns the exit code."""
+    """Run until a signal, or until its engines or the worker are gone; return the exit code."""
     node = settings.node
     engine = HeadlessVllm(settings, progress.phase)
     ending: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -50,7 +50,7 @@ async def run(settings: EngineSettings, drt: Runtime, progress: Progress, token:
 
 
 def exit_code(ending: asyncio.Future[int], watching: asyncio.Task[None]) -> int:
-    """Whatever came first: a signal, a dead engine, a lost worker."""
+    """Wait for the first of: a signal, a dead engine, a lost worker."""
     if ending.done():
         return ending.result()
     if watching.done() and isinstance(exc := watching.exception(), EngineDead):

@@ -1,4 +1,4 @@
-"""Notices that the worker's event loop stands still."""
+"""Notices that the worker's event loop is blocked."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_MISSED = 20
 
 
 class LoopPulse:
-    """A thread asks the loop for a sign every second and counts the seconds without one.
+    """A thread requests a heartbeat from the loop every second and counts the seconds without one.
 
-    Signs, not time: a process or a machine that was itself stopped has missed none.
+    It counts heartbeats, not time: a process or machine that was itself stopped has missed none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -26,7 +26,7 @@ class LoopPulse:
 
     @property
     def stuck_seconds(self) -> float | None:
-        """How long the loop has given no sign; None while that is no reason to worry."""
+        """Return how long the loop has been silent; None while that is normal."""
         return self._missed * BEAT_SECONDS if self._missed >= MAX_MISSED else None
 
     def stop(self) -> None:
@@ -36,7 +36,7 @@ class LoopPulse:
         while not self._ended.wait(BEAT_SECONDS):
             self._missed += 1
             try:
-                # Each time: one sign alone could fall between reading and writing the count.
+                # Request one each time: a single one could fall between reading and writing the count.
                 self._loop.call_soon_threadsafe(self._beat)
             except RuntimeError:  # the loop is closed
                 return

@@ -1,4 +1,5 @@
-"""Watches the engine: dead ends the worker, hung takes it out of service until it answers; slow does not."""
+"""Watches the engine: a dead one ends the worker, a hung one leaves service until it answers; a slow one
+stays."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LATE_SECONDS = 1.0
-"""A pause that took so much longer than planned: the worker itself stood still meanwhile."""
+"""A pause longer than planned by this much means that the worker itself did not run."""
 
 
 @dataclass(slots=True)
 class Rank:
-    """What was seen of one data-parallel rank."""
+    """Observations of one data-parallel rank."""
 
     progress_at: float
     seen: int = -1
     canary: asyncio.Task[None] | None = None
     sent_at: float = 0.0
     effort: Effort | None = None
-    """Known only while a canary waits, and only of a rank on this machine."""
+    """Known only while a canary waits, and only for a rank on this machine."""
     is_slow: bool = False
 
     def moved(self, now: float) -> None:
@@ -41,14 +42,14 @@ class Rank:
 
 
 class Monitor:
-    """Looks every `health_seconds`; a rank without output for `canary_seconds` must answer a canary job.
+    """Checks every `health_seconds`; a rank without output for `canary_seconds` must answer a canary job.
 
-    An engine that was told to stand still is not asked.
+    A paused or sleeping engine gets no canary.
 
-    A stopped engine passes vLLM's own health check, only a job shows the hang, and only of its own rank.
-    A long step leaves the job unanswered too: a rank is hung where its processes are stopped, or do nothing
-    for twice `canary_timeout_seconds`, or where one step lasts `step_seconds`. Of a rank on another node
-    only its silence is known, and counts after `canary_timeout_seconds`.
+    A stopped engine passes vLLM's own health check; only a job shows the hang, and only for its own rank. A
+    long step delays the answer too. So a rank is hung if its processes are stopped, or do nothing for twice
+    `canary_timeout_seconds`, or if one step lasts `step_seconds`. For a rank on another node only silence is
+    known; it counts after `canary_timeout_seconds`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Monitor:
         self._reading: asyncio.Future[Mapping[int, Vitals]] | None = None
 
     async def run(self) -> None:
-        """Until cancelled; raises EngineDead when the engine is gone."""
+        """Run until cancelled; raises EngineDead when the engine is gone."""
         try:
             while True:
                 await self.look()
@@ -90,7 +91,7 @@ class Monitor:
                 self._reading.cancel()
 
     async def look(self) -> None:
-        """The worker is hung while one of its ranks is, and answers when none is."""
+        """Take the worker out of service while one of its ranks hangs, and back when none does."""
         await self._engine.check_health()
         if not self._is_watched():
             for rank in self._ranks.values():
@@ -122,7 +123,7 @@ class Monitor:
             await self._on_answer()
 
     def _verdict(self, number: int, rank: Rank, vitals: Vitals | None, now: float) -> str | None:
-        """How long a rank that owes an answer was silent, and why that is a hang; None where it is none."""
+        """Return how long a rank that owes an answer was silent and why that is a hang; None if it is not."""
         silent = now - rank.progress_at
         is_overdue = min(silent, now - rank.sent_at) >= self._timeout
         if is_overdue and silent >= self._step_seconds:
@@ -142,7 +143,7 @@ class Monitor:
         return None
 
     async def _vitals(self) -> Mapping[int, Vitals]:
-        """Nothing where it cannot be read in time: a driver that hangs keeps whoever asks it."""
+        """Read the activity; None if it cannot be read in time: a hung driver blocks its callers."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._engine.vitals())
         await asyncio.wait({self._reading}, timeout=self._timeout)
@@ -152,7 +153,7 @@ class Monitor:
         return reading.result()
 
     def _forgive(self, late_seconds: float) -> None:
-        """What the worker lost itself, stopped or kept from its processor, is no silence of the engine."""
+        """Subtract time in which the worker itself was stopped or had no CPU."""
         if late_seconds < LATE_SECONDS:
             return
         for rank in self._ranks.values():
@@ -169,7 +170,7 @@ class Monitor:
         return [rank.canary for rank in self._ranks.values() if rank.canary is not None]
 
     async def _pause(self) -> float:
-        """Until the next look; an answered canary ends it early. Returns by how much it was too long."""
+        """Sleep until the next check; an answered canary ends it early. Returns by how much it was late."""
         began, waiting = time.monotonic(), self._canaries()
         if waiting:
             seconds = min(self._health_seconds, 1.0)
@@ -181,7 +182,7 @@ class Monitor:
 
 
 def answered(canary: asyncio.Task[None]) -> None:
-    """A refusal is an answer too, a full queue for one; only a dead engine is none."""
+    """A refusal, such as a full queue, is an answer too; only a dead engine gives none."""
     exc = canary.exception()
     if isinstance(exc, EngineDead):
         raise exc

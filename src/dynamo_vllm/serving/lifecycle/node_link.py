@@ -2,12 +2,12 @@
 
 vLLM 0.30 does not notice that a process on another node is gone. The worker's requests would hang, and the
 engines of a lost worker would keep their GPUs and never find a new one. So each node holds a connection to
-the worker for as long as both live, and hears on it that the worker serves.
+the worker while both live, and learns through it that the worker serves.
 
-To be let in means that one can end the worker, by going. So the worker asks with a number that nobody has
-seen, and the node answers with what it runs, a number of its own, and a proof over both that it has the
-worker's admin token; the worker proves the same to the node. Where there is no token, only this machine and
-the peers that the user named are let in.
+An accepted node ends the worker by disconnecting, so nodes must authenticate. The worker sends a fresh random
+challenge. The node answers with its ranks, its own challenge, and a proof over both that it has the worker's
+admin token; the worker proves the same to the node. Without a token, only this machine and the configured
+peers are accepted.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 HELLO, WELCOME, READY, REFUSED = b"dynamo-vllm ", b"welcome ", b"ready\n", b"refused: "
 HELLO_SECONDS = 5.0
 RETRY_SECONDS = 0.5
-# A machine that vanishes says no goodbye: the kernel asks, and gives up after 25 s.
+# A machine that vanishes closes no connection: keep-alive notices it after 25 s.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class _Refused(Exception):
-    """Nobody who may stand for a node; the message says why."""
+    """The peer may not join; the message says why."""
 
 
 class Followers:
-    """The worker's end: `lost` is set with the first node that goes."""
+    """The worker's end: `lost` is set when the first node disconnects."""
 
     def __init__(
         self, awaited: Collection[str] = (), token: str | None = None, peers: Collection[str] = ()
@@ -56,7 +56,7 @@ class Followers:
         self._is_ready = False
 
     async def joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Holds one connection until it ends; who is not let in does no harm by going."""
+        """Hold one connection until it ends; a rejected peer has no effect when it leaves."""
         try:
             asked = secrets.token_hex(16)
             writer.write(HELLO + asked.encode() + b"\n")
@@ -85,7 +85,7 @@ class Followers:
             writer.close()
 
     async def _check_peer(self, writer: asyncio.StreamWriter) -> None:
-        """Without a token the address must do."""
+        """Without a token the address decides."""
         address = str(writer.get_extra_info("peername")[0])
         if self._token is None and not await _is_named(address, self._peers):
             raise _Refused(
@@ -94,7 +94,7 @@ class Followers:
             )
 
     def _admit(self, hello: bytes, asked: str) -> tuple[list[str], str]:
-        """The places of a node that may join, from now on taken, and the worker's own proof."""
+        """Reserve the places of a node that may join, and return the worker's own proof."""
         words = hello.removeprefix(HELLO).decode(errors="replace").strip()
         said, answered, proof = (words.rsplit(" ", 2) + ["", ""])[:3]
         if not hmac.compare_digest(
@@ -126,7 +126,7 @@ class Followers:
 async def followers(
     node: Node, token: str | None = None, peers: Collection[str] = ()
 ) -> AsyncIterator[Followers]:
-    """Listens while the block runs, where other nodes run engines for this worker."""
+    """Listen while the block runs, if other nodes run engines for this worker."""
     made = Followers(node.awaited, token, peers)
     if not node.has_followers:
         yield made
@@ -146,7 +146,7 @@ async def followers(
 
 
 async def follow(node: Node, token: str | None, on_ready: Callable[[], None]) -> None:
-    """A node's end: returns when the worker is gone; connects first, however long that takes."""
+    """The node's end: connects, however long that takes, and returns when the worker is gone."""
     reader, writer = await _connect(node.leader, node.lifeline_port)
     try:
         _keep_alive(writer)
@@ -176,18 +176,18 @@ async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.
 
 
 def _proof(token: str | None, who: str, places: str, asked: str, answered: str) -> str:
-    """That one has the token, without telling it; worth nothing on another line, which has other numbers."""
+    """Prove possession of the token without sending it; useless on another connection."""
     said = f"{who} {places} {asked} {answered}"
     return hmac.new((token or "").encode(), said.encode(), hashlib.sha256).hexdigest()
 
 
 async def _challenge(reader: asyncio.StreamReader) -> str:
-    """The worker's number, which is its first line; empty when it is gone."""
+    """Return the worker's challenge, its first line; empty if the worker is gone."""
     return (await _line(reader)).removeprefix(HELLO).decode(errors="replace").strip()
 
 
 async def _is_named(address: str, peers: Collection[str]) -> bool:
-    """Whether it is this machine's, or one of these addresses, networks and names."""
+    """Return whether the address is this machine's, or one of these addresses, networks and names."""
     found = ipaddress.ip_address(address.partition("%")[0])
     found = getattr(found, "ipv4_mapped", None) or found
     if found.is_loopback or _is_of_this_machine(str(found)):
@@ -216,10 +216,10 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 async def _hello(reader: asyncio.StreamReader) -> bytes:
-    """The first line; empty when it does not come in time."""
+    """Return the first line; empty if it does not arrive in time."""
     reading = asyncio.create_task(_line(reader))
     try:
-        # A timeout around it would forget a line that came while a starting engine held the loop up.
+        # A timeout around readline would lose a line that arrived while a starting engine blocked the loop.
         await asyncio.wait({reading}, timeout=HELLO_SECONDS)
         return reading.result() if reading.done() else b""
     finally:
@@ -227,7 +227,7 @@ async def _hello(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """Empty when the other side is gone."""
+    """Return a line; empty if the other side is gone."""
     try:
         return await reader.readline()
     except (OSError, ValueError):  # reset, or too long to be one of ours

@@ -1,4 +1,4 @@
-"""Runs operator requests on the engine, each with a timeout: one that hangs must not keep the worker."""
+"""Runs operator requests on the engine with a timeout, so that a hung one cannot block the worker."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 SECONDS = 600.0
 """Enough to copy the weights of a large model to host memory, to read an adapter, to write a profile."""
 WAKE_SECONDS = 1800.0
-"""After a sleep of level 2 the weights are read from the disk again, as in a start."""
+"""After a sleep of level 2 the weights are read from disk again, as at a start."""
 
 
 class Controlled(Protocol):
-    """The part of an engine that does operations."""
+    """The part of an engine that runs operations."""
 
     async def control(self, op: EngineOp) -> int | None: ...
 
 
 class Bounded:
-    """An engine's operations. One that does not end in its time is the end of the engine."""
+    """Runs an engine's operations. One that does not finish in time ends the engine."""
 
     def __init__(self, engine: Controlled, on_dead: Callable[[EngineDead], None]) -> None:
         self._engine = engine
@@ -41,5 +41,5 @@ class Bounded:
             if not limit.expired():
                 raise
             dead = EngineDead(f"{type(op).__name__} had no end within {seconds:g} s")
-            self._on_dead(dead)  # whoever asked may be gone
+            self._on_dead(dead)  # the caller may be gone
             raise dead from None

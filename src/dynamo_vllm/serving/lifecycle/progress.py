@@ -1,4 +1,4 @@
-"""Tells whoever started this process how far the start has come: one JSON line per phase."""
+"""Reports the phases of the start to the parent process: one JSON line per phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Phases of a start, on a file descriptor when one was given, in the log always."""
+    """The phases of a start, on a file descriptor if one was given, and always in the log."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -31,5 +31,5 @@ class Progress:
             return
         try:
             os.write(self._fd, json.dumps(line).encode() + b"\n")
-        except OSError:  # nobody listens any more
+        except OSError:  # nobody reads it any more
             self._fd = None

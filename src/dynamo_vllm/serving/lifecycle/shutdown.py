@@ -1,4 +1,4 @@
-"""Handles the signals that ask a process to end, and closes its engine within a time."""
+"""Handles the signals that stop a process, and closes its engine with a deadline."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 EXIT_ENGINE_DEAD = 3
 CLOSE_SECONDS = 10.0
-"""vLLM kills processes of its own that do not end within five."""
+"""vLLM kills its own processes if they do not end within five seconds."""
 HURRY_SECONDS = 1.0
-"""Where a second signal asked for the end."""
+"""The deadline after a second signal."""
 
 
 class Closing(Protocol):
@@ -28,7 +28,7 @@ class Closing(Protocol):
 
 
 def on_dead_engine(ending: asyncio.Future[int]) -> Callable[[EngineDead], None]:
-    """To be called with the reason, by whoever finds out; only the first is told."""
+    """Callback for the reason of the end; only the first call counts."""
 
     def died(exc: EngineDead) -> None:
         if not ending.done():
@@ -39,18 +39,18 @@ def on_dead_engine(ending: asyncio.Future[int]) -> Callable[[EngineDead], None]:
 
 
 def end_signals() -> tuple[int, ...]:
-    """What asks a process to end; a hangup not where it was to be ignored, as by nohup."""
+    """Return the signals that stop a process; not SIGHUP if it was ignored, as under nohup."""
     always = (signal.SIGTERM, signal.SIGINT)
     return always if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*always, signal.SIGHUP)
 
 
 def is_repeated_hangup(number: int, was_asked: bool) -> bool:
-    """A terminal that goes sends several, from the shell and from the kernel: they are one wish."""
+    """A closing terminal sends several SIGHUPs, from the shell and the kernel; they count as one."""
     return was_asked and number == signal.SIGHUP
 
 
 def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> None:
-    """The first SIGTERM, SIGINT or SIGHUP asks for an orderly end, the second ends at once."""
+    """The first SIGTERM, SIGINT or SIGHUP starts an orderly shutdown, the second ends the process at once."""
     loop = asyncio.get_running_loop()
 
     def asked(number: int) -> None:
@@ -68,7 +68,7 @@ def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> N
 
 
 async def close_engine(engine: Closing) -> None:
-    """Let the engine end within its time; what is left of it then is killed."""
+    """Let the engine end before the deadline, then kill what is left."""
     task = asyncio.current_task()
     seconds = HURRY_SECONDS if task is not None and task.cancelling() else CLOSE_SECONDS
     closing = asyncio.ensure_future(engine.close())

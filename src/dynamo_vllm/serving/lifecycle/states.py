@@ -1,4 +1,4 @@
-"""Holds the state of a worker and makes the transitions between states, one at a time."""
+"""Holds the state of a worker and runs the transitions between states, one at a time."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SETTLE_SECONDS = 1.0
 QUIET_SECONDS = 0.3
 ABORT_SECONDS = 3.0
 ANSWER_SECONDS = 120.0
-"""What an engine may take for its first answer after a sleep."""
+"""Longest time for an engine's first answer after a sleep."""
 HIDE_SECONDS = 5.0
 TURN_SECONDS = 15.0
-"""What an operator's act waits for another: a thread of the system port waits with it."""
+"""How long an operator's command waits for another one; a thread of the system port waits with it."""
 _POLL_SECONDS = 0.02
 
 
 class Discovery(Protocol):
     async def withdraw(self) -> bool:
-        """Whether the worker is out; where not, a later call tries anew."""
+        """Return whether the worker left discovery; if not, a later call tries again."""
 
     async def restore(self) -> bool: ...
 
@@ -49,7 +49,7 @@ class Health(Protocol):
 
 
 class Adapters(Protocol):
-    """The loaded LoRA adapters, which come and go with the worker."""
+    """The loaded LoRA adapters, which are listed and withdrawn with the worker."""
 
     async def withdraw_all(self) -> object: ...
 
@@ -59,15 +59,15 @@ class Adapters(Protocol):
         """Load them into the engine again."""
 
     async def close(self) -> None:
-        """Stop what is going on, and withdraw them."""
+        """Stop running loads and withdraw the adapters."""
 
     def changing(self) -> str | None:
-        """The name of one that is being loaded or unloaded."""
+        """Return the name of an adapter that is being loaded or unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LifeParts:
-    """What a life is about."""
+    """The parts of a worker that its states act on."""
 
     discovery: Discovery
     health: Health
@@ -75,12 +75,12 @@ class LifeParts:
     engine: Controlled
     adapters: Adapters
     answers: Callable[[], Awaitable[None]]
-    """Returns when the engine has answered a small job."""
+    """Return when the engine has answered a small job."""
     sleep_refusal: str | None = None
 
 
 class Lifecycle:
-    """STARTING → READY ⇄ UNWELL, ASLEEP, PAUSED → DRAINING → STOPPED; READY means a request is answered."""
+    """STARTING → READY ⇄ UNWELL, ASLEEP, PAUSED → DRAINING → STOPPED; READY means that requests work."""
 
     def __init__(self, parts: LifeParts) -> None:
         self._parts = parts
@@ -92,25 +92,25 @@ class Lifecycle:
         self.state = WorkerState.STARTING
 
     def ready(self) -> None:
-        """Unless it is ending, which takes out what came into discovery meanwhile."""
+        """Unless the worker is stopping: then remove what was listed in the meantime."""
         if not self._is_ending:
             self.state = WorkerState.READY
             self._parts.health.set_health_status(True)
 
     @property
     def is_watched(self) -> bool:
-        """Whether the engine can be asked for an answer: a stopped one gives none and is not hung."""
+        """Return whether the engine can answer: a paused or sleeping one cannot, and is not hung."""
         return self.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.UNWELL)
 
     async def unwell(self, reason: str) -> None:
-        """Out of routing until `well`; what runs goes on as far as the engine lets it."""
+        """Leave routing until `well`; running requests continue as far as the engine lets them."""
         async with self._turn:
             if self.state is WorkerState.READY:
                 logger.error("taken out of service: %s", reason)
                 self.state = WorkerState.UNWELL
                 self._parts.health.set_health_status(False)
             if self.state is WorkerState.UNWELL:
-                # At every look of the monitor, should discovery not have let it go.
+                # Again at each check, if discovery did not remove the worker.
                 await self._parts.discovery.withdraw()
 
     async def well(self) -> None:
@@ -119,7 +119,7 @@ class Lifecycle:
                 await self._return()
 
     async def _return(self) -> bool:
-        """Whether it is in discovery again; where not the worker is unwell, and each canary tries anew."""
+        """Return whether the worker is listed again; if not it stays unwell, and each canary tries again."""
         if self._is_ending:
             return False
         self._in_flight.open()
@@ -146,18 +146,18 @@ class Lifecycle:
         return await self._in_turn(lambda: self._sleep(level, drain_seconds))
 
     async def wake(self) -> StateChange:
-        """The engine first, and into discovery only when it answers."""
+        """Wake the engine first, and enter discovery only when it answers."""
         return await self._in_turn(self._wake)
 
     async def pause(self, keep: bool, drain_seconds: float) -> StateChange:
-        """Leave discovery and compute nothing; `keep` lets requests stand still instead of finishing them."""
+        """Leave discovery and stop computing; `keep` freezes requests instead of finishing them."""
         return await self._in_turn(lambda: self._pause(keep, drain_seconds))
 
     async def resume(self) -> StateChange:
         return await self._in_turn(self._resume)
 
     async def _in_turn(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
-        """A task of its own: whoever asked may go, and only the end of the worker leaves it half done."""
+        """Run in a separate task: the caller may disconnect, and only shutdown interrupts it."""
         if self._is_ending:
             raise WrongState("this worker is ending")
         task = asyncio.create_task(self._alone(act))
@@ -171,7 +171,7 @@ class Lifecycle:
             raise
 
     async def _alone(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
-        """One act of an operator at a time; short ones are waited for."""
+        """Run one operator command at a time; others wait for short ones."""
         try:
             async with asyncio.timeout(TURN_SECONDS):
                 await self._turn.acquire()
@@ -245,7 +245,7 @@ class Lifecycle:
 
     @contextlib.asynccontextmanager
     async def _stepping_out(self, state: WorkerState) -> AsyncIterator[None]:
-        """Out of discovery; back where what follows fails."""
+        """Leave discovery; return if the next step fails."""
         self.state = state
         self._parts.health.set_health_status(False)
         try:
@@ -253,20 +253,20 @@ class Lifecycle:
             if not await self._parts.discovery.withdraw():
                 raise NotListed("discovery does not let this worker go, so it stays in service; try again")
             yield
-        except EngineDead:  # there is nothing to come back with
+        except EngineDead:  # there is nothing to return with
             raise
         except Exception:
             await self._return()
             raise
 
     async def _emptied(self, began: float, budget_seconds: float) -> None:
-        """Nothing in flight, and nothing can come any more; what outlives the budget moves on."""
+        """Wait until nothing is in flight and nothing can arrive; requests over the deadline move on."""
         if not await self._empty(began, budget_seconds):
             raise WrongState(f"{len(self._in_flight)} requests do not end; try again later")
         self._in_flight.close("this worker is asleep")
 
     async def _stopped(self, op: Sleep | Pause, undo: Wake | Resume) -> int | None:
-        """An engine that fails at it may have stopped half way: it goes on before requests come again."""
+        """An engine that failed may have stopped half way: resume it before requests come again."""
         try:
             return await self._parts.engine.control(op)
         except EngineRequestFailed:
@@ -293,9 +293,9 @@ class Lifecycle:
     # --- the end ---------------------------------------------------------------------------------------
 
     async def drain(self, budget_seconds: float, *, settles: bool = True) -> None:
-        """Leave discovery, let requests finish within the budget, hand what is left to other workers.
+        """Leave discovery, let requests finish within the drain time, and move the rest to other workers.
 
-        `settles`: for a moment requests may come from frontends that have not heard of it yet.
+        `settles`: for a moment requests may come from frontends that have not noticed yet.
         """
         if self._is_ending:
             return
@@ -321,7 +321,7 @@ class Lifecycle:
         logger.info("drained in %.1f s", time.monotonic() - began)
 
     async def _empty(self, began: float, budget_seconds: float, *, settles: bool = True) -> bool:
-        """Whether nothing is in flight: finished within the budget, or handed to other workers after it."""
+        """Return whether nothing is in flight: finished in time, or moved to other workers."""
         settle_seconds = SETTLE_SECONDS if settles else 0
         logger.info("draining %d requests, %.0f s at most", len(self._in_flight), budget_seconds)
         if await self._quiet(began + settle_seconds, began + max(budget_seconds, settle_seconds)):
@@ -331,7 +331,7 @@ class Lifecycle:
         return await self._quiet(0, time.monotonic() + ABORT_SECONDS)
 
     async def _quiet(self, not_before: float, deadline: float) -> bool:
-        """Whether nothing was in flight for a moment, after `not_before` and before the deadline."""
+        """Return whether nothing was in flight for a moment, after `not_before` and before the deadline."""
         while True:
             now = time.monotonic()
             calm = len(self._in_flight) == 0 and now - self._in_flight.last_change >= QUIET_SECONDS

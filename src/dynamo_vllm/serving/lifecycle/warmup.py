@@ -1,7 +1,7 @@
-"""Asks an engine one small request of each kind before anybody else does, so that none has to wait for it.
+"""Sends an engine one small request of each kind before it serves, so that no client waits for first use.
 
-vLLM builds much of what it needs with the first request that needs it: imports, grammars' tables of the
-vocabulary, kernels. A kind that fails is a line in the log; only a dead engine ends the start.
+vLLM builds much with the first request that needs it: imports, grammar tables of the vocabulary, kernels. A
+kind that fails is a line in the log; only a dead engine ends the start.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 ALL_SECONDS = 300.0
-"""For everything but the first request, which nothing can serve without."""
+"""Limit for everything but the first request, which is required."""
 ALONE_SECONDS = 10.0
-"""What all kinds one by one may be expected to take; a slower engine, and one that compiles no kernels for
-each of them, gets them together only."""
+"""Expected limit for all kinds one by one; a slower engine, and one that compiles no kernels for each of
+them, gets them only together."""
 LONGER_SECONDS = 0.5
-"""What a longer prompt may be expected to take."""
+"""Expected limit for a longer prompt."""
 TELL_SECONDS = 2.0
-"""A kind that takes longer is named while it runs."""
+"""A kind that takes longer is logged while it runs."""
 _ADAPTER_ID = 1 << 30
-"""Far from the numbers of the registry."""
+"""Far from the ids of the registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warming:
-    """What a worker is warmed up with."""
+    """The parts that a warm-up needs."""
 
     engine: TextEngine
     operations: Controlled
@@ -60,12 +60,12 @@ class Warming:
     on_phase: OnPhase
     takes_media: bool = False
     adapter_base: Path | None = None
-    """The base model, for an adapter that is made here."""
+    """The base model, for an adapter that is generated here."""
     scratch: Path = Path()
 
 
 async def warm_up(warming: Warming) -> None:
-    """Every kind on every rank, within a time; raises EngineDead, and what a plain request raises."""
+    """Run every kind on every rank, with a time limit; raises EngineDead and what a plain request raises."""
     run = _Run(warming)
     began = time.monotonic()
     try:
@@ -84,7 +84,7 @@ async def warm_up(warming: Warming) -> None:
 
 
 async def _forget(warming: Warming) -> None:
-    """Nobody could find these prompts, but they would take room and be told to routers."""
+    """Clear the prefix cache: no client could hit these prompts, but they take room and reach routers."""
     kinds = {"prefix", "multimodal", "encoder"} if warming.takes_media else {"prefix"}
     try:
         await warming.operations.control(ResetCache(frozenset(kinds)))
@@ -95,7 +95,7 @@ async def _forget(warming: Warming) -> None:
 
 
 async def _together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """At once; what one of them raises ends the others."""
+    """Run all at once; the first exception ends the others."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for step in steps:
@@ -105,7 +105,7 @@ async def _together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class _Run:
-    """One warm-up on its way."""
+    """One running warm-up."""
 
     def __init__(self, warming: Warming) -> None:
         self._warming = warming
@@ -132,14 +132,14 @@ class _Run:
             for kind in KINDS
             if self._warming.takes_media and kind in small.marks and (url := samples.url(kind)) is not None
         ]
-        # vLLM 0.30 on CPU: vectors beside tokens end an engine that takes adapters.
+        # vLLM 0.30 on CPU: embeddings and tokens in one batch crash an engine with adapters.
         return trials.Given(
             salt, tuple(media), small.embeds if self._warming.facts.adapters is None else None
         )
 
     async def _rank(self, rank: int, made: trials.Trials, adapter: Adapter | None) -> None:
         await self._ask(made.plain, rank)
-        began = time.monotonic()  # of the second: the first may have built something
+        began = time.monotonic()  # time the second one: the first may have built something
         await self._ask(made.plain, rank)
         seconds = time.monotonic() - began
         kinds: list[tuple[Trial, Adapter | None]] = [(trial, None) for trial in made.short]
@@ -155,7 +155,7 @@ class _Run:
         await self._longer(made.longer, rank, seconds)
 
     async def _longer(self, longer: Iterable[Trial], rank: int, seconds: float) -> None:
-        """Each is expected to take as many times longer as its prompt is longer."""
+        """Each is expected to take longer in proportion to its prompt."""
         for trial in longer:
             if seconds * trials.LONGER > LONGER_SECONDS:
                 return
@@ -164,20 +164,20 @@ class _Run:
             seconds = time.monotonic() - began
 
     async def _try(self, trial: Trial, rank: int, adapter: Adapter | None = None) -> None:
-        """Refusals are told once, whichever rank they come from."""
+        """Log each refusal once, whichever rank it comes from."""
         try:
             await self._ask(trial, rank, adapter)
         except EngineDead:
             raise
         except DynamoVllmError as exc:
             if trial.kind not in self._refused:
-                # What this worker refuses, it refuses clients too: nothing has to be warm for it.
+                # What this worker refuses, it refuses for clients too, so it need not be warm.
                 level = logging.INFO if isinstance(exc, RequestError) else logging.WARNING
                 logger.log(level, "warm-up: no request of the kind %s: %s", trial.kind, exc)
             self._refused.add(trial.kind)
 
     async def _ask(self, trial: Trial, rank: int, adapter: Adapter | None = None) -> None:
-        """As `Service.generate` does, without a client."""
+        """Run a request as `Service.generate` does, without a client."""
         role, facts = self._warming.role, self._warming.facts
         self._tell(trial.kind)
         self.tried += 1
@@ -196,7 +196,8 @@ class _Run:
 
     @contextlib.asynccontextmanager
     async def _adapter(self) -> AsyncIterator[Adapter | None]:
-        """One that changes nothing; None where LoRA is off, or where the engine takes none like it."""
+        """Return an adapter that changes nothing; None if LoRA is off, or if the engine refuses such an
+        adapter."""
         warming, limits = self._warming, self._warming.facts.adapters
         if limits is None or warming.adapter_base is None:
             yield None

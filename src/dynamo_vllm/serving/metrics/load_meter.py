@@ -1,4 +1,4 @@
-"""Counts the worker's load for the router and for operators; `series` shows it to Prometheus."""
+"""Counts the worker's load for the router and for operators; `series` formats it for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 1.0
 SPEED_SECONDS = 5.0
-"""Tokens per second are those of this long."""
+"""Window of the tokens per second."""
 HITS_SECONDS = 60.0
-"""And the hit rate is that of this long: of the traffic there is, not of all there ever was."""
+"""Window of the hit rate: current traffic, not all since the start."""
 
 
 class LoadPublisher(Protocol):
-    """The part of the runtime's WorkerMetricsPublisher we use."""
+    """The part of the runtime's WorkerMetricsPublisher that we use."""
 
     def publish(self, dp_rank: int | None = None, *, kv_used_blocks: int | None = None) -> None: ...
 
@@ -37,9 +37,9 @@ class LoadSample:
 
 
 class LoadMeter:
-    """Keeps the newest figures per rank and tells the router when the number of used blocks changes.
+    """Keeps the latest figures per rank and tells the router when the number of used blocks changes.
 
-    The engine may report before the runtime is there: figures are kept and published on `connect`.
+    The engine may report before the runtime exists: figures are kept and published on `connect`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,25 +56,25 @@ class LoadMeter:
         self.unread_answers = 0
 
     def count_unread_answer(self) -> None:
-        """A request that was ended because its client did not read."""
+        """Count a request that ended because its client did not read."""
         self.unread_answers += 1
 
     def count_lost_encoding(self) -> None:
-        """Media that an encode worker should have encoded and that were encoded here."""
+        """Count media that were encoded here instead of on an encode worker."""
         self.lost_encodings += 1
 
     def count_lost_transfer(self) -> None:
-        """A KV cache that should have come from another engine and did not."""
+        """Count a KV cache transfer that failed."""
         self.lost_transfers += 1
 
     def connect(self, publisher: LoadPublisher, total_blocks: int, ranks: range) -> None:
-        """First values at start, so that a router knows the worker before its first request."""
+        """Publish first values at the start, so that a router knows the worker before its first request."""
         self._publisher, self._total_blocks = publisher, max(1, total_blocks)
         for rank in ranks:
             self.record(self.latest.get(rank, LoadFigures(rank, 0, 0, 0.0)))
 
     def record(self, figures: LoadFigures) -> None:
-        """Called for every step of the engine."""
+        """Record one step of the engine."""
         now = self._clock()
         if now >= self._sample_due.get(figures.rank, 0.0):
             self._sample(figures.rank, now)
@@ -85,14 +85,14 @@ class LoadMeter:
             self._publish(figures.rank, used)
 
     def _sample(self, rank: int, now: float) -> None:
-        """What was counted before this step: after a pause that is what was counted when it began."""
+        """Return the counts before this step; after a pause, those from its beginning."""
         before = self.latest.get(rank, LoadFigures(rank, 0, 0, 0.0))
         kept = self._samples.setdefault(rank, deque(maxlen=round(HITS_SECONDS / SAMPLE_SECONDS) + 1))
         kept.append(LoadSample(now, before))
         self._sample_due[rank] = now + SAMPLE_SECONDS
 
     def ranks(self) -> list[dict[str, Any]]:
-        """For an operator: how full each rank is, how fast, and how much it finds in its cache."""
+        """Return load, speed and hit rate per rank, for an operator."""
         now = self._clock()
         return [
             {
@@ -114,7 +114,7 @@ class LoadMeter:
         return made / max(now - first.at, SAMPLE_SECONDS)
 
     def _hit_rate(self, rank: int, latest: LoadFigures, now: float) -> float | None:
-        """None where nothing was looked for."""
+        """Return the hit rate; None if nothing was looked up."""
         first = self._first(rank, now - HITS_SECONDS)
         if first is None:
             return None
@@ -122,11 +122,11 @@ class LoadMeter:
         return (latest.prefix_hits - first.figures.prefix_hits) / asked if asked > 0 else None
 
     def _first(self, rank: int, since: float) -> LoadSample | None:
-        """The oldest sample that is not older; None when no step was made since."""
+        """Return the oldest sample in the window; None if there was no step since."""
         return next((sample for sample in self._samples.get(rank, ()) if sample.at >= since), None)
 
     def _publish(self, rank: int, used: int) -> None:
-        """Called inside vLLM's output handler, which any exception would end, and with it the engine."""
+        """Runs inside vLLM's output handler: an exception would end the handler and the engine."""
         if self._publisher is None:
             return
         try:
@@ -142,7 +142,7 @@ class LoadMeter:
 
 
 class LastError:
-    """The newest error that was not the client's fault, for an operator; never anything of a request."""
+    """Keeps the latest error that was not the client's fault, for an operator; never request content."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

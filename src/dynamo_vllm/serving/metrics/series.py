@@ -1,4 +1,4 @@
-"""Writes the worker's own series in Prometheus' text format."""
+"""Writes the worker's own metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MetricSeries:
     values: Iterable[tuple[Labels, float]]
 
 
-# By rank: the metric, its kind, what it says, and its value.
+# Per rank: the metric, its kind, its help text, and its value.
 _OF_A_RANK: tuple[tuple[str, str, str, Callable[[LoadFigures, int], float]], ...] = (
     ("total_blocks", "gauge", "KV cache blocks of the rank", lambda f, total: total),
     ("active_blocks", "gauge", "KV cache blocks in use", lambda f, total: round(f.kv_usage * total)),
@@ -57,7 +57,7 @@ _OF_A_RANK: tuple[tuple[str, str, str, Callable[[LoadFigures, int], float]], ...
 
 @dataclass(slots=True, kw_only=True)
 class Exposition:
-    """Reads the parts of a worker whenever Prometheus asks."""
+    """Reads the parts of a worker on every scrape."""
 
     model: str
     role: str
@@ -66,7 +66,7 @@ class Exposition:
     life: HasState
     adapters: Registry | None = None
     folders: Mapping[str, str] = field(default_factory=dict)
-    """What this worker writes to, by what it is for."""
+    """The folders that this worker writes to, by purpose."""
     kv_event_publishers: int = 0
 
     def text(self) -> str:
@@ -138,7 +138,7 @@ class Exposition:
     def _of_folders(self) -> Iterator[MetricSeries]:
         free, total = [], []
         for use, folder in self.folders.items():
-            with contextlib.suppress(OSError):  # nobody has made it yet
+            with contextlib.suppress(OSError):  # not created yet
                 disk = shutil.disk_usage(folder)
                 free.append(({"folder": use}, float(disk.free)))
                 total.append(({"folder": use}, float(disk.total)))

@@ -1,4 +1,4 @@
-"""Finds the address by which other machines reach this one, where nobody has named it."""
+"""Finds the address by which other machines reach this one, if the user named none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _FAR = ("192.0.2.1", 9)
-"""An address of the kind kept for documentation: behind the default route, and nobody's."""
+"""An address reserved for documentation: behind the default route, and unused."""
 
 
 def own_address() -> str:
-    """As the runtime chooses: that of the default route, else of the first network, else loopback."""
+    """Choose as the runtime does: the address of the default route, of the first network, or loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_FAR)  # sends nothing

@@ -1,4 +1,4 @@
-"""What we ask etcd ourselves, over its JSON gateway: the runtime keeps its own client to itself."""
+"""A small etcd client over the JSON gateway; the runtime does not share its own client."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 SECONDS = 3.0
 MOST_OPERATIONS = 100
-"""In one transaction; etcd takes 128 unless told otherwise."""
+"""Operations in one transaction; etcd accepts 128 by default."""
 SHOWN_CHARACTERS = 200
 _UNAUTHENTICATED = 401
 
 
 class EtcdError(Exception):
-    """etcd is away, or refused; the message says which."""
+    """etcd is down, or refused; the message says which."""
 
 
 class _MemberSick(EtcdError):
-    """This member cannot, without a leader for example; another may."""
+    """This member cannot answer, for example without a leader; another may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EtcdLease:
 
 
 class Etcd:
-    """Asks the first endpoint that can answer."""
+    """Sends requests to the first endpoint that can answer."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self._access = access
@@ -52,7 +52,7 @@ class Etcd:
         await self._client.aclose()
 
     async def lease(self, number: int) -> EtcdLease | None:
-        """None when etcd does not know it, or no longer."""
+        """Return the remaining time of a lease; None if etcd does not know it."""
         found = await self._ask("lease/timetolive", {"ID": str(number), "keys": True})
         with _understood(found):
             if int(found.get("TTL", 0)) < 0 or "grantedTTL" not in found:
@@ -98,7 +98,7 @@ class Etcd:
         raise EtcdError(f"etcd does not answer: {', '.join(reasons)}")
 
     def _in_turn(self) -> list[str]:
-        """Every endpoint, beginning with the one that answered last."""
+        """Return every endpoint, beginning with the one that answered last."""
         every = self._access.endpoints
         first = self._first % len(every)
         return [*every[first:], *every[:first]]
@@ -111,7 +111,7 @@ class Etcd:
         return _read(answer)
 
     async def _log_in(self, endpoint: str) -> None:
-        """Tokens run out; each is asked for when etcd refuses the one before."""
+        """Log in again when etcd refuses the token: tokens expire."""
         self._token = None
         body = {"name": self._access.username or "", "password": self._access.password or ""}
         self._token = str(_read(await self._post(endpoint, "auth/authenticate", body)).get("token", ""))
@@ -123,7 +123,7 @@ class Etcd:
 
 @contextlib.contextmanager
 def _understood(found: Mapping[str, Any]) -> Iterator[None]:
-    """An answer that is no etcd's, of a proxy for example, must not end who asks for ever."""
+    """Reject an answer that does not come from etcd, for example from a proxy; it must not end the caller."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as exc:

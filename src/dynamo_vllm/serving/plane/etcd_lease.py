@@ -1,9 +1,9 @@
-"""Brings a process back into etcd after etcd forgot it: restarted without its data, or out of reach too long.
+"""Restores a process in etcd after etcd lost it: restarted without its data, or unreachable for too long.
 
-Everything a process has in discovery hangs on its lease. Runtime 1.6.1 goes on asking for a lease that etcd
-does not know, then ends the process, with all that runs in it. The lease has a number that may be asked for
-again: so we remember what hung on it, and put all of it back under the same number, and the runtime finds
-its lease as it was. Frontends see the worker come back with the same instance.
+Everything a process has in discovery belongs to its lease. If etcd does not know the lease, runtime 1.6.1
+keeps asking for it and then ends the process with all its requests. A lease id can be granted again. So we
+remember the keys of the lease and restore all of them under the same id; the runtime finds its lease
+unchanged, and frontends see the worker return with the same instance.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 READ_AGAIN = 5
-"""Looks between two readings of all values; a new key is read at once."""
+"""Checks between two reads of all values; a new key is read at once."""
 LEAST_SECONDS = 10
-"""The runtime asks for its lease again within about five."""
+"""The runtime asks for its lease again within about five seconds."""
 
 
 class Keeper:
-    """Looks after one lease."""
+    """Watches one lease."""
 
     def __init__(self, etcd: Etcd, lease: int) -> None:
         self._etcd = etcd
@@ -41,7 +41,7 @@ class Keeper:
         self._is_away = False
 
     async def run(self) -> None:
-        """For ever; etcd being away is its usual work."""
+        """Run forever; an etcd outage is the normal case."""
         while True:
             try:
                 await self.look()
@@ -59,7 +59,7 @@ class Keeper:
         if found is None:
             self._is_lost = True
             await self._etcd.grant(self._lease, self._seconds)
-        if found is None or self._is_lost:  # as long as the entries could not be put back
+        if found is None or self._is_lost:  # while the entries could not be restored
             await self._restore()
             return
         self._seconds = max(found.granted_seconds, LEAST_SECONDS)
@@ -78,7 +78,7 @@ class Keeper:
 
 
 async def keep(access: EtcdAccess | None, folder: Path | None, lease: int) -> None:
-    """As a task beside everything else; in Kubernetes there is nothing to do."""
+    """Run as a background task; with Kubernetes discovery there is nothing to do."""
     if folder is not None:
         await file_lease.keep(folder, lease)
     if access is None:

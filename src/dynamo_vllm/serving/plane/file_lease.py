@@ -1,10 +1,10 @@
-"""Brings a process back into file discovery after its files were taken for those of a dead one.
+"""Restores a process in file discovery after its files were mistaken for those of a dead process.
 
-Defect: runtime 1.6.1 removes files that nobody touched for ten seconds of the wall clock. When the clock is
-set forward, the machine was suspended or a process stood still, that hits processes that live.
-Effect: the runtime does not write a file again; the worker runs on and no request ever reaches it.
-Fix: remember what the files of this process hold, and put back those that were removed for their age. It can
-go when the runtime writes its files again.
+- Defect: runtime 1.6.1 removes files that nobody touched for ten seconds of wall-clock time. If the clock was
+  set forward, or the machine or a process was suspended, this hits live processes.
+- Effect: the runtime does not write a file again; the worker keeps running but gets no requests.
+- Fix: remember the content of this process's files, and restore those that were removed for their age. This
+  module can go when the runtime writes its files again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import psutil
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 LEASE_SECONDS = 10.0
-"""After that time without a touch any process of the deployment removes a file."""
+"""After that time without a touch, any process of the deployment removes a file."""
 TOUCHED_SECONDS = 5.0
-"""The runtime touches its files every three."""
+"""The runtime touches its files every three seconds."""
 _UNFINISHED = ".tmp_"
 _PORT = re.compile(r":(\d+)$")
 
@@ -42,7 +42,7 @@ class LeaseFile:
 
 
 class FileKeeper:
-    """Looks after the files of one process."""
+    """Watches the files of one process."""
 
     def __init__(self, folder: Path, instance: int) -> None:
         self._folder = folder
@@ -50,11 +50,11 @@ class FileKeeper:
         """The last part of the names of our files."""
         self._mine: dict[Path, LeaseFile] = {}
         self._others: dict[Path, int] = {}
-        """Inodes of the files that are not ours."""
+        """Inodes of files that are not ours."""
 
     def run(self, stop: threading.Event) -> None:
         while not stop.wait(LOOK_SECONDS):
-            with contextlib.suppress(OSError):  # a full disk, or a folder that is gone for the moment
+            with contextlib.suppress(OSError):  # a full disk, or a folder that is missing for a moment
                 self.look()
 
     def look(self) -> None:
@@ -66,7 +66,7 @@ class FileKeeper:
         lost = [path for path in self._mine if path not in found]
         aged = [path for path in lost if time.time() - self._mine[path].modified >= LEASE_SECONDS]
         for path in lost:
-            if path not in aged:  # this process took it out
+            if path not in aged:  # this process removed it
                 del self._mine[path]
         for path in aged:
             self._put_back(path)
@@ -78,10 +78,12 @@ class FileKeeper:
             )
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
-        """Raises OSError where a folder cannot be read: what is in it must not be taken for gone.
+        """List the files; raises OSError if a folder cannot be read, because its content must not count as
+        gone.
 
-        So it is where a process has no descriptors left. The runtime cannot touch its files then either, and
-        others remove them; which is well, for it cannot answer, and those who wait for it hear of it.
+        That happens when a process has no file descriptors left. The runtime then cannot touch its files
+        either, and other processes remove them. That is right: it cannot answer, and those who wait for it
+        notice.
         """
         found = []
         for parent, _, names in os.walk(self._folder, onerror=_raise):
@@ -96,7 +98,7 @@ class FileKeeper:
         known = self._mine.get(path)
         if known is not None and known.inode == status.st_ino:
             known.modified = status.st_mtime
-            if time.time() - status.st_mtime > TOUCHED_SECONDS:  # before somebody removes it
+            if time.time() - status.st_mtime > TOUCHED_SECONDS:  # before another process removes it
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(path)
         elif self._others.get(path) != status.st_ino:
@@ -108,14 +110,14 @@ class FileKeeper:
                     self._others[path] = status.st_ino
 
     def _is_mine(self, path: Path, data: bytes) -> bool:
-        """By our instance in its name, or our port in it: publishers of events have numbers of their own."""
+        """Ours if the name has our instance or the content our port: event publishers have separate ids."""
         number = unquote(path.name).rpartition("/")[2]
         if number not in self._ids and _port(data) in _own_ports():
             self._ids.add(number)
         return number in self._ids
 
     def _put_back(self, path: Path) -> None:
-        """In one step, and not over a file that is there again."""
+        """Write atomically, and not over a file that exists again."""
         entry = self._mine[path]
         fresh = path.with_name(f"{_UNFINISHED}{os.getpid()}-{threading.get_ident():x}")
         try:
@@ -135,7 +137,7 @@ def _raise(exc: OSError) -> None:
 
 
 def _port(data: bytes) -> int | None:
-    """Where the owner of a file listens, as far as the file says so."""
+    """Return where the owner of a file listens, if the file says so."""
     try:
         told: Any = json.loads(data)["transport"]["config"]["endpoint"]
         found = _PORT.search(told)
@@ -150,7 +152,7 @@ def _own_ports() -> set[int]:
 
 
 async def keep(folder: Path, instance: int) -> None:
-    """Until it is cancelled. In a thread: a busy loop must not be taken for a process that stood still."""
+    """Run until cancelled. In a thread, so that a busy loop does not look like a suspended process."""
     stop = threading.Event()
     thread = threading.Thread(target=FileKeeper(folder, instance).run, args=(stop,), daemon=True)
     thread.start()

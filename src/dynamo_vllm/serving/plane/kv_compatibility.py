@@ -1,7 +1,7 @@
-"""Before a prefill or decode worker registers, it compares its terms with every other one's of its model.
+"""Compares the settings of prefill and decode workers of a model before a worker registers.
 
-Each such worker serves one small endpoint, whatever its component. Whoever comes later asks those that are
-there; both sides log what differs, and the later one is refused: every prompt would be computed twice.
+Each such worker serves one small endpoint, whatever its component. A new worker calls the running ones; both
+sides log what differs, and the new one is refused, because every prompt would be computed twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 ENDPOINT = "kv_terms.compare"
 SEEN_SECONDS = 30.0
 ANSWER_SECONDS = 15.0
-"""Whoever has not answered by then is taken for no peer: longer than a machine may stop for.
+"""A worker that has not answered by then is not a peer; longer than a machine may pause.
 
-One that has ended refuses at once; only one that hangs is waited for.
+A process that has ended refuses at once; only a hung one makes us wait.
 """
 
 
 def endpoint_of(address: str) -> str:
-    """Of all workers in the namespace of `address`, a worker's own."""
+    """The endpoint of all workers in the namespace of `address`, a worker's own."""
     return f"{address.split('.')[0]}.{ENDPOINT}"
 
 
@@ -49,7 +49,7 @@ class Card(msgspec.Struct, frozen=True):
     """Role, machine and process, for logs."""
     served: str
     since: float
-    """When it asked to join; the later of two that do not fit is refused."""
+    """When it asked to join; the later of two that do not match is refused."""
     terms: dict[str, str | int]
     is_registered: bool = False
 
@@ -60,7 +60,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Peers:
-    """This worker's card, and the comparison with everybody else's."""
+    """This worker's settings, and the comparison with all others."""
 
     def __init__(self, drt: Runtime, address: str, served: str, role: str, terms: Terms) -> None:
         self._endpoint = drt.endpoint(endpoint_of(address))
@@ -74,7 +74,7 @@ class Peers:
         self._serving: asyncio.Future[None] | None = None  # ends with the runtime
 
     async def join(self) -> None:
-        """Answer others from now on, and fit those that are there: ConfigError says what differs."""
+        """Answer others from now on, and match the running ones; ConfigError says what differs."""
         self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(self._answer))
         client = await self._endpoint.client()
         await self._seen(client)
@@ -84,7 +84,7 @@ class Peers:
         self._card = msgspec.structs.replace(self._card, is_registered=True)
 
     async def _seen(self, client: Client) -> None:
-        """Of two that come at once at least one must see the other: nobody looks before it can be seen."""
+        """Of two that start together at least one must see the other, so each is visible before it looks."""
         try:
             async with asyncio.timeout(SEEN_SECONDS):
                 # The runtime has no event for it.
@@ -98,12 +98,12 @@ class Peers:
             async with asyncio.timeout(ANSWER_SECONDS):
                 stream = await client.direct(msgspec.to_builtins(self._card), instance, annotated=False)
                 return msgspec.convert([card async for card in stream][-1], Card)
-        except Exception as exc:  # whoever does not answer is no peer; the runtime raises nothing narrower
+        except Exception as exc:  # not a peer if it does not answer; the runtime raises nothing narrower
             logger.info("worker %x does not tell its KV terms: %s", instance, exc or type(exc).__name__)
             return None
 
     async def _answer(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Somebody new asks; what differs belongs into this log as well."""
+        """A new worker calls; log what differs here too."""
         other = msgspec.convert(request, Card)
         if other.served == self._card.served and (found := differences(self._card.terms, other.terms)):
             logger.error("a %s does not fit this worker: %s", other.name, "; ".join(found))

@@ -1,4 +1,4 @@
-"""Refuses at once parsers that the frontend does not know; the runtime does when the engine has started."""
+"""Refuses unknown parsers at once; the runtime would refuse them only after the engine has started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEAREST = 3
 
 
 def refuse_unknown(options: WorkerOptions) -> None:
-    if options.use_vllm_tokenizer:  # the frontend parses tokens only
+    if options.use_vllm_tokenizer:  # the frontend parses only tokens
         return
     _refuse("--tool-call-parser", options.tool_call_parser, get_tool_parser_names())
     _refuse("--reasoning-parser", options.reasoning_parser, get_reasoning_parser_names())

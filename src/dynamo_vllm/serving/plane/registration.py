@@ -1,4 +1,4 @@
-"""Puts a worker's model card and endpoint into discovery, and takes them out again."""
+"""Registers a worker's model card and endpoint in discovery, and removes them again."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ logger = logging.getLogger(__name__)
 DISCOVERY_SECONDS = 5.0
 FORGET_SECONDS = 0.5
 _GONE = "Could not find key"
-"""Runtime 1.6.1 with files: what is to be removed is not there any more."""
-# The KV router needs tokens, so a role with text input says round-robin; the frontend would refuse the model.
+"""Runtime 1.6.1 with files: what should be removed is already gone."""
+# The KV router needs tokens, so a role with text input says round-robin; otherwise the frontend would refuse
+# the model.
 _ROUTERS = {"kv": RouterMode.KV, "round-robin": RouterMode.RoundRobin}
 _MODEL_TYPES = {
     "chat": ModelType.Chat,
@@ -57,7 +58,7 @@ class Registration:
         self._card = card
         self._facts = facts
         self._is_listed = False
-        # What discovery may hold of us, also after a step whose end was not seen.
+        # What discovery may hold of this worker, also after a step whose result is unknown.
         self._has_instance = False
         self._has_card = False
 
@@ -67,7 +68,7 @@ class Registration:
 
     @property
     def endpoint_types(self) -> tuple[str, ...]:
-        """What clients may ask this worker for; a role that only helps others offers nothing."""
+        """Return the endpoints for clients; a role that only helps other workers has none."""
         of_role = self._card.endpoint_types
         return self._options.endpoint_types if of_role is None else of_role
 
@@ -80,7 +81,7 @@ class Registration:
         self._is_listed = self._has_instance = True
 
     async def publish_adapter(self, name: str) -> None:
-        """A card of its own: clients see the adapter as a model."""
+        """Publish a separate card: clients see the adapter as a model."""
         async with asyncio.timeout(DISCOVERY_SECONDS):
             await self._register(None, lora_name=name, base_model_path=str(self._options.model))
 
@@ -110,7 +111,8 @@ class Registration:
             router_config=RouterConfig(_ROUTERS[card.router]) if card.router else None,
             needs=[[getattr(WorkerType, name) for name in group] for group in card.needs] or None,
             **pixels.card(self._options),
-            # No max_gpu_lora_count: with one the router sends an adapter's requests to workers without it.
+            # No max_gpu_lora_count: with it the router sends an adapter's requests to workers without the
+            # adapter.
             **more,
         )
 
@@ -130,7 +132,7 @@ class Registration:
         config.kv_event_publishing_enabled = bool(facts.kv_event_endpoints)
         config.enable_local_indexer = options.enable_local_indexer and bool(facts.kv_event_endpoints)
         if self._card.input == "Tokens":
-            # Of text the frontend (1.6.1) would parse the calls, of whole answers only: the worker does it.
+            # The frontend (1.6.1) would parse calls in text only for whole answers, so the worker does it.
             config.tool_call_parser = options.tool_call_parser
             config.reasoning_parser = options.reasoning_parser
         config.exclude_tools_when_tool_choice_none = options.exclude_tools_when_tool_choice_none
@@ -140,22 +142,24 @@ class Registration:
         return config
 
     async def withdraw(self) -> bool:
-        """Out of routing; requests under way go on. Whether discovery let go; where not, ask again.
+        """Leave routing; running requests continue. Returns whether discovery removed the worker; if not,
+        retry.
 
-        What helps others goes card first: the frontend then answers without it. It fails requests that it had
-        just sent to an instance it does not see any more, where for other roles it asks another worker.
+        A helper role removes its card first: the frontend then answers without it. The frontend fails
+        requests that it just sent to a vanished instance of such a role; for other roles it tries another
+        worker.
         """
         self._is_listed = False
         if self._helps_others and self._has_card:
             await self._take_card()
-            await asyncio.sleep(FORGET_SECONDS)  # nothing tells when the frontend has heard of it
+            await asyncio.sleep(FORGET_SECONDS)  # nothing tells us when the frontend has noticed
         if self._has_instance:
             gone = await _attempt("leave discovery", self._endpoint.unregister_endpoint_instance())
             self._has_instance = not gone
         return not (self._has_instance or (self._helps_others and self._has_card))
 
     async def restore(self) -> bool:
-        """Whether the worker is listed again; a later answer of the engine tries anew."""
+        """Return whether the worker is listed again; a later answer of the engine tries again."""
         if not self._is_listed:
             self._has_instance = True
             is_back = await _attempt("come back", self._endpoint.register_endpoint_instance())
@@ -165,7 +169,7 @@ class Registration:
         return self._is_listed
 
     async def remove(self) -> None:
-        """Out of discovery for good: the instance and the model card."""
+        """Leave discovery for good: the instance and the model card."""
         await self.withdraw()
         if not self._helps_others:
             await self._take_card()
@@ -184,13 +188,13 @@ class Registration:
             handler,
             graceful_shutdown=True,
             metrics_labels=[("model", self.names[0])],
-            # With a payload the runtime answers /health from its own probe alone, and ours would not count.
+            # With a payload the runtime would answer /health from its own probe alone, ignoring ours.
             health_check_payload=health_check if self._options.runtime_health_check else None,
         )
 
 
 async def _attempt(what: str, step: Awaitable[None]) -> bool:
-    """Whether it worked. Discovery may be away or have forgotten us; that must not end a worker."""
+    """Return whether it worked. Discovery may be down or have lost us; that must not end a worker."""
     try:
         async with asyncio.timeout(DISCOVERY_SECONDS):
             await step

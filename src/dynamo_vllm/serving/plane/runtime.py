@@ -1,4 +1,4 @@
-"""Creates the runtime on the running loop; `config.runtime_env` has written its variables before."""
+"""Creates the runtime on the running loop; `config.runtime_env` has set its variables before."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """The runtime of a process that serves or asks, with its endpoints made before anything else goes on.
+    """The runtime of a process that serves or calls, with all its endpoints created at the start.
 
-    Over NATS, runtime 1.6.1 makes an endpoint by waiting for one of its threads with the interpreter locked;
-    when that thread waits for the interpreter, as it does for any answer to Python, both wait for ever.
+    Over NATS, runtime 1.6.1 creates an endpoint by waiting for one of its threads while it holds the GIL; if
+    that thread waits for the GIL, as for any answer to Python, both wait forever.
     """
 
     def __init__(self, drt: DistributedRuntime, addresses: Iterable[str] = ()) -> None:
@@ -30,7 +30,7 @@ class Runtime:
         self._endpoints = {address: drt.endpoint(address) for address in addresses}
 
     def endpoint(self, address: str) -> Endpoint:
-        """One of those named at the start."""
+        """Return one of the endpoints named at the start."""
         return self._endpoints[address]
 
     def set_health_status(self, ready: bool) -> None:
@@ -65,12 +65,12 @@ def _advice(reason: str) -> str:
 
 
 def caller(options: ReachOptions, address: str) -> Runtime:
-    """For a process that asks others and publishes nothing, for which any event plane does."""
+    """For a process that only calls others and publishes nothing, so any event plane works."""
     loop = asyncio.get_running_loop()
     drt = DistributedRuntime(loop, options.discovery_backend, options.request_plane, event_plane="zmq")
     return Runtime(drt, [address])
 
 
 def alone() -> Runtime:
-    """For a process that is in no deployment: its health server, and no service is needed."""
+    """For a process outside any deployment: it has a health server and needs no service."""
     return Runtime(DistributedRuntime(asyncio.get_running_loop(), "mem", "tcp", event_plane="zmq"))

@@ -1,6 +1,6 @@
 """Finds the sockets that the Rust runtime listens on, in /proc, and sets the options that it leaves out.
 
-On Linux a connection inherits the settings of the socket that accepted it.
+On Linux an accepted connection inherits the options of its listening socket.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FOLDER = "/proc/self/fd"
 _NETWORK = (socket.AF_INET, socket.AF_INET6)
 
 KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 4))
-"""Given up after 17 seconds without a sign of life: a link that is cut for ten loses nothing."""
+"""Gives up after 17 seconds without an answer, so a link that is cut for ten loses nothing."""
 
 
 def set_no_delay(port: int) -> bool:
-    """Switch Nagle's algorithm off; whether this process listens on the port.
+    """Disable Nagle's algorithm; return whether this process listens on the port.
 
-    The Rust server never sets TCP_NODELAY, which costs some 30 ms on the first token of every reused
+    The Rust server never sets TCP_NODELAY, which costs about 30 ms on the first token of every reused
     connection.
     """
     for found in _listeners():
@@ -43,10 +43,10 @@ def set_no_delay(port: int) -> bool:
 
 
 def notice_lost_machines() -> None:
-    """Let the kernel ask whether those who are connected are still there.
+    """Enable TCP keep-alive.
 
-    A machine that vanishes says no goodbye. The runtime (1.6.1) would wait for the rest of its answers for
-    ever; so it hears that they are broken off, and they go on at another worker.
+    A machine that vanishes closes no connection, and the runtime (1.6.1) would wait for its answers forever.
+    With keep-alive the connection breaks, and the requests continue on another worker.
     """
     for found in _listeners():
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -56,11 +56,11 @@ def notice_lost_machines() -> None:
 
 @contextlib.contextmanager
 def kept_here(bind_host: str | None, elsewhere: Collection[int | None]) -> Iterator[None]:
-    """While the block runs, let what listens on every address be reached from this machine only.
+    """While the block runs, make sockets that listen on every address reachable only from this machine.
 
-    Runtime 1.6.1 publishes events on 0.0.0.0, whatever DYN_EVENT_PLANE_HOST says. It makes its sockets when
-    it needs them, so a thread looks for new ones. Does nothing for a process that others shall reach, and
-    nothing to the ports named `elsewhere`, of which its user says where they listen.
+    Runtime 1.6.1 publishes events on 0.0.0.0, whatever DYN_EVENT_PLANE_HOST says. It creates sockets on
+    demand, so a thread looks for new ones. Does nothing for a process that other machines may reach, and
+    leaves the ports in `elsewhere` alone, for which the user chose an address.
     """
     if bind_host not in LOOPBACK_HOSTS:
         yield
@@ -78,7 +78,7 @@ class _KeptHere:
     def __init__(self, elsewhere: set[int]) -> None:
         self._elsewhere = elsewhere
         self._settled: set[str] = set()
-        """Sockets that listen no more than they do now, as /proc calls them."""
+        """Return listening sockets that need no further change, as /proc names them."""
 
     def run(self, stop: threading.Event) -> None:
         pause = LOOK_SECONDS
@@ -89,7 +89,7 @@ class _KeptHere:
             except OSError as exc:
                 logger.warning("what this process publishes may be read from other machines: %s", exc)
                 return
-            # Half a percent of one core; not by the clock, as a look waits for long while an engine starts.
+            # Half a percent of one core; not by the clock, because a scan takes long while an engine starts.
             pause = max(LOOK_SECONDS, (time.thread_time() - began) * 200)
 
     def look(self) -> None:
@@ -105,7 +105,7 @@ class _KeptHere:
                     self._settled.add(target)
 
     def _keep(self, found: socket.socket) -> bool:
-        """Whether it need not be looked at again: a socket listens some time after it was made."""
+        """Return whether the socket is done: it starts to listen some time after it was created."""
         if _listens(found):
             address, port = found.getsockname()[:2]
             if ipaddress.ip_address(address).is_unspecified and port not in self._elsewhere:
@@ -123,12 +123,12 @@ class _KeptHere:
 def _descriptors() -> list[str]:
     try:
         return os.listdir(_FOLDER)
-    except OSError:  # there is no /proc, or no descriptor to read it with
+    except OSError:  # no /proc, or no descriptor to read it with
         return []
 
 
 def _listeners() -> Iterator[socket.socket]:
-    """TCP sockets that listen, as duplicates which are closed again."""
+    """Yield listening TCP sockets as duplicates, which are closed again."""
     for name in _descriptors():
         with contextlib.suppress(_Closed), _duplicate(name) as found:
             if _listens(found):
@@ -136,7 +136,7 @@ def _listeners() -> Iterator[socket.socket]:
 
 
 class _Closed(Exception):
-    """The descriptor is closed in the meantime, or no socket."""
+    """The descriptor was closed in the meantime, or is not a socket."""
 
 
 @contextlib.contextmanager

@@ -27,20 +27,20 @@ logger = logging.getLogger(__name__)
 
 
 def _nobody(message: str) -> None:
-    """Nobody wants to know."""
+    """Ignore the error."""
 
 
 @contextmanager
 def boundary(
     request_id: str, on_dead: Callable[[EngineDead], None], on_error: Callable[[str], None] = _nobody
 ) -> Iterator[None]:
-    """Any error of a request leaves as an exception the frontend understands.
+    """Turn any error of a request into an exception that the frontend understands.
 
-    `on_error` hears of those that are nobody's but ours; a request that moves to another worker is no error.
+    `on_error` gets errors that are our own fault; a request that moves to another worker is not an error.
 
     InvalidArgument is the only one whose message reaches the client. StreamIncomplete and EngineShutdown make
-    the frontend move the request and pass this worker by for some seconds: only for a worker that is going.
-    Causes are cut off because the runtime prints the whole chain for every refused request.
+    the frontend move the request and skip this worker for some seconds: use them only for a worker that is
+    leaving. Causes are removed because the runtime prints the whole chain for every refused request.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def boundary(
         logger.info("request %s: moves to another worker: %s", request_id, exc)
         raise StreamIncomplete(str(exc)) from None
     except (Overloaded, NotTriedAgain) as exc:
-        # Not moved: that would keep all other requests away from a worker that serves.
+        # Not moved: that would keep all other requests away from a working worker.
         logger.warning("request %s: %s", request_id, exc)
         raise HttpError(exc.status, str(exc)) from None
     except EngineDead as exc:
@@ -66,6 +66,6 @@ def boundary(
         logger.error("request %s: %s", request_id, exc)
         raise HttpError(exc.status, "the engine failed on this request") from None
     except Exception as exc:
-        on_error(f"unexpected {type(exc).__name__}, see the log")  # its text may be of the request
+        on_error(f"unexpected {type(exc).__name__}, see the log")  # its text may contain request content
         logger.exception("request %s: unexpected error", request_id)
         raise HttpError(500, "internal error") from None

@@ -1,4 +1,4 @@
-"""Tracks the jobs in flight, and aborts them when a client leaves or the worker must end."""
+"""Tracks the jobs in flight, and aborts them when a client disconnects or the worker must stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Cancellable(Protocol):
-    """The part of the runtime's context we use."""
+    """The part of the runtime's context that we use."""
 
     def id(self) -> str: ...
 
@@ -29,7 +29,7 @@ class Cancellable(Protocol):
 
 
 class InFlight:
-    """Knows every running job and aborts them in the engine; no task per request."""
+    """Knows every running job and aborts it in the engine; no task per request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -46,7 +46,7 @@ class InFlight:
         return Watch(self, context)
 
     def enter(self, wanted: str, watch: Watch) -> str:
-        """The id of a new job: `wanted`, or a variant where it is taken; vLLM would abort both."""
+        """Return the id of a new job: `wanted`, or a variant if it is taken (vLLM would abort both)."""
         if self._closed is not None:
             raise Asleep(self._closed)
         job_id = wanted
@@ -58,18 +58,18 @@ class InFlight:
         return job_id
 
     def abort(self, job_id: str) -> None:
-        """Ask the engine to end a job; safe to call from a callback."""
+        """Abort a job in the engine; safe to call from a callback."""
         task = asyncio.get_running_loop().create_task(self._engine.abort(job_id))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
     def abort_all(self) -> None:
-        """Every job moves to another worker."""
+        """Move every job to another worker."""
         for watch in self._jobs.values():
             watch.move()
 
     def close(self, reason: str) -> None:
-        """Take no further job: the engine would not work on it."""
+        """Accept no further job: the engine would not compute it."""
         self._closed = reason
 
     def open(self) -> None:
@@ -81,7 +81,7 @@ class InFlight:
 
 
 class Watch:
-    """While open, a client that leaves aborts the job, and so does a worker that must."""
+    """While open, abort the job when its client disconnects or the worker must stop."""
 
     __slots__ = ("_future", "_in_flight", "_waiting", "_wanted", "client_left", "job_id", "must_move")
 
@@ -103,24 +103,25 @@ class Watch:
             self.left()
 
     def left(self) -> None:
-        """The client is gone: the engine need not go on."""
+        """The client is gone: stop the engine's work."""
         if not self.client_left:
             self.client_left = True
             self._end()
 
     def move(self) -> None:
-        """Another worker is to serve it; a job that the engine does not know yet must not begin."""
+        """Another worker will serve it; a job that the engine does not know yet must not start."""
         self.must_move = True
         self._end()
 
     def _end(self) -> None:
         self._in_flight.abort(self.job_id)
-        waiting, self._waiting = self._waiting, None  # one that runs out cannot be told again
+        waiting, self._waiting = self._waiting, None  # one that has finished cannot be stopped again
         if waiting is not None:
             waiting.reschedule(asyncio.get_running_loop().time())
 
     async def unless_left(self, step: Awaitable[T]) -> T | None:
-        """The step's result; None when the client left, Draining when the job moves: both end the step."""
+        """Return the step's result; None if the client disconnected, Draining if the job moves. Both end the
+        step."""
         result = None
         try:
             async with asyncio.timeout(None) as self._waiting:

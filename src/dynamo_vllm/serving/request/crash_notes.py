@@ -1,8 +1,8 @@
-"""Notes of the requests that wait for their first token, which outlive the worker that wrote them.
+"""Records requests that wait for their first token, in files that survive the worker.
 
-The frontend (1.6.1) moves a request whose worker died and tells the next worker nothing of it. Workers that
-share a folder know nevertheless: each keeps a file there, locked for as long as it lives, and whoever finds a
-request in the files of two dead workers does not try it a third time.
+The frontend (1.6.1) moves a request whose worker died and tells the next worker nothing about it. So workers
+share a folder. Each keeps a file there, locked while it lives; a worker that finds a request in the files of
+two dead workers does not try it a third time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MOST_DEATHS = 2
 KEPT_SECONDS = 600.0
-"""Of a dead worker's file; a request has long been moved or given up by then."""
+"""Lifetime of a dead worker's file; by then a request has moved or failed."""
 _NEW = ".new"
 _ENTRY_BYTES = 16
 _FREE = bytes(_ENTRY_BYTES)
 
 
 class CrashNotes:
-    """This worker's file, and what dead workers left in theirs. Without a folder it notes nothing."""
+    """This worker's file, and those of dead workers. Without a folder it records nothing."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class CrashNotes:
         self._living: dict[str, int] = {}
         """File descriptors of the other workers' files."""
         self._left: dict[str, frozenset[bytes]] = {}
-        """What dead workers had begun."""
+        """Requests that dead workers had started."""
         if folder is not None:
             try:
                 self._begin(folder)
@@ -52,7 +52,7 @@ class CrashNotes:
     def _begin(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
         fd, path = tempfile.mkstemp(suffix=_NEW, dir=folder)
-        # Not flock, which ends with the sockets and not before them: the frontend could be faster.
+        # Not flock, whose lock ends with the sockets: the frontend could be faster.
         fcntl.lockf(fd, fcntl.LOCK_EX)
         os.rename(path, path.removesuffix(_NEW))  # nobody sees it unlocked
         self._fd, self._name = fd, os.path.basename(path.removesuffix(_NEW))
@@ -64,7 +64,7 @@ class CrashNotes:
                     os.unlink(there)
 
     def waiting(self, request_id: str) -> Note:
-        """A note of this request until it has a token; raises NotTriedAgain where workers died of it."""
+        """Record this request until it has a token; raises NotTriedAgain if workers died of it."""
         if self._fd is None:
             return Note(self, None)
         entry = hashlib.blake2b(request_id.encode(), digest_size=_ENTRY_BYTES).digest()
@@ -75,7 +75,7 @@ class CrashNotes:
         return Note(self, self._write(entry))
 
     def died(self) -> None:
-        """The engine is dead: what is noted now stays, and counts from this moment on."""
+        """The engine is dead: keep the current entries; they count from now on."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
@@ -83,7 +83,7 @@ class CrashNotes:
             self._fd = None
 
     def _write(self, entry: bytes) -> int | None:
-        """The entry's place; a disk without room costs the note, not the request."""
+        """Return the entry's position; a full disk costs the entry, not the request."""
         place = self._free.pop() if self._free else self._places
         self._places = max(self._places, place + 1)
         if self._put(place, entry):
@@ -103,9 +103,9 @@ class CrashNotes:
         return False
 
     def _look(self) -> None:
-        """Read the files of workers that died since the last look."""
+        """Read the files of workers that died since the last check."""
         assert self._folder is not None
-        with contextlib.suppress(OSError):  # somebody cleared it away
+        with contextlib.suppress(OSError):  # removed by somebody
             names = {name for name in os.listdir(self._folder) if not name.endswith(_NEW)} - {self._name}
             for name in names - self._left.keys():
                 with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class CrashNotes:
 
 
 class Note:
-    """One request's; it is erased with the first token, and at the end unless the engine died."""
+    """One request's entry; erased with the first token, and at the end unless the engine died."""
 
     __slots__ = ("_notes", "_place")
 
@@ -137,7 +137,7 @@ class Note:
         self._place = place
 
     def answered(self) -> None:
-        """Whatever happens now, it was not for this request alone."""
+        """The request has a token: a later crash is not its fault alone."""
         if self._place is not None:
             self._notes.erase(self._place)
             self._place = None

@@ -1,12 +1,11 @@
-"""Where answers leave the worker: a client that does not read keeps nobody but itself waiting.
+"""Sends answers to the frontend without letting a client that does not read block others (backpressure).
 
-The runtime's `send` waits while its client does not read, and it is called on the event loop, where all
-requests would wait with it. It has no form that does not wait, and does not tell how much room it has. But
-behind it are places for some chunks, which a task of the runtime empties into the client's connection; they
-are full only where that connection takes nothing more. So a stream sends as many chunks as there are places
-for sure, then looks at the connections (one look serves all streams) and sends as many again. Only while one
-of them is full do chunks go through a thread, which may wait; a stream that keeps it waiting keeps that
-thread to itself, and another one goes on with the rest.
+The runtime's `send` blocks while its client does not read. It runs on the event loop, so all requests would
+wait. It has no non-blocking form and does not report free space. But it buffers some chunks, which a task of
+the runtime writes to the client's connection; the buffer is full only if that connection accepts nothing
+more. So a stream sends as many chunks as surely fit, then checks the connections (one check serves all
+streams) and sends as many again. Only while a connection is full do chunks go through a thread, which may
+block; a stream that blocks the thread keeps it, and another thread serves the rest.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CHUNKS = 64
-"""What a stream sends between two looks. The runtime (1.6.1) has about 190 places; a look that another stream
-took may be as many chunks old."""
+"""Chunks that a stream sends between two checks. The runtime (1.6.1) buffers about 190; a check made for
+another stream may be as many chunks old."""
 PATIENCE_SECONDS = 0.02
-"""A thread that sends one chunk for longer waits for that client, and another one takes over."""
+"""A thread that sends one chunk for longer belongs to that client, and another one takes over."""
 UNREAD_BYTES = 4 << 20
 _BESIDE = 64
-"""Bytes that a kept chunk takes beside its own."""
+"""Overhead in bytes of a buffered chunk."""
 Chunk = dict[str, Any]
 
 
@@ -56,18 +55,19 @@ class Egress:
         """Streams whose chunks wait for the thread."""
         self.thread: Thread | None = None
         self.waiting = 0
-        """Threads that wait for one client each."""
+        """Threads that each wait for one client."""
         self.looks = 0
         self._has_room = True
         self._full_connections = full_connections
         self._watch: asyncio.TimerHandle | None = None
 
     def stream(self, send: Callable[[Chunk], None], on_closed: Callable[[], None]) -> Stream:
-        """For one request; `on_closed` is told when nobody takes its answer any more."""
+        """Open a stream for one request; `on_closed` is called when nobody reads its answer any more."""
         return Stream(self, send, on_closed)
 
     def has_room(self, look: int) -> bool:
-        """Whether all connections take more, but for those whose threads wait; newer than the look given."""
+        """Return whether all connections accept more, except those with their own threads; newer than the
+        given check."""
         if look == self.looks:
             self.looks += 1
             self._has_room = self._full_connections() <= self.waiting
@@ -81,7 +81,7 @@ class Egress:
             self._watch = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._look_after_thread)
 
     def _look_after_thread(self) -> None:
-        """Another one takes over where the thread waits for a client."""
+        """Start another thread if the current one waits for a client."""
         self._watch = None
         with self.lock:
             thread = self.thread
@@ -95,12 +95,12 @@ class Egress:
 
 
 class Thread:
-    """Sends a chunk of each stream in turn, until one keeps it waiting."""
+    """Send a chunk of each stream in turn, until one blocks."""
 
     def __init__(self, egress: Egress) -> None:
         self._egress = egress
         self.stream: Stream | None = None
-        """What it is busy with."""
+        """The stream that it is sending."""
         self.busy_since = 0.0
         threading.Thread(target=self._run, daemon=True, name="egress").start()
 
@@ -122,11 +122,11 @@ class Thread:
 
 
 class Stream:
-    """One answer on its way out; all but `send_next` is called on the event loop."""
+    """One outgoing answer; everything but `send_next` runs on the event loop."""
 
     def __init__(self, egress: Egress, send: Callable[[Chunk], None], on_closed: Callable[[], None]) -> None:
         self.send = send
-        """The runtime's own: for as many chunks as there are places."""
+        """Send with the runtime directly, while the buffer has room."""
         self._egress = egress
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -135,13 +135,13 @@ class Stream:
         self._kept_bytes = 0
         self._is_in_line = False
         self.is_waited_for = False
-        """By a thread of its own."""
+        """Send through a thread."""
         self._since_look = 0
         self._failure: Exception | None = None
         self._sent_all: asyncio.Future[None] | None = None
 
     def pass_on(self, chunk: Chunk) -> int:
-        """Sends a chunk for which there may be no place; how many may follow it at once."""
+        """Send a chunk that may not fit; return how many may follow directly."""
         if self._failure is not None:
             raise self._failure
         if not self._is_in_line and self._may_send():
@@ -151,7 +151,7 @@ class Stream:
         return 0
 
     def _may_send(self) -> bool:
-        """Looks once for as many chunks, also where there was no room."""
+        """Check once per so many chunks, also if there was no room."""
         if self._since_look % CHUNKS:
             self._since_look += 1
             return False
@@ -179,7 +179,7 @@ class Stream:
         self._kept_bytes = 0
 
     async def sent(self) -> None:
-        """Returns when the runtime has every chunk."""
+        """Return when the runtime has every chunk."""
         with self._egress.lock:
             if not self._is_in_line:
                 return
@@ -189,12 +189,12 @@ class Stream:
             raise self._failure
 
     def abandon(self) -> None:
-        """What is still kept is sent to nobody; nothing to do after a normal end."""
+        """Drop the buffered chunks; does nothing after a normal end."""
         with self._egress.lock:
             self._forget()
 
     def send_next(self) -> bool:
-        """In a thread: may wait for the client for as long as it likes. Whether there is more to send."""
+        """Runs in a thread and may block for the client. Returns whether there is more to send."""
         with self._egress.lock:
             chunk = self._kept.popleft() if self._kept else None
             self._kept_bytes -= 0 if chunk is None else len(chunk) + _BESIDE

@@ -8,23 +8,24 @@ import socket
 import struct
 
 SIOCOUTQ = 0x5411
-"""Bytes that wait in a socket's send queue."""
+"""Bytes in a socket's send queue."""
 SO_MEMINFO = 55
-"""What a socket holds: nine numbers, the fourth its send buffer's size, the sixth what is queued in it."""
+"""Nine numbers about a socket's memory: the fourth is the send buffer's size, the sixth what is queued in it.
+"""
 _NUMBERS = struct.Struct("9I")
 _INT = struct.Struct("i")
 _ZERO = bytes(_INT.size)
 FEW_BYTES = 16 << 10
 """No send buffer is full with less."""
 UNKNOWN = 1 << 30
-"""More than there can be: whoever asks must not count on room."""
+"""More than possible: the caller must not count on room."""
 
 
 def count_full() -> int:
-    """TCP connections whose send buffer is more than half full.
+    """Return the TCP connections whose send buffer is more than half full.
 
-    Linux takes no further byte when it is full, and says so until a third of it is free again: whoever waits
-    to write is among those counted here.
+    Linux accepts nothing while a buffer is full, and reports it until a third is free: every blocked writer
+    is counted here.
     """
     full, ioctl, int_of = 0, fcntl.ioctl, _INT.unpack
     try:
@@ -48,4 +49,4 @@ def is_full(descriptor: int) -> bool:
         held = _NUMBERS.unpack(borrowed.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, _NUMBERS.size))
         return bool(held[5] > held[3] // 2)
     finally:
-        borrowed.detach()  # it stays open: it is another's
+        borrowed.detach()  # it stays open: it belongs to somebody else

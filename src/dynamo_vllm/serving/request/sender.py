@@ -1,4 +1,4 @@
-"""Names the part of the runtime's push egress that the request path uses."""
+"""Declares the part of the runtime's push egress that the request path uses."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ class Service:
     async def generate(
         self, request: object, context: Cancellable, response_sender: Sender
     ) -> AsyncIterator[dict[str, Any]]:
-        """The runtime wants an async generator; with push egress it yields nothing.
+        """The runtime needs an async generator; with push egress it yields nothing.
 
-        The parameter names are the runtime's: `response_sender` in the signature switches push egress on.
+        The parameter names are the runtime's: `response_sender` in the signature turns push egress on.
         """
         with (
             boundary(context.id(), self._on_dead, self._on_error),
@@ -72,7 +72,7 @@ class Service:
             lease = self._lease(self._role.adapter(parsed))
             try:
                 adapter = lease.adapter if lease else None
-                # The runtime (1.6.1) may take any first chunk for health.
+                # The runtime (1.6.1) takes any first chunk as a sign of health.
                 tells = self._role.card.tells_stages and not parsed.is_health_check
                 if tells:
                     _tell(wire.PREPARING, response_sender)
@@ -102,7 +102,7 @@ class Service:
         yield  # type: ignore[unreachable]  # makes this a generator
 
     def _lease(self, adapter: str | None) -> Lease | None:
-        """Holds the adapter for as long as the request runs: removed under it, vLLM would load it again."""
+        """Hold a lease of the adapter while the request runs; without it vLLM would load it again."""
         if not adapter:
             return None
         try:
@@ -117,7 +117,7 @@ class Service:
 
 @dataclasses.dataclass(slots=True)
 class Kept:
-    """A sender for a caller that brings none."""
+    """A sender for a caller without one."""
 
     chunks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -129,9 +129,9 @@ class Kept:
 
 
 def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
-    """Runtime 1.6.1 calls the handler itself to probe it, without a sender, and takes what is yielded.
+    """Runtime 1.6.1 calls the handler itself to probe it, without a sender, and reads what is yielded.
 
-    It gives up on a probe without a word, and the next one comes: each has an end of its own.
+    It gives up on a probe silently and sends the next, so each one ends by itself.
     """
 
     async def probed(
@@ -144,7 +144,7 @@ def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
         kept = Kept()
         async with asyncio.timeout(probe_seconds):
             async for _ in generate(request, context, kept):
-                """Nothing is yielded where there is a sender."""
+                """Yield nothing if there is a sender."""
         for chunk in kept.chunks:
             yield chunk
 
@@ -152,7 +152,7 @@ def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
 
 
 def _tell(stage: wire.Chunk, sender: Sender) -> None:
-    with suppress(RuntimeError):  # the stream is closed; the context tells a moment later
+    with suppress(RuntimeError):  # the stream is closed; the context reports it a moment later
         sender.send(stage)
 
 
@@ -167,7 +167,7 @@ def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Wa
     def out(output: Output) -> None:
         nonlocal places, is_first
         if watch.client_left:
-            raise ClientLeft  # ends the job also where the abort came before it began
+            raise ClientLeft  # ends the job also if the abort came before it started
         if output.finish == "abort" or watch.must_move:
             raise Draining(GOING)
         if is_first:
@@ -180,7 +180,7 @@ def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Wa
                 send(chunk)
             else:
                 places = stream.pass_on(chunk)
-        except RuntimeError:  # the stream is closed; the context tells a moment later
+        except RuntimeError:  # the stream is closed; the context reports it a moment later
             watch.left()
 
     return out

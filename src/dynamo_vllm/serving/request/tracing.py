@@ -1,7 +1,7 @@
-"""A span for every request of this worker, in the trace that the frontend began.
+"""Records a span for every request of this worker, in the frontend's trace.
 
-The runtime makes the spans of the frontend, of the router and of the call to this worker, vLLM one of its own
-below ours. Everything here stands around the request path: with traces off nothing of it is there.
+The runtime records the spans of the frontend, the router and the call to this worker; vLLM records its own
+below ours. All code here wraps the request path: with traces off none of it runs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ FIRST, REST = "worker.first_token", "worker.further_tokens"
 
 
 class TracedContext(Cancellable, Protocol):
-    """The part of the runtime's context we use."""
+    """The part of the runtime's context that we use."""
 
     def trace_headers(self) -> Mapping[str, str] | None:
-        """None for a request that nobody traces."""
+        """None for a request that is not traced."""
 
 
 class Tracing:
-    """The spans of one worker; `generate` stands in for the service's."""
+    """The spans of one worker; its `generate` replaces the service's."""
 
     def __init__(self, provider: TracerProvider, role: str, model: str) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -50,7 +50,7 @@ class Tracing:
         self._open: dict[str, Span] = {}
 
     def headers(self, request_id: str) -> Mapping[str, str] | None:
-        """What makes the engine's span a child of the request's."""
+        """Return the headers that make the engine's span a child of the request's."""
         span = self._open.get(request_id)
         if span is None:
             return None
@@ -99,7 +99,7 @@ class Tracing:
             span.set_attribute("dynamo_vllm.outcome", "cancelled")
             raise
         except BaseException as exc:
-            # Not its text, which may be of the request.
+            # Not its text, which may contain request content.
             span.set_status(Status(StatusCode.ERROR, type(exc).__name__))
             span.set_attribute("error.type", type(exc).__name__)
             raise
@@ -109,7 +109,7 @@ class Tracing:
             self._end(span, recorder, request)
 
     def _end(self, span: Span, recorder: Recorder, request: object) -> None:
-        """The phases become spans of their own, known only now."""
+        """The phases become separate spans, known only now."""
         from opentelemetry.trace import set_span_in_context
 
         ended = time.time_ns()
@@ -125,7 +125,7 @@ class Tracing:
 
 
 class Recorder:
-    """Stands where the runtime's sender does, and sees what goes through."""
+    """Wraps the runtime's sender and observes the chunks."""
 
     __slots__ = ("_chunk", "began_ns", "chunks", "client_left", "first_ns", "sender", "tokens")
 
@@ -175,7 +175,7 @@ class Recorder:
 
 
 def transfer(request: object, recorder: Recorder) -> dict[str, str]:
-    """What became of the KV cache between prefill and decode; what was fetched counts as cached."""
+    """Describe the KV cache transfer between prefill and decode; fetched tokens count as cached."""
     if recorder.handed_over:
         return {"dynamo_vllm.transfer": "handed over"}
     if isinstance(request, dict) and request.get("prefill_result"):
@@ -185,7 +185,8 @@ def transfer(request: object, recorder: Recorder) -> dict[str, str]:
 
 @contextlib.contextmanager
 def opened(options: WorkerOptions, model: str) -> Iterator[Tracing | None]:
-    """None where traces are off. Not before the engine runs: what sends spans has threads, and vLLM forks."""
+    """Return the tracer; None if traces are off. Only after the engine runs: exporters have threads, and vLLM
+    forks."""
     if options.traces_url is None:
         yield None
         return
@@ -201,9 +202,9 @@ def opened(options: WorkerOptions, model: str) -> Iterator[Tracing | None]:
 
 
 def flush(provider: TracerProvider) -> None:
-    """Send what is left, for a moment only: a receiver that is gone must not hold up the end of a worker.
+    """Send the remaining spans with a short timeout: a missing receiver must not delay shutdown.
 
-    OpenTelemetry 1.45 takes a timeout here and waits for its exporter all the same.
+    OpenTelemetry 1.45 accepts a timeout here and waits for its exporter anyway.
     """
     last = threading.Thread(target=provider.force_flush, name="last-spans", daemon=True)
     last.start()
@@ -211,7 +212,7 @@ def flush(provider: TracerProvider) -> None:
 
 
 def exporter(url: str, protocol: str) -> Any:
-    """As vLLM chooses it; importing both would take a third of a second more."""
+    """Choose as vLLM does; importing both would take a third of a second more."""
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
 

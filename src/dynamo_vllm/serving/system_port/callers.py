@@ -22,9 +22,9 @@ class Unauthorized(NotAllowed):
 
 
 def check(admin: Admin, address: str, headers: Message) -> None:
-    """With a token whoever has it; without one this machine's own programs, and no page in a browser.
+    """With a token, callers that send it; without one, programs on this machine, but no page in a browser.
 
-    A page's requests carry its Origin, or its own name for this machine where DNS was made to say so.
+    A page's requests carry its Origin, or with DNS rebinding its own name for this machine.
     """
     if admin.has_token:
         kind, _, token = headers.get("Authorization", "").partition(" ")
@@ -45,7 +45,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_own_name(host: str) -> bool:
-    """Whether a Host header calls this machine by an address, or a name that no DNS server was asked for."""
+    """Return whether a Host header names this machine by an address, or by a name that needs no DNS."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         if name in ("", "localhost", socket.gethostname().lower()):

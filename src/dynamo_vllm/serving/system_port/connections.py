@@ -1,7 +1,7 @@
-"""The connections of a server: how many there may be, and who has to go when there are too many.
+"""Limits the connections of a server, and chooses which one to close when there are too many.
 
-A connection that waits for its client is *idle*, also in the middle of a request's headers. When there is no
-room, the idle one that has waited longest goes: who connects and says nothing keeps nobody out.
+A connection that waits for its client is *idle*, also in the middle of a request's headers. If there is no
+room, the one that has been idle longest is closed, so silent clients keep nobody out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 MAX_CONNECTIONS = 128
 MAX_PER_PEER = 64
 PROBE_CONNECTIONS = 16
-"""Places beside the others, where all of those are busy: for /live and /health."""
+"""Reserved connections for /live and /health, used when all others are busy."""
 
 
 @dataclass(slots=True)
 class ConnectionPlace:
-    """One connection's."""
+    """The state of one connection."""
 
     connection: socket.socket
     peer: str
@@ -34,14 +34,14 @@ class ConnectionPlace:
 
 @dataclass(slots=True)
 class Places:
-    """May be used from any thread."""
+    """Thread-safe."""
 
     _taken: list[ConnectionPlace] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, connection: socket.socket, peer: str) -> ConnectionPlace | None:
-        """A place, for which another one may have to go; None where everybody is busy."""
+        """Reserve a connection, closing an idle one if needed; None if all are busy."""
         with self._lock:
             place = ConnectionPlace(connection, peer, next(self._numbers))
             ordinary = [taken for taken in self._taken if not taken.is_for_probes]
@@ -56,7 +56,7 @@ class Places:
             return place
 
     def _drop_idle(self, places: list[ConnectionPlace]) -> bool:
-        """End the connection that has been idle for longest; its thread then finds it closed."""
+        """Close the connection that has been idle longest; its thread then notices."""
         idle = [place for place in places if place.is_idle]
         if not idle:
             return False
@@ -68,14 +68,14 @@ class Places:
         return True
 
     def leave(self, place: ConnectionPlace) -> None:
-        """Before the connection is closed: its number may be another's afterwards."""
+        """Call before the connection is closed: its descriptor may be reused afterwards."""
         with self._lock:
             if place.is_open:
                 place.is_open = False
                 self._taken.remove(place)
 
     def busy(self, place: ConnectionPlace) -> None:
-        """A whole request is there, and is being answered."""
+        """Mark as busy: a complete request has arrived."""
         with self._lock:
             place.is_idle = False
 
@@ -85,7 +85,7 @@ class Places:
 
 
 def _has_sent(connection: socket.socket) -> bool:
-    """Whether its thread has only to read: a probe that has just come in."""
+    """Return whether its thread only has to read: a probe that has just arrived."""
     waiting = select.poll()
     try:
         waiting.register(connection, select.POLLIN)

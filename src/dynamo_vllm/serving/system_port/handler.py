@@ -1,7 +1,7 @@
-"""Our server on the system port: admin verbs here, everything else from the runtime's server behind it.
+"""Serves admin verbs on the system port, and forwards everything else to the runtime's server behind it.
 
-The runtime's own server knows two statuses for a verb, shows callers the text of exceptions and sees neither
-their address nor their headers. Threads, because /live must be answered while the engine starts.
+The runtime's own server has only two statuses for a verb, shows exception texts to callers and sees neither
+their address nor their headers. It uses threads, because /live must answer while the engine starts.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 MAX_DIGITS = 20
-"""Of a length: Python refuses to read a number of some thousands."""
+"""Digits of a length: Python refuses to parse a number of some thousands."""
 PAUSE_SECONDS = 30.0
 HEADER_SECONDS = 5.0
 BODY_SECONDS = 30.0
 PROBE_SECONDS = 0.5
-"""For all of a request's headers, where there is hardly any room: the next one waits."""
+"""Time for all headers of a request when connections are scarce."""
 SEND_SECONDS = 10.0
 STOP_SECONDS = 0.1
 _ADMIN = ("/engine/", "/v1/loras")
 
 
 class SystemPort:
-    """Listens from the start; verbs are answered once `admin` is set."""
+    """Listens from the start; verbs work once `admin` is set."""
 
     def __init__(self, host: str, port: int, behind: tuple[str, int]) -> None:
         self.admin: Admin | None = None
@@ -73,7 +73,7 @@ class SystemPort:
         return int(self._server.server_address[1])
 
     def watch_loop(self) -> None:
-        """From now on /live depends on the worker's loop, which a starting engine holds up for minutes."""
+        """From now on /live depends on the worker's loop, which a starting engine blocks for minutes."""
         self.pulse = LoopPulse(self.loop)
 
     def close(self) -> None:
@@ -84,13 +84,13 @@ class SystemPort:
         self.behind.close()
 
     def perform(self, admin: Admin, name: str, body: object) -> Reply:
-        """From a connection's thread: done on the worker's loop."""
+        """Called in a connection's thread; runs on the worker's loop."""
         return asyncio.run_coroutine_threadsafe(admin.perform(name, body), self.loop).result()
 
 
 @contextlib.contextmanager
 def opened(options: WorkerOptions, runtime_port: int | None) -> Iterator[SystemPort | None]:
-    """None where the worker has no system port."""
+    """Return the server; None if the worker has no system port."""
     if options.system_port is None or runtime_port is None:
         yield None
         return
@@ -110,7 +110,7 @@ class _Server(SystemServer):
 
 
 class _Reader(io.RawIOBase):
-    """What a client sends, until `deadline`; a timeout of the socket would begin anew with every byte."""
+    """Read from a client until `deadline`; a socket timeout would start again with every byte."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        """A pause before a request may be long, since it can be ended; a request that has begun may not."""
+        """An idle connection may wait long, since it can be closed; a started request may not."""
         is_for_probes = self.server.place(self.connection).is_for_probes
         self._within(PROBE_SECONDS if is_for_probes else PAUSE_SECONDS)
         try:
@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             reply = self._verb(path)
             self._send_json(int(reply.get("code", 200)), reply)
         elif path == "/live" and admin is not None and admin.rests:
-            # The runtime says here what it says at /health, and whoever watches would replace the worker.
+            # The runtime reports here what it reports at /health, and a supervisor would replace the worker.
             self._send_json(200, {"status": "resting"})
         else:
             self._forward(path)
@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             verb, fields = route(self.command, path)
             return self.server.owner.perform(admin, verb, self._body() | fields)
         except AdminError as exc:
-            # What is left of the body would be read as the next request.
+            # The rest of the body would be read as the next request.
             self.close_connection = True
             return failure(exc)
 
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise BadCommand(f"Content-Length is {', '.join(lengths)[:80]!r}; send one number")
         length = int(lengths[0])
         if length > MAX_BODY_BYTES:
-            self.rfile.read(min(length, 2 * MAX_BODY_BYTES))  # a client reads no answer before it wrote
+            self.rfile.read(min(length, 2 * MAX_BODY_BYTES))  # clients send all before they read
             raise TooLarge(f"the body has {length} bytes; {MAX_BODY_BYTES} are the most")
         raw = self.rfile.read(length)
         if len(raw) < length:
@@ -227,11 +227,11 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _forward(self, path: str) -> None:
-        """The runtime's own answer."""
+        """Return the runtime's own answer."""
         if not is_passed_on(path):
             raise NoRoute(f"there is no {path[:200]} here")
         if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
-            # Nobody reads the body: it would be taken for the next request, which a page could so send.
+            # Nobody reads the body: it would be taken as the next request, which a web page could exploit.
             self.close_connection = True
         answer = self.server.owner.behind.ask(self.command, self.path, self.headers.get("Accept", "*/*"))
         self._send(answer.status, answer.content, answer.headers)
@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard server cannot read is refused as everything else is, and not with its page."""
+        """Refuse what the standard server cannot parse with our own JSON, not with its HTML page."""
         self.close_connection = True
         refused = {**failure(BadCommand(f"this is no request: {message or code}")), "code": int(code)}
         self._send_json(code, refused)
@@ -272,7 +272,7 @@ class Busy(AdminError):
 
 
 def path_of(target: str) -> str:
-    """The path that a request asks for."""
+    """Return the path of a request."""
     with contextlib.suppress(ValueError):  # half an address
         if target.isascii() and target.isprintable():
             return urlsplit(target).path

@@ -19,14 +19,14 @@ class WrongMethod(BadCommand):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to a verb; a part in braces is a field of its body."""
+    """One route of a verb; a part in braces is a field of its body."""
 
     method: str
     parts: tuple[str, ...]
     verb: str
 
     def fields(self, parts: tuple[str, ...]) -> dict[str, str] | None:
-        """The fields in a path, or None where it is another one. The last field takes all that follows."""
+        """Return the fields in a path, or None if it does not match. The last field takes the rest."""
         last = len(self.parts) - 1
         if self.parts[-1].startswith("{") and len(parts) > len(self.parts):
             parts = (*parts[:last], "/".join(parts[last:]))
@@ -51,7 +51,7 @@ ROUTES = tuple(Route("POST", ("engine", name), name) for name in VERBS) + tuple(
 
 
 def route(method: str, path: str) -> tuple[str, dict[str, str]]:
-    """The verb of a request and the part of its body that is in the path."""
+    """Return the verb of a request and the part of its body that is in the path."""
     parts = _split(path)
     matches = [(way, fields) for way in ROUTES if (fields := way.fields(parts)) is not None]
     for way, fields in matches:

@@ -1,4 +1,4 @@
-"""Passes requests on to the runtime's own server, which stands behind the system port."""
+"""Forwards requests to the runtime's own server behind the system port."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NO_ANSWER = RuntimeAnswer(503, b"the runtime's server does not answer\n", {"Cont
 
 
 def is_passed_on(path: str) -> bool:
-    """Whether the runtime's server is asked: for its health, its figures and the files of the model card."""
+    """Return whether the runtime's server answers: health, metrics and the files of the model card."""
     return path in _PASSED_ON or (path.startswith(_FILES) and path.isascii() and path.isprintable())
 
 
 class Behind:
-    """Asks it, from any thread."""
+    """Calls it, from any thread."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
@@ -49,7 +49,7 @@ class Behind:
         return http.client.HTTPConnection(*self._address, timeout=BEHIND_SECONDS)
 
     def ask(self, method: str, target: str, accept: str) -> RuntimeAnswer:
-        """Its answer; for a probe over a connection that is there, since a new one takes descriptors."""
+        """Return its answer; probes reuse a connection, since a new one needs file descriptors."""
         if target in PROBES and self._turn.acquire(blocking=False):
             try:
                 with contextlib.suppress(OSError, http.client.HTTPException):

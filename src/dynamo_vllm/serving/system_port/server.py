@@ -1,4 +1,4 @@
-"""The HTTP server of the system port: a thread per connection, an answer also without a free descriptor."""
+"""The HTTP server of the system port: a thread per connection, and an answer without free descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class SystemServer(ThreadingHTTPServer):
-    """Gives every connection a place, and tells its handler by `place` what it is for."""
+    """Reserves a place for every connection, and passes it to the handler as `place`."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -36,7 +36,7 @@ class SystemServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Without the name lookup of the standard one."""
+        """Skip the name lookup of the standard one."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -52,9 +52,9 @@ class SystemServer(ThreadingHTTPServer):
         self._places.idle(self.place(connection))
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Where there are no descriptors, on one that was kept for that.
+        """Answer on a spare descriptor when there are no others.
 
-        The standard server would try again at once, without end: whoever waits makes its socket readable.
+        The standard server would retry at once, forever: a waiting client keeps its socket readable.
         """
         self._is_on_a_spare = False
         try:
@@ -81,13 +81,13 @@ class SystemServer(ThreadingHTTPServer):
         place.is_for_probes = place.is_for_probes or self._is_on_a_spare
         self._of[id(request)] = place
         if self._is_on_a_spare:
-            # Here and now, one after the other: so the spare is free again for the next.
+            # Here, one after the other, so that the spare is free again for the next.
             self.process_request_thread(request, client_address)
             self._spares.fill()
             return
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # a limit on threads: none was started that would give the place back
+        except RuntimeError:  # a limit on threads: none started that would release the place
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
@@ -104,7 +104,7 @@ class SystemServer(ThreadingHTTPServer):
 
 
 class _Spares:
-    """Descriptors that are kept for the time when there are no others."""
+    """File descriptors kept for the time when there are no others."""
 
     def __init__(self) -> None:
         self._held: list[int] = []

@@ -1,4 +1,4 @@
-"""What `serve` starts for its demos: groups of workers for the models that come with the package."""
+"""Plans what `serve` starts for its demos: groups of workers for the models of the package."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """One model, and what its worker is told beside its folder and name."""
+    """One model, and the options of its worker besides folder and name."""
 
     model: str
     options: Values = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
 
 
-# The chat template is ChatML with hermes' tool calls and qwen3's thoughts.
+# The chat template is ChatML with hermes tool calls and qwen3 reasoning.
 _PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 _LORA = Demo("chat", {**_PARSERS, "lora_enabled": True}, adapters=models.ADAPTERS)
 _VISION = Demo("vision", {**_PARSERS, "enable_multimodal": True})
@@ -48,7 +48,7 @@ DEMOS: dict[str, tuple[Demo, ...]] = {
 
 
 def choose(name: str, device: str) -> tuple[list[Demo], list[str]]:
-    """The demos of this name, and why some of `all` are left out."""
+    """Return the demos of this name, and why some of `all` are left out."""
     looked = [(demo, obstacle(demo, device)) for demo in DEMOS[name]]
     found = [demo for demo, why in looked if why is None]
     told = [f"{models.served_name(demo.model)} cannot be served: {why}" for demo, why in looked if why]
@@ -58,7 +58,7 @@ def choose(name: str, device: str) -> tuple[list[Demo], list[str]]:
 
 
 def obstacle(demo: Demo, device: str) -> str | None:
-    """Why this installation cannot serve it."""
+    """Return why this installation cannot serve it."""
     try:
         for name in (demo.model, *demo.adapters):
             models.folder(name)
@@ -99,7 +99,7 @@ def put_in(
     device: str,
     gpus: Sequence[str] = (),
 ) -> Topology:
-    """Every group without a model becomes one for each demo."""
+    """Turn every group without a model into one group per demo."""
     shared = gpus[:1] if len(demos) > 1 else ()
     groups: list[WorkerGroup] = []
     for group in wanted.workers:
@@ -136,7 +136,7 @@ def _group(
     options = {"model": str(models.folder(demo.model)), **_unset(_options(demo), env), **group.options}
     if _engine(group, environment) == "fake":
         return dataclasses.replace(group, options=options)
-    # What follows is for language models: a quick start, and caches that leave room for others.
+    # For language models only: a quick start, and caches that leave room for others.
     if options.get("omni"):
         gpu = {_GPUS: shared_gpu[0]} if shared_gpu else {}
         return dataclasses.replace(group, options=options, env={**gpu, **group.env})
@@ -159,18 +159,18 @@ def _options(demo: Demo) -> dict[str, Any]:
 
 
 def _unset(options: Values, env: Mapping[str, str]) -> dict[str, Any]:
-    """Those whose variable the user did not set."""
+    """Return those whose variable the user did not set."""
     variables = {item.name: item.option.env for item in build.declared(WorkerOptions)}
     return {name: value for name, value in options.items() if not env.get(variables[name])}
 
 
 def _flags(given: EngineFlags, device: str, shares_gpu: bool) -> list[str]:
-    """A quick start; what the user set stands."""
+    """Settings for a quick start; the user's own settings win."""
     flags = {"enforce_eager": ["--enforce-eager"]}
     if device == "cpu":
         flags["dtype"] = ["--dtype", "float32"]
     if shares_gpu:
-        # With a size of its own vLLM does not measure, which several at once would disturb.
+        # With a fixed size vLLM does not measure memory, which several starts at once would disturb.
         flags["gpu_memory_utilization"] = ["--gpu-memory-utilization", "0.1"]
         flags["kv_cache_memory_bytes"] = ["--kv-cache-memory-bytes", str(_CACHE_BYTES)]
     wanted = [words for name, words in flags.items() if name not in given and f"no_{name}" not in given]

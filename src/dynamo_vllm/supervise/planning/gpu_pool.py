@@ -1,4 +1,4 @@
-"""Hands the machine's GPUs out to workers. Pure, like the plan it serves."""
+"""Assigns the machine's GPUs to workers. Pure, like the plan that uses it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SHARE = "gpu_memory_utilization"
 
 
 class GpuPool:
-    """Each worker gets its own; those that name theirs may share where it holds them."""
+    """Each worker gets its own GPUs; workers that name theirs may share if the memory suffices."""
 
     def __init__(self, there: Sequence[str]) -> None:
         self._free = list(there)
         self._count = len(there)
         self._shares: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        """Of each one's memory, by the worker that takes it."""
+        """The share of each GPU's memory, by worker."""
 
     def give(self, name: str, named: str | None, engines: int, share: float) -> dict[str, str]:
-        """What a worker's environment needs beside what the user `named` there."""
+        """Return what a worker's environment needs besides what the user `named` there."""
         if not self._count or not engines:
             return {}
         if named is not None:
@@ -42,13 +42,13 @@ class GpuPool:
             )
         else:
             mine, self._free = self._free[:engines], self._free[engines:]
-        for gpu in mine[:engines]:  # vLLM takes the first of those it sees
+        for gpu in mine[:engines]:  # vLLM uses the first of those it sees
             self._shares[gpu][name] = share
             self._refuse_too_much(gpu)
         return {} if named is not None else {VARIABLE: ",".join(mine)}
 
     def _refuse_too_much(self, gpu: str) -> None:
-        """vLLM would find out worker by worker, at the end of a long start."""
+        """vLLM would notice worker by worker, at the end of a long start."""
         shares = self._shares[gpu]
         if len(shares) > 1 and (percent := round(100 * sum(shares.values()))) > 100:
             raise ConfigError(
@@ -58,7 +58,9 @@ class GpuPool:
 
 
 def share_of(engine: EngineFlags) -> float:
-    """The part of a GPU's memory that an engine with these flags takes; 0 where they say a size instead."""
+    """Return the share of a GPU's memory that an engine with these flags takes; 0 if they give a
+    size instead.
+    """
     if (CACHE_SIZE_ARGUMENTS - {_SHARE}) & engine.keys():
         return 0.0
     try:

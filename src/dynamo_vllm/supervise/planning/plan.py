@@ -1,4 +1,6 @@
-"""Turns a topology into the processes that `serve` starts. Pure: nothing is opened, started or made here."""
+"""Turns a topology into the processes that `serve` starts. Pure: nothing is opened, started or
+created here.
+"""
 
 from __future__ import annotations
 
@@ -35,26 +37,26 @@ _ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start and to keep."""
+    """One process to start and keep running."""
 
     name: str
     argv: tuple[str, ...]
-    """The command, without what differs at each start: a worker's own two ports and the status pipe."""
+    """The command, without what differs at each start: a worker's two ports and the status pipe."""
     env: Mapping[str, str]
-    """Its whole environment."""
+    """Its complete environment."""
     health: str
-    """Where it answers while it is not hung; {port} stands for the port."""
+    """Its health URL; {port} is the placeholder for the port."""
     port: int | None
     """Port of `health`; None takes a free one at each start."""
     drain_seconds: float
     role: str | None
-    """What a worker does; None for the frontend."""
+    """The role of a worker; None for the frontend."""
     engines: int = 0
-    """How many it runs on this node, on GPUs each has one; the fake engine does not count."""
+    """Number of engines on this node, each with one GPU; the fake engine does not count."""
     card_port: int | None = None
-    """Of the runtime's server behind a worker's `port`; None takes a free one at each start."""
+    """Port of the runtime's server behind a worker's `port`; None takes a free one at each start."""
     forks: bool = False
-    """It may be forked from a process that has imported vLLM."""
+    """Whether it may be forked from a process that has imported vLLM."""
 
     @property
     def is_worker(self) -> bool:
@@ -66,7 +68,8 @@ class Process:
         return None if self.role is None else CARDS[self.role]
 
     def command(self, port: int, card_port: int | None = None) -> list[str]:
-        """`card_port` is a worker's second port: many that each looked for one would meet."""
+        """`card_port` is a worker's second port; chosen here, because workers that each look for one would
+        collide."""
         ports = ["--system-port", str(port)] if self.is_worker else []
         if card_port is not None:
             ports += ["--card-port", str(card_port)]
@@ -78,17 +81,17 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything `serve` starts, and where it will answer."""
+    """Everything that `serve` starts, and where it will answer."""
 
     url: str
-    """Of the frontend, without a path."""
+    """URL of the frontend, without a path."""
     host: str
     port: int
     models: tuple[str, ...]
     """Folder or hub id of each group's model."""
     processes: tuple[Process, ...]
     front: FrontendOptions
-    """Of the frontend; every process finds and reaches the others in its way."""
+    """Settings of the frontend; every process uses the same discovery and planes."""
     named_ports: frozenset[int] = frozenset()
     """Where the user wants processes to listen."""
 
@@ -105,10 +108,10 @@ def make(
     *,
     elsewhere: bool = False,
 ) -> Plan:
-    """The processes of a topology; settings that cannot work are refused here.
+    """Return the processes of a topology; settings that cannot work are rejected here.
 
-    `gpus` are shared out among several workers; without any, each sees what the environment shows it.
-    Processes that will run `elsewhere` are not held against what this machine has.
+    `gpus` are assigned to several workers; without any, each sees what the environment shows. Processes that
+    will run `elsewhere` are not checked against this machine.
     """
     shared = shared_environment(environment, discovery)
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
@@ -142,7 +145,7 @@ def make(
 
 
 def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[str, str]:
-    """One machine, no services; what the user's environment says stands."""
+    """One machine, no services; the user's environment wins."""
     defaults = {
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(discovery),
@@ -158,7 +161,7 @@ def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[
 def with_planes(
     shared: Mapping[str, str], front: FrontendOptions, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the frontend was told about the way to the others, for the workers too.
+    """Pass the frontend's discovery and plane settings to the workers too.
 
     A deployment that other machines can find advertises this machine's address, not loopback.
     """
@@ -173,14 +176,14 @@ def with_planes(
 
 
 def counted(workers: Sequence[Process]) -> list[Process]:
-    """Every worker is told how many engines there are: on a CPU they share memory and cores."""
+    """Tell every worker the number of engines: on a CPU they share memory and cores."""
     engines = sum(worker.engines for worker in workers)
     told = {ENGINES_HERE: str(engines)} if engines > 1 else {}
     return [dataclasses.replace(worker, env={**told, **worker.env}) for worker in workers]
 
 
 def reachable(host: str) -> str:
-    """An address to connect to what listens on `host`, as it stands in a URL."""
+    """Return an address for connecting to a process that listens on `host`, as written in a URL."""
     host = _ANY.get(host, host)
     return f"[{host}]" if ":" in host else host
 
@@ -204,7 +207,7 @@ class _Workers:
     ) -> None:
         self._elsewhere = elsewhere
         self._embeddings = embeddings
-        """Where encode workers hand over, when there are some."""
+        """The folder of encode workers, if there are some."""
         self.made: list[Process] = []
         self.models: list[str] = []
         self._model = model
@@ -240,7 +243,7 @@ class _Workers:
         self._check_address(options)
         self.models.append(str(options.model))
         engines = 0 if options.engine == "fake" else node.engines
-        share = 0.0 if options.omni else share_of(worker.flags)  # a pipeline's stages have theirs in its file
+        share = 0.0 if options.omni else share_of(worker.flags)  # a pipeline's file has those of its stages
         argv = _argv(values, group)
         if not self._elsewhere:
             argv, secrets = planning_secrets.by_environment(WorkerOptions, argv)
@@ -251,7 +254,7 @@ class _Workers:
             self._one(name, options, argv, env | gpus, node.local_ranks, engines)
 
     def check_roles(self) -> None:
-        """When all groups are known."""
+        """Check when all groups are known."""
         answering = {name for (_, name), role in self._roles.items() if not CARDS[role].helps_others}
         for (_, name), role in self._roles.items():
             if name not in answering:
@@ -259,7 +262,7 @@ class _Workers:
                 raise ConfigError(f"{name} has {role} workers only; add a group {lacks}")
 
     def _defaults(self, worker: WorkerPlan) -> dict[str, Any]:
-        """What a role needs beside its name; what the user set stands."""
+        """Return what a role needs besides its name; the user's settings win."""
         options, engine = worker.options, worker.flags
         more: dict[str, Any] = {}
         if self._is_taken(options) and options.component is None and options.endpoint is None:
@@ -278,11 +281,11 @@ class _Workers:
         return more
 
     def _is_taken(self, options: WorkerOptions) -> bool:
-        """By another model: the runtime (1.6.1) lets an endpoint have one."""
+        """Return whether another model has the address: the runtime (1.6.1) allows one model per endpoint."""
         return self._folders.get(options.address, options.model) != options.model
 
     def _other_component(self, options: WorkerOptions) -> str:
-        """backend-2 where backend is taken, or the next that is free or has this model already."""
+        """Return backend-2 if backend is taken, or the next one that is free or has this model."""
         component = options.address.split(".")[-2]
         names = (f"{component}-{number}" for number in itertools.count(2))
         return next(
@@ -349,7 +352,7 @@ class _Workers:
                 name=name,
                 argv=(*COMMAND, "worker", *argv, *more),
                 env=env,
-                health=f"http://{reachable(host)}:{{port}}/live",  # also of one that was told to sleep
+                health=f"http://{reachable(host)}:{{port}}/live",  # also for one that was told to sleep
                 port=self._ports.next(name, "system_port", options.system_port),
                 card_port=self._ports.next(name, "card_port", options.card_port),
                 drain_seconds=options.drain_seconds,
@@ -361,7 +364,7 @@ class _Workers:
 
 
 class _Ports:
-    """Hands out ports: workers that were given the same first one get consecutive ones."""
+    """Assigns ports: workers with the same first port get consecutive ones."""
 
     def __init__(self, front: FrontendOptions) -> None:
         self._owners = {front.port: "--port"}
@@ -369,11 +372,11 @@ class _Ports:
 
     @property
     def named(self) -> frozenset[int]:
-        """All that were handed out, and the frontend's."""
+        """All assigned ports, and the frontend's."""
         return frozenset(self._owners)
 
     def next(self, name: str, option: str, first: int | None, count: int = 1) -> int | None:
-        """The first of `count` ports for the worker `name`; None when the user named none."""
+        """Return the first of `count` ports for the worker `name`; None if the user named none."""
         if not first:
             return None
         mine = first + self._counts[option, first]
@@ -387,7 +390,7 @@ class _Ports:
 
 
 def parse(argv: Sequence[str]) -> WorkerPlan:
-    """What a worker's command says."""
+    """Return the arguments of a worker's command."""
     return worker_plan.parse(argv, {})
 
 

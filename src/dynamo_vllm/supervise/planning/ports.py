@@ -1,4 +1,4 @@
-"""Free ports of this machine, handed out in one place: each goes to one process only."""
+"""Hands out free ports of this machine in one place, each to one process only."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dynamo_vllm.errors import StartError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# The runtime takes no system port above 32767; Linux gives outgoing connections ports above that.
+# The runtime accepts no system port above 32767; Linux uses ports above that for outgoing connections.
 _FIRST, _LAST = 20000, 32767
 _candidates = itertools.count(random.randrange(_LAST - _FIRST))
 _named: set[int] = set()
 
 
 def leave_out(named: Iterable[int]) -> None:
-    """Ports the user named for a process, which listens there when it has started."""
+    """Ports that the user chose for a process, which listens there once it has started."""
     _named.update(named)
 
 
 def free() -> int:
-    """A port nobody listens on now, another one at each call; whoever asked must take it soon."""
+    """Return a port that is free now, a different one at each call; the caller must use it soon."""
     for number in itertools.islice(_candidates, _LAST - _FIRST):
         port = _FIRST + number % (_LAST - _FIRST + 1)
         if port not in _named and _is_free(port):

@@ -1,4 +1,6 @@
-"""Keeps secrets out of command lines, which every user of a machine can read: they go as variables."""
+"""Keeps secrets out of command lines, which every user of a machine can read, by passing them as
+variables.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ _IN_ADDRESS = re.compile(r"://[^/\s]+@")
 
 
 def by_environment(cls: type, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line of a process with the options of `cls`, and the variables for what is missing there.
+    """Return the command line of a process with the options of `cls`, and the variables for what it leaves
+    out.
 
-    Missing are secrets, and addresses with a user's name or a password.
+    It leaves out secrets, and addresses with a user name or a password.
     """
     ours = {name: item for item in build.declared(cls) if not item.many for name in item.flags}
     kept: list[str] = []

@@ -1,4 +1,4 @@
-"""Runs one process: its group, its log, and the status lines it writes."""
+"""Runs one process: its process group, its log, and the status lines it writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Status = dict[str, Any]
 
 
 class RunningProcess(Protocol):
-    """A process of ours, however it was started; the part of asyncio's that is used here."""
+    """A child process, however it was started; the part of asyncio's that we use."""
 
     @property
     def pid(self) -> int: ...
@@ -45,17 +45,17 @@ class RunningProcess(Protocol):
     def terminate(self) -> None: ...
 
     def let_go(self) -> None:
-        """Nobody signals it any more: its number may become another process'."""
+        """Signal it no more: its pid may be reused."""
 
 
 class Child:
-    """A started process in a session of its own, so that its own children can be ended with it."""
+    """A started process in its own session, so that its children can be killed with it."""
 
     def __init__(self, plan: Process, running: RunningProcess, port: int, log: Path, log_start: int) -> None:
         self.plan = plan
         self.port = port
         self._log = log
-        self._log_start = log_start  # behind the lines of the processes before this one
+        self._log_start = log_start  # after the lines of earlier processes
         self.ready = asyncio.Event()
         self.models: tuple[str, ...] = ()
         self.endpoint_types: tuple[str, ...] = ()
@@ -80,20 +80,20 @@ class Child:
 
     @property
     def ready_seconds(self) -> float:
-        """How long it has been ready."""
+        """Return how long it has been ready."""
         return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
 
     def written(self) -> str:
-        """What it wrote into its log."""
+        """Return what it wrote to its log."""
         return logs.read_from(self._log, self._log_start)
 
     def log_begins_anew(self, log: Path) -> None:
-        """What was written so far was put aside."""
+        """The log so far was rotated."""
         if log == self._log:
             self._log_start = 0
 
     def note(self, status: Status) -> None:
-        """Remember what a status line said."""
+        """Record a status line."""
         if status.get("phase") == "ready" and not self.ready.is_set():
             self.models = tuple(map(str, status.get("models", ())))
             self.endpoint_types = tuple(map(str, status.get("endpoint_types", ())))
@@ -105,31 +105,31 @@ class Child:
         return await self._running.wait()
 
     def terminate(self) -> None:
-        """Ask the process to leave; it ends its own children."""
+        """Ask the process to stop; it ends its own children."""
         with contextlib.suppress(ProcessLookupError):
             self._running.terminate()
 
     def kill_group(self) -> None:
-        """Nothing once it was let go: the number may be another group's."""
+        """Do nothing once it was released: the pid may belong to another group."""
         if not self._is_let_go:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def destroy(self) -> list[int]:
-        """End whatever is left of the group; the pids that would not go, normally none."""
+        """Kill what is left of the group; return the pids that did not end, normally none."""
         if self._is_let_go:
             return []
         deadline = time.monotonic() + GONE_SECONDS
         while (left := members(self.pid)) and time.monotonic() < deadline:
             self.kill_group()
             await asyncio.sleep(_POLL_SECONDS)
-        if not left:  # else the kernel holds it, in a driver for example
+        if not left:  # otherwise the kernel keeps it, for example in a driver
             await self.wait()
         self._let_go()
         return left
 
     def abandon(self) -> None:
-        """End it without a look at whether it went."""
+        """Kill it without checking the result."""
         self.kill_group()
         self._let_go()
 
@@ -150,7 +150,7 @@ async def start(
     card_port = plan.card_port or ports.free() if plan.is_worker else None
     read_end, write_end = os.pipe()
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have cleared it away
+        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         with log.open("ab") as output:
             log_start = output.tell()
             command = plan.command(port, card_port)
@@ -186,8 +186,8 @@ def _popen(plan: Process, command: list[str], log: int, status: int) -> subproce
 def watch_without_threads() -> None:
     """Make asyncio wait for processes through the kernel; call it before the loop runs.
 
-    Python 3.11 would start a thread per process, and when its parent is killed a process gets the signal
-    of `leave_with` once for each thread the parent had: the second one would cut a worker's drain short.
+    Python 3.11 would start a thread per process. When its parent is killed, a process gets the signal of
+    `leave_with` once per thread of the parent: the second one would interrupt a worker's drain.
     """
     if sys.version_info < (3, 12):
         with contextlib.suppress(OSError):  # Linux before 5.3
@@ -196,7 +196,7 @@ def watch_without_threads() -> None:
 
 
 def members(group: int) -> list[int]:
-    """Pids of a process group; a zombie only waits to be read by its parent and does not count."""
+    """Return the pids of a process group without zombies, which only wait for their parent."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -206,12 +206,12 @@ def members(group: int) -> list[int]:
 
 
 def leave_with(parent: int) -> Callable[[], None]:
-    """Runs in the new process: the kernel sends it SIGTERM when its parent is gone, however it went."""
+    """Runs in the new process: the kernel sends it SIGTERM when its parent is gone, for any reason."""
     return functools.partial(forking.end_with, parent, signal.SIGTERM)
 
 
 class _Lines:
-    """Reads JSON lines from a pipe on the running loop until its other end is closed."""
+    """Read JSON lines from a pipe on the running loop until its other end is closed."""
 
     def __init__(self, fd: int, on_line: Callable[[Status], None]) -> None:
         self._fd = fd

@@ -16,17 +16,17 @@ _CODES = {2: " (bad settings)", 3: " (the engine died)"}
 
 @dataclass(frozen=True, slots=True)
 class EndedProcess:
-    """One life of a process, when it is over."""
+    """One run of a process, when it is over."""
 
     reason: str
     was_ready: bool
     ready_seconds: float
     code: int | None
     log: str
-    """What this life wrote into its log."""
+    """What this run wrote to its log."""
 
     def story(self, name: str, log: Path) -> str:
-        """A failure for a person; bad settings need their one line only, the rest the end of the log too."""
+        """Describe a failure; bad settings need only their one line, others also the end of the log."""
         error = logs.error_line(self.log)
         lines = [f"error: {name} {self.reason}" + (f": {error}" if error else "")]
         if error is None or self.code != 2:
@@ -35,7 +35,7 @@ class EndedProcess:
 
 
 def describe(code: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status in words."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code}{_CODES.get(code, '')}"

@@ -1,8 +1,7 @@
-"""A child process whose number stays its own until it is let go.
+"""A child process whose pid stays reserved until it is released.
 
-The number of a process that has ended and was waited for may be given to another one, and so may that of its
-group: whoever then signals what is left of the group would hit strangers. So its exit is seen at once, and
-waited for only in the end.
+Once a process has ended and was waited for, its pid and group id may be reused, and a signal to the rest of
+the group would hit strangers. So we notice the exit at once, but wait for the process only at the end.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
     import subprocess
 
 LOOK_SECONDS = 0.05
-"""Where the kernel cannot tell (Linux before 5.3)."""
+"""Used if the kernel cannot tell (Linux before 5.3)."""
 
 
 class Held:
-    """By its pid; a `child.Running`."""
+    """A child by its pid; implements `child.Running`."""
 
     def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
@@ -66,7 +65,7 @@ class Held:
             os.kill(self.pid, signal.SIGTERM)
 
     def let_go(self) -> None:
-        """As soon as it has ended, its number may be another process'."""
+        """From its end on the pid may be reused."""
         if not self._is_let_go:
             self._is_let_go = True
             if self.returncode is not None:

@@ -1,7 +1,7 @@
-"""Keeps the logs of a `serve` from growing without end.
+"""Rotates the logs of a `serve`.
 
-Processes write straight into their files, so that nothing between can stop them: no reader that stands still,
-no full disk. A file that has become too large is copied aside and emptied under its writer, who appends.
+Processes write directly to their files, so that no stopped reader and no full disk can block them. A file
+that is too large is copied and truncated while its writer appends.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _COPY = ".new"
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """How large a log may become, and how many older parts of it stay."""
+    """How large a log may become, and how many rotated parts to keep."""
 
     folder: Path
     max_bytes: int
     keep: int
 
     async def look(self) -> list[Path]:
-        """Put aside what is too large; the logs that begin anew."""
+        """Rotate logs that are too large; return those."""
         begun = []
         for log in self._too_large():
-            with contextlib.suppress(OSError):  # there is no room: the next look may do it
+            with contextlib.suppress(OSError):  # the disk is full: the next check may succeed
                 await self._put_aside(log)
                 begun.append(log)
         return begun
 
     def _too_large(self) -> list[Path]:
         found = []
-        with contextlib.suppress(OSError):  # somebody cleared them away
+        with contextlib.suppress(OSError):  # somebody removed them
             for log in self.folder.glob("*.log"):
                 if 0 < self.max_bytes < log.stat().st_size:
                     found.append(log)  # noqa: PERF401  # what was found before one went away
@@ -60,22 +60,22 @@ class LogFiles:
         os.replace(copy, part(log, ".1"))
 
     def _drop_oldest(self, log: Path) -> None:
-        """Makes room."""
+        """Free disk space."""
         for number in range(self.keep, 0, -1):
             if (oldest := part(log, f".{number}")).exists():
                 return oldest.unlink(missing_ok=True)
 
 
 def part(log: Path, suffix: str) -> Path:
-    """worker-1.log.1 is the newest of the older parts."""
+    """worker-1.log.1 is the newest rotated part."""
     return log.with_name(log.name + suffix)
 
 
 async def _move(log: Path, copy: Path) -> None:
-    """Copy what there is and empty the log; a line that is written in that very moment may be lost."""
+    """Copy the log and truncate it; a line written at that moment may be lost."""
     try:
         with log.open("rb") as source, copy.open("wb") as target:
-            most = 2 * os.fstat(source.fileno()).st_size  # of one that is written as fast as it is read
+            most = 2 * os.fstat(source.fileno()).st_size  # for a log that is written as fast as it is read
             while source.tell() < most and (step := source.read(_STEP_BYTES)):
                 target.write(step)
                 if len(step) == _STEP_BYTES:

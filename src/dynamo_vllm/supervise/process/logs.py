@@ -1,4 +1,4 @@
-"""What a person needs to see of a log: the line that says why, or the last lines that say anything."""
+"""Extracts the useful part of a log: the line with the reason, or the last meaningful lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 _MAX_BYTES = 256 * 1024
 _NOISE = ("error: ", "Traceback (most recent call", "During handling of", "The above exception was")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# "(EngineCore pid=1) ERROR 11-15 05:15:28 [core.py:100] " before the text of a line of vLLM.
+# "(EngineCore pid=1) ERROR 11-15 05:15:28 [core.py:100] " before the text of a vLLM line.
 _VLLM_HEAD = re.compile(r"^(\(\w+ pid=\d+\) ?)?((ERROR|WARNING|INFO) \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
-# The same of vLLM, of our own and the runtime's lines where nothing is wrong; and progress bars.
+# The same of vLLM's, our own and the runtime's lines when nothing is wrong; and progress bars.
 _ROUTINE = re.compile(r"^(\(\w+ pid=\d+\) ?)?INFO |^\S+Z +(INFO|DEBUG) |it/s\]|\?it/s")
 
 
 def read_from(log: Path, start: int) -> str:
-    """The log from `start` on, or its end when it is long; nothing when somebody took it away."""
+    """Return the log from `start` on, or its end if it is long; empty if somebody removed it."""
     try:
         with log.open("rb") as source:
             end = source.seek(0, 2)
@@ -30,20 +30,20 @@ def read_from(log: Path, start: int) -> str:
 
 
 def error_line(text: str) -> str | None:
-    """The reason in the last line that begins with 'error: '."""
+    """Return the reason in the last line that begins with 'error: '."""
     found = [line for line in text.splitlines() if line.startswith("error: ")]
     return found[-1].removeprefix("error: ").strip() if found else None
 
 
 def last_lines(text: str, count: int = 15) -> list[str]:
-    """The last lines that say what is wrong, or the last lines when none does."""
+    """Return the last lines about a problem, or the last lines if there are none."""
     lines = [_COLOURS.sub("", line).rstrip() for line in text.splitlines()]
     wrong = _telling(line for line in lines if not _ROUTINE.search(line))
     return (wrong or _telling(lines))[-count:]
 
 
 def _telling(lines: Iterable[str]) -> list[str]:
-    """Without blanks, repeats and the source code of tracebacks."""
+    """Drop blank lines, repeats and the source code of tracebacks."""
     texts = (_VLLM_HEAD.sub("", line) for line in lines)
     tells = (text for text in texts if text and not text[0].isspace() and not text.startswith(_NOISE))
     return list(dict.fromkeys(tells))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORKED = "dynamo_vllm.cli.start.forked"
 FORK_SECONDS = 60.0
-"""For the answer of a zygote that has imported everything; it takes a hundredth of a second."""
+"""Deadline for a zygote that has imported everything; it takes a hundredth of a second."""
 
 
 class WorkerZygote:
@@ -45,11 +45,11 @@ class WorkerZygote:
         self._refusal: str | None = None
 
     def fits(self, environment: Mapping[str, str]) -> bool:
-        """Whether a process with this environment may share the zygote's imports."""
+        """Return whether a process with this environment may share the zygote's imports."""
         return forks.of_imports(environment) == forks.of_imports(self._environment)
 
     async def start(self, plan: Process, command: list[str], log: int, status: int) -> RunningProcess:
-        """Fork a worker (`child.Start`); where that cannot be, it says why and starts afresh."""
+        """Fork a worker (`child.Start`); if that is not possible, say why and start it from scratch."""
         words = command[len(COMMAND) + 1 :]
         task = forking.Task(f"{FORKED}:run", (words,), dict(plan.env), own_session=True)
         try:
@@ -96,7 +96,7 @@ class WorkerZygote:
         return self._zygote
 
     def _refused(self, why: str) -> CannotFork:
-        """For good: what is imported and what the machine is do not change."""
+        """Give up forking for good: imports and the machine do not change."""
         self._refusal = why
         return CannotFork(why)
 
