@@ -56,7 +56,7 @@ class Served:
 
     def memory(self) -> dict[str, int]:
         """MB that each process has to itself."""
-        found = {}
+        found: dict[str, int] = {}
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = " ".join(process.cmdline())

@@ -115,6 +115,7 @@ def _tokens(answer: list[Found]) -> list[int]:
 
 async def _idle(engine: VllmEngine) -> bool:
     """Nothing of a job is left, on our side or vLLM's."""
+    assert engine._direct is not None
     processor = engine._engine.output_processor
     return not engine._direct._taps and not processor.request_states and not processor.external_req_ids
 

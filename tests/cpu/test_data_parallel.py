@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ import pytest
 from cpu.ranks import QUICK_WATCH, ask, assert_repeats_hit, core, stream_on_each, texts
 from harness import listening
 from harness.plane import plane
-from harness.stack import Stack, environment, free_port, stack, survivors
+from harness.stack import Stack, Worker, environment, free_port, stack, survivors
 from harness.waiting import Promptness, until
 from harness.warm import Zygote
 
@@ -68,7 +69,11 @@ def test_figures_of_each_rank(two_ranks: Stack, one_worker: Stack) -> None:
         for name in ("dynamo_component_requests_running", "dynamo_component_active_blocks"):
             for rank in (0, 1):
                 label = f'dp_rank="{rank}"'
-                until(f"{name} of rank {rank}", lambda n=name, at=label: worker.metric(n, at) >= 1)
+                until(f"{name} of rank {rank}", partial(counts, worker, name, label))
+
+
+def counts(worker: Worker, name: str, label: str) -> bool:
+    return worker.metric(name, label) >= 1
 
 
 def test_unknown_rank_is_refused_and_each_known_one_answers(two_ranks: Stack) -> None:

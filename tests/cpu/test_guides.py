@@ -70,7 +70,7 @@ def test_hostile_schema_is_refused_while_others_are_served(guarded: Stack) -> No
 
 def honest_answers_until(made: Stack, asked: Future[httpx.Response]) -> list[int]:
     """Of small schemas, each another one, for as long as the hostile one is not answered."""
-    found = []
+    found: list[int] = []
     while not asked.done():
         answer = ask(made, {"type": "object", "properties": {f"q{len(found)}": {"type": "integer"}}})
         if not asked.done():

@@ -39,7 +39,8 @@ def pair(
     cluster: Planes, warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pairs]:
     folder = tmp_path_factory.mktemp("pair")
-    with pairs(warm, model, folder, **cluster.env(folder)) as made:
+    env: dict[str, Any] = cluster.env(folder)
+    with pairs(warm, model, folder, **env) as made:
         yield made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,4 +88,5 @@ async def test_so_many_files_are_lent_at_a_time_and_the_next_when_one_was_read(
         task.cancel()
     await asyncio.gather(*offers, return_exceptions=True)
     for stream in streams:
+        assert isinstance(stream, AsyncGenerator)
         await stream.aclose()

@@ -90,7 +90,7 @@ def test_engine_is_told(words: str, deployment: Stack) -> None:
 
 
 def test_status_follows_the_load(deployment: Stack) -> None:
-    asked = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4000, "stream": True}
+    asked: dict[str, Any] = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4000, "stream": True}
     with deployment.openai.completions.create(**asked) as stream:
         next(iter(stream))
 

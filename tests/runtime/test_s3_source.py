@@ -249,7 +249,7 @@ async def test_full_disk_is_told_before_the_download(
     bucket: Any, way: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(bucket, "sql")
-    monkeypatch.setattr(s3.shutil, "disk_usage", lambda _: Usage())
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage())
     with pytest.raises(SourceFailed, match=f"has 5 bytes free, the adapter {TOTAL}; see --lora-path"):
         await fetch(bucket, "sql", tmp_path)
     assert downloads(way) == []

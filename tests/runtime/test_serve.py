@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -381,7 +382,7 @@ def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start,
         for killed in (1, 2):
             until("a worker to have it", lambda: holders(serve))
             os.kill(holders(serve)[0], signal.SIGKILL)
-            until("its end to be said", lambda n=killed: serve.err.count("was killed by SIGKILL") == n)
+            until("its end to be said", partial(has_said, serve, "was killed by SIGKILL", killed))
         assert answer.result(60).status_code == 503
     assert serve.err.count("was killed by SIGKILL") == 2
 
@@ -396,6 +397,10 @@ def test_answer_that_has_begun_outlives_two_workers(start: Start, model: Path) -
             next(lines)
             os.kill(until("a worker to have it", lambda: holders(serve))[0], signal.SIGKILL)
         assert sum(len(json.loads(line[6:])["choices"]) for line in lines) >= 150
+
+
+def has_said(serve: Serve, words: str, times: int) -> bool:
+    return serve.err.count(words) == times
 
 
 def holders(serve: Serve) -> list[int]:

@@ -49,17 +49,10 @@ def traced(
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         url = at.grpc if request.param == "grpc" else at.http
         sends = ("--otlp-endpoint", url, "--otlp-protocol", request.param)
-        fake = (
-            "--model",
-            str(model),
-            "--served-model-name",
-            "tiny",
-            "--engine",
-            "fake",
-            "--connector",
-            "nixl",
-        )
-        fake += ("--fake-engine", json.dumps(spec), "--log-level", "debug", *sends)
+        fake = [
+            *("--model", str(model), "--served-model-name", "tiny", "--connector", "nixl"),
+            *("--engine", "fake", "--fake-engine", json.dumps(spec), "--log-level", "debug", *sends),
+        ]
         deployment.start_frontend(*sends)
         for role in ("decode", "prefill"):
             deployment.start_worker(*fake, "--disaggregation-mode", role)

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import uvloop
@@ -115,7 +116,7 @@ async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
     ],
 )
 async def test_node_that_is_not_awaited_is_told_so_and_does_no_harm(
-    change: dict[str, int], token: str | None, reason: str, caplog: pytest.LogCaptureFixture
+    change: dict[str, Any], token: str | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader, node = pair()
     async with asyncio.timeout(30), node_link.followers(leader, "hush") as followers:

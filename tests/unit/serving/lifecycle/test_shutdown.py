@@ -95,7 +95,7 @@ class Slow:
 
 def vllm(slow: Slow) -> Any:
     engine = VllmEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
-    engine._llm = slow  # type: ignore[assignment]
+    engine._llm = slow
     return engine
 
 
