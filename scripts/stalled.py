@@ -13,17 +13,22 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import psutil
+
+from harness import served
+from harness.served import Serving
 
 OTHERS = 16
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,56 +36,28 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 20},
     "n16": {"n": 16, "temperature": 1.0},
 }
-START_SECONDS = 300
 
 
-class Served:
-    """A running `serve`."""
-
-    def __init__(self, folder: Path, words: list[str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.out = folder / "out"
-        command = [sys.executable, "-m", "dynamo_vllm.cli.main", "serve", *words, "--port", str(self.port)]
-        with self.out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*command, "--run-dir", str(folder / "run")], stdout=out, stderr=subprocess.STDOUT
-            )
-        began = time.monotonic()
-        while "\nready: " not in "\n" + self.out.read_text():
-            if self.process.poll() is not None or time.monotonic() - began > START_SECONDS:
-                raise SystemExit(self.out.read_text()[-4000:])
-            time.sleep(0.1)
-        self.model = self.out.read_text().split("model=", 1)[1].split()[0]
-
-    def memory(self) -> dict[str, int]:
-        """MB that each process has to itself."""
-        found: dict[str, int] = {}
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                words = " ".join(process.cmdline())
-                name = next((w for w in ("frontend", "EngineCore", "worker") if w in words), "other")
-                found[name] = max(found.get(name, 0), process.memory_full_info().uss >> 20)
-        return found
-
-    def stop(self) -> float:
-        """Seconds it took."""
-        began = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(120)
-        return time.monotonic() - began
+def memory(serving: Serving) -> dict[str, int]:
+    """MB that each process has to itself."""
+    found: dict[str, int] = {}
+    for process in serving.below():
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(process.cmdline())
+            name = next((w for w in ("frontend", "EngineCore", "worker") if w in words), "other")
+            found[name] = max(found.get(name, 0), process.memory_full_info().uss >> 20)
+    return found
 
 
-async def ask(served: Served, small: bool = False, **body: Any) -> tuple[Any, Any]:
+async def ask(serving: Serving, small: bool = False, **body: Any) -> tuple[Any, Any]:
     """A stream whose first byte has come."""
     made = socket.socket()
     if small:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", served.port))
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", serving.stack.port))
     reader, writer = await asyncio.open_connection(sock=made, limit=1 << 16)
-    given = {"model": served.model, "stream": True, "ignore_eos": True, "temperature": 0, **body}
+    given = {"model": serving.models[0], "stream": True, "ignore_eos": True, "temperature": 0, **body}
     path = "chat/completions" if "messages" in given else "completions"
     content = json.dumps(given).encode()
     head = ("host: x", "content-type: application/json", f"content-length: {len(content)}", "", "")
@@ -91,11 +68,11 @@ async def ask(served: Served, small: bool = False, **body: Any) -> tuple[Any, An
     return reader, writer
 
 
-async def read_gaps(served: Served, number: int, seconds: float, tokens: int, gaps: list[float]) -> None:
+async def read_gaps(serving: Serving, number: int, seconds: float, tokens: int, gaps: list[float]) -> None:
     """Asks again and again until the time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        reader, writer = await ask(served, prompt=[5 + number, 6, 7], max_tokens=tokens)
+        reader, writer = await ask(serving, prompt=[5 + number, 6, 7], max_tokens=tokens)
         last = None
         async for line in reader:
             if line.startswith(b"data: {"):
@@ -110,10 +87,10 @@ async def read_gaps(served: Served, number: int, seconds: float, tokens: int, ga
         writer.close()
 
 
-async def round_of(served: Served, stalled: int, options: argparse.Namespace, kind: str) -> list[float]:
+async def round_of(serving: Serving, stalled: int, options: argparse.Namespace, kind: str) -> list[float]:
     held = [
         await ask(
-            served,
+            serving,
             small=True,
             messages=[{"role": "user", "content": f"{i}"}],
             max_tokens=options.tokens,
@@ -125,9 +102,9 @@ async def round_of(served: Served, stalled: int, options: argparse.Namespace, ki
         reader._transport.pause_reading()
     gaps: list[float] = []
     await asyncio.gather(
-        *(read_gaps(served, i, options.seconds, options.others_tokens, gaps) for i in range(OTHERS))
+        *(read_gaps(serving, i, options.seconds, options.others_tokens, gaps) for i in range(OTHERS))
     )
-    options.found_memory = served.memory()
+    options.found_memory = memory(serving)
     for _, writer in held:
         writer.transport.abort()
     await asyncio.sleep(1)
@@ -163,18 +140,21 @@ def main() -> None:
         for number, (kind, stalled) in enumerate((k, s) for k in options.kind for s in options.stalled):
             folder = Path(name) / str(number)
             folder.mkdir()
-            served = Served(folder, words)
+            serving = served.start(folder, *words, "--run-dir", str(folder / "run"), env=os.environ)
             try:
+                serving.wait_ready()
                 for _ in range(options.rounds):
-                    without = asyncio.run(round_of(served, 0, options, kind))
+                    without = asyncio.run(round_of(serving, 0, options, kind))
                     print(f"{kind:9}  0 stalled: {shown(without)}  MB {options.found_memory}", flush=True)
-                    having = asyncio.run(round_of(served, stalled, options, kind))
+                    having = asyncio.run(round_of(serving, stalled, options, kind))
                     print(
                         f"{kind:9} {stalled:2} stalled: {shown(having)}  MB {options.found_memory}",
                         flush=True,
                     )
             finally:
-                print(f"{kind:9} stopped in {served.stop():.1f} s", flush=True)
+                began = time.monotonic()
+                serving.stop(signal.SIGTERM, 120)
+                print(f"{kind:9} stopped in {time.monotonic() - began:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

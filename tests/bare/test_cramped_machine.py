@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from harness.bare import Machine
+from harness.processes import COMMAND
 from harness.served import Serving, served
-from harness.stack import COMMAND, TESTS
+from harness.stack import TESTS
 from harness.waiting import until
 
 IS_ROOT = os.getuid() == 0

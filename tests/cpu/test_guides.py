@@ -13,7 +13,8 @@ import pytest
 
 from cpu.streams import Load
 from harness.misbehaving import some_of
-from harness.stack import Stack, stack, survivors
+from harness.processes import survivors
+from harness.stack import Stack, stack
 from harness.waiting import until
 from harness.warm import WARMED, Zygote
 

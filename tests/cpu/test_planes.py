@@ -13,7 +13,8 @@ import pytest
 from cpu.pairs import Pairs, pairs, prompts
 from cpu.test_disaggregation import ask_all, assert_equal_and_nothing_computed_twice
 from harness.planes import Planes, planes
-from harness.stack import COMMAND, Stack, stack
+from harness.processes import COMMAND
+from harness.stack import Stack, stack
 from harness.warm import Zygote
 
 

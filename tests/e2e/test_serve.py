@@ -18,8 +18,9 @@ import pytest
 
 from harness.adapters import make_adapter
 from harness.hub import hub
+from harness.processes import COMMAND, survivors
 from harness.served import Serving, served
-from harness.stack import COMMAND, Stack, environment, stack, survivors
+from harness.stack import Stack, environment, stack
 from harness.waiting import until
 
 SUM = "What is 17 + 25?"

@@ -17,8 +17,9 @@ import pytest
 from dynamo_vllm.config.planes import EtcdAccess
 from dynamo_vllm.serving.plane.etcd import Etcd, EtcdError
 from dynamo_vllm.serving.plane.etcd_lease import LOOK_SECONDS, Keeper
+from harness.processes import free_port
 from harness.servers import Server, etcd
-from harness.stack import Stack, Worker, free_port, stack
+from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 
 LEASE = 0x5E95A1E124248908

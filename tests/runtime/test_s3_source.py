@@ -20,7 +20,7 @@ from dynamo_vllm.lora.base import Fetched
 from dynamo_vllm.lora.sources import s3
 from dynamo_vllm.lora.sources.base import Limits
 from harness.cut import Cut, cut
-from harness.stack import free_port
+from harness.processes import free_port
 from harness.waiting import until
 
 boto3 = pytest.importorskip("boto3", reason="make venv-dev installs it")

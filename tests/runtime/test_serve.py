@@ -30,7 +30,8 @@ from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Limits
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
-from harness.stack import free_port
+from harness import metrics
+from harness.processes import free_port
 from harness.waiting import until
 
 MARK = "DYNAMO_VLLM_TEST_MARK"
@@ -411,8 +412,7 @@ def holders(serve: Serve) -> list[int]:
             words = psutil.Process(pid).cmdline()
             port = words[words.index("--system-port") + 1]
             text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
-            (held,) = re.findall(r"^dynamo_component_requests_in_flight\b.* (\S+)$", text, re.MULTILINE)
-            if float(held):
+            if metrics.total(text, "dynamo_component_requests_in_flight"):
                 found.append(pid)
     return found
 

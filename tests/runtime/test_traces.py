@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from harness.otlp import Receiver, Span, receiver
-from harness.stack import Stack, free_port, stack
+from harness.processes import free_port
+from harness.stack import Stack, stack
 from harness.waiting import until
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
