@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import psutil
 
-from harness import served
-from harness.served import Serving
+from harness import served as serve
 
 OTHERS = 16
 KINDS: dict[str, dict[str, Any]] = {
@@ -36,28 +35,43 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 20},
     "n16": {"n": 16, "temperature": 1.0},
 }
+START_SECONDS = 300
 
 
-def memory(serving: Serving) -> dict[str, int]:
-    """MB that each process has to itself."""
-    found: dict[str, int] = {}
-    for process in serving.below():
-        with contextlib.suppress(psutil.Error):
-            words = " ".join(process.cmdline())
-            name = next((w for w in ("frontend", "EngineCore", "worker") if w in words), "other")
-            found[name] = max(found.get(name, 0), process.memory_full_info().uss >> 20)
-    return found
+class Served:
+    """A running `serve`."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self._serving = serve.start(folder, *words, "--run-dir", str(folder / "run"), env=os.environ)
+        self._serving.wait_ready(START_SECONDS)
+        self.port, self.model = self._serving.stack.port, self._serving.models[0]
+
+    def memory(self) -> dict[str, int]:
+        """MB that each process has to itself."""
+        found: dict[str, int] = {}
+        for process in self._serving.below():
+            with contextlib.suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                name = next((w for w in ("frontend", "EngineCore", "worker") if w in words), "other")
+                found[name] = max(found.get(name, 0), process.memory_full_info().uss >> 20)
+        return found
+
+    def stop(self) -> float:
+        """Seconds it took."""
+        began = time.monotonic()
+        self._serving.stop(signal.SIGTERM, 120)
+        return time.monotonic() - began
 
 
-async def ask(serving: Serving, small: bool = False, **body: Any) -> tuple[Any, Any]:
+async def ask(served: Served, small: bool = False, **body: Any) -> tuple[Any, Any]:
     """A stream whose first byte has come."""
     made = socket.socket()
     if small:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", serving.stack.port))
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", served.port))
     reader, writer = await asyncio.open_connection(sock=made, limit=1 << 16)
-    given = {"model": serving.models[0], "stream": True, "ignore_eos": True, "temperature": 0, **body}
+    given = {"model": served.model, "stream": True, "ignore_eos": True, "temperature": 0, **body}
     path = "chat/completions" if "messages" in given else "completions"
     content = json.dumps(given).encode()
     head = ("host: x", "content-type: application/json", f"content-length: {len(content)}", "", "")
@@ -68,11 +82,11 @@ async def ask(serving: Serving, small: bool = False, **body: Any) -> tuple[Any, 
     return reader, writer
 
 
-async def read_gaps(serving: Serving, number: int, seconds: float, tokens: int, gaps: list[float]) -> None:
+async def read_gaps(served: Served, number: int, seconds: float, tokens: int, gaps: list[float]) -> None:
     """Asks again and again until the time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        reader, writer = await ask(serving, prompt=[5 + number, 6, 7], max_tokens=tokens)
+        reader, writer = await ask(served, prompt=[5 + number, 6, 7], max_tokens=tokens)
         last = None
         async for line in reader:
             if line.startswith(b"data: {"):
@@ -87,10 +101,10 @@ async def read_gaps(serving: Serving, number: int, seconds: float, tokens: int, 
         writer.close()
 
 
-async def round_of(serving: Serving, stalled: int, options: argparse.Namespace, kind: str) -> list[float]:
+async def round_of(served: Served, stalled: int, options: argparse.Namespace, kind: str) -> list[float]:
     held = [
         await ask(
-            serving,
+            served,
             small=True,
             messages=[{"role": "user", "content": f"{i}"}],
             max_tokens=options.tokens,
@@ -102,9 +116,9 @@ async def round_of(serving: Serving, stalled: int, options: argparse.Namespace, 
         reader._transport.pause_reading()
     gaps: list[float] = []
     await asyncio.gather(
-        *(read_gaps(serving, i, options.seconds, options.others_tokens, gaps) for i in range(OTHERS))
+        *(read_gaps(served, i, options.seconds, options.others_tokens, gaps) for i in range(OTHERS))
     )
-    options.found_memory = memory(serving)
+    options.found_memory = served.memory()
     for _, writer in held:
         writer.transport.abort()
     await asyncio.sleep(1)
@@ -140,21 +154,18 @@ def main() -> None:
         for number, (kind, stalled) in enumerate((k, s) for k in options.kind for s in options.stalled):
             folder = Path(name) / str(number)
             folder.mkdir()
-            serving = served.start(folder, *words, "--run-dir", str(folder / "run"), env=os.environ)
+            served = Served(folder, words)
             try:
-                serving.wait_ready()
                 for _ in range(options.rounds):
-                    without = asyncio.run(round_of(serving, 0, options, kind))
+                    without = asyncio.run(round_of(served, 0, options, kind))
                     print(f"{kind:9}  0 stalled: {shown(without)}  MB {options.found_memory}", flush=True)
-                    having = asyncio.run(round_of(serving, stalled, options, kind))
+                    having = asyncio.run(round_of(served, stalled, options, kind))
                     print(
                         f"{kind:9} {stalled:2} stalled: {shown(having)}  MB {options.found_memory}",
                         flush=True,
                     )
             finally:
-                began = time.monotonic()
-                serving.stop(signal.SIGTERM, 120)
-                print(f"{kind:9} stopped in {time.monotonic() - began:.1f} s", flush=True)
+                print(f"{kind:9} stopped in {served.stop():.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,12 @@ class Serving:
         return found[1].split(",") if found else []
 
     def wait_ready(self, seconds: float = 300, every: float = 0.1) -> str:
-        """The ready line; raises StartFailed with what it wrote instead."""
-        return processes.wait_until("the ready line", [self.process], lambda: self.ready_line, seconds, every)
+        """The ready line; raises StartFailed with what it wrote instead, and nothing of it is left."""
+        try:
+            return processes.wait_until("ready", [self.process], lambda: self.ready_line, seconds, every)
+        except processes.StartFailed:
+            self.process.kill()
+            raise
 
     def below(self) -> list[psutil.Process]:
         return self.process.below()
