@@ -23,9 +23,10 @@ The tests of a file share what it starts.
 """
 IN_PARTS = {"unit"}
 """Tiers of thousands of short tests, of whose time pytest-xdist takes a quarter for itself: a few plain
-pytests run instead, each with files of its own. One more than there are cores, because tests wait, too."""
+pytests run instead, each with files of its own. Two for each core, because tests wait, too."""
+MOST_PARTS = 8
 SECONDS = {
-    "test_judge.py": 8.0,
+    "test_judge.py": 5.0,
     "test_states.py": 3.0,
     "test_monitor.py": 3.0,
     "test_connections.py": 2.5,
@@ -66,7 +67,7 @@ def run_tier(tier: str) -> tuple[str, float, str]:
     arguments = [*AT_ONCE.get(tier, ()), *chosen, *asked]
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
     if tier in IN_PARTS:
-        codes = run_parts(parts(folder, (os.cpu_count() or 1) + 1), arguments)
+        codes = run_parts(parts(folder, min(2 * (os.cpu_count() or 1), MOST_PARTS)), arguments)
     else:
         codes = {subprocess.run(pytest(folders, arguments), cwd=ROOT, env=environment()).returncode}
     result = "no tests" if codes == {NO_TESTS} else "passed" if codes <= {0, NO_TESTS} else "FAILED"
