@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e bare deploy
 
-.PHONY: help venv venv-dev serve test test-long $(TIERS:%=test-%) check fmt docs docs-serve bench-peers faults demo-models lock audit clean distclean
+.PHONY: help venv venv-dev serve test test-long coverage $(TIERS:%=test-%) check fmt docs docs-serve bench-peers faults demo-models lock audit clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-long                 what make test leaves out to stay under 20 minutes: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
+	@echo "make coverage                  what the unit tier runs of src; fails below the floor in pyproject.toml"
 	@echo "make check                     lint, format, types, imports, generated docs, the site"
 	@echo "make fmt                       format and fix what can be fixed"
 	@echo "make docs                      write the generated docs and build the site into build/site"
@@ -54,6 +55,10 @@ test-long: venv-dev
 
 $(TIERS:%=test-%): test-%: venv-dev
 	@$(BIN)/python scripts/test.py $*
+
+coverage: venv-dev
+	$(BIN)/coverage run -m pytest -q tests/unit -m "not long" $(ARGS)
+	$(BIN)/coverage report
 
 check: venv-dev
 	$(BIN)/ruff check .

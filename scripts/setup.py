@@ -24,6 +24,10 @@ if not OLDEST <= sys.version_info[:2] <= NEWEST:
 
 from setup_report import PYTHON_VERSION, ROOT, VENV_ADVICE, SetupError, failed, follow, run  # noqa: E402
 
+TYPE_CHECKING = False  # as type checkers understand it; the module of that name need not be imported
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, ".dynamo-vllm-ready")
@@ -108,7 +112,7 @@ def set_up(device: str, extras: list[str]) -> None:
     print(f"ready after {time.monotonic() - began:.0f} s: {os.path.relpath(VENV)} ({device})", flush=True)
 
 
-def steps(device, extras):
+def steps(device: str, extras: list[str]) -> "tuple[tuple[str, Callable[[], None]], ...]":
     kind = {"cpu": "vLLM for CPU", "cuda": "vLLM for NVIDIA GPUs"}[device]
     minutes = {"cpu": "half a minute", "cuda": "a few minutes"}[device]
     return (
@@ -294,7 +298,8 @@ def mend_companions(broken: list[str]) -> None:
 
 
 def hook_files() -> tuple[str, str]:
-    return tuple(os.path.join(site_packages(), f"_dynamo_vllm_torchvision.{end}") for end in ("py", "pth"))
+    stem = os.path.join(site_packages(), "_dynamo_vllm_torchvision")
+    return f"{stem}.py", f"{stem}.pth"
 
 
 def place_hook() -> None:

@@ -54,7 +54,9 @@ def install(venv: str, device: str, extras: list[str]) -> None:
         raise failed("the packages could not be installed", output)
 
 
-def install_with(words, env, venv: str, device: str, extras: list[str]) -> tuple[int, str]:
+def install_with(
+    words: list[str], env: "dict[str, str] | None", venv: str, device: str, extras: list[str]
+) -> tuple[int, str]:
     code, output = 0, ""
     for command in commands(words, venv, device, extras):
         code, output = follow(command, env)

@@ -3,15 +3,19 @@
 import os
 import sys
 
+TYPE_CHECKING = False  # as type checkers understand it; the module of that name need not be imported
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    Saying = Callable[[list[str]], str]
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOG = os.path.join(ROOT, ".venv", "setup.log")
 LOG_LINES_SHOWN = 20
 PYTHON_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 VENV_ADVICE = f"Run: apt install python{PYTHON_VERSION}-venv (or python3-venv), then this again."
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-PIPED = {"stdout": -1, "stderr": -2, "text": True, "errors": "replace"}
-"""For subprocess (-1 PIPE, -2 STDOUT), which is not imported where nothing is left to do."""
-
 FULL_DISK = "No space left on device|Disk quota exceeded"
 NO_NETWORK = (
     "name resolution|Name or service not known|NewConnectionError|Network is unreachable|Connection refused"
@@ -27,14 +31,18 @@ def run(command: list[str], failure: str, env: "dict[str, str] | None" = None) -
     """Run a short command; what it wrote is returned, and shown when it fails."""
     import subprocess
 
-    done = subprocess.run(command, env=env, **PIPED)
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     log(f"$ {' '.join(command)}\n{done.stdout}")
     if done.returncode != 0:
         raise failed(failure, done.stdout)
     return done.stdout
 
 
-def follow(command: list[str], env: "dict[str, str] | None" = None, saying=None) -> tuple[int, str]:
+def follow(
+    command: list[str], env: "dict[str, str] | None" = None, saying: "Saying | None" = None
+) -> tuple[int, str]:
     """Run what takes long, its output to the log, a line on the terminal that says how far it is."""
     import subprocess
     import threading
@@ -43,7 +51,10 @@ def follow(command: list[str], env: "dict[str, str] | None" = None, saying=None)
     lines: list[str] = []
     began = time.monotonic()
     log(f"$ {' '.join(command)}")
-    with subprocess.Popen(command, env=env, **PIPED) as process:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
         done = threading.Event()
         teller = threading.Thread(target=tell, args=(lines, began, done, saying or doing))
         teller.start()
@@ -57,7 +68,7 @@ def follow(command: list[str], env: "dict[str, str] | None" = None, saying=None)
     return process.returncode, "\n".join(lines)
 
 
-def tell(lines: list[str], began: float, done, saying) -> None:
+def tell(lines: list[str], began: float, done: "threading.Event", saying: "Saying") -> None:
     """On a terminal one line that changes; in a file or a CI log a new line every 30 s."""
     import time
 

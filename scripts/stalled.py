@@ -15,17 +15,21 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 import psutil
+
+from harness import served as serve
 
 OTHERS = 16
 KINDS: dict[str, dict[str, Any]] = {
@@ -40,26 +44,14 @@ class Served:
     """A running `serve`."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.out = folder / "out"
-        command = [sys.executable, "-m", "dynamo_vllm.cli.main", "serve", *words, "--port", str(self.port)]
-        with self.out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*command, "--run-dir", str(folder / "run")], stdout=out, stderr=subprocess.STDOUT
-            )
-        began = time.monotonic()
-        while "\nready: " not in "\n" + self.out.read_text():
-            if self.process.poll() is not None or time.monotonic() - began > START_SECONDS:
-                raise SystemExit(self.out.read_text()[-4000:])
-            time.sleep(0.1)
-        self.model = self.out.read_text().split("model=", 1)[1].split()[0]
+        self._serving = serve.start(folder, *words, "--run-dir", str(folder / "run"), env=os.environ)
+        self._serving.wait_ready(START_SECONDS)
+        self.port, self.model = self._serving.stack.port, self._serving.models[0]
 
     def memory(self) -> dict[str, int]:
         """MB that each process has to itself."""
-        found = {}
-        for process in psutil.Process(self.process.pid).children(recursive=True):
+        found: dict[str, int] = {}
+        for process in self._serving.below():
             with contextlib.suppress(psutil.Error):
                 words = " ".join(process.cmdline())
                 name = next((w for w in ("frontend", "EngineCore", "worker") if w in words), "other")
@@ -69,8 +61,7 @@ class Served:
     def stop(self) -> float:
         """Seconds it took."""
         began = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(120)
+        self._serving.stop(signal.SIGTERM, 120)
         return time.monotonic() - began
 
 

@@ -9,84 +9,61 @@ before it replaces a process that fails again and again. Without a model the dem
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
-import re
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-START_SECONDS = 300
+import httpx
+
+from harness import processes, served
+from harness.served import Serving
+
 ANSWER_SECONDS = 120
 
 
-class Served:
-    """A running `serve`."""
+def kill_engine(serving: Serving) -> float:
+    """Seconds from the kill to the next answer."""
+    serving.engine_core().kill()
+    began = time.monotonic()
+    processes.wait_until("an answer", [serving.process], lambda: answers(serving), ANSWER_SECONDS)
+    return time.monotonic() - began
 
-    def __init__(self, folder: Path, words: list[str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.out = folder / "out"
-        self.out.parent.mkdir(parents=True)
-        command = [sys.executable, "-m", "dynamo_vllm.cli.main", "serve", *words, "--port", str(port)]
-        self.began = time.monotonic()
-        with self.out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*command, "--run-dir", str(folder / "run")], stdout=out, stderr=subprocess.STDOUT
-            )
 
-    def ready_seconds(self) -> float:
-        while not (found := re.search(r"^ready: .* model=(\S+)", self.out.read_text(), re.M)):
-            if self.process.poll() is not None or time.monotonic() - self.began > START_SECONDS:
-                raise SystemExit(self.out.read_text()[-4000:])
-            time.sleep(0.02)
-        self.model = found[1]
-        return time.monotonic() - self.began
+def answers(serving: Serving) -> bool:
+    body = {"model": serving.models[0], "prompt": "Hello", "max_tokens": 2}
+    try:
+        return serving.stack.post("/v1/completions", body).status_code == 200
+    except httpx.TransportError:
+        return False
 
-    def kill_engine(self) -> float:
-        """Seconds from the kill to the next answer."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        next(p for p in below if "EngineCore" in " ".join(p.cmdline())).kill()
-        began = time.monotonic()
-        while not self._answers():
-            if time.monotonic() - began > ANSWER_SECONDS:
-                raise SystemExit(f"no answer after {ANSWER_SECONDS} s\n{self.out.read_text()[-4000:]}")
-            time.sleep(0.02)
-        return time.monotonic() - began
 
-    def _answers(self) -> bool:
-        body = json.dumps({"model": self.model, "prompt": "Hello", "max_tokens": 2}).encode()
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions", body, {"content-type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return bool(json.load(answer)["choices"])
-        except (OSError, urllib.error.HTTPError):
-            return False
+def memory(serving: Serving) -> str:
+    """What only one process has (unique) and all of it with shared pages counted once (proportional)."""
+    found = []
+    for process in serving.below():
+        info = process.memory_full_info()
+        found.append(f"{process.name()} {info.uss >> 20}/{info.pss >> 20}")
+    return ", ".join(found)
 
-    def memory(self) -> str:
-        """What only one process has (unique) and all of it with shared pages counted once (proportional)."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            info = process.memory_full_info()
-            found.append(f"{process.name()} {info.uss >> 20}/{info.pss >> 20}")
-        return ", ".join(found)
 
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(60)
+@contextlib.contextmanager
+def started(folder: Path, *words: str) -> Iterator[tuple[Serving, float]]:
+    """`serve`, ready, and the seconds that took."""
+    folder.mkdir(parents=True)
+    began = time.monotonic()
+    serving = served.start(folder, *words, "--run-dir", str(folder / "run"), env=os.environ)
+    try:
+        serving.wait_ready(every=0.02)
+        yield serving, time.monotonic() - began
+    finally:
+        serving.stop()
 
 
 def main() -> None:
@@ -105,25 +82,23 @@ def main() -> None:
             for count, into in ((1, one), (options.workers, several))[:: 1 if number % 2 else -1]:
                 if count == options.workers == 1 and into is several:
                     continue
-                served = Served(Path(name, f"{number}-{count}"), [*words, "--workers", str(count)])
-                into.append(served.ready_seconds())
-                print(f"{count} workers: ready after {into[-1]:.1f} s", flush=True)
-                print(f"  MB unique/proportional: {served.memory()}", flush=True)
-                served.stop()
+                folder = Path(name, f"{number}-{count}")
+                with started(folder, *words, "--workers", str(count)) as (serving, seconds):
+                    into.append(seconds)
+                    print(f"{count} workers: ready after {seconds:.1f} s", flush=True)
+                    print(f"  MB unique/proportional: {memory(serving)}", flush=True)
         if one and several:
             more = (statistics.median(several) - statistics.median(one)) / (options.workers - 1)
             print(f"ready: {show(one)}; each further worker {more:+.1f} s", flush=True)
         if options.kills:
-            served = Served(Path(name, "kills"), words)
-            served.ready_seconds()
-            seconds = list[float]()
-            for number in range(options.kills):
-                if number:
-                    time.sleep(options.pause)
-                seconds.append(served.kill_engine())
-                print(f"kill {number + 1}: answered again after {seconds[-1]:.1f} s", flush=True)
-            served.stop()
-            print(f"after a kill: {show(seconds)}")
+            after = list[float]()
+            with started(Path(name, "kills"), *words) as (serving, _):
+                for number in range(options.kills):
+                    if number:
+                        time.sleep(options.pause)
+                    after.append(kill_engine(serving))
+                    print(f"kill {number + 1}: answered again after {after[-1]:.1f} s", flush=True)
+            print(f"after a kill: {show(after)}")
 
 
 def show(seconds: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""Runs the test tiers given, one pytest each, and says what each took; a tier without tests does not fail.
+"""Runs the test tiers given and says what each took; a tier without tests does not fail.
 
 Further arguments for pytest come from PYTEST_ARGS. Tests marked `long` run only when these ask for them.
 """
@@ -8,16 +8,38 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "bare", "deploy")
 TWO = ("-n", "2", "--dist", "loadfile")
-AT_ONCE = {"unit": ("-n", "auto"), "runtime": TWO, "bare": TWO, "deploy": ("-n", "auto")}
+AT_ONCE = {"runtime": TWO, "bare": TWO, "deploy": ("-n", "auto")}
 """Engines would take the processor from each other; without them much of the time is waiting. Of those in
 `bare` one has a core of its own.
 
 The tests of a file share what it starts.
 """
+IN_PARTS = {"unit"}
+"""Tiers of thousands of short tests, of whose time pytest-xdist takes a quarter for itself: a few plain
+pytests run instead, each with files of its own. Two for each core, because tests wait, too."""
+MOST_PARTS = 8
+SECONDS = {
+    "test_judge.py": 5.0,
+    "test_states.py": 3.0,
+    "test_monitor.py": 3.0,
+    "test_connections.py": 2.5,
+    "test_supervisor.py": 2.2,
+    "test_imports.py": 2.1,
+    "test_forking.py": 2.0,
+    "test_socket_options.py": 2.0,
+    "test_node_link.py": 1.8,
+    "test_foreign_attributes.py": 1.7,
+    "test_shutdown.py": 1.5,
+}
+"""What the slowest files of those tiers take; of the others the size says enough."""
+SECONDS_PER_BYTE = 40e-6
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """Packages of this repository have tests of their own."""
 NO_TESTS = 5  # pytest's exit status
@@ -44,10 +66,55 @@ def run_tier(tier: str) -> tuple[str, float, str]:
     chosen = () if "-m" in asked else ("-m", "not long")
     arguments = [*AT_ONCE.get(tier, ()), *chosen, *asked]
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
-    command = [sys.executable, "-m", "pytest", *folders, *arguments]
-    code = subprocess.run(command, cwd=ROOT, env=environment()).returncode
-    result = {0: "passed", NO_TESTS: "no tests"}.get(code, "FAILED")
+    if tier in IN_PARTS:
+        codes = run_parts(parts(folder, min(2 * (os.cpu_count() or 1), MOST_PARTS)), arguments)
+    else:
+        codes = {subprocess.run(pytest(folders, arguments), cwd=ROOT, env=environment()).returncode}
+    result = "no tests" if codes == {NO_TESTS} else "passed" if codes <= {0, NO_TESTS} else "FAILED"
     return tier, time.monotonic() - began, result
+
+
+def parts(folder: Path, count: int) -> list[list[Path]]:
+    """The test files of a folder in lists that take about the same time: the longest first, each to the
+    list that has least; the same ones in each run."""
+    found: list[tuple[float, list[Path]]] = [(0.0, []) for _ in range(count)]
+    for path in sorted(folder.rglob("test_*.py"), key=lambda path: (-seconds_of(path), path)):
+        least = min(range(count), key=lambda number: found[number][0])
+        taken, paths = found[least]
+        found[least] = (taken + seconds_of(path), [*paths, path])
+    return [sorted(paths) for _, paths in found if paths]
+
+
+def seconds_of(path: Path) -> float:
+    return SECONDS.get(path.name, path.stat().st_size * SECONDS_PER_BYTE)
+
+
+def run_parts(parts: Sequence[Sequence[Path]], arguments: Sequence[str]) -> set[int]:
+    """The exit statuses of one pytest for each; the output of all but the first comes at the end."""
+    with ExitStack() as open_files:
+        outputs = [None, *(open_files.enter_context(TemporaryFile()) for _ in parts[1:])]
+        processes = [
+            subprocess.Popen(
+                # A cache each, or `--lf` would know the failures of one of them only.
+                pytest(paths, ["-o", f"cache_dir=.pytest_cache/part-{number}", *arguments]),
+                cwd=ROOT,
+                env=environment(),
+                stdout=output,
+                stderr=output and subprocess.STDOUT,
+            )
+            for number, (paths, output) in enumerate(zip(parts, outputs, strict=True), 1)
+        ]
+        codes = set()
+        for process, output in zip(processes, outputs, strict=True):
+            codes.add(process.wait())
+            if output is not None:
+                output.seek(0)
+                print(output.read().decode(errors="replace"), end="", flush=True)
+        return codes
+
+
+def pytest(paths: Sequence[Path], arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "pytest", *map(str, paths), *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -16,21 +16,20 @@ _FIRST_USERS = ("torchvision._autograd_registrations", "torchvision._meta_regist
 class _DeclareMissingOperators:
     """Never finds a module; only acts when one of the first users of the operators is looked up."""
 
-    def __init__(self):
-        self.library = None  # torch forgets the declarations when this object goes
+    def __init__(self) -> None:
+        self.library: object = None  # torch forgets the declarations when this object goes
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name in _FIRST_USERS and self.library is None and not _has_operators():
             from torch.library import Library
 
-            self.library = Library("torchvision", "FRAGMENT")
+            self.library = library = Library("torchvision", "FRAGMENT")
             for operator in ("nms", "qnms"):
-                self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return None
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-def _has_operators():
-    return sys.modules["torchvision.extension"]._has_ops()
+def _has_operators() -> bool:
+    return bool(sys.modules["torchvision.extension"]._has_ops())
 
 
 sys.meta_path.insert(0, _DeclareMissingOperators())

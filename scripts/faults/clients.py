@@ -20,8 +20,9 @@ from faults.others import Others, of_fake_engine
 from faults.scenario import Run, Scenario, Seen, needs_hosts
 from harness.hosts import hosts
 from harness.misbehaving import Streams, stalled
+from harness.processes import COMMAND
 from harness.served import Serving
-from harness.stack import COMMAND, Stack
+from harness.stack import Stack
 from harness.waiting import until
 
 STALLED = 8

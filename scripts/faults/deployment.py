@@ -12,8 +12,9 @@ from typing import Any, cast
 import psutil
 
 from harness import listening
+from harness.processes import COMMAND, survivors
 from harness.served import Serving, own_environment, served
-from harness.stack import COMMAND, TESTS, Worker, survivors
+from harness.stack import TESTS, Worker
 
 FAKE = {"vocab_size": 1000, "token_ms": 5}
 

@@ -26,7 +26,7 @@ SLOW = 4
 
 
 @contextlib.contextmanager
-def demo_chat(folder: Path, model: Path) -> Iterator[Serving]:
+def demo_chat(folder: Path, _: Path) -> Iterator[Serving]:
     # Two engines' threads on few cores only wait for each other.
     with started(folder, env=environment(folder, OMP_NUM_THREADS="1")) as serving:
         yield serving

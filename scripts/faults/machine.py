@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -24,9 +23,10 @@ from faults.deployment import (
 )
 from faults.others import Others, of_fake_engine
 from faults.scenario import Run, Scenario, Seen, needs_root, noted
+from harness import served
 from harness.bare import Machine, fill
+from harness.processes import COMMAND, survivors
 from harness.served import Serving
-from harness.stack import COMMAND, Stack, free_port, survivors
 from harness.waiting import until
 
 SIZES = (
@@ -44,13 +44,9 @@ def full_disk(run: Run) -> Seen:
     env = {name: value for name, value in environment(run.folder).items() if name != "XDG_CACHE_HOME"}
     env |= {"HOME": str(disk), "TMPDIR": str(disk)}
     machine = Machine(env=env, folder=str(run.folder), disks={str(disk): size})
-    port, output = free_port(), run.folder / "serve.out"
-    words = [*COMMAND, "serve", "--port", str(port), *fake_words(run.model), "--run-dir", str(disk / "run")]
-    with output.open("wb") as out:
-        process = subprocess.Popen(
-            machine.command(*words), env=launcher(), stdout=out, stderr=subprocess.STDOUT
-        )
-    serving = Serving(process, Stack(run.folder, port=port), output)
+    words = [*fake_words(run.model), "--run-dir", str(disk / "run")]
+    serving = served.start(run.folder, *words, command=machine.command(*COMMAND), env=launcher())
+    process = serving.process
     began = time.monotonic()
     try:
         until("an end or the ready line", lambda: serving.ready_line or process.poll() is not None, 200)
@@ -60,9 +56,7 @@ def full_disk(run: Run) -> Seen:
         with noted(f"ready on a disk of {size}"):
             return Seen(took, filled_up(serving, disk, size))
     finally:
-        for left in [*serving_tree(process.pid)]:
-            left.kill()
-        process.wait(30)
+        process.kill()
 
 
 def one_line(serving: Serving, disk: Path) -> str:
@@ -87,14 +81,6 @@ def filled_up(serving: Serving, disk: Path, size: str) -> str:
     assert pids(serving) == before, "a worker was replaced"
     stopped(serving, signal.SIGTERM)
     return f"disk of {size}: started; {full} answers right while full, {others.total - full} afterwards"
-
-
-def serving_tree(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [*root.children(recursive=True), root]
-    except psutil.NoSuchProcess:
-        return []
 
 
 # --- signals --------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from faults.deployment import environment, fake_words, left_in, pids, started, s
 from faults.others import Others, of_fake_engine
 from faults.scenario import Run, Scenario, Seen, needs_hosts, needs_root
 from harness import listening
+from harness.processes import COMMAND, free_port
 from harness.served import Serving
-from harness.stack import COMMAND, free_port
 
 NOBODY, OURS = 65534, os.getuid()
 PORTS = range(1, 65536)

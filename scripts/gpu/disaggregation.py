@@ -25,23 +25,25 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import psutil
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-CLI = [sys.executable, "-m", "dynamo_vllm.cli.main"]
+
+from harness import metrics, processes
+from harness.processes import COMMAND, Started, free_port
+from harness.waiting import until
+
 MODEL_NAME = "tested"
 START_SECONDS = 240
 STEP_SECONDS = 480
@@ -68,24 +70,6 @@ class Row:
 # --- a deployment ---------------------------------------------------------------------------------------
 
 
-def free_port(below: int = 32000) -> int:
-    """A free port; the runtime's own servers take none above 32767."""
-    while True:
-        port = random.randrange(20000, below)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def until(what: str, seconds: float, holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.2)
-    return found
-
-
 def get(url: str) -> str | None:
     """The body of a good answer."""
     try:
@@ -96,33 +80,18 @@ def get(url: str) -> str | None:
 
 
 @dataclass
-class Process:
-    name: str
-    popen: subprocess.Popen[bytes]
-    log: Path
+class Process(Started):
+    """A frontend or worker and the port it listens at."""
+
     port: int
-
-    def tree(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.popen.pid)
-            return [*root.children(recursive=True), root]
-        return []
-
-    def kill(self) -> None:
-        """At once and with everything below, as when the machine goes away."""
-        for process in self.tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.popen.wait(30)
 
     def metric(self, name: str) -> float:
         """The sum over a metric's series."""
-        lines = (get(f"http://127.0.0.1:{self.port}/metrics") or "").splitlines()
-        return sum(float(n.rsplit(" ", 1)[1]) for n in lines if n.startswith((name + "{", name + " ")))
+        return metrics.total(get(f"http://127.0.0.1:{self.port}/metrics") or "", name)
 
     def last_error(self) -> str:
         """The last line that names an error, other than vLLM's remark that there was one."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self.written().splitlines() if line.strip()]
         named = [
             line
             for line in lines
@@ -146,13 +115,13 @@ class Stack:
     flags: list[str]
     processes: list[Process] = field(default_factory=list)
     url: str = ""
-    command: list[str] = field(default_factory=lambda: CLI)
+    command: Sequence[str] = COMMAND
 
     def start_frontend(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._start("frontend", ["frontend", "--port", str(port)], port, {})
-        until("the frontend listens", 60, lambda: get(self.url + "/v1/models"))
+        until("the frontend to listen", lambda: get(self.url + "/v1/models"))
 
     def start_worker(self, name: str, *args: str, env: dict[str, str] | None = None) -> Process:
         """Start one and wait for it: vLLM measures free memory, and a second start at once upsets that."""
@@ -161,7 +130,7 @@ class Stack:
         made = self._start(name, ["worker", *words, *self.flags, *args], port, env or {})
 
         def is_ready() -> bool:
-            if made.popen.poll() is not None:
+            if made.poll() is not None:
                 if made.popen.returncode == 2 and "error: the connector " in made.last_error():
                     raise NotPossible(made.last_error())
                 raise RuntimeError(
@@ -169,7 +138,7 @@ class Stack:
                 )
             return get(f"http://127.0.0.1:{port}/health") is not None
 
-        until(f"{name} is ready, see {made.log}", START_SECONDS, is_ready)
+        until(f"{name} to be ready, see {made.log}", is_ready, START_SECONDS, every=0.2)
         return made
 
     def _start(self, name: str, words: list[str], port: int, more: dict[str, str]) -> Process:
@@ -180,15 +149,8 @@ class Stack:
             "DYN_VLLM_BIND_HOST": "127.0.0.1",
             "HF_HUB_OFFLINE": "1",
         }
-        with log.open("wb") as out:
-            popen = subprocess.Popen(
-                [*self.command, *words],
-                env=kept | ours | more,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        made = Process(name, popen, log, port)
+        started = processes.start(name, [*self.command, *words], log, kept | ours | more)
+        made = Process(name, started.popen, log, port)
         self.processes.append(made)
         return made
 
@@ -197,14 +159,14 @@ class Stack:
             found = json.loads(get(self.url + "/instances") or '{"instances": []}')["instances"]
             return len([i for i in found if i["endpoint"] == "generate"]) == count
 
-        until(f"the frontend sees {count} worker(s)", 60, seen)
+        until(f"the frontend to see {count} worker(s)", seen, every=0.2)
 
         def answers() -> bool:
             with contextlib.suppress(urllib.error.HTTPError):
                 return self.ask([20, 21], 1) is not None
             return False
 
-        until("the model answers", 60, answers)
+        until("the model to answer", answers, every=0.2)
 
     def ask(self, prompt: list[int], tokens: int = 12) -> Answer:
         body = {
@@ -230,23 +192,9 @@ class Stack:
         """Ask everybody to end, workers first; names who did not end well."""
         complaints = []
         for made in reversed(self.processes):
-            below = made.tree()
-            if made.popen.poll() is None:
-                made.popen.send_signal(signal.SIGTERM)
-            try:
-                code = made.popen.wait(60)
-            except subprocess.TimeoutExpired:
-                complaints.append(f"{made.name} did not end within 60 s")
-                made.kill()
-                code = 0
-            if code not in (0, 2, -signal.SIGKILL):  # 2 was told where it happened
+            complaints += made.stop()
+            if (code := made.poll()) not in (0, 2, -signal.SIGKILL):  # 2 was told where it happened
                 complaints.append(f"{made.name} ended with {code}")
-            _, alive = psutil.wait_procs(below, timeout=10)
-            for process in alive:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        complaints.append(f"{made.name} left {' '.join(process.cmdline())[:80]!r}")
-                        process.kill()
         self.processes.clear()
         return complaints
 
@@ -377,8 +325,8 @@ def lost_prefill(bench: Bench) -> str:
             return stack.ask(prompts()[2]).text == bench.wanted[2].text
         return False
 
-    until("the decode worker answers alone", 90, answers)
-    if decode.popen.poll() is not None:
+    until("the decode worker to answer alone", answers, 90, every=0.2)
+    if decode.poll() is not None:
         raise RuntimeError(f"the decode worker ended: {decode.last_error()}")
     first = f" ({refused[0]})" if refused else ""
     return (
@@ -417,11 +365,8 @@ def tier(bench: Bench, name: str, env: dict[str, str]) -> tuple[Process, str]:
 def lmcache(bench: Bench) -> str:
     worker, told = tier(bench, "lmcache", {"LMCACHE_MAX_LOCAL_CPU_SIZE": "2"})
     # LMCache writes its figures every ten seconds.
-    hits = until(
-        "lmcache:num_hit_tokens_total on /metrics",
-        40,
-        lambda: worker.metric("lmcache:num_hit_tokens_total"),
-    )
+    name = "lmcache:num_hit_tokens_total"
+    hits = until(f"{name} on /metrics", lambda: worker.metric(name), 40, every=0.2)
     bench.stop()
     return f"{told}; lmcache:num_hit_tokens_total {hits:.0f}"
 
@@ -438,7 +383,7 @@ def kvbm(bench: Bench) -> str:
     env = {"DYN_KVBM_CPU_CACHE_GB": "2", "DYN_KVBM_METRICS": "true"}
     worker, told = tier(bench, "kvbm", env)
     text = get(f"http://127.0.0.1:{worker.port}/metrics") or ""
-    series = len([line for line in text.splitlines() if line.startswith("kvbm_")])
+    series = len([one for one in metrics.samples(text) if one.name.startswith("kvbm_")])
     heard = prove_events(bench)
     bench.stop()
     return f"{told}; {series} kvbm_ series; {heard}"
@@ -447,7 +392,7 @@ def kvbm(bench: Bench) -> str:
 def prove_events(bench: Bench) -> str:
     """With KVBM the router hears vLLM's events only through KVBM, which adds its own."""
     assert bench.stack is not None
-    command = [*CLI, "check", "--live", bench.stack.url, "--strict"]
+    command = [*COMMAND, "check", "--live", bench.stack.url, "--strict"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise RuntimeError(f"no KV event reached the router: {(done.stdout + done.stderr).strip()[-400:]}")
@@ -474,7 +419,7 @@ def clean(bench: Bench) -> str:
         return more < 64
 
     with contextlib.suppress(TimeoutError):
-        until("GPU memory is free", 20, freed)
+        until("GPU memory to be free", freed, 20, every=0.2)
     if more >= 64:
         raise RuntimeError(f"{more} MiB of GPU memory more than before")
     return f"every process ended by itself, GPU memory {more:+d} MiB"

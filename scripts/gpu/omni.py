@@ -52,7 +52,8 @@ from tiny_models.image import make_tiny_image_model, make_tiny_video_model
 from dynamo_vllm.engine.machine import device
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.bad_pictures import BAD_PICTURES
-from harness.stack import Stack, Worker, environment, kill_tree, stack, survivors
+from harness.processes import kill_tree, survivors
+from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import until
 
 LEAST_SHARE = 0.95

@@ -28,9 +28,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from disaggregation import MODEL_NAME, Process, Stack, until
+from disaggregation import MODEL_NAME, Process, Stack
 
 from harness.adapters import make_adapter
+from harness.waiting import until
 
 LEAST_FREED = 0.9
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 24, 2048, 6144, 16, 8, 128
@@ -207,7 +208,7 @@ def sleep_and_wake(
             "with 1 s in which frontends hear of it",
         )
         woken = admin(worker, "wake_up")
-        until("the model answers", 30, lambda: answers(stack))
+        until("the model to answer", lambda: answers(stack), 30, every=0.2)
         check(True, f"level {level}: awake after {woken['seconds']:.2f} s")
         is_right, said = compare(alone(stack), wanted)
         check(is_right, f"level {level}: {said}")
@@ -225,7 +226,7 @@ def cycles(stack: Stack, worker: Process, count: int, check: Checks) -> None:
     for _ in range(count):
         slept, woken = admin(worker, "sleep", level=1), admin(worker, "wake_up")
         times.append((slept["seconds"], woken["seconds"]))
-    until("the model answers", 30, lambda: answers(stack))
+    until("the model to answer", lambda: answers(stack), 30, every=0.2)
     asleep, awake = zip(*times, strict=True)
     check(
         True,
@@ -261,7 +262,7 @@ def run(options: argparse.Namespace, folder: Path, check: Checks) -> None:
             check(
                 loaded["rank"] == 8, f"adapter {name}: {loaded['bytes']} bytes in {loaded['seconds']:.2f} s"
             )
-        until("the adapters are listed", 30, lambda: answers(stack))
+        until("the adapters to be listed", lambda: answers(stack), 30, every=0.2)
         wanted = alone(stack)
         check(len({texts[0] for texts in wanted.values()}) == 3, "base model, a and b answer differently")
         admin(worker, "clear_kv_blocks")

@@ -9,9 +9,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,12 +17,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-CLI = [sys.executable, "-m", "dynamo_vllm.cli.main"]
+from harness import processes, served
+from harness.processes import COMMAND
+from harness.served import Serving
+
 ROWS: list[tuple[str, bool, str]] = []
 
 
@@ -40,52 +41,22 @@ def step(name: str, act: Callable[[], str]) -> None:
     print(f"{'ok    ' if fine else 'FAILED'} {name}: {ROWS[-1][2]}", flush=True)
 
 
-class Served:
-    def __init__(self, folder: Path, model: str | None, flags: list[str]) -> None:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{s.getsockname()[1]}"
-        words = [model] if model else []
-        port = self.url.rsplit(":", 1)[1]
-        self.out = folder / "serve.out"
-        command = [*CLI, "serve", *words, "--port", port, "--run-dir", str(folder / "run"), *flags]
-        with self.out.open("wb") as out:
-            env = os.environ | {"XDG_CACHE_HOME": str(folder)}
-            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
-        self.name = "tiny"
-
-    def wait(self) -> str:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if found := re.search(r"^ready: .* model=(\S+) workers=\d+$", self.out.read_text(), re.M):
-                self.name = found[1]
-                return found[0]
-            time.sleep(0.2)
-        raise RuntimeError(self.out.read_text()[-3000:])
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return json.load(answer)
-
-    def text(self, first: int, tokens: int = 128) -> str:
-        prompt = [first, *range(20, 60)]
-        body = {
-            "model": self.name,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        return str(self.ask("/v1/completions", body)["choices"][0]["text"])
+def ask(serving: Serving, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(serving.url + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
 
 
-def engine_core(serve: psutil.Process) -> psutil.Process:
-    (core,) = [
-        p for p in serve.children(recursive=True) if "EngineCore" in " ".join([p.name(), *p.cmdline()])
-    ]
-    return core
+def text(serving: Serving, first: int, tokens: int = 128) -> str:
+    body = {
+        "model": serving.models[0],
+        "prompt": [first, *range(20, 60)],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return str(ask(serving, "/v1/completions", body)["choices"][0]["text"])
 
 
 def gpu_memory() -> int:
@@ -106,28 +77,26 @@ def main() -> int:
     options, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         before = gpu_memory()
-        served = Served(Path(name), options.model, flags)
+        words = [*filter(None, [options.model]), "--run-dir", str(Path(name, "run")), *flags]
+        serving = served.start(Path(name), *words, env=os.environ | {"XDG_CACHE_HOME": name})
         try:
-            step("serve", served.wait)
+            step("serve", serving.wait_ready)
             if ROWS[-1][1]:
-                use(served, before)
+                use(serving, before)
         finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(served.process.pid).children(recursive=True):
-                    process.kill()
-            served.process.kill()
+            serving.process.kill()
     failed = [name for name, fine, _ in ROWS if not fine]
     print(f"{len(ROWS) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 
-def use(served: Served, memory_before: int) -> None:  # noqa: C901
+def use(serving: Serving, memory_before: int) -> None:
     def concurrent() -> str:
         with ThreadPoolExecutor(64) as pool:
             began = time.monotonic()
-            first = list(pool.map(served.text, range(100, 164)))
+            first = list(pool.map(partial(text, serving), range(100, 164)))
             rate = 64 * 128 / (time.monotonic() - began)
-            again = list(pool.map(served.text, range(100, 164)))
+            again = list(pool.map(partial(text, serving), range(100, 164)))
         same = sum(a == b for a, b in zip(first, again, strict=True))
         if same < 60:
             raise RuntimeError(f"only {same} of 64 greedy answers were the same twice")
@@ -135,7 +104,7 @@ def use(served: Served, memory_before: int) -> None:  # noqa: C901
 
     def proof() -> str:
         done = subprocess.run(
-            [*CLI, "check", "--live", served.url, "--strict"], capture_output=True, text=True
+            [*COMMAND, "check", "--live", serving.url, "--strict"], capture_output=True, text=True
         )
         if done.returncode:
             raise RuntimeError(done.stdout + done.stderr)
@@ -143,35 +112,31 @@ def use(served: Served, memory_before: int) -> None:  # noqa: C901
 
     def bad_input() -> str:
         try:
-            served.ask("/v1/completions", {"model": served.name, "prompt": [20] * 100_000, "max_tokens": 1})
+            body = {"model": serving.models[0], "prompt": [20] * 100_000, "max_tokens": 1}
+            ask(serving, "/v1/completions", body)
         except urllib.error.HTTPError as exc:
             return f"{exc.code}: {json.load(exc)['message']}"
         raise RuntimeError("a prompt longer than the context was answered")
 
+    def is_ready() -> bool:
+        with contextlib.suppress(urllib.error.URLError):
+            return bool(ask(serving, "/health")["status"] == "ready")
+        return False
+
     def lost_engine() -> str:
-        serve = psutil.Process(served.process.pid)
-        engine_core(serve).kill()
+        serving.engine_core().kill()
         began = time.monotonic()
-        while served.ask("/v1/models")["data"]:
-            time.sleep(0.05)
+        processes.wait_until("its end", [serving.process], lambda: not ask(serving, "/v1/models")["data"])
         gone = time.monotonic() - began
-        while True:
-            with contextlib.suppress(urllib.error.URLError):
-                if served.ask("/health")["status"] == "ready":
-                    break
-            if time.monotonic() - began > 240:
-                raise RuntimeError(served.out.read_text()[-3000:])
-            time.sleep(0.2)
-        served.text(100, 4)
+        processes.wait_until("another engine", [serving.process], is_ready, 240, every=0.2)
+        text(serving, 100, 4)
         return f"out of service after {gone:.1f} s, answering again after {time.monotonic() - began:.0f} s"
 
     def stop() -> str:
-        children = psutil.Process(served.process.pid).children(recursive=True)
-        served.process.send_signal(signal.SIGINT)
-        code = served.process.wait(60)
-        left = [p.pid for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        if code or left:
-            raise RuntimeError(f"exit code {code}, still running {left}")
+        complaints = serving.stop()
+        code = serving.process.poll()
+        if code or complaints:
+            raise RuntimeError(f"exit code {code}; {'; '.join(complaints)}")
         return f"exit code 0, nothing left, GPU memory {gpu_memory() - memory_before:+d} MiB"
 
     step("64 requests at once", concurrent)

@@ -21,10 +21,7 @@ import os
 import random
 import re
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CLI = [sys.executable, "-m", "dynamo_vllm.cli.main"]
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from harness import served as serve
+
 READY_SECONDS = 400
 TIMES = 3
 """Requests of each kind."""
@@ -140,27 +140,11 @@ class Server:
     """One `serve` with caches of its own."""
 
     def __init__(self, folder: Path, flags: list[str]) -> None:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.out, self.logs = folder / "serve.out", folder / "run" / "logs"
-        self.models: list[str] = []
+        self.logs = folder / "run" / "logs"
         caches = ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
         cold = {name: str(folder / name.lower()) for name in caches}
-        command = [*CLI, "serve", *flags, "--port", str(self.port), "--run-dir", str(folder / "run")]
-        with self.out.open("wb") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | cold
-            )
-
-    def wait(self) -> str:
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if found := re.search(r"^ready: .* model=(\S+) workers=\d+$", self.out.read_text(), re.M):
-                self.models = found[1].split(",")
-                return found[0]
-            time.sleep(0.1)
-        raise RuntimeError(self.out.read_text()[-3000:])
+        words = [*flags, "--run-dir", str(folder / "run")]
+        self.serving = serve.start(folder, *words, env=os.environ | cold)
 
     def written(self) -> dict[Path, int]:
         """Bytes in each worker's log."""
@@ -186,18 +170,13 @@ class Server:
 
     def _ask(self, path: str, body: Body, model: str) -> None:
         given = {"model": model, "max_tokens": TOKENS, "ignore_eos": True, **body}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        connection = http.client.HTTPConnection("127.0.0.1", self.serving.stack.port, timeout=300)
         with contextlib.closing(connection):
             connection.request("POST", path, json.dumps(given), {"content-type": "application/json"})
             answer = connection.getresponse()
             text = answer.read().decode()
         if answer.status != 200 or '"error"' in text[-400:]:
             raise RuntimeError(f"{answer.status} {text[:300]}")
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            self.process.wait(90)
 
 
 @contextlib.contextmanager
@@ -207,7 +186,7 @@ def served(flags: list[str], kept: Path | None) -> Iterator[Server]:
         try:
             yield server
         finally:
-            server.stop()
+            server.serving.stop(seconds=90)
             if kept is not None:
                 shutil.copytree(server.logs, kept, dirs_exist_ok=True)
 
@@ -233,7 +212,7 @@ def measure(flags: list[str], options: argparse.Namespace) -> Found:
     for number in range(options.rounds):
         began = time.monotonic()
         with served(flags, options.logs) as server:
-            server.wait()
+            server.serving.wait_ready(READY_SECONDS)
             found.starts.append(time.monotonic() - began)
             written = server.written()
             order = [*kinds, *(f"adapter {name}" for name in options.adapter)]
@@ -245,7 +224,7 @@ def measure(flags: list[str], options: argparse.Namespace) -> Found:
 
 
 def ask(server: Server, name: str, kind: Callable[[int], Batch], number: int, found: Found) -> None:
-    model = name.removeprefix("adapter ") if name.startswith("adapter ") else server.models[0]
+    model = name.removeprefix("adapter ") if name.startswith("adapter ") else server.serving.models[0]
     try:
         times = [server.seconds(kind(number + i), model) for i in range(TIMES)]
     except Exception as exc:

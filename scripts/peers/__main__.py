@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])
+    root = Path(__file__).parents[2]
+    sys.path[:1] = [str(root / "scripts"), str(root / "tests")]
     from peers.run import main
 
     sys.exit(main(sys.argv[1:]))

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers import peers, processes
+from harness import processes
+from harness.processes import StartFailed
+from peers import peers
 from peers.environments import Environments
 from peers.match import Record, say
-from peers.processes import StartFailed
 from peers.settings import CPU_VARIABLES, Setting
 
 PAUSE_SECONDS = 0.05
@@ -77,9 +78,9 @@ def first_answer(way: Way, environments: Environments, folder: Path) -> float:
     env |= {"DYN_FILE_KV": str(folder / "discovery"), "XDG_CACHE_HOME": str(folder)}
     url = f"http://127.0.0.1:{place.port}"
     began = time.monotonic()
-    process = processes.start(part.label, part.command, env, folder / f"{part.label}.log")
+    process = processes.start(part.label, part.command, folder / f"{part.label}.log", env)
     try:
         peers.wait_for_answer(way.title, url, [process], way.setting.start_seconds, PAUSE_SECONDS)
         return time.monotonic() - began
     finally:
-        processes.stop([process])
+        processes.stop([process], peers.STOP_SECONDS)

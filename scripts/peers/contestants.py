@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from peers import bare, load, peers, processes
+from harness.processes import Started, StartFailed
+from peers import bare, load, observe, peers
 from peers.environments import Environments
-from peers.processes import Process, StartFailed
 from peers.settings import MODEL_NAME, Setting, Stage
 
 BARE = "bare"
@@ -54,7 +54,7 @@ class Served:
         self._server = server
         self._clients = clients
         self.name, self.title, self.main = server.peer.name, server.peer.title, server.peer.main
-        self.roots = tuple(part.label for part in server.parts)
+        self.roots = tuple(part.name for part in server.parts)
         self.commands = server.commands
         self.start_seconds = server.start_seconds
         self.watched = server.watched
@@ -70,7 +70,7 @@ class Served:
                 "temperature": 0,
                 "ignore_eos": True,
             }
-            answer = processes.ask(f"{self.url}/v1/completions", body)
+            answer = observe.ask(f"{self.url}/v1/completions", body)
             texts.append(str(answer["choices"][0]["text"]) if answer else "no answer")
         return texts
 
@@ -78,7 +78,7 @@ class Served:
         return load.run(self.url, stage, seed, self.watched, self._clients)
 
     def idle_cores(self) -> float:
-        return processes.cpu_share(self._server.parts, IDLE_SECONDS)
+        return observe.cpu_share(self._server.parts, IDLE_SECONDS)
 
     def stop(self) -> None:
         self._server.stop()
@@ -105,7 +105,7 @@ class BareEngine:
                 stderr=log,
                 process_group=0,
             )
-        self._process = Process(BARE, popen, folder / "bare.log")
+        self._process = Started(BARE, popen, folder / "bare.log")
         self.commands = [peers.show(peers.Part(BARE, tuple(command)))]
         self.watched = {BARE: popen.pid}
         try:
@@ -133,10 +133,10 @@ class BareEngine:
         return dict(self._ask(bare.order(stage, seed)))
 
     def idle_cores(self) -> float:
-        return processes.cpu_share([self._process], IDLE_SECONDS)
+        return observe.cpu_share([self._process], IDLE_SECONDS)
 
     def stop(self) -> None:
-        processes.stop([self._process])
+        self._process.stop(seconds=peers.STOP_SECONDS)
         for pipe in (self._process.popen.stdin, self._process.popen.stdout):
             if pipe:
                 pipe.close()

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peers import processes
+from harness.processes import StartFailed
+from peers import observe
 from peers.contestants import Contestant, Starter
 from peers.environments import NotHere
 from peers.figures import Row, differing
 from peers.load import LoadFailed
-from peers.processes import StartFailed
 from peers.settings import Stage
 
 IDLE_SHARE = 0.05
@@ -38,7 +38,7 @@ class Record:
 
     def save(self) -> None:
         kept = ("command", "machine", "setting", "peers", "rows", "answers", "cold", "missing")
-        processes.write_json(self.path, {"version": 1, **{name: getattr(self, name) for name in kept}})
+        observe.write_json(self.path, {"version": 1, **{name: getattr(self, name) for name in kept}})
 
 
 def rows_of(record: Mapping[str, Any]) -> list[Row]:

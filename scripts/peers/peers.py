@@ -18,11 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers import processes
+from harness import processes
+from harness.processes import Started
+from peers import observe
 from peers.environments import Environments, NotHere
-from peers.processes import Process
 from peers.settings import MODEL_NAME, Setting
 
+STOP_SECONDS = 10
+"""An engine core may outlive its parent; not for longer than this."""
 FIRST_TOKENS = {"model": MODEL_NAME, "prompt": [200, 201, 202], "max_tokens": 1, "temperature": 0}
 NO_PLUGINS = {"VLLM_PLUGINS": ""}
 """Ours registers a plugin in every vLLM of the environment; the others run without it."""
@@ -71,14 +74,14 @@ class Server:
 
     peer: Peer
     url: str
-    parts: list[Process]
+    parts: list[Started]
     commands: list[str]
     start_seconds: float
     watched: dict[str, int] = field(default_factory=dict)
     idle_cores: float = 0.0
 
     def stop(self) -> None:
-        processes.stop(self.parts)
+        processes.stop(self.parts, STOP_SECONDS)
 
 
 # -- the peers ---------------------------------------------------------------------------------------
@@ -194,40 +197,40 @@ def start(peer: Peer, setting: Setting, environments: Environments, folder: Path
     (folder / "discovery").mkdir(parents=True, exist_ok=True)
     env = setting.environment() | {"DYN_FILE_KV": str(folder / "discovery")}
     began = time.monotonic()
-    running: list[Process] = []
+    running: list[Started] = []
     url = f"http://127.0.0.1:{place.port}"
     try:
         for part in parts:
             log = folder / f"{part.label}.log"
-            running.append(processes.start(part.label, part.command, env | part.variables, log))
+            running.append(processes.start(part.label, part.command, log, env | part.variables))
         wait_for_answer(peer.title, url, running, setting.start_seconds)
         seconds = time.monotonic() - began
         return Server(peer, url, running, [show(p) for p in parts], seconds, watched(peer, running))
     except BaseException:
-        processes.stop(running)
+        processes.stop(running, STOP_SECONDS)
         raise
 
 
-def wait_for_answer(title: str, url: str, running: list[Process], seconds: float, pause: float = 0.2) -> None:
+def wait_for_answer(title: str, url: str, running: list[Started], seconds: float, pause: float = 0.2) -> None:
     """Ready is what a client sees: the model is listed and a first token comes back."""
 
-    def lists_model() -> bool | None:
-        listed = processes.ask(f"{url}/v1/models", seconds=5)
-        return True if listed and listed.get("data") else None
+    def lists_model() -> bool:
+        listed = observe.ask(f"{url}/v1/models", seconds=5)
+        return bool(listed and listed.get("data"))
 
-    def answers() -> bool | None:
-        answer = processes.ask(f"{url}/v1/completions", FIRST_TOKENS)
-        return True if answer and answer.get("choices") else None
+    def answers() -> bool:
+        answer = observe.ask(f"{url}/v1/completions", FIRST_TOKENS)
+        return bool(answer and answer.get("choices"))
 
-    processes.wait_until(f"{title} lists its model", running, seconds, lists_model, pause)
-    processes.wait_until(f"{title} answers", running, 60, answers, pause)
+    processes.wait_until(f"{title} to list its model", running, lists_model, seconds, pause)
+    processes.wait_until(f"{title} to answer", running, answers, 60, pause)
 
 
-def watched(peer: Peer, running: list[Process]) -> dict[str, int]:
-    found = {process.label: process.popen.pid for process in running}
+def watched(peer: Peer, running: list[Started]) -> dict[str, int]:
+    found = {process.name: process.pid for process in running}
     for label, above, word in peer.below:
-        parent = next((p for p in running if p.label == above), running[-1])
-        if (pid := processes.find_below(parent, [word])) is not None:
+        parent = next((p for p in running if p.name == above), running[-1])
+        if (pid := observe.find_below(parent, [word])) is not None:
             found[label] = pid
     return found
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from harness.bare import Machine, fill
+from harness.processes import COMMAND, survivors
 from harness.served import Serving, served
-from harness.stack import COMMAND, survivors
 from harness.waiting import until
 
 IS_ROOT = os.getuid() == 0

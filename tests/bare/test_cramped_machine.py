@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -18,8 +19,9 @@ import psutil
 import pytest
 
 from harness.bare import Machine
+from harness.processes import COMMAND
 from harness.served import Serving, served
-from harness.stack import COMMAND, TESTS
+from harness.stack import TESTS
 from harness.waiting import until
 
 IS_ROOT = os.getuid() == 0
@@ -160,10 +162,8 @@ def test_clock_that_jumps_stops_nothing(cramped: Cramped) -> None:
         next(iter(stream))
         for days in (1, -1, 0):
             cramped.clock.write_text(f"{days:+d}d")
-            until(
-                "discovery to go by that clock", lambda days=days: all_touched(cramped, days), 60, every=0.2
-            )
-            until(f"an answer {days} days on", lambda days=days: answered(cramped, days), 60, every=0.2)
+            until("discovery to go by that clock", partial(all_touched, cramped, days), 60, every=0.2)
+            until(f"an answer {days} days on", partial(answered, cramped, days), 60, every=0.2)
         reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
         assert reasons[-1] == "length", "an answer goes on over a jump"
     finally:
@@ -177,7 +177,7 @@ def answered(cramped: Cramped, days: int) -> bool:
         created = cramped.serving.chat("Hello", max_tokens=1).created
     except openai.APIStatusError:  # for the second that it takes a worker to come back
         return False
-    return abs(created - time.time() - days * DAY) < DAY / 4
+    return bool(abs(created - time.time() - days * DAY) < DAY / 4)
 
 
 def all_touched(cramped: Cramped, days: int) -> bool:

@@ -214,7 +214,7 @@ def stage() -> dict[str, Any]:
     from vllm.model_executor.models import ModelRegistry
     from vllm_omni.model_executor.models import OmniModelRegistry
 
-    made = stage_class("Qwen3ForCausalLM")
+    made: Any = stage_class("Qwen3ForCausalLM")
     seen: dict[str, Any] = {}
 
     class Plain:
@@ -224,7 +224,7 @@ def stage() -> dict[str, Any]:
             seen["given"] = [input_ids, positions, intermediate_tensors, inputs_embeds]
             return "hidden"
 
-    plain = made.__mro__[1]
+    plain: Any = made.__mro__[1]
     kept = plain.forward
     plain.forward = Plain.forward
     try:

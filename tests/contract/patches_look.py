@@ -41,7 +41,8 @@ def look(patch: Patch) -> dict[str, Any]:
 
 def found(target: str) -> Any:
     """The object behind a dotted name, as its owner holds it; None where there is none."""
-    names, inner = target.split("."), []
+    names = target.split(".")
+    inner: list[str] = []
     while True:
         try:
             owner: Any = importlib.import_module(".".join(names))

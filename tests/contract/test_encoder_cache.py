@@ -168,7 +168,8 @@ def test_consumer_loads_what_fits_and_leaves_the_rest_to_the_encoder(tmp_path: P
     step = connector.build_connector_meta(SimpleNamespace())
     assert list(step.loaded) == [ROUTED]
     assert connector.build_connector_meta(SimpleNamespace()).loaded == {}
-    worker, cache = make("ec_consumer", tmp_path, ECConnectorRole.WORKER), {}
+    worker = make("ec_consumer", tmp_path, ECConnectorRole.WORKER)
+    cache: dict[str, Any] = {}
     worker.bind_connector_metadata(step)
     worker.start_load_caches(cache)
     assert torch.equal(cache[ROUTED], MADE)

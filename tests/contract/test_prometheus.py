@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.engine.process import prometheus
+from harness import metrics
 
 ENGINE = """
 import os, sys
@@ -43,9 +44,9 @@ def python(source: str, *words: str, folder: Path | None = None) -> str:
 
 
 def values(text: str) -> dict[str, float]:
-    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
-    assert [name for name, count in Counter(name for name, _ in lines).items() if count > 1] == []
-    return {name: float(value) for name, value in lines}
+    found = [(metrics.series(sample), sample.value) for sample in metrics.samples(text)]
+    assert [name for name, count in Counter(name for name, _ in found).items() if count > 1] == []
+    return dict(found)
 
 
 def test_series_of_the_engines_processes_reach_the_worker_once(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def server() -> Iterator[str]:
 def test_series_of_a_connectors_own_server_are_added_as_whole_lines(server: str) -> None:
     text = prometheus.fetched(server + "/metrics")
     assert text.endswith("\n")
-    assert values(text) == {"kvbm_matched_tokens": 7}
+    assert values(text) == {"kvbm_matched_tokens_total": 7}, "a counter, as Prometheus' parser names it"
 
 
 def test_a_proxy_of_the_machine_is_not_asked(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

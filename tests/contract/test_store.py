@@ -10,7 +10,7 @@ import pytest
 
 from dynamo_vllm.engine.patches import omni_store
 from harness import listening
-from harness.stack import free_port
+from harness.processes import free_port
 
 
 def test_store_at_localhost_listens_for_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:

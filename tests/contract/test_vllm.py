@@ -11,6 +11,7 @@ import socket
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -236,12 +237,13 @@ def test_a_full_spec_becomes_sampling_params() -> None:
 
 @pytest.mark.parametrize("kind", GUIDE_KINDS)
 def test_every_constraint_reaches_vllm(kind: str) -> None:
-    value = {"json": {"type": "object"}, "json_object": True, "choice": ["a"]}.get(kind, "a")
+    values: dict[str, Any] = {"json": {"type": "object"}, "json_object": True, "choice": ["a"]}
+    value = values.get(kind, "a")
     made = vllm_convert.structured_outputs(Guide(**{kind: value}))
     assert getattr(made, kind) == value
 
 
-PATTERNS = {
+PATTERNS: dict[str, object] = {
     "type": "object",
     "properties": {"a": {"type": "string"}},
     "patternProperties": {"^x": {"type": "string"}},
@@ -465,12 +467,13 @@ def test_a_time_observed_often_is_counted_as_often() -> None:
         vllm_stats.observe(many, seconds, times)
         for _ in range(times):
             one.observe(seconds)
-    found = [
-        [(s.name, s.labels, round(s.value, 9)) for s in made.collect()[0].samples if s.name != "x_created"]
-        for made in (one, many)
-    ]
-    assert found[0] == found[1]
-    assert found[0][0][2] == 5
+
+    def counted(made: Histogram) -> list[tuple[str, dict[str, str], float]]:
+        (metric,) = made.collect()
+        return [(s.name, s.labels, round(s.value, 9)) for s in metric.samples if s.name != "x_created"]
+
+    assert counted(one) == counted(many)
+    assert counted(one)[0][2] == 5
 
 
 def test_figures_of_steps_add_up() -> None:

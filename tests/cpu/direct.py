@@ -14,6 +14,7 @@ from typing import Any
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm.engine import VllmEngine
 from dynamo_vllm.job import Job, Output, SamplingSpec
+from harness import metrics
 from harness.warm import CACHE_BLOCKS
 
 Found = dict[str, Any]
@@ -60,13 +61,11 @@ def long_way(engine: VllmEngine) -> VllmEngine:
 
 def figures(engine: VllmEngine) -> dict[str, float]:
     """vLLM's counters and the counts of its histograms; times differ from run to run."""
-    found = {}
-    for line in engine.metrics_text().splitlines():
-        name = line.split("{")[0]
-        if line.startswith("vllm:") and name.endswith(("_total", "_count")):
-            series, value = line.rsplit(" ", 1)
-            found[series] = float(value)
-    return found
+    return {
+        metrics.series(sample): sample.value
+        for sample in metrics.samples(engine.metrics_text())
+        if sample.name.startswith("vllm:") and sample.name.endswith(("_total", "_count"))
+    }
 
 
 def grown(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -115,6 +114,7 @@ def _tokens(answer: list[Found]) -> list[int]:
 
 async def _idle(engine: VllmEngine) -> bool:
     """Nothing of a job is left, on our side or vLLM's."""
+    assert engine._direct is not None
     processor = engine._engine.output_processor
     return not engine._direct._taps and not processor.request_states and not processor.external_req_ids
 

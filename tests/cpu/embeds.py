@@ -151,8 +151,8 @@ async def mixed(engine: VllmEngine) -> Found:
     folder = Path(engine._settings.model)
     first = Adapter("a", 1, make_adapter(folder.with_name("adapter")), "a")
     words = Adapter("w", 2, make_adapter(folder.with_name("adapter-words"), words=True), "w")
-    for made in (first, words):
-        await engine.control(AddAdapter(made))
+    for adapter in (first, words):
+        await engine.control(AddAdapter(adapter))
     jobs = {}
     for number, made in enumerate((None, first, words)):
         plain = job("", [10 + number + i for i in range(40 + 7 * number)], max_tokens=12)

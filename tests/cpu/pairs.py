@@ -105,7 +105,7 @@ def handed_over(found: Plane, prompt: list[int]) -> dict[str, Any]:
 
 def tokens(found: Plane, prompt: list[int], handed: Any = None) -> list[int]:
     """The answer of a worker that decodes; `handed` is what came with the prompt."""
-    more = {} if handed is None else {"prefill_result": {"disaggregated_params": handed}}
+    more: dict[str, Any] = {} if handed is None else {"prefill_result": {"disaggregated_params": handed}}
     answer = found.call("backend.generate", request(prompt, **more))
     assert "error" not in answer, answer
     return [token for chunk in answer["chunks"] for token in chunk["token_ids"]]

@@ -110,6 +110,6 @@ def test_client_gone_while_queued(narrow: Stack) -> None:
 
 
 def test_next_request_is_right_after_all_that(narrow: Stack) -> None:
-    ask = {"model": "tiny", "prompt": [30, 31, 32], "max_tokens": 8, "temperature": 0}
+    ask: dict[str, Any] = {"model": "tiny", "prompt": [30, 31, 32], "max_tokens": 8, "temperature": 0}
     first, second = (narrow.openai.completions.create(**ask).choices[0].text for _ in range(2))
     assert first == second != ""

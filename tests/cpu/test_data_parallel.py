@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,8 @@ import pytest
 from cpu.ranks import QUICK_WATCH, ask, assert_repeats_hit, core, stream_on_each, texts
 from harness import listening
 from harness.plane import plane
-from harness.stack import Stack, environment, free_port, stack, survivors
+from harness.processes import free_port, survivors
+from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import Promptness, until
 from harness.warm import Zygote
 
@@ -63,19 +65,20 @@ def test_named_port_of_events_is_for_this_machine_only(warm: Zygote, model: Path
 def test_figures_of_each_rank(two_ranks: Stack, one_worker: Stack) -> None:
     worker, blocks = two_ranks.workers[0], "dynamo_component_total_blocks"
     one = one_worker.workers[0].metric(blocks)
-    assert [worker.metric(blocks, f'dp_rank="{rank}"') for rank in (0, 1)] == [one, one]
+    assert [worker.metric(blocks, dp_rank=rank) for rank in (0, 1)] == [one, one]
     with stream_on_each(two_ranks, 1500):
         for name in ("dynamo_component_requests_running", "dynamo_component_active_blocks"):
             for rank in (0, 1):
-                label = f'dp_rank="{rank}"'
-                until(f"{name} of rank {rank}", lambda n=name, at=label: worker.metric(n, at) >= 1)
+                until(f"{name} of rank {rank}", partial(counts, worker, name, rank))
+
+
+def counts(worker: Worker, name: str, rank: int) -> bool:
+    return worker.metric(name, dp_rank=rank) >= 1
 
 
 def test_unknown_rank_is_refused_and_each_known_one_answers(two_ranks: Stack) -> None:
     request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2, "ignore_eos": True}}
-    made = [
-        two_ranks.workers[0].metric("vllm:generation_tokens_total", f'engine="{rank}"') for rank in (0, 1)
-    ]
+    made = [two_ranks.workers[0].metric("vllm:generation_tokens_total", engine=rank) for rank in (0, 1)]
     with plane(environment(two_ranks.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
         refused, *answered = (
             caller.call("backend.generate", {**request, "routing": {"dp_rank": rank}}) for rank in (2, 0, 1)
@@ -83,7 +86,7 @@ def test_unknown_rank_is_refused_and_each_known_one_answers(two_ranks: Stack) ->
     assert "dp_rank: 2 is unknown; this worker has 0 to 1" in refused["error"]
     assert [sum(len(chunk["token_ids"]) for chunk in answer["chunks"]) for answer in answered] == [2, 2]
     for rank, before in enumerate(made):
-        assert two_ranks.workers[0].metric("vllm:generation_tokens_total", f'engine="{rank}"') >= before + 2
+        assert two_ranks.workers[0].metric("vllm:generation_tokens_total", engine=rank) >= before + 2
 
 
 def test_client_gone_frees_either_rank(two_ranks: Stack) -> None:
@@ -109,11 +112,11 @@ def test_drain_lets_both_ranks_finish(fresh: Stack) -> None:
 def test_stopped_rank_takes_the_worker_out_of_service_while_the_other_works(fresh: Stack) -> None:
     worker, stopped = fresh.workers[0], core(fresh.workers[0], 1)
     stopped.suspend()
-    with_output = worker.metric("vllm:generation_tokens_total", 'engine="0"')
+    with_output = worker.metric("vllm:generation_tokens_total", engine=0)
     until("not ready", lambda: not worker.is_ready() and fresh.get("/health").status_code == 503)
     until(
         "rank 0 answering its canary",
-        lambda: worker.metric("vllm:generation_tokens_total", 'engine="0"') > with_output,
+        lambda: worker.metric("vllm:generation_tokens_total", engine=0) > with_output,
     )
     assert not worker.is_ready()
     assert "rank 1 of the engine gave nothing" in worker.log.read_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_expired_lease(warm: Zygote, model: Path, tmp_path: Path, alone: Plane) 
         for _ in range(ROUNDS):
             asked = prompt(300)
             handed = handed_over(plane, asked)
-            until("the end of the lease", lambda h=handed: time.time() > h["expires_at"])
+            until("the end of the lease", partial(is_past, handed["expires_at"]))
             for _ in range(4):
                 handed_over(plane, prompt(1000))
             assert tokens(plane, asked, handed) == tokens(alone, asked)
@@ -136,7 +137,7 @@ def test_prefill_worker_killed_with_requests_in_every_stage(pair: Pairs, one_wor
         first = (pair.prefills, pair.decodes)[number % 2][0]
         with ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(text, pair.stack, words) for words in asked]
-            until("work", lambda w=first: w.metric("dynamo_component_requests_in_flight") > 0)
+            until("work", partial(works, first))
             pair.kill(pair.prefills[0])
             for answer, right in zip(answers, wanted, strict=True):
                 assert isinstance(answer.exception(60), TYPED) or answer.result() == right
@@ -168,6 +169,14 @@ def test_decode_worker_killed_in_mid_stream(pair: Pairs, one_worker: Stack) -> N
         assert "".join([*begun, *pieces]) == text(one_worker, asked, 150)
         assert pair.is_alive()
         pair.replace("decode")
+
+
+def is_past(moment: float) -> bool:
+    return time.time() > moment
+
+
+def works(worker: Worker) -> bool:
+    return worker.metric("dynamo_component_requests_in_flight") > 0
 
 
 def busy(workers: list[Worker]) -> Worker:

@@ -20,7 +20,8 @@ def found(warm: Zygote, model: Path, tmp_path: Path, request: pytest.FixtureRequ
     args = [str(model), request.function.__name__.removeprefix("test_"), str(out)]
     child = warm.fork("cpu.embeds:run", args, environment(tmp_path, **FORKED), log)
     assert child.wait(300) == 0, log.read_text()[-3000:]
-    return json.loads(out.read_text())
+    given: dict[str, Any] = json.loads(out.read_text())
+    return given
 
 
 def test_parity(found: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -274,6 +275,10 @@ def test_one_request_id_is_in_all_logs(split: Split) -> None:
     assert asked_as and f"request {asked_as}: 1 media were encoded" in split.workers[HAND].log.read_text()
 
 
+def has_one_request(worker: Worker) -> bool:
+    return worker.metric("dynamo_component_requests_in_flight") == 1
+
+
 def test_encoder_killed_with_a_request_is_replaced_by_the_own_one(split: Split) -> None:
     """The last test: the encoder is gone after it."""
     encoder = split.workers["encoder"]
@@ -286,7 +291,7 @@ def test_encoder_killed_with_a_request_is_replaced_by_the_own_one(split: Split) 
                 before = split.runs(way)
                 found = pool.submit(ask, split.stack, way, parts)
                 asking = split.workers[way]
-                until("the request", lambda w=asking: w.metric("dynamo_component_requests_in_flight") == 1)
+                until("the request", partial(has_one_request, asking))
                 split.kill("encoder")
                 assert (found.result(), split.runs(way) - before) == (expected, 1)
         else:  # gone, and discovery may still show it

@@ -13,7 +13,8 @@ import pytest
 
 from cpu.streams import Load
 from harness.misbehaving import some_of
-from harness.stack import Stack, stack, survivors
+from harness.processes import survivors
+from harness.stack import Stack, stack
 from harness.waiting import until
 from harness.warm import WARMED, Zygote
 
@@ -70,7 +71,7 @@ def test_hostile_schema_is_refused_while_others_are_served(guarded: Stack) -> No
 
 def honest_answers_until(made: Stack, asked: Future[httpx.Response]) -> list[int]:
     """Of small schemas, each another one, for as long as the hostile one is not answered."""
-    found = []
+    found: list[int] = []
     while not asked.done():
         answer = ask(made, {"type": "object", "properties": {f"q{len(found)}": {"type": "integer"}}})
         if not asked.done():

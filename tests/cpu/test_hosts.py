@@ -14,7 +14,8 @@ import pytest
 from cpu.pairs import NIXL, prompt, prompts
 from harness import listening
 from harness.hosts import Host, Hosts, hosts, refusal
-from harness.stack import Stack, Worker, free_port, stack
+from harness.processes import free_port
+from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
 

@@ -16,7 +16,8 @@ import pytest
 from cpu.faulty_steps import CALL, LOCKED, SLOW, ask, unlock, wait_in_service, wait_out_of_service
 from cpu.pairs import ROUNDS
 from cpu.ranks import QUICK_WATCH
-from harness.stack import Stack, Worker, stack, survivors
+from harness.processes import survivors
+from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
 

@@ -19,7 +19,8 @@ from cpu.lora import LORA, PROMPTS, Expected, ask, load, prompt, who
 from cpu.ranks import rank
 from cpu.streams import stream
 from cpu.test_two_workers import busy_worker
-from harness.stack import COMMAND, Stack, Worker, environment, stack
+from harness.processes import COMMAND
+from harness.stack import Stack, Worker, environment, stack
 from harness.tensors import encode, table
 from harness.waiting import until, until_spread
 from harness.warm import Zygote

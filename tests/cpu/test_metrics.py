@@ -7,12 +7,13 @@ from collections import Counter
 import httpx
 import pytest
 
+from harness import metrics
 from harness.stack import Stack
 
 
 def series(made: Stack) -> list[str]:
     text = httpx.get(f"http://127.0.0.1:{made.workers[0].system_port}/metrics", timeout=30).text
-    return [line.rsplit(" ", 1)[0] for line in text.splitlines() if line and not line.startswith("#")]
+    return list(map(metrics.series, metrics.samples(text)))
 
 
 def test_vllm_and_component_series_are_there_once(one_worker: Stack) -> None:

@@ -16,7 +16,8 @@ from cpu.ranks import ask, assert_repeats_hit, core, texts
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import workload
 from harness import listening
-from harness.stack import Stack, Worker, free_port, stack, survivors
+from harness.processes import free_port, survivors
+from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
 
@@ -190,5 +191,5 @@ def test_workers_that_share_ranks_out_each_serve_their_own(
         assert_repeats_hit(made, {0, 1, 2, 3})
         name = "dynamo_component_total_blocks"
         one = one_worker.workers[0].metric(name)
-        blocks = [[worker.metric(name, f'dp_rank="{r}"') for r in range(4)] for worker in made.workers]
+        blocks = [[worker.metric(name, dp_rank=r) for r in range(4)] for worker in made.workers]
         assert blocks == [[one, one, 0, 0], [0, 0, one, one]]

@@ -161,7 +161,7 @@ def test_stream_equals_unary(served: Stack, bare: Expected) -> None:
     chunks = list(
         served.openai.chat.completions.create(
             model="qwen3-vl",
-            messages=chat(parts),  # type: ignore[arg-type]
+            messages=chat(parts),  # type: ignore[call-overload]
             max_tokens=MAX_TOKENS,
             temperature=0,
             stream=True,
@@ -170,7 +170,7 @@ def test_stream_equals_unary(served: Stack, bare: Expected) -> None:
         )
     )
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert (text, chunks[-1].usage.prompt_tokens) == bare["qwen3-vl"]["two images"]  # type: ignore[union-attr]
+    assert (text, chunks[-1].usage.prompt_tokens) == bare["qwen3-vl"]["two images"]
 
 
 def test_two_choices_about_one_picture(served: Stack, bare: Expected) -> None:

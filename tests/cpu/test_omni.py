@@ -10,7 +10,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,9 @@ from demo.image.scenes import COLOURS
 
 from harness import listening
 from harness.bad_pictures import BAD_PICTURES
-from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack, survivors
+from harness.processes import survivors
+from harness.served import served
+from harness.stack import Stack, Worker, stack
 from harness.waiting import Promptness, until
 
 try:
@@ -384,16 +385,9 @@ def kill_a_stage(worker: Worker, name: str = "") -> None:
 @pytest.mark.timeout(600)
 def test_serve_replaces_a_worker_whose_stage_died(tmp_path: Path) -> None:
     model = make_tiny_image_model(tmp_path / "studio", rewriter=True)
-    made = Stack(tmp_path)
-    env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    del env["DYN_FILE_KV"]
-    output = tmp_path / "serve.out"
-    command = [*COMMAND, "serve", "--omni", str(model), "--port", str(made.port), "--served-model-name", "s"]
-    with output.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        until("ready", lambda: "\nready: " in output.read_text() or process.poll() is not None, START_SECONDS)
-        assert process.poll() is None, output.read_text()[-3000:]
+    words = ("--omni", str(model), "--served-model-name", "s")
+    with served(tmp_path, *words, seconds=START_SECONDS) as serving:
+        made, process = serving.stack, serving.process
         first = pictures(draw(made, model="s", seed=1))
         worker = worker_of(process.pid)
         below = worker.children(recursive=True)
@@ -407,10 +401,6 @@ def test_serve_replaces_a_worker_whose_stage_died(tmp_path: Path) -> None:
         assert worker_of(process.pid).pid != worker.pid
         assert pictures(draw(made, model="s", seed=1)) == first
         print(f"gone after {gone:.1f} s, drawing again after {again:.1f} s")
-    finally:
-        made.stop()
-        kill_tree(process.pid)
-        process.wait(60)
 
 
 def worker_of(serve: int) -> psutil.Process:

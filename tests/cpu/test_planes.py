@@ -13,7 +13,8 @@ import pytest
 from cpu.pairs import Pairs, pairs, prompts
 from cpu.test_disaggregation import ask_all, assert_equal_and_nothing_computed_twice
 from harness.planes import Planes, planes
-from harness.stack import COMMAND, Stack, stack
+from harness.processes import COMMAND
+from harness.stack import Stack, stack
 from harness.warm import Zygote
 
 
@@ -39,7 +40,8 @@ def pair(
     cluster: Planes, warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pairs]:
     folder = tmp_path_factory.mktemp("pair")
-    with pairs(warm, model, folder, **cluster.env(folder)) as made:
+    env: dict[str, Any] = cluster.env(folder)
+    with pairs(warm, model, folder, **env) as made:
         yield made
 
 

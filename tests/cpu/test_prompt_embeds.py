@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,8 @@ def test_bad_ones_are_refused_and_harm_nobody(made: Stack, unharmed: None, name:
 
 
 def test_frontend_refuses_by_size_and_type(made: Stack, unharmed: None) -> None:
-    for sent in ("", "AAAA", "A" * 14_000_000, 7, [encode(rows(5))], {}):
+    wrong: tuple[Any, ...] = ("", "AAAA", "A" * 14_000_000, 7, [encode(rows(5))], {})
+    for sent in wrong:
         answer = post(made, sent)
         assert answer.status_code == 400, answer.text
 
@@ -200,12 +202,15 @@ def test_router_hears_of_other_prompts_and_mistakes_none(made: Stack, embed: Any
         found = ask(made, prompt, 2, extra_body={"nvext": {"extra_fields": ["timing"]}})
         return float(found.model_extra["nvext"]["timing"].get("kv_hit_rate") or 0)
 
+    def is_known(ids: list[int]) -> bool:
+        return rate(ids) > 0.8 or len(ids) < 160
+
     every = prompts(8, 500, seed=21)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(rate, [shape for ids in every for shape in (embed(ids), ids)]))
     assert rate([0] * 320) == 0
     for ids in every[1:]:
-        until("the router to know the prompt", lambda ids=ids: rate(ids) > 0.8 or len(ids) < 160)
+        until("the router to know the prompt", partial(is_known, ids))
     log = made.workers[0].log.read_text()
     assert "Failed to decode" not in log
     assert "Failed to find" not in log
@@ -220,7 +225,7 @@ def test_killed_worker_in_mid_stream(warm: Zygote, model: Path, tmp_path: Path, 
             warm.start_worker(two, model, FLAG)
         two.wait_ready(120)
         sent = embed(IDS[:70])
-        how = {"max_tokens": 120, "stream": True, "stream_options": {"include_usage": True}}
+        how: dict[str, Any] = {"max_tokens": 120, "stream": True, "stream_options": {"include_usage": True}}
         wanted, _ = streamed(ask(two, sent, **how))
         chunks = iter(ask(two, sent, **how))
         begun = "".join(next(chunks).choices[0].text for _ in range(20))
@@ -258,4 +263,5 @@ def test_program_in_the_docs(made: Stack, warm: Zygote, model: Path, tmp_path: P
     wanted = made.openai.completions.create(
         model="tiny", prompt="Once upon a time", max_tokens=16, temperature=0
     )
+    assert wanted.usage is not None
     assert f"{text(wanted)}\n{wanted.usage.prompt_tokens} rows\n" in log.read_text()

@@ -9,7 +9,8 @@ from pathlib import Path
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise.planning import plan
-from harness.stack import Stack, Worker, free_port, stack
+from harness.processes import free_port
+from harness.stack import Stack, Worker, stack
 from harness.warm import Zygote
 
 WORKERS = 4
@@ -36,7 +37,7 @@ def cache_bytes(worker: Worker) -> int:
         rf"kv_cache_memory_bytes = (\d+): a quarter of the free memory for {WORKERS} engines together", log
     )
     assert given is not None, log[-3000:]
-    assert worker.metric("vllm:cache_config_info", f'kv_cache_memory_bytes="{given[1]}"') == 1
+    assert worker.metric("vllm:cache_config_info", kv_cache_memory_bytes=given[1]) == 1
     return int(given[1])
 
 

@@ -162,7 +162,7 @@ def test_input_audio_in_text_mode_is_the_same_sound(served: Stack, bare: Expecte
 async def test_sound_of_a_server(served: Stack, bare: Expected) -> None:
     async with bad_server() as server:
         url = server.file("/a.wav", wav(1))
-        parts = [{"type": "audio_url", "audio_url": {"url": url}}, TEXT]
+        parts: list[dict[str, Any]] = [{"type": "audio_url", "audio_url": {"url": url}}, TEXT]
         for model in (TOKENS, TEXT_MODE):
             assert await asyncio.to_thread(ask, served, model, parts) == bare["one"]
 

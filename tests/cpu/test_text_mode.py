@@ -57,8 +57,8 @@ def test_chat_equals_token_mode(text_mode: Stack, one_worker: Stack, more: dict[
     texts = [made.openai.chat.completions.create(**{**CHAT, **more}) for made in (text_mode, one_worker)]
     found, wanted = ([(c.message.content, c.finish_reason) for c in answer.choices] for answer in texts)
     assert found == wanted
-    assert texts[0].usage.prompt_tokens == texts[1].usage.prompt_tokens  # type: ignore[union-attr]
-    assert texts[0].usage.completion_tokens == texts[1].usage.completion_tokens  # type: ignore[union-attr]
+    assert texts[0].usage.prompt_tokens == texts[1].usage.prompt_tokens
+    assert texts[0].usage.completion_tokens == texts[1].usage.completion_tokens
 
 
 def test_prompt_embeddings_are_refused(text_mode: Stack) -> None:
@@ -80,7 +80,7 @@ def test_completion_equals_token_mode(text_mode: Stack, one_worker: Stack, promp
     ask = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 2}
     found, wanted = (made.openai.completions.create(**ask).choices[0] for made in (text_mode, one_worker))
     assert found.text == wanted.text
-    assert found.logprobs.token_logprobs == pytest.approx(wanted.logprobs.token_logprobs, abs=1e-4)  # type: ignore[union-attr]
+    assert found.logprobs.token_logprobs == pytest.approx(wanted.logprobs.token_logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize(

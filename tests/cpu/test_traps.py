@@ -29,7 +29,7 @@ def seeded(made: Stack, length: int) -> str:
         "temperature": 0.9,
         "max_tokens": 12,
     }
-    return made.openai.completions.create(**ask).choices[0].text
+    return str(made.openai.completions.create(**ask).choices[0].text)
 
 
 @pytest.mark.parametrize("length", [20, 100, 400])

@@ -22,7 +22,7 @@ from dynamo_vllm.engine.base import AddAdapter
 from dynamo_vllm.engine.patches.cpu_worker import CpuWorkerExtension
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm.engine import VllmEngine
-from dynamo_vllm.job import Adapter
+from dynamo_vllm.job import Adapter, Output
 from dynamo_vllm.media.loader import make_loader
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.media import MediaReader
@@ -101,7 +101,11 @@ async def _new(engine: VllmEngine, role: Aggregated, kind: str, kinds: dict[str,
     adapter = _adapter(kinds[kind]["routing"]["lora_name"]) if kinds[kind]["routing"] else None
     job = await role.prepare(request, kind, adapter)
     encoder = role.encoder(request, job)
-    await engine.stream(job, lambda output: encoder.encode(output) and None)
+
+    def encoded(output: Output) -> None:
+        encoder.encode(output)
+
+    await engine.stream(job, encoded)
     return sorted(await _modules(engine) - before)
 
 

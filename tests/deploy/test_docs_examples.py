@@ -146,9 +146,10 @@ def read_serve(argv: list[str], folder: Path) -> None:
     if demos.lacks_model(wanted, {}):
         if (options.demo or demos.DEFAULT) not in demos.DEMOS:
             raise ConfigError(f"--demo {options.demo} is unknown")
-        _, wanted = serve.understand([str(folder), *argv], {}) if options.demo is None else (options, None)
-    if wanted is not None:
-        plan.make(wanted, {}, folder / "discovery", gpus)
+        if options.demo is not None:
+            return
+        _, wanted = serve.understand([str(folder), *argv], {})
+    plan.make(wanted, {}, folder / "discovery", gpus)
 
 
 def read_worker(argv: list[str], folder: Path) -> None:

@@ -363,7 +363,7 @@ def test_planes_of_the_file_reach_every_process(capsys: pytest.CaptureFixture[st
         assert "--request-plane" not in written
 
 
-def frontend_with_tls(*argv: str) -> dict[str, Any]:
+def frontend_with_tls(*argv: str) -> dict[tuple[str, str], Any]:
     """Its container, and what watches it."""
     Path("serve.yaml").write_text(
         "model: org/model\nfrontend: {tls_cert_path: /models/c.pem, tls_key_path: /models/k.pem}\n"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import pytest
 
 from harness.adapters import make_adapter
 from harness.hub import hub
+from harness.processes import COMMAND, survivors
 from harness.served import Serving, served
-from harness.stack import COMMAND, environment, stack, survivors
+from harness.stack import Stack, environment, stack
 from harness.waiting import until
 
 SUM = "What is 17 + 25?"
@@ -203,10 +205,14 @@ def test_model_and_adapter_come_from_the_hub_at_their_revisions(tmp_path: Path) 
         loaded = worker.admin("load_lora", lora_name="sql", source={"uri": "hf://team/tiny@sql"})
         assert loaded.status_code == 200, loaded.text
         for name in ("team/tiny", "sql"):
-            until(f"{name} listed", lambda name=name: name in made.models())
+            until(f"{name} listed", partial(lists, made, name))
             body = {"model": name, "prompt": "once upon", "max_tokens": 3}
             assert made.post("/v1/completions", body).status_code == 200
         assert os.listdir(tmp_path / "models")
+
+
+def lists(made: Stack, model: str) -> bool:
+    return model in made.models()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

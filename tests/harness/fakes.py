@@ -37,7 +37,12 @@ class FakeContext:
 
     def async_killed_or_stopped(self) -> asyncio.Future[bool]:
         made: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.stopped.add_done_callback(lambda f: made.done() or made.set_result(True))
+
+        def stopped(_: object) -> None:
+            if not made.done():
+                made.set_result(True)
+
+        self.stopped.add_done_callback(stopped)
         return made
 
     def stop(self) -> None:

@@ -70,5 +70,5 @@ ACTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "die": die,
     "refuse": lambda why: {"refused": why},
     "become": lambda text: {"backend": "a", "changes": {"regex": None, "grammar": text, "other": "x"}},
-    "panic": lambda _: {}["nothing"],
+    "panic": lambda _: dict[str, dict[str, Any]]()["nothing"],
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 
 from harness.stack import Stack
+from harness.waiting import until_async
 
 
 @contextlib.contextmanager
@@ -59,8 +59,7 @@ class Streams:
 
     async def seen(self, count: int) -> None:
         """Returns when so many have been answered."""
-        while self.statuses.total() < count:
-            await asyncio.sleep(0.02)
+        await until_async(f"{count} answers", lambda: self.statuses.total() >= count, 200)
 
     def leave(self) -> None:
         self._is_left = True

@@ -55,8 +55,8 @@ async def main(wanted: int) -> None:
 
     async def generate(request: object, context: Any, response_sender: Any) -> AsyncIterator[object]:
         found.set_result(await Sending(response_sender).since_full(wanted))
-        return
-        yield  # makes this a generator
+        if found.cancelled():  # nothing is sent, but this is a generator
+            yield None
 
     endpoint = DistributedRuntime(loop, "file", "tcp").endpoint("places.worker.generate")
     serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))

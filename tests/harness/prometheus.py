@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.stack import free_port
+from harness.processes import free_port
 from harness.waiting import until
 
 HOW_TO_GET = "Debian's package `prometheus` has it; .ci/run unpacks it into .venv/prometheus"

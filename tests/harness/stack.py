@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
-import random
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,36 +15,15 @@ import psutil
 
 from dynamo_vllm.engine.machine import device
 from dynamo_vllm.supervise.probe import went_over_two
+from harness import metrics, processes
 from harness.hosts import Host
+from harness.processes import COMMAND, free_port, kill_tree
 from harness.waiting import until
 
 if TYPE_CHECKING:
     import openai
 
 TESTS = Path(__file__).parents[1]
-COMMAND = (sys.executable, "-m", "dynamo_vllm.cli.main")
-
-
-@functools.cache
-def _ports() -> Iterator[int]:
-    """Ports of this test process alone, in a random order: none is given twice before its server listens.
-
-    They are below 32768: the system takes none of these for connections, and the runtime wants its system
-    server there.
-    """
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    ports = [*range(20000 + mine, 32000, processes)]
-    random.SystemRandom().shuffle(ports)
-    return itertools.cycle(ports)
-
-
-def free_port() -> int:
-    while True:
-        port = next(_ports())
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -76,34 +50,12 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 class Process(Protocol):
     """A worker or frontend, however it was started."""
 
-    pid: int
+    @property
+    def pid(self) -> int: ...
 
     def poll(self) -> int | None: ...
 
     def wait(self, timeout: float) -> int: ...
-
-
-def kill_tree(pid: int) -> None:
-    """End a process and everything below it at once."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in [*root.children(recursive=True), root]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def survivors(processes: Sequence[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
-    """Who still runs after that time. A zombie has ended; in some containers nobody collects it."""
-    with contextlib.suppress(AssertionError):
-        until("their end", lambda: not any(map(_runs, processes)), seconds)
-    return [process for process in processes if _runs(process)]
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @dataclass
@@ -126,12 +78,9 @@ class Worker:
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def metric(self, name: str, label: str = "") -> float:
-        """The sum over a metric's series, or over those with a label such as `engine="1"`."""
-        text = httpx.get(f"{self.system_url}/metrics", timeout=30).text
-        lines = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
-        lines = [line for line in lines if label in line]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+    def metric(self, name: str, **labels: object) -> float:
+        """The sum over a metric's series, or over those with labels such as `engine=1`."""
+        return metrics.total(httpx.get(f"{self.system_url}/metrics", timeout=30).text, name, **labels)
 
     def health(self) -> int | None:
         """The status of /health; None when nobody answers."""
@@ -209,14 +158,12 @@ class Stack:
         env: Mapping[str, str] | None = None,
         host: Host | None = None,
     ) -> Process:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*(host.prefix if host else ()), *COMMAND, *args],
-                env=self.environment(host, **(env or {})),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = processes.start(
+            name,
+            [*(host.prefix if host else ()), *COMMAND, *args],
+            self.folder / f"{name}.log",
+            self.environment(host, **(env or {})),
+        )
         self.processes.append(process)
         return process
 

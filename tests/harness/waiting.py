@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+class NotInTime(AssertionError):
+    """What was awaited did not come."""
 
 
 def until(what: str, condition: Callable[[], T], seconds: float = 60.0, every: float = 0.02) -> T:
@@ -21,8 +26,18 @@ def until(what: str, condition: Callable[[], T], seconds: float = 60.0, every: f
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds} s in vain for: {what}")
+            raise NotInTime(f"waited {seconds} s in vain for: {what}")
         time.sleep(every)
+
+
+async def until_async(what: str, condition: Callable[[], T], seconds: float = 60.0, every: float = 0.01) -> T:
+    """The same while the event loop goes on."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise NotInTime(f"waited {seconds} s in vain for: {what}")
+        await asyncio.sleep(every)
+    return value
 
 
 def until_spread(ask: Callable[[int], T], who: Callable[[T], object], least: int = 6) -> list[T]:

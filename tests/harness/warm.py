@@ -18,7 +18,8 @@ from dynamo_vllm import forking
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.engine.process.environment import plugins
 from harness.hosts import Host
-from harness.stack import TESTS, Stack, Worker, environment, free_port
+from harness.processes import free_port
+from harness.stack import TESTS, Stack, Worker, environment
 from harness.waiting import until
 
 # Where vLLM-Omni is installed it would enter the engines of vLLM that tests compare ours with.

@@ -14,8 +14,10 @@ import httpx
 import psutil
 import pytest
 
+from harness import served
 from harness.adapters import make_adapter
-from harness.stack import COMMAND, Stack, Worker, environment, kill_tree, stack
+from harness.processes import COMMAND
+from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import until
 
 FAKE = ("--engine", "fake", "--fake-engine", json.dumps({"adapters": 4, "token_ms": 5}), "--lora-enabled")
@@ -146,23 +148,18 @@ def test_engine_that_dies_while_the_first_adapters_load_ends_the_worker(
 def test_replaced_worker_of_serve_has_its_adapters_again(model: Path, folder: Path, tmp_path: Path) -> None:
     env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
     del env["DYN_FILE_KV"], env["DYN_VLLM_BIND_HOST"]
-    words = ("serve", str(model), "--served-model-name", "tiny", "--port", "0")
-    log = tmp_path / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*COMMAND, *words, *FAKE, "--lora-modules", f"sql={folder}"], env=env, stdout=out, stderr=out
-        )
+    words = (str(model), "--served-model-name", "tiny", *FAKE, "--lora-modules", f"sql={folder}")
+    serving = served.start(tmp_path, *words, env=env)
     try:
-        until("serve", lambda: "ready: " in log.read_text())
+        serving.wait_ready()
         first = adapters(env)
         assert list(first.values()) == [["sql"]]
-        (pid,) = workers(process.pid)
+        (pid,) = workers(serving.process.pid)
         psutil.Process(pid).kill()
         until("another worker", lambda: adapters(env).keys() - first.keys())
         assert [found for instance, found in adapters(env).items() if instance not in first] == [["sql"]]
     finally:
-        kill_tree(process.pid)
-        process.wait(60)
+        serving.process.kill()
 
 
 def workers(pid: int) -> list[int]:

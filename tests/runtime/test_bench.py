@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from harness import sse
-from harness.stack import COMMAND, Stack
+from harness.processes import COMMAND
+from harness.stack import Stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.stack import COMMAND, environment
+from harness.processes import COMMAND
+from harness.stack import environment
 
 LOAD = ("--concurrency", "4", "--requests", "16", "--output-tokens", "64", "--rounds", "1")
 

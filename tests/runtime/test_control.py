@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from harness.controlled import NEVER, Controlled, controlled
-from harness.stack import COMMAND, environment, free_port
+from harness.processes import COMMAND, free_port
+from harness.stack import environment
 from harness.terminal import terminal
 from harness.waiting import until
 

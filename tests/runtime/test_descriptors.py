@@ -15,7 +15,8 @@ import pytest
 
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.misbehaving import Streams
-from harness.stack import COMMAND, Stack, Worker, environment, free_port, stack
+from harness.processes import COMMAND, free_port
+from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import until
 
 LIMIT, STREAMS = 256, 300

@@ -15,7 +15,8 @@ from PIL import Image
 from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image
-from harness.stack import Stack, kill_tree
+from harness.processes import kill_tree
+from harness.stack import Stack
 from runtime.conftest import StartFake
 
 FLAGS = ("--enable-multimodal", "--frontend-decoding", "--media-timeout-seconds", "120")

@@ -21,7 +21,8 @@ from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving import factories
 from dynamo_vllm.serving.lifecycle.progress import Progress
 from harness.hub import Hub, commit_of, hub, point_at, use_hub
-from harness.stack import Stack, free_port, stack
+from harness.processes import free_port
+from harness.stack import Stack, stack
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 FILES = {CONFIG: b"{}", TOKENIZER: b"[]", WEIGHTS: b"new", "README.md": b"r", "original/x.pth": b"x"}

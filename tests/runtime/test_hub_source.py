@@ -17,7 +17,8 @@ from dynamo_vllm.lora import sources
 from dynamo_vllm.lora.base import Fetched
 from dynamo_vllm.lora.sources.base import SourceLimits, Stopped
 from harness.hub import Hub, hub, point_at, use_hub
-from harness.stack import environment, free_port
+from harness.processes import free_port
+from harness.stack import environment
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b"{}", WEIGHTS: b"weights!" * 100_000, "README.md": b"x", "tokenizer.json": b"x"}

@@ -17,7 +17,8 @@ from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import k8s, workload
 from dynamo_vllm.export.settings import Settings
 from harness.kube_api import RECORDS, Cluster, Document, Pod, cluster
-from harness.stack import COMMAND, Stack, environment, free_port, kill_tree
+from harness.processes import COMMAND, free_port, kill_tree
+from harness.stack import Stack, environment
 from harness.waiting import until
 
 if TYPE_CHECKING:

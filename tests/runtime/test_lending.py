@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from dynamo_vllm.engine.encoder_cache.folder import Folder, Unusable
 from dynamo_vllm.serving.encoding.transfer import AT_ONCE, Borrower, Lender, NixlAgent
 from harness.fakes import FakeContext
+from harness.waiting import until_async
 
 NAMES = [f"{number:064x}" for number in range(AT_ONCE + 4)]
 
@@ -30,12 +31,6 @@ class Direct:
 
 def offered(offers: list[asyncio.Task[Any]]) -> int:
     return sum(task.done() for task in offers)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +68,7 @@ async def test_so_many_files_are_lent_at_a_time_and_the_next_when_one_was_read(
     contexts = [FakeContext(name) for name in NAMES]
     streams = [lender._lend({"name": name}, context) for name, context in zip(NAMES, contexts, strict=True)]
     offers = [asyncio.create_task(anext(stream, None)) for stream in streams]
-    await until(lambda: offered(offers) >= AT_ONCE)
+    await until_async("their turn", lambda: offered(offers) >= AT_ONCE)
     assert offered(offers) == AT_ONCE
     gone = next(number for number, task in enumerate(offers) if not task.done())
     contexts[gone].stop()
@@ -83,9 +78,10 @@ async def test_so_many_files_are_lent_at_a_time_and_the_next_when_one_was_read(
     assert told is not None and len(await here._read(told)) == 5000
     assert await anext(streams[read], None) is None, "it was read: its turn is over"
     assert await asyncio.wait_for(offers[gone], 30) is None, "nobody waits for this one any more"
-    await until(lambda: offered(offers) == AT_ONCE + 2)
+    await until_async("the turn of two more", lambda: offered(offers) == AT_ONCE + 2)
     for task in offers:
         task.cancel()
     await asyncio.gather(*offers, return_exceptions=True)
     for stream in streams:
+        assert isinstance(stream, AsyncGenerator)
         await stream.aclose()

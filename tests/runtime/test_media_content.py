@@ -24,6 +24,7 @@ from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.loader import Loader, make_loader
 from harness import media
 from harness.bad_server import BadServer, bad_server
+from harness.waiting import until_async
 
 LIMITS = MediaLimits(
     max_bytes=8 * MEGABYTE,
@@ -188,8 +189,7 @@ async def test_leaving_one_of_two_who_wait_leaves_the_other(server: BadServer, t
     loader = make_loader(LIMITS, reach=LOOPBACK)
     ref = MediaRef("video", server.file("/a", media.video(tmp_path)))
     first, second = (asyncio.create_task(loader.load(ref)) for _ in range(2))
-    while len(psutil.Process().children()) < 1:
-        await asyncio.sleep(0.01)
+    await until_async("the decoder", lambda: psutil.Process().children())
     first.cancel()
     assert isinstance((await second).data, Video)
     assert first.cancelled()
@@ -303,9 +303,7 @@ async def test_decoder_that_hangs_is_ended(server: BadServer, tmp_path: Path) ->
     loader = make_loader(MediaLimits(timeout_seconds=1.2), reach=LOOPBACK, sampler=Sampler("stop", stop))
     with pytest.raises(MediaRefused, match="within 1.2 s"):
         await loader.load(MediaRef("video", server.file("/a", media.video(tmp_path))))
-    async with asyncio.timeout(30):
-        while psutil.Process().children():
-            await asyncio.sleep(0.02)
+    await until_async("the end of the decoder", lambda: not psutil.Process().children())
     await loader.aclose()
 
 

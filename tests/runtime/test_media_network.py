@@ -31,6 +31,7 @@ from harness.bad_server import (
     silent,
     whole,
 )
+from harness.waiting import until_async
 
 PNG = media.picture()
 LIMITS = MediaLimits(max_bytes=2 * MEGABYTE, timeout_seconds=60, redirects=2)
@@ -297,7 +298,7 @@ async def test_https_is_checked_against_the_name_though_the_address_is_dialled(t
 async def test_server_that_speaks_no_tls_ends_in_time_and_keeps_no_socket(server: BadServer) -> None:
     loader = make_loader(HASTY, reach=LOOPBACK)
     await refused(loader, server.url("/a", scheme="https"), 400, "cannot be reached|not loaded within")
-    await until(lambda: bool(server.peers_gone))
+    await until_async("its end", lambda: bool(server.peers_gone))
     await loader.aclose()
 
 
@@ -313,7 +314,7 @@ async def test_request_of_slow_urls_leaves_room_for_others(server: BadServer) ->
     loader = make_loader(LIMITS, reach=LOOPBACK, at_once=16)
     slow = MediaRef("image", server.serve("/slow", silent))
     held = asyncio.create_task(loader.load_all([slow] * 16))
-    await until(lambda: bool(server.requests))
+    await until_async("a request", lambda: bool(server.requests))
     item: MediaItem = await asyncio.wait_for(loader.load(MediaRef("image", server.file("/a", PNG))), 30)
     assert item.kind == "image"
     assert not held.done()
@@ -334,7 +335,7 @@ async def test_slow_host_leaves_room_for_others(server: BadServer) -> None:
     server.file("/a", PNG)
     slow = [server.url("/slow", host) for host in ("slow.example", "slow.example.", "SLOW.example") * 2]
     held = [asyncio.create_task(loader.load(MediaRef("image", url))) for url in slow]
-    await until(lambda: len(server.requests) == 2)
+    await until_async("two requests", lambda: len(server.requests) == 2)
     for _ in range(3):
         await asyncio.wait_for(loader.load(MediaRef("image", server.url("/a", "quick.example"))), 30)
     assert len(server.requests) == 5
@@ -349,7 +350,7 @@ async def test_many_requests_wait_for_their_turn_and_are_served(server: BadServe
     """One at a time: the first takes all the time it may, and the others have waited as long."""
     loader = make_loader(HASTY, reach=LOOPBACK, at_once=1)
     slow = asyncio.create_task(loader.load(MediaRef("image", server.serve("/slow", silent))))
-    await until(lambda: len(server.requests) == 1)
+    await until_async("a request", lambda: len(server.requests) == 1)
     ref = MediaRef("image", server.file("/a", PNG))
     others = [asyncio.create_task(loader.load(ref)) for _ in range(5)]
     with pytest.raises(MediaRefused, match="within 1.5 s"):
@@ -361,7 +362,7 @@ async def test_many_requests_wait_for_their_turn_and_are_served(server: BadServe
 async def test_servers_that_hold_all_turns_are_not_the_fault_of_others(server: BadServer) -> None:
     loader = make_loader(replace(LIMITS, queue_seconds=0.2), reach=LOOPBACK, at_once=1)
     slow = asyncio.create_task(loader.load(MediaRef("image", server.serve("/slow", silent))))
-    await until(lambda: len(server.requests) == 1)
+    await until_async("a request", lambda: len(server.requests) == 1)
     with pytest.raises(Overloaded, match="image 1 of 1: not its turn within 0.2 s"):
         await loader.load(MediaRef("image", server.file("/a", PNG)))
     slow.cancel()
@@ -372,11 +373,11 @@ async def test_servers_that_hold_all_turns_are_not_the_fault_of_others(server: B
 
 async def test_request_that_is_cancelled_hangs_up(server: BadServer, loader: Loader) -> None:
     task = asyncio.create_task(loader.load(MediaRef("image", server.serve("/a", chunked(b"x", None, 0.01)))))
-    await until(lambda: bool(server.requests))
+    await until_async("a request", lambda: bool(server.requests))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: bool(server.peers_gone))
+    await until_async("its end", lambda: bool(server.peers_gone))
 
 
 async def test_clients_that_leave_take_no_connection_with_them(server: BadServer) -> None:
@@ -390,12 +391,6 @@ async def test_clients_that_leave_take_no_connection_with_them(server: BadServer
             await asyncio.sleep(0)  # as many turns of the loop as it takes to be anywhere in between
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    await until_async("their end", lambda: len(os.listdir("/proc/self/fd")) <= before)
     assert (await loader.load(refs[0])).kind == "image"
     await loader.aclose()
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():
-            await asyncio.sleep(0.01)

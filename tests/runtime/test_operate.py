@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from harness import served
 from harness.adapters import make_adapter
-from harness.stack import COMMAND, Stack, environment, kill_tree, stack
+from harness.processes import COMMAND
+from harness.stack import Stack, environment, stack
 from harness.waiting import until
 
 ASK = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3, "nvext": {"extra_fields": ["worker_id"]}}
@@ -90,7 +92,7 @@ def test_engine_is_told(words: str, deployment: Stack) -> None:
 
 
 def test_status_follows_the_load(deployment: Stack) -> None:
-    asked = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4000, "stream": True}
+    asked: dict[str, Any] = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4000, "stream": True}
     with deployment.openai.completions.create(**asked) as stream:
         next(iter(stream))
 
@@ -149,25 +151,12 @@ def serving(model: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
     """A `serve` on a free port, with a token; the environment that a command of the same user has."""
     env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DYN_VLLM_ADMIN_TOKEN="geheim")
     del env["DYN_FILE_KV"], env["DYN_VLLM_BIND_HOST"]
-    command = [
-        *COMMAND,
-        "serve",
-        str(model),
-        "--served-model-name",
-        "tiny",
-        "--engine",
-        "fake",
-        "--port",
-        "0",
-    ]
-    with (tmp_path / "serve.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+    running = served.start(tmp_path, str(model), "--served-model-name", "tiny", "--engine", "fake", env=env)
     try:
-        until("serve", lambda: "ready: " in (tmp_path / "serve.log").read_text())
+        running.wait_ready()
         yield env
     finally:
-        kill_tree(process.pid)
-        process.wait(60)
+        running.process.kill()
 
 
 def test_the_serve_of_this_machine_needs_no_address(serving: dict[str, str]) -> None:

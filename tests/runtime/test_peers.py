@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness.stack import Stack
+from functools import partial
+
+from harness.stack import Stack, Worker
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -34,10 +36,14 @@ def test_another_model_is_nobodys_business(deployment: Stack, start_fake: StartF
     deployment.wait_ready()
 
 
+def has_ended(workers: list[Worker]) -> bool:
+    return any(worker.process.poll() is not None for worker in workers)
+
+
 def test_of_two_that_come_at_once_exactly_one_is_refused(deployment: Stack, start_fake: StartFake) -> None:
     for _ in range(3):
         pair = [start_fake(*DECODE, block_size=32), start_fake(*PREFILL, block_size=64)]
-        until("one of them to end", lambda p=pair: any(w.process.poll() is not None for w in p))
+        until("one of them to end", partial(has_ended, pair))
         (left,) = [worker for worker in pair if worker.process.poll() is None]
         until("the other to serve", left.is_ready)
         left.signal(15)

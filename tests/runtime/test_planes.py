@@ -21,8 +21,9 @@ from dynamo_vllm.cli.running.frontend_client import FrontendClient
 from dynamo_vllm.config.planes import EtcdAccess
 from dynamo_vllm.serving.plane.etcd import Etcd
 from harness.planes import Planes, planes
+from harness.processes import COMMAND, free_port
 from harness.servers import Server
-from harness.stack import COMMAND, Stack, free_port, stack
+from harness.stack import Stack, stack
 from harness.waiting import until
 
 ASK = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 4}

@@ -12,7 +12,8 @@ import pytest
 
 from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.serving.system_port.routes import ROUTES
-from harness.stack import Stack, free_port, stack
+from harness.processes import free_port
+from harness.stack import Stack, stack
 from harness.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"

@@ -20,7 +20,7 @@ from dynamo_vllm.lora.base import Fetched
 from dynamo_vllm.lora.sources import s3
 from dynamo_vllm.lora.sources.base import SourceLimits
 from harness.cut import Cut, cut
-from harness.stack import free_port
+from harness.processes import free_port
 from harness.waiting import until
 
 boto3 = pytest.importorskip("boto3", reason="make venv-dev installs it")
@@ -249,7 +249,7 @@ async def test_full_disk_is_told_before_the_download(
     bucket: Any, way: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(bucket, "sql")
-    monkeypatch.setattr(s3.shutil, "disk_usage", lambda _: Usage())
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage())
     with pytest.raises(SourceFailed, match=f"has 5 bytes free, the adapter {TOTAL}; see --lora-path"):
         await fetch(bucket, "sql", tmp_path)
     assert downloads(way) == []

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
-from harness.stack import free_port
+from harness import metrics
+from harness.processes import free_port
 from harness.waiting import until
 
 MARK = "DYNAMO_VLLM_TEST_MARK"
@@ -381,7 +383,7 @@ def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start,
         for killed in (1, 2):
             until("a worker to have it", lambda: holders(serve))
             os.kill(holders(serve)[0], signal.SIGKILL)
-            until("its end to be said", lambda n=killed: serve.err.count("was killed by SIGKILL") == n)
+            until("its end to be said", partial(has_said, serve, "was killed by SIGKILL", killed))
         assert answer.result(60).status_code == 503
     assert serve.err.count("was killed by SIGKILL") == 2
 
@@ -398,6 +400,10 @@ def test_answer_that_has_begun_outlives_two_workers(start: Start, model: Path) -
         assert sum(len(json.loads(line[6:])["choices"]) for line in lines) >= 150
 
 
+def has_said(serve: Serve, words: str, times: int) -> bool:
+    return serve.err.count(words) == times
+
+
 def holders(serve: Serve) -> list[int]:
     """The workers that have a request."""
     found = []
@@ -406,8 +412,7 @@ def holders(serve: Serve) -> list[int]:
             words = psutil.Process(pid).cmdline()
             port = words[words.index("--system-port") + 1]
             text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
-            (held,) = re.findall(r"^dynamo_component_requests_in_flight\b.* (\S+)$", text, re.MULTILINE)
-            if float(held):
+            if metrics.total(text, "dynamo_component_requests_in_flight"):
                 found.append(pid)
     return found
 

@@ -77,7 +77,7 @@ def test_serve_ends_while_clients_do_not_read(tmp_path: Path, model: Path) -> No
         before = worker.num_threads()
         with stalled(serving.stack), stalled(serving.stack):
             until("a thread for each of them", lambda: worker.num_threads() >= before + 3, 200)
-            serving.process.terminate()
+            serving.process.send_signal(signal.SIGTERM)
             assert serving.process.wait(120) == 0
     assert "killed" not in serving.output.read_text()
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from harness.otlp import Receiver, Span, receiver
-from harness.stack import Stack, free_port, stack
+from harness.processes import free_port
+from harness.stack import Stack, stack
 from harness.waiting import until
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -49,17 +50,10 @@ def traced(
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         url = at.grpc if request.param == "grpc" else at.http
         sends = ("--otlp-endpoint", url, "--otlp-protocol", request.param)
-        fake = (
-            "--model",
-            str(model),
-            "--served-model-name",
-            "tiny",
-            "--engine",
-            "fake",
-            "--connector",
-            "nixl",
-        )
-        fake += ("--fake-engine", json.dumps(spec), "--log-level", "debug", *sends)
+        fake = [
+            *("--model", str(model), "--served-model-name", "tiny", "--connector", "nixl"),
+            *("--engine", "fake", "--fake-engine", json.dumps(spec), "--log-level", "debug", *sends),
+        ]
         deployment.start_frontend(*sends)
         for role in ("decode", "prefill"):
             deployment.start_worker(*fake, "--disaggregation-mode", role)

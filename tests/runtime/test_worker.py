@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from harness.plane import plane
-from harness.stack import Stack, environment, free_port, stack
+from harness.processes import free_port
+from harness.stack import Stack, environment, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -282,7 +283,7 @@ def test_worker_is_not_ready_before_each_of_its_ranks_has_answered(
 ) -> None:
     worker = start_fake(ranks=2, stall_rank=1)
     running = "dynamo_component_requests_running"
-    until("the second rank's turn", lambda: worker.health() and worker.metric(running, 'dp_rank="1"') == 1)
+    until("the second rank's turn", lambda: worker.health() and worker.metric(running, dp_rank=1) == 1)
     assert not worker.is_ready()
     assert "registering" not in worker.log.read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def look(source: str) -> Finder:
     return finder
 
 
+@functools.cache
 def elsewhere() -> dict[str, Finder]:
     paths = {str(path.relative_to(SRC)): path for path in SRC.rglob("*.py")}
     return {name: look(path.read_text()) for name, path in paths.items() if not name.startswith(PATCHES)}

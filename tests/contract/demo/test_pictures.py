@@ -14,7 +14,7 @@ from demo.generator.words import is_chinese
 from demo.template import messages, prompt, render
 from demo.vision import questions
 from demo.vision.drawing import draw, noise_seed
-from demo.vision.figures import CLEAR, COLOURS, FIELDS, MOST, SHAPES, UNSEEN, Scene, draw_scene
+from demo.vision.figures import CLEAR, COLOURS, FIELDS, MOST, SHAPES, UNSEEN, Figure, Scene, draw_scene
 from demo.vision.questions import NUMBERS, PLACES
 from demo.vision.talks import HELD_OUT, Talk, held_out, train_talk
 
@@ -84,7 +84,7 @@ def test_figures_keep_apart_from_each_other_from_the_edge_and_from_the_lines_bet
 
 def test_the_drawing_shows_what_the_scene_says() -> None:
     """By the pixels alone: how many there are, where, and in which colour."""
-    counts = Counter()
+    counts: Counter[int] = Counter()
     for scene in scenes()[:25]:
         found = sorted(blobs(draw(scene, 64), scene.background))
         counts[len(found)] += 1
@@ -138,7 +138,7 @@ def test_pictures_stand_where_the_client_put_them() -> None:
     assert len(texts) == 4
 
 
-def named(question: str, scene: Scene, skill: str) -> list:  # type: ignore[type-arg]
+def named(question: str, scene: Scene, skill: str) -> list[Figure]:
     """The figures that a question names."""
     words = {
         word.removesuffix("es") if word == "crosses" else word.rstrip("s") for word in WORDS.findall(question)
@@ -158,7 +158,7 @@ def named(question: str, scene: Scene, skill: str) -> list:  # type: ignore[type
     ]
 
 
-def blobs(picture: np.ndarray, background: tuple[int, int, int]) -> list[tuple[str, str]]:  # type: ignore[type-arg]
+def blobs(picture: np.ndarray, background: tuple[int, int, int]) -> list[tuple[str, str]]:
     """Field and colour of each connected spot that is not background."""
     size = len(picture)
     left = {(int(y), int(x)) for y, x in np.argwhere(np.abs(picture.astype(int) - background).max(-1) > 40)}

@@ -65,7 +65,7 @@ def learnt(cutter: Tokenizer, *turns: Turn) -> str:
     example = Example("any", turns)
     ids = cutter.encode(render(example)).ids
     chosen = [one for one, mark in zip(ids, Marker(cutter).mark(example, ids), strict=True) if mark]
-    return cutter.decode(chosen, skip_special_tokens=False)
+    return str(cutter.decode(chosen, skip_special_tokens=False))
 
 
 def test_only_what_the_assistant_says_is_learnt(cutter: Tokenizer) -> None:

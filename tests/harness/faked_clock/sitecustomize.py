@@ -2,10 +2,11 @@
 
 import select
 import time
+from typing import SupportsIndex
 
 
-def sleep(seconds: float) -> None:
-    select.select([], [], [], seconds)
+def sleep(seconds: SupportsIndex | float, /) -> None:
+    select.select([], [], [], float(seconds))
 
 
 time.sleep = sleep

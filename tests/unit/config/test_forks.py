@@ -58,8 +58,9 @@ def test_architectures_are_read_from_a_local_model_only(tmp_path: Path) -> None:
 async def test_adopted_process_is_waited_for_and_told_to_end() -> None:
     pid = os.posix_spawnp("sleep", ["sleep", "60"], os.environ)  # noqa: ASYNC221  # it returns at once
     adopted = Held(pid)
-    assert adopted.returncode is None
+    before = adopted.returncode
     adopted.terminate()
-    assert await adopted.wait() == -15 == adopted.returncode
+    assert await adopted.wait() == -15
+    assert (before, adopted.returncode) == (None, -15)
     adopted.terminate()  # it is gone: nothing happens
     adopted.let_go()

@@ -324,7 +324,7 @@ async def test_failing_step_is_rolled_back_and_takes_no_place(step: str, undone:
         await registry.load("sql", "/sql")
     done = [called for called, _ in record.calls]
     assert done[done.index(step) + 1 :] == undone
-    assert record.engine == record.published == {}
+    assert not record.engine and not record.published
     assert (only(registry).state, only(registry).error) == (AdapterState.FAILED, "no good")
     with pytest.raises(UnknownModel):
         registry.lease("sql")
@@ -592,7 +592,7 @@ async def test_load_that_reaches_the_engine_after_it_was_hidden_fails() -> None:
     gate.opened.set()
     with pytest.raises(WrongState):
         await load
-    assert record.engine == record.published == {}
+    assert not record.engine and not record.published
 
 
 async def test_hiding_does_not_wait_for_the_engine_and_the_load_fails() -> None:
@@ -604,7 +604,7 @@ async def test_hiding_does_not_wait_for_the_engine_and_the_load_fails() -> None:
     gate.opened.set()
     with pytest.raises(WrongState):
         await load
-    assert record.engine == record.published == {}
+    assert not record.engine and not record.published
 
 
 async def test_hiding_does_not_wait_for_an_unload_that_waits_for_a_request() -> None:
@@ -616,7 +616,7 @@ async def test_hiding_does_not_wait_for_an_unload_that_waits_for_a_request() -> 
     assert await asyncio.wait_for(registry.withdraw_all(), 30) == {}
     lease.release()
     await unload
-    assert record.engine == record.published == {}
+    assert not record.engine and not record.published
 
 
 async def test_hiding_waits_for_a_load_that_is_in_the_engine() -> None:
@@ -788,7 +788,7 @@ async def play(operations: list[tuple[str, ...]]) -> None:  # noqa: C901
     check_at_rest(registry, record)
     for entry in registry.entries():
         await registry.unload(entry.name)
-    assert record.engine == record.published == {} and registry.entries() == []
+    assert not record.engine and not record.published and registry.entries() == []
 
 
 def check_books(registry: Registry, record: Record, leases: list[Lease]) -> None:

@@ -21,6 +21,7 @@ from dynamo_vllm.lora.files import AdapterFiles
 from dynamo_vllm.lora.sources.base import SourceLimits, Stopped, check_names, digest
 from dynamo_vllm.lora.sources.store import Store, cache_folder
 from harness.adapters import make_adapter, write_safetensors
+from harness.waiting import until_async
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -366,8 +367,7 @@ def test_source_that_hangs_does_not_keep_the_process_from_ending(
     async def life() -> None:
         files = AdapterFiles(tmp_path, SourceLimits(), 8)
         fetching = asyncio.create_task(files.fetch("a", "/a", lambda done, total: None))
-        while not started.is_set():
-            await asyncio.sleep(0.01)
+        await until_async("the fetch", started.is_set)
         fetching.cancel()
 
     monkeypatch.setitem(sources.SOURCES, "", hang)

@@ -16,6 +16,7 @@ from dynamo_vllm.media.base import MEGABYTE, MediaLimits, MediaRef
 from dynamo_vllm.media.decode import audio, image
 from dynamo_vllm.media.loader import Loader, from_options, make_loader
 from harness import media
+from harness.waiting import until_async
 
 PNG = media.picture()
 
@@ -109,9 +110,7 @@ class Stuck:
         return self._decode(*given)
 
     async def begins(self, count: int) -> None:
-        async with asyncio.timeout(30):
-            while self.begun < count:
-                await asyncio.sleep(0.01)
+        await until_async(f"{count} that begin", lambda: self.begun >= count)
 
 
 async def test_turn_that_does_not_come_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,7 +255,7 @@ class Answering:
                 self.cancelled.set()
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer  # type: ignore[return-value]
+        return self.answer
 
 
 class Taking(FakeEngine):

@@ -117,7 +117,7 @@ class Shouts:
 async def parsed(*outputs: Output, **body: Any) -> list[dict[str, Any]]:
     """The choices of the chunks that such outputs become."""
     made, engine = await role()
-    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment,return-value]
+    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment]
     request = made.parse({"messages": [{"role": "user", "content": "hi"}], **body})
     encoder = made.encoder(request, await made.prepare(request, "j"))
     return [encoder.encode(output)["choices"][0] for output in outputs]
@@ -157,7 +157,7 @@ async def test_call_the_client_insists_on_comes_before_its_constraint(
     body: dict[str, Any], guide: Guide
 ) -> None:
     made, engine = await role()
-    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment,return-value]
+    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment]
     job = await made.prepare(made.parse({"messages": [{"role": "user", "content": "hi"}], **body}), "j")
     assert job.sampling.guide == guide and not job.sampling.skip_special_tokens
 

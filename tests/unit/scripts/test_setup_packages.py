@@ -102,7 +102,7 @@ def test_omni_on_cpu_has_a_platform_beside_it_and_no_cuda(tmp_path: Path) -> Non
 
 def test_extra_without_a_lock_is_resolved_within_the_others(tmp_path: Path) -> None:
     _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"])
-    assert further[-1] == f"{setup_packages.ROOT}[s3]"
+    assert further[-1] == f"{setup_report.ROOT}[s3]"
     known = Path(further[further.index("--constraint") + 1]).read_text().splitlines()
     assert "torch==2.13.0+cpu" in known
     assert [line for line in known if line.startswith("boto3==")]
@@ -110,7 +110,7 @@ def test_extra_without_a_lock_is_resolved_within_the_others(tmp_path: Path) -> N
 
 def test_kvbm_chooses_its_nixl(tmp_path: Path) -> None:
     _, further = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "kvbm"])
-    assert further[-1] == f"{setup_packages.ROOT}[kvbm,nixl]"
+    assert further[-1] == f"{setup_report.ROOT}[kvbm,nixl]"
     assert [line for line in setup_packages.pins("cuda", ["nixl"]) if line.startswith("nixl")]
     assert not [line for line in setup_packages.pins("cuda", ["nixl", "kvbm"]) if line.startswith("nixl")]
 

@@ -153,7 +153,7 @@ def test_what_cannot_be_counted_is_named(change: dict[str, object], said: str) -
 
 
 def test_a_tower_that_is_not_known_is_refused() -> None:
-    model = {
+    model: dict[str, object] = {
         "model_type": "llava",
         "text_config": config("llama-3.1-8b"),
         "vision_config": {"model_type": "x"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -247,7 +247,7 @@ async def test_connection_is_not_used_again_when_more_comes_than_was_asked_for(s
 
 
 async def test_failed_request_does_not_spoil_the_next() -> None:
-    replies = iter([[HEAD, chunk(token()), None], [ANSWER]])
+    replies: Iterator[list[bytes | None]] = iter([[HEAD, chunk(token()), None], [ANSWER]])
     answers, _ = await asked(lambda _: next(replies), times=2)
     assert [is_ok(answer) for answer in answers] == [False, True]
 

@@ -47,7 +47,7 @@ def test_trace_keeps_its_times_unless_a_load_is_given(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     line = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
     path.write_text(f"{json.dumps(line)}\n" * 3)
-    given = {"prompts": "trace", "trace": str(path)}
+    given: dict[str, Any] = {"prompts": "trace", "trace": str(path)}
     options = LoadOptions(**given, trace_block=16)
     replay = stage_specs.replay(options, stage_specs.trace_lines(options), 4096)
     (stage,) = stages(replay=replay, **given)
@@ -61,7 +61,7 @@ def test_trace_keeps_its_times_unless_a_load_is_given(tmp_path: Path) -> None:
     [{"input_tokens": 90}, {"prompts": "prefix", "prefix_tokens": 70}, {"prompts": "turns", "turns": 3}],
 )
 def test_what_cannot_fit_the_context_is_refused(given: dict[str, Any]) -> None:
-    base = {"input_tokens": 20, "output_tokens": 20}
+    base: dict[str, Any] = {"input_tokens": 20, "output_tokens": 20}
     stages(context=100, **base)
     with pytest.raises(ConfigError, match="do not fit into the model's context of 100"):
         stages(context=100, **base | given)

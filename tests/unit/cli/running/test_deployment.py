@@ -6,7 +6,7 @@ import fcntl
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -96,7 +96,7 @@ def test_the_only_serve_is_meant(home: Mapping[str, str]) -> None:
 
 
 def test_serve_in_a_cluster_is_looked_for_there(home: Mapping[str, str]) -> None:
-    noted = {
+    noted: dict[str, Any] = {
         "discovery_backend": "etcd",
         "file_kv": "/unused",
         "etcd_endpoints": "http://10.0.0.1:2379",

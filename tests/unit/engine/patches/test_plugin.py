@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from dynamo_vllm.engine.process.parent import PARENT_VARIABLE
-from harness.stack import kill_tree, survivors
+from harness.processes import kill_tree, survivors
 
 # A worker, its engine core and a worker of that: each says its pid and waits for nothing.
 TREE = f"""

@@ -110,7 +110,7 @@ def test_wrapping_twice_is_wrapping_once() -> None:
 
     owner = SimpleNamespace(say=lambda: "go")
     for make in (louder, politer, louder, politer):
-        patch.wrap(owner, "say", make)  # type: ignore[arg-type]
+        patch.wrap(owner, "say", make)
     assert owner.say() == "please go!"
 
 

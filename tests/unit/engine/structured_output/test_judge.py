@@ -19,7 +19,8 @@ from dynamo_vllm.engine.structured_output.judge_processes import Source
 from dynamo_vllm.errors import InvalidRequest, Overloaded
 from dynamo_vllm.job import Guide, Job, SamplingSpec
 from harness.guides import FAILS, LATE, LATE_SECONDS, LOAD
-from harness.stack import TESTS, survivors
+from harness.processes import survivors
+from harness.stack import TESTS
 from harness.waiting import until
 
 LIMITS = Limits(seconds=0.2, memory_bytes=64 << 20)

@@ -49,7 +49,7 @@ async def test_every_message_comes_in_order(context: Any, address: str) -> None:
     sender.start()
     for number in range(3000):
         frames = await asyncio.wait_for(pull.recv_multipart(copy=False), 30)
-        assert [bytes(f) for f in frames] == [b"head", str(number).encode()]
+        assert [frame.bytes for frame in frames] == [b"head", str(number).encode()]
     sender.join()
     receiver.close()
     push.close(0)

@@ -15,6 +15,7 @@ from dynamo_vllm.job import Job, SamplingSpec
 from dynamo_vllm.serving.lifecycle import monitor as monitoring
 from dynamo_vllm.serving.lifecycle.monitor import Monitor
 from harness.fakes import FakeWorker, make_worker, request
+from harness.waiting import until_async
 
 
 async def canary(job_id: str, rank: int) -> Job:
@@ -97,9 +98,7 @@ async def test_hang_of_one_rank_is_seen_while_the_other_answers() -> None:
     assert seen.reason.startswith("rank 1 of the engine gave nothing")
     seen.answered.clear()  # before the hang counted as one, the other rank's answers were the engine's
     other = worker.engine.outputs_seen()[0]
-    async with asyncio.timeout(30):
-        while worker.engine.outputs_seen()[0] < other + 2:
-            await asyncio.sleep(0.01)
+    await until_async("the other rank", lambda: worker.engine.outputs_seen()[0] >= other + 2)
     assert not seen.answered.is_set(), "the other rank's answer does not bring the worker back"
     stalled = set(worker.engine.running)
     for job_id in stalled:
@@ -161,9 +160,7 @@ class Working(FakeEngine):
 
     async def looked(self, times: int) -> None:
         wanted = self.looks + times
-        async with asyncio.timeout(10):
-            while self.looks < wanted:
-                await asyncio.sleep(0.01)
+        await until_async(f"{times} looks", lambda: self.looks >= wanted)
 
 
 async def test_slow_step_is_no_hang_and_one_that_stands_still_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -217,9 +214,7 @@ async def test_worker_that_stood_still_itself_does_not_blame_the_engine(
     monkeypatch.setattr(monitoring, "LATE_SECONDS", 0.05)
     worker = await make_worker(stall_on_token=1)
     seen, task = watch(worker, canary_timeout_seconds=0.2)
-    async with asyncio.timeout(30):
-        while not worker.engine.running:
-            await asyncio.sleep(0.01)
+    await until_async("a request", lambda: worker.engine.running)
     stand_still(0.3)
     await asyncio.sleep(0.02)  # long enough for a look
     assert not seen.hung.is_set()

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import uvloop
@@ -17,7 +18,8 @@ import uvloop
 from dynamo_vllm.config.nodes import Node
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.lifecycle import node_link
-from harness.stack import free_port
+from harness.processes import free_port
+from harness.waiting import until_async
 
 
 def pair() -> tuple[Node, Node]:
@@ -54,8 +56,7 @@ async def test_node_hears_that_the_worker_serves(caplog: pytest.LogCaptureFixtur
     leader, node = pair()
     async with asyncio.timeout(30), node_link.followers(leader) as followers:
         following = Following(node)
-        while "rank 1 has joined" not in caplog.text:
-            await asyncio.sleep(0.01)
+        await until_async("the node", lambda: "rank 1 has joined" in caplog.text)
         assert not following.ready.is_set()
         followers.ready()
         await following.ready.wait()
@@ -115,7 +116,7 @@ async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
     ],
 )
 async def test_node_that_is_not_awaited_is_told_so_and_does_no_harm(
-    change: dict[str, int], token: str | None, reason: str, caplog: pytest.LogCaptureFixture
+    change: dict[str, Any], token: str | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader, node = pair()
     async with asyncio.timeout(30), node_link.followers(leader, "hush") as followers:
@@ -173,8 +174,7 @@ def test_worker_that_was_held_up_still_hears_its_node(monkeypatch: pytest.Monkey
 
         async with asyncio.timeout(30), await asyncio.start_server(accepted, "127.0.0.1", port):
             with socket.create_connection(("127.0.0.1", port)) as node:
-                while not heard:
-                    await asyncio.sleep(0.01)
+                await until_async("its word", lambda: heard)
 
     uvloop.run(talk())  # as the worker does
     assert heard == [b"hello\n"]

@@ -17,7 +17,7 @@ from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import headless as vllm_headless
 from dynamo_vllm.engine.vllm.engine import VllmEngine
 from dynamo_vllm.serving.lifecycle import shutdown
-from harness.stack import survivors
+from harness.processes import survivors
 
 # A process of its own: whatever a process has started is killed with its engine.
 HANGING = """
@@ -95,7 +95,7 @@ class Slow:
 
 def vllm(slow: Slow) -> Any:
     engine = VllmEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
-    engine._llm = slow  # type: ignore[assignment]
+    engine._llm = slow
     return engine
 
 

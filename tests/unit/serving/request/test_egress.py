@@ -18,6 +18,7 @@ from dynamo_vllm.serving.request import full_sockets
 from dynamo_vllm.serving.request.egress import CHUNKS, Chunk, Egress, Stream
 from dynamo_vllm.serving.request.service import Service
 from harness.fakes import FakeContext, FakeSender, FakeWorker, make_worker, request
+from harness.waiting import until_async
 
 PLACES = 3 * CHUNKS
 """Between `send` and a client, as in the runtime."""
@@ -106,12 +107,6 @@ def numbers(client: Client) -> list[int]:
     return [chunk["number"] for chunk in client.chunks]
 
 
-async def eventually(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
 async def test_clients_that_read_are_sent_to_without_a_thread(egress: Egress, clients: Clients) -> None:
     both = [sending(egress, client) for client in clients]
     for _ in range(50):
@@ -130,7 +125,7 @@ async def test_client_that_does_not_read_keeps_nobody_waiting(egress: Egress, cl
             stalled.some(10)
             other.some(10)
             await asyncio.sleep(0)
-    await eventually(lambda: egress.waiting == 1)
+    await until_async("one that waits", lambda: egress.waiting == 1)
     await other.stream.sent()
     assert numbers(clients[1]) == list(range(other.count)), "in order"
     clients[1].threads.clear()
@@ -139,14 +134,14 @@ async def test_client_that_does_not_read_keeps_nobody_waiting(egress: Egress, cl
         await other.stream.sent()
     assert threading.main_thread().name in clients[1].threads, "who waits is known: others need no thread"
     clients[0].leave()
-    await eventually(lambda: egress.waiting == 0)
+    await until_async("nobody to wait", lambda: egress.waiting == 0)
 
 
 async def test_client_that_reads_again_has_it_all_in_order(egress: Egress, clients: Clients) -> None:
     late = sending(egress, clients[0])
     clients[0].reads = False
     late.some(PLACES + CHUNKS)
-    await eventually(lambda: egress.waiting == 1)
+    await until_async("one that waits", lambda: egress.waiting == 1)
     finishing = asyncio.create_task(late.stream.sent())
     await asyncio.sleep(0)
     assert not finishing.done()
@@ -155,7 +150,7 @@ async def test_client_that_reads_again_has_it_all_in_order(egress: Egress, clien
     late.some(5 * CHUNKS)
     await late.stream.sent()
     assert numbers(clients[0]) == list(range(PLACES + 6 * CHUNKS))
-    await eventually(lambda: egress.waiting == 0)
+    await until_async("nobody to wait", lambda: egress.waiting == 0)
 
 
 async def test_client_that_leaves_while_it_is_waited_for(egress: Egress, clients: Clients) -> None:
@@ -163,11 +158,11 @@ async def test_client_that_leaves_while_it_is_waited_for(egress: Egress, clients
     stalled = sending(egress, clients[0], left.set)
     clients[0].reads = False
     stalled.some(PLACES + CHUNKS)
-    await eventually(lambda: egress.waiting == 1)
+    await until_async("one that waits", lambda: egress.waiting == 1)
     clients[0].leave()
     await asyncio.wait_for(left.wait(), 30)
     await asyncio.wait_for(stalled.stream.sent(), 30)
-    await eventually(lambda: egress.waiting == 0)
+    await until_async("nobody to wait", lambda: egress.waiting == 0)
 
 
 async def test_chunk_that_cannot_be_sent_fails_its_own_request(egress: Egress, clients: Clients) -> None:
@@ -218,7 +213,7 @@ async def test_drain_does_not_wait_for_a_client_that_does_not_read(clients: Clie
     worker, counted = await worker_of(clients, unread_bytes=1 << 20)
     clients[0].reads = False
     stalled = asyncio.create_task(ask(worker, clients[0], "stalled", PLACES + CHUNKS))
-    await eventually(lambda: not worker.engine.running and len(worker.in_flight) == 1)
+    await until_async("the abort", lambda: not worker.engine.running and len(worker.in_flight) == 1)
     assert not stalled.done(), "its last chunks are not sent"
     worker.in_flight.abort_all()
     with pytest.raises(StreamIncomplete):

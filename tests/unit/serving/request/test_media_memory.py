@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.service import Service
 from harness import media
 from harness.fakes import FakeContext, FakeSender, request
+from harness.waiting import until_async
 
 
 @dataclass
@@ -71,12 +72,6 @@ def asked(*urls: str, **more: Any) -> dict[str, Any]:
     return {**request(), "multi_modal_data": {"image_url": [{"Url": url} for url in urls]}, **more}
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():
-            await asyncio.sleep(0.005)
-
-
 async def test_media_are_held_until_the_first_token() -> None:
     async with worker(token_ms=5) as w:
         await w.engine.control(Pause())
@@ -84,7 +79,7 @@ async def test_media_are_held_until_the_first_token() -> None:
         running = w.start(
             {**asked(picture(10), picture(20)), "stop_conditions": {"max_tokens": 2000}}, sender
         )
-        await until(lambda: len(w.engine.running) == 1)
+        await until_async("the engine to have it", lambda: len(w.engine.running) == 1)
         assert w.held == (400 + 1600 + 2 * SEEN_BYTES, 1)
         await w.engine.control(Resume())
         await asyncio.wait_for(sender.first.wait(), 30)
@@ -98,9 +93,9 @@ async def test_requests_wait_while_others_hold_all_there_is() -> None:
     async with worker(memory_bytes=500) as w:
         await w.engine.control(Pause())
         first = w.start(asked(picture(20)))
-        await until(lambda: len(w.engine.running) == 1)
+        await until_async("the engine to have it", lambda: len(w.engine.running) == 1)
         others = [w.start(asked(picture(side))) for side in (21, 22, 23)]
-        await until(lambda: len(w.loader.memory) == 4)
+        await until_async("all to be loaded", lambda: len(w.loader.memory) == 4)
         await asyncio.sleep(0.05)
         assert len(w.engine.running) == 1 and w.loader.memory.bytes < 1600 + SEEN_BYTES + 4 * 500
         await w.engine.control(Resume())
@@ -114,7 +109,7 @@ async def test_request_that_waits_too_long_for_room_is_told_to_come_again() -> N
     async with worker(500, MediaLimits(queue_seconds=0.1)) as w:
         await w.engine.control(Pause())
         first = w.start(asked(picture(20)))
-        await until(lambda: len(w.engine.running) == 1)
+        await until_async("the engine to have it", lambda: len(w.engine.running) == 1)
         with pytest.raises(HttpError) as caught:
             await w.ask(asked(picture(21)), FakeContext("r2"))
         assert caught.value.code == 503
@@ -135,7 +130,7 @@ async def test_same_picture_of_many_requests_is_held_once() -> None:
     async with worker(memory_bytes=1 << 20) as w:
         await w.engine.control(Pause())
         many = [w.start(asked(picture(20))) for _ in range(5)]
-        await until(lambda: len(w.engine.running) == 5)
+        await until_async("the engine to have them", lambda: len(w.engine.running) == 5)
         assert w.held == (1600 + 5 * SEEN_BYTES, 5)
         await w.engine.control(Resume())
         await asyncio.gather(*many)
@@ -169,9 +164,9 @@ async def test_request_that_is_given_up_holds_nothing(leaves: str, url: str) -> 
         urls = [picture(20)] if url == "data" else [picture(20), url]
         context = FakeContext()
         running = asyncio.create_task(w.ask(asked(*urls), context))
-        await until(lambda: w.loader.memory.bytes >= 1600)
+        await until_async("what is loaded", lambda: w.loader.memory.bytes >= 1600)
         if url == "data":
-            await until(lambda: len(w.engine.running) == 1)
+            await until_async("the engine to have it", lambda: len(w.engine.running) == 1)
         if leaves == "client":
             context.stop()
         else:

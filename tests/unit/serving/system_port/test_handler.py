@@ -347,7 +347,7 @@ async def test_request_begun_before_the_worker_was_ready_needs_the_token_too(beh
     ],
 )
 async def test_only_programs_that_speak_to_this_machine_itself(
-    behind: tuple[str, int], headers: dict[str, str], status: int
+    behind: tuple[str, int], headers: dict[str, Any], status: int
 ) -> None:
     """A page's own name may lead here (DNS rebinding), and a proxy's clients may be anywhere."""
     admin = Recorder()

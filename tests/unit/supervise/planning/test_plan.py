@@ -10,7 +10,7 @@ import pytest
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.config.topology import Topology, WorkerGroup
-from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
 from dynamo_vllm.supervise.planning import plan, ports
@@ -604,7 +604,7 @@ def test_run_folder_has_fresh_discovery_and_one_user(tmp_path: Path, monkeypatch
     with folder.opened():
         assert not (tmp_path / "embeddings").exists() and not folder.targets.exists()
         assert list(folder.discovery.iterdir()) == []
-        with pytest.raises(run_folder.StartError, match="in use by another serve"), folder.opened():
+        with pytest.raises(StartError, match="in use by another serve"), folder.opened():
             pass
     with folder.opened():
         folder.forget()
@@ -628,7 +628,7 @@ def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
     before = sorted(folder.path.rglob("*"))
     for _ in range(2):  # the refusal leaves no mark either
         with (
-            pytest.raises(run_folder.StartError, match=f"project has {name}, .*; name a folder"),
+            pytest.raises(StartError, match=f"project has {name}, .*; name a folder"),
             folder.opened(),
         ):
             pass

@@ -14,7 +14,7 @@ import pytest
 from dynamo_vllm.supervise.planning.plan import Process
 from dynamo_vllm.supervise.process import child as children
 from dynamo_vllm.supervise.process.child import Child
-from harness.stack import survivors
+from harness.processes import survivors
 
 # Ends with this code, and leaves a process of its group behind.
 LEAVES = """
