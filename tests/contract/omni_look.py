@@ -29,8 +29,8 @@ from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
+from dynamo_vllm.engine.omni import arguments as omni_arguments
 from dynamo_vllm.engine.omni import engine as omni_engine
-from dynamo_vllm.engine.omni import launch as omni_launch
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni.convert import media_of
 from dynamo_vllm.engine.omni.engine import OmniEngine
@@ -349,7 +349,7 @@ def eager() -> list[dict[str, Any]]:
         settings = EngineSettings(model=folder, omni=True, argv=("--enforce-eager",))
         alone = omni_pipelines.choose(folder)
         for pipeline in (alone, replace(alone, architecture="Qwen3ForCausalLM")):
-            made = omni_launch.arguments(settings, pipeline, folder)
+            made = omni_arguments.arguments(settings, pipeline, folder)
             found.append({name: value for name, value in made.items() if "eager" in name})
     return found
 

@@ -22,7 +22,7 @@ from dynamo_vllm.engine.encoder_cache import connector as encoder_cache_connecto
 from dynamo_vllm.engine.encoder_cache.connector import FolderConnector
 from dynamo_vllm.engine.encoder_cache.folder import TENSOR, Folder, Unusable, engine_config
 from dynamo_vllm.engine.vllm import kv_compatibility
-from dynamo_vllm.engine.vllm import media as vllm_media
+from dynamo_vllm.engine.vllm.parts import media as vllm_media
 
 A, B = "a" * 64, "b" * 64
 ROUTED = f"{'0' * 16}-{A}"

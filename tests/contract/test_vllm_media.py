@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from dynamo_vllm.engine.encoder_cache.folder import Unusable
-from dynamo_vllm.engine.vllm import media as vllm_media
+from dynamo_vllm.engine.vllm.parts import media as vllm_media
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.roles.media import without_content

@@ -16,8 +16,8 @@ from vllm.model_executor.models.qwen2_audio import Qwen2AudioForConditionalGener
 from vllm.multimodal.audio import AudioResampler
 from vllm.renderers import ChatParams, renderer_from_config
 
-from dynamo_vllm.engine.vllm import media as vllm_media
-from dynamo_vllm.engine.vllm import sound as vllm_sound
+from dynamo_vllm.engine.vllm.parts import media as vllm_media
+from dynamo_vllm.engine.vllm.parts import sound as vllm_sound
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.roles.media import without_content
@@ -98,5 +98,5 @@ async def test_another_rate_is_changed_or_refused_with_the_fix(renderer: Any) ->
 async def test_a_rate_for_which_a_resampler_is_there(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of vLLM's methods are those of modules, but for one."""
     assert AudioResampler._METHODS == ("pyav", "scipy", "soxr", "torchaudio")
-    monkeypatch.setattr("dynamo_vllm.engine.vllm.sound.find_spec", lambda name: name == "torchaudio")
+    monkeypatch.setattr("dynamo_vllm.engine.vllm.parts.sound.find_spec", lambda name: name == "torchaudio")
     vllm_sound.refuse(renderer.mm_processor.info, [sound(1, 8000).data])

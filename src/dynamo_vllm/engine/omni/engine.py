@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.base import Counting, LoadFigures, SmallPrompts
-from dynamo_vllm.engine.omni import launch as omni_launch
+from dynamo_vllm.engine.omni import arguments as omni_arguments
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.patches import plugin, table
 from dynamo_vllm.engine.patches.patch import Where
@@ -73,14 +73,14 @@ class OmniEngine:
 
     async def start(self) -> EngineFacts:
         self._on_phase("importing")
-        omni_launch.refuse_missing()
-        omni_launch.set_environment(self._settings, omni_pipelines.choose(self._settings.model))
+        omni_arguments.refuse_missing()
+        omni_arguments.set_environment(self._settings, omni_pipelines.choose(self._settings.model))
         omni = await self._told("importing vLLM-Omni", _imported)
         plugin.register_omni()
         table.apply(Where.OMNI_WORKER)
         pipeline = omni_pipelines.resolve(self._settings.model)
         omni_pipelines.register(pipeline)
-        given = omni_launch.arguments(self._settings, pipeline, self._settings.scratch_folder)
+        given = omni_arguments.arguments(self._settings, pipeline, self._settings.scratch_folder)
         self._on_phase("loading")
         try:
             self._omni = await self._told("loading the stages", lambda: omni(**given))
@@ -102,8 +102,8 @@ class OmniEngine:
 
     async def _facts(self) -> EngineFacts:
         omni = self._engine
-        call = await asyncio.to_thread(omni_launch.call_arguments, self._settings.model)
-        limits = omni_launch.picture_limits(self._settings.model, omni.output_modalities, call)
+        call = await asyncio.to_thread(omni_arguments.call_arguments, self._settings.model)
+        limits = omni_arguments.picture_limits(self._settings.model, omni.output_modalities, call)
         if limits is not None:
             self._sample_rate = limits.sample_rate
             self._tokenizer = await asyncio.to_thread(_tokenizer_beside, self._settings.model)
@@ -372,7 +372,7 @@ def _tokenizer_beside(model: str) -> Any:
     """The drawing stage's own; None where the folder has none we can read."""
     from transformers import AutoTokenizer
 
-    folder = Path(model, omni_launch.tokenizer_folder(model))
+    folder = Path(model, omni_arguments.tokenizer_folder(model))
     if not folder.is_dir():
         return None
     try:

@@ -48,9 +48,9 @@ _OURS = (
     "dynamo_vllm.engine.vllm.convert",
     "dynamo_vllm.engine.vllm.direct",
     "dynamo_vllm.engine.vllm.kv_compatibility",
-    "dynamo_vllm.engine.vllm.media",
+    "dynamo_vllm.engine.vllm.parts.media",
     "dynamo_vllm.engine.vllm.output_socket",
-    "dynamo_vllm.engine.vllm.parsing",
+    "dynamo_vllm.engine.vllm.parts.parsing",
     "dynamo_vllm.engine.vllm.stats",
 )
 _OF_DEVICE = {"cpu": ("vllm.v1.worker.cpu_worker",), "cuda": ("vllm.v1.worker.gpu_worker",)}

@@ -75,8 +75,9 @@ class VllmEngine:
 
         from dynamo_vllm.engine.vllm import control as vllm_control
         from dynamo_vllm.engine.vllm import direct as vllm_direct
-        from dynamo_vllm.engine.vllm import output_socket, parsing
+        from dynamo_vllm.engine.vllm import output_socket
         from dynamo_vllm.engine.vllm import stats as vllm_stats
+        from dynamo_vllm.engine.vllm.parts import parsing
 
         resolved = vllm_arguments.resolve(self._settings)
         for fired in resolved.fired:
@@ -115,7 +116,7 @@ class VllmEngine:
     def _facts(self, resolved: vllm_arguments.Resolved) -> EngineFacts:
         from dynamo_vllm.engine.vllm import control as vllm_control
         from dynamo_vllm.engine.vllm import kv_compatibility
-        from dynamo_vllm.engine.vllm import media as vllm_media
+        from dynamo_vllm.engine.vllm.parts import media as vllm_media
 
         llm = self._engine
         config = llm.vllm_config
@@ -291,18 +292,18 @@ class VllmEngine:
         return list(tokens["prompt_token_ids"])
 
     def frame_chooser(self) -> FrameChooser | None:
-        from dynamo_vllm.engine.vllm import media as vllm_media
+        from dynamo_vllm.engine.vllm.parts import media as vllm_media
 
         return vllm_media.frame_chooser(self._engine.vllm_config.model_config)
 
     async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-        from dynamo_vllm.engine.vllm import media as vllm_media
+        from dynamo_vllm.engine.vllm.parts import media as vllm_media
 
         return await vllm_media.see(self._engine.renderer, prompt, media)
 
     async def read_encoded(self, name: str) -> Any:
         from dynamo_vllm.engine.encoder_cache import connector as encoder_cache_connector
-        from dynamo_vllm.engine.vllm import media as vllm_media
+        from dynamo_vllm.engine.vllm.parts import media as vllm_media
 
         if self._encoded is None:
             raise Unusable("this engine has no folder to take it from")
@@ -312,7 +313,7 @@ class VllmEngine:
         return vllm_media.Encoded(tensor, about)
 
     async def read_embeds(self, text: str) -> Embeds:
-        from dynamo_vllm.engine.vllm import embeds as vllm_embeds
+        from dynamo_vllm.engine.vllm.parts import embeds as vllm_embeds
 
         model = self._engine.vllm_config.model_config
         if self._embeds_readers is None:
@@ -323,7 +324,7 @@ class VllmEngine:
         return await asyncio.get_running_loop().run_in_executor(self._embeds_readers, read)
 
     def small_prompts(self) -> SmallPrompts:
-        from dynamo_vllm.engine.vllm import smallest_prompts
+        from dynamo_vllm.engine.vllm.parts import smallest_prompts
 
         return smallest_prompts.prompts(self._engine)
 
@@ -338,7 +339,7 @@ class VllmEngine:
     def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
         if self._parser is None:
             return None
-        from dynamo_vllm.engine.vllm import parsing
+        from dynamo_vllm.engine.vllm.parts import parsing
 
         llm = self._engine
         tokenizer, model = llm.get_tokenizer(), llm.vllm_config.model_config

@@ -9,7 +9,7 @@ import pybase64
 import torch
 
 from dynamo_vllm.engine.base import SmallPrompts
-from dynamo_vllm.engine.vllm import media as vllm_media
+from dynamo_vllm.engine.vllm.parts import media as vllm_media
 
 _ROWS = 8
 

@@ -12,8 +12,8 @@ from vllm.multimodal.inputs import MultiModalFieldElem
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from dynamo_vllm.engine.encoder_cache.folder import Unusable
-from dynamo_vllm.engine.vllm import sound as vllm_sound
-from dynamo_vllm.engine.vllm import video as vllm_video
+from dynamo_vllm.engine.vllm.parts import sound as vllm_sound
+from dynamo_vllm.engine.vllm.parts import video as vllm_video
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media, MediaPrompt
 
