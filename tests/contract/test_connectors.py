@@ -18,8 +18,7 @@ from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
-from dynamo_vllm.engine.vllm import engine as vllm_engine
-from dynamo_vllm.engine.vllm import kv_compatibility
+from dynamo_vllm.engine.vllm import kv_compatibility, kv_events
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import Connector, Place
 from dynamo_vllm.kv.connectors.multi import Multi
@@ -108,17 +107,17 @@ def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_p
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, scratch_folder=str(tmp_path), argv=("--additional-config", given))
     config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
-    assert vllm_engine._kv_events(config, [0]) == ({0: MERGED}, "")
+    assert kv_events.addresses(config, [0]) == ({0: MERGED}, "")
     plain = EngineSettings(model=model, scratch_folder=str(tmp_path))
     config = vllm_arguments.create_config(vllm_arguments.resolve(plain).args, plain)
-    assert vllm_engine._kv_events(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
+    assert kv_events.addresses(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
 
 
 def test_no_events_are_heard_when_the_engine_publishes_none(model: str) -> None:
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, publishes_kv_events=False, argv=("--additional-config", given))
     config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
-    assert vllm_engine._kv_events(config, [0]) == ({}, "")
+    assert kv_events.addresses(config, [0]) == ({}, "")
 
 
 def test_environment_has_what_a_connector_needs_and_what_the_user_set(

@@ -11,7 +11,7 @@ from dynamo_vllm.roles.media import MediaReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dynamo_vllm.engine.base import TextEngine
+    from dynamo_vllm.engine.base import EmbedsReader
     from dynamo_vllm.engine.encoder_cache.folder import Folder
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
@@ -31,7 +31,7 @@ class Parts:
     """What roles are made of; each takes what it needs."""
 
     facts: EngineFacts
-    engine: TextEngine
+    embeds: EmbedsReader | None
     media_reader: Reader
     connector: Connector | None
     on_lost_transfer: Callable[[], None]
@@ -43,18 +43,18 @@ class Parts:
 
 
 def _aggregated(parts: Parts) -> Role[Any]:
-    return aggregated.Aggregated(parts.facts, parts.engine, parts.media_reader, parts.answers_as)
+    return aggregated.Aggregated(parts.facts, parts.embeds, parts.media_reader, parts.answers_as)
 
 
 def _prefill(parts: Parts) -> Role[Any]:
     return prefill.Prefill(
-        parts.facts, parts.connector, parts.local_prefill_tokens, parts.engine, parts.media_reader
+        parts.facts, parts.connector, parts.local_prefill_tokens, parts.embeds, parts.media_reader
     )
 
 
 def _decode(parts: Parts) -> Role[Any]:
     return decode.Decode(
-        parts.facts, parts.connector, parts.on_lost_transfer, parts.engine, parts.media_reader
+        parts.facts, parts.connector, parts.on_lost_transfer, parts.embeds, parts.media_reader
     )
 
 

@@ -1,0 +1,97 @@
+"""Launches a pipeline of vLLM-Omni: from a worker's settings to an engine that generates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from dynamo_vllm.engine.base import EngineParts
+from dynamo_vllm.engine.omni import arguments as omni_arguments
+from dynamo_vllm.engine.omni import facts as omni_facts
+from dynamo_vllm.engine.omni import pipelines as omni_pipelines
+from dynamo_vllm.engine.omni.engine import OmniEngine
+from dynamo_vllm.engine.patches import plugin, table
+from dynamo_vllm.engine.patches.patch import Where
+from dynamo_vllm.engine.process.background import in_thread
+from dynamo_vllm.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    from dynamo_vllm.engine.base import OnLoad, OnPhase
+    from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.job import EngineFacts
+
+logger = logging.getLogger(__name__)
+TELL_SECONDS = 10.0
+"""Between words about a long start."""
+FAILED_SECONDS = 10.0
+"""For the stages of a pipeline that cannot be used; they end with this process anyway."""
+
+
+async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -> OmniEngine:
+    """Stages that have started are ended where a later step fails."""
+    on_phase("importing")
+    omni_arguments.refuse_missing()
+    omni_arguments.set_environment(settings, omni_pipelines.choose(settings.model))
+    make = await _told("importing vLLM-Omni", _imported)
+    plugin.register_omni()
+    table.apply(Where.OMNI_WORKER)
+    pipeline = omni_pipelines.resolve(settings.model)
+    omni_pipelines.register(pipeline)
+    given = omni_arguments.arguments(settings, pipeline, settings.scratch_folder)
+    on_phase("loading")
+    try:
+        omni = await _told("loading the stages", lambda: make(**given))
+    except (RuntimeError, ValueError, TypeError, KeyError, OSError) as exc:
+        raise StartError(f"vLLM-Omni did not start: {_reason(exc)}") from exc
+    try:
+        omni.log_stats = False  # series stay; without this a table per request goes into the log
+        on_phase("cache")
+        facts = await _facts(omni, settings.model)
+        return OmniEngine(omni, facts, await _parts(omni, facts, settings.model), on_load)
+    except BaseException:
+        await asyncio.wait({in_thread(omni.shutdown)}, timeout=FAILED_SECONDS)
+        raise
+
+
+async def _told(what: str, work: Callable[[], Any]) -> Any:
+    """A blocking step in a thread of its own, with a word now and then."""
+    began = time.monotonic()
+    task = in_thread(work)
+    while not task.done():
+        await asyncio.wait({task}, timeout=TELL_SECONDS)
+        if not task.done():
+            logger.info("%s for %.0f s", what, time.monotonic() - began)
+    return task.result()
+
+
+def _imported() -> Any:
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    return AsyncOmni
+
+
+async def _facts(omni: AsyncOmni, model: str) -> EngineFacts:
+    call = await asyncio.to_thread(omni_arguments.call_arguments, model)
+    return await omni_facts.read(omni, omni_arguments.picture_limits(model, omni.output_modalities, call))
+
+
+async def _parts(omni: AsyncOmni, facts: EngineFacts, model: str) -> EngineParts:
+    from dynamo_vllm.engine.omni import parts as omni_parts  # imports vLLM
+
+    if facts.pictures is None:
+        return EngineParts(renderer=omni_parts.OmniRenderer(omni))
+    return EngineParts(count_tokens=await asyncio.to_thread(omni_parts.token_counter, model))
+
+
+def _reason(exc: BaseException) -> str:
+    """The innermost cause: vLLM-Omni wraps what a stage says several times."""
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return " ".join(lines[:4]) or type(exc).__name__
