@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AsyncExitStack
 
-    from vllm.config import ModelConfig, VllmConfig
     from vllm.parser.abstract_parser import Parser
 
     from dynamo_vllm.engine.base import OnLoad, OnPhase
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm.names import Config, Llm, ModelConfig
     from dynamo_vllm.engine.vllm.preparation import Prepared
     from dynamo_vllm.job import EngineFacts
 
@@ -86,28 +86,29 @@ def assemble(
     )
 
 
-def _started(prepared: Prepared, settings: EngineSettings, loggers: list[Callable[..., object]]) -> AsyncLLM:
+def _started(prepared: Prepared, settings: EngineSettings, loggers: list[Callable[..., object]]) -> Llm:
     args = prepared.resolved.args
     try:
         with core_fork.forked_cores(settings.zygote, prepared.config):
-            return AsyncLLM.from_vllm_config(
+            started: Llm = AsyncLLM.from_vllm_config(
                 prepared.config,
                 stat_loggers=loggers,
                 enable_log_requests=args.enable_log_requests,
                 disable_log_stats=args.disable_log_stats,
             )
+            return started
     except (RuntimeError, ValueError, OSError) as exc:
         raise StartError(f"vLLM did not start: {exc}") from exc
 
 
-async def end(llm: AsyncLLM) -> None:
+async def end(llm: Llm) -> None:
     """In a thread: vLLM waits for its processes."""
     if llm.output_handler is not None:
         llm.output_handler.cancel()  # it would take this end for a death, and log all of it
     await in_thread(llm.shutdown)
 
 
-def guide_gate(config: VllmConfig, settings: EngineSettings) -> GuideGate:
+def guide_gate(config: Config, settings: EngineSettings) -> GuideGate:
     """Its processes load the tokenizer while the engine loads the model."""
     limits = Limits(settings.guide_seconds, settings.guide_memory_bytes)
     return GuideGate.opened(
@@ -120,7 +121,7 @@ def guide_gate(config: VllmConfig, settings: EngineSettings) -> GuideGate:
 
 
 def _parts(
-    llm: AsyncLLM,
+    llm: Llm,
     settings: EngineSettings,
     facts: EngineFacts,
     parser: type[Parser] | None,

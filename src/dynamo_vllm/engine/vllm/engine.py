@@ -24,13 +24,12 @@ from dynamo_vllm.job import Job, Output
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from vllm.v1.engine.async_llm import AsyncLLM
-
     from dynamo_vllm.engine.base import Counting, EngineOp, EngineParts, Sink
     from dynamo_vllm.engine.process.activity import Vitals
     from dynamo_vllm.engine.structured_output.gate import GuideGate
     from dynamo_vllm.engine.vllm.control import Control
     from dynamo_vllm.engine.vllm.direct import Direct
+    from dynamo_vllm.engine.vllm.names import Llm
     from dynamo_vllm.job import EngineFacts
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 class VllmEngine:
     """Feeds a running vLLM jobs and turns what it yields into outputs."""
 
-    llm: AsyncLLM
+    llm: Llm
     facts: EngineFacts
     parts: EngineParts
     counting: Counting

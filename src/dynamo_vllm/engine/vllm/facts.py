@@ -13,13 +13,11 @@ from dynamo_vllm.job import AdapterLimits, EngineFacts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from vllm.config import VllmConfig
-    from vllm.v1.engine.async_llm import AsyncLLM
-
     from dynamo_vllm.config.engine_rules import Fired
+    from dynamo_vllm.engine.vllm.names import Config, Llm
 
 
-def read(llm: AsyncLLM, fired: Sequence[Fired], relayed: Mapping[int, str]) -> EngineFacts:
+def read(llm: Llm, fired: Sequence[Fired], relayed: Mapping[int, str]) -> EngineFacts:
     """`relayed` are the addresses of events that come from other nodes."""
     config = llm.vllm_config
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
@@ -54,7 +52,7 @@ def read(llm: AsyncLLM, fired: Sequence[Fired], relayed: Mapping[int, str]) -> E
     )
 
 
-def _adapter_limits(config: VllmConfig) -> AdapterLimits | None:
+def _adapter_limits(config: Config) -> AdapterLimits | None:
     lora = config.lora_config
     if lora is None:
         return None
@@ -64,7 +62,7 @@ def _adapter_limits(config: VllmConfig) -> AdapterLimits | None:
     return AdapterLimits(lora.max_cpu_loras or lora.max_loras, lora.max_lora_rank)
 
 
-def _sleep_refusal(config: VllmConfig) -> str | None:
+def _sleep_refusal(config: Config) -> str | None:
     if config.kv_transfer_config is not None:
         return "its KV cache is registered with other engines, which sleep would pull away; stop it instead"
     if machine.device() == "cpu" or config.model_config.enable_sleep_mode:

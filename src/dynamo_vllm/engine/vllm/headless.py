@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.process import BaseProcess
 
-    from vllm.config import VllmConfig
-
     from dynamo_vllm.engine.base import OnPhase
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm.names import Config
 
 END_SECONDS = 5.0
 
@@ -82,7 +81,7 @@ class HeadlessVllm:
         self._shut_down()
 
 
-def _ranks(config: VllmConfig, log_stats: bool) -> HeadlessVllm:
+def _ranks(config: Config, log_stats: bool) -> HeadlessVllm:
     from vllm.utils.network_utils import get_tcp_uri
     from vllm.v1.engine.utils import CoreEngineProcManager
     from vllm.v1.executor import Executor
@@ -101,7 +100,7 @@ def _ranks(config: VllmConfig, log_stats: bool) -> HeadlessVllm:
     return HeadlessVllm(manager.processes, manager.shutdown)
 
 
-def _shards(config: VllmConfig) -> HeadlessVllm:
+def _shards(config: Config) -> HeadlessVllm:
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     executor = MultiprocExecutor(config, monitor_workers=False)

@@ -10,14 +10,11 @@ from dynamo_vllm.engine.process.kv_event_relay import EventRelay
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vllm.config import VllmConfig
-
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm.names import Config
 
 
-def addresses(
-    config: VllmConfig, ranks: Iterable[int], host: str = "127.0.0.1"
-) -> tuple[dict[int, str], str]:
+def addresses(config: Config, ranks: Iterable[int], host: str = "127.0.0.1") -> tuple[dict[int, str], str]:
     """The address of each rank's events at `host`, and their topic."""
     events = config.kv_events_config
     if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
@@ -33,14 +30,14 @@ def addresses(
     return endpoints, events.topic
 
 
-def _merged(config: VllmConfig) -> str | None:
+def _merged(config: Config) -> str | None:
     """Where a connector publishes vLLM's events, which it hears, together with its own."""
     more = config.additional_config
     merged = more.get("consolidator_endpoints") if isinstance(more, dict) else None
     return str(merged[2]) if merged else None
 
 
-def relay(config: VllmConfig, settings: EngineSettings) -> EventRelay | None:
+def relay(config: Config, settings: EngineSettings) -> EventRelay | None:
     """Listens for the ranks on other nodes, which connect to this one."""
     if _merged(config):
         return None

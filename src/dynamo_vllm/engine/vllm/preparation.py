@@ -11,12 +11,11 @@ from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
     from dynamo_vllm.engine.base import OnPhase
     from dynamo_vllm.engine.patches.patch import Where
     from dynamo_vllm.engine.settings import EngineSettings
     from dynamo_vllm.engine.vllm.arguments import Resolved
+    from dynamo_vllm.engine.vllm.names import Config
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ class Prepared:
     """What vLLM is started with."""
 
     resolved: Resolved
-    config: VllmConfig
+    config: Config
 
 
 def prepare(settings: EngineSettings, where: Where, on_phase: OnPhase) -> Prepared:

@@ -23,7 +23,7 @@ from dynamo_vllm.errors import InvalidRequest, TooLong
 from dynamo_vllm.job import Embeds
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from dynamo_vllm.engine.vllm.names import ModelConfig
 
 READERS = 2
 """Files read at a time: each is held three times over for a moment."""

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.engine.base import FrameChooser
+    from dynamo_vllm.engine.vllm.names import Renderer
     from dynamo_vllm.errors import DynamoVllmError
 
 KINDS = ("image", "video", "audio")
 _REASON_LENGTH = 200
 
 
-def limits(renderer: Any) -> dict[str, int]:
+def limits(renderer: Renderer) -> dict[str, int]:
     """How many of each kind the model takes in one prompt, by the user's --limit-mm-per-prompt too."""
     processor = renderer.mm_processor
     if processor is None:
@@ -39,7 +40,7 @@ def limits(renderer: Any) -> dict[str, int]:
 class VllmMedia:
     """Makes room for media in the prompts of one engine."""
 
-    def __init__(self, renderer: Any) -> None:
+    def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
 
     def frame_chooser(self) -> FrameChooser | None:

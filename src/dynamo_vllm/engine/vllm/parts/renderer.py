@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from vllm.parser.abstract_parser import Parser
 
+    from dynamo_vllm.engine.vllm.names import Renderer
     from dynamo_vllm.job import AnswerParser
     from dynamo_vllm.wire_openai import ChatBody
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class VllmRenderer:
     """Without a parser, answers are text and nothing else."""
 
-    def __init__(self, renderer: Any, parser: type[Parser] | None) -> None:
+    def __init__(self, renderer: Renderer, parser: type[Parser] | None) -> None:
         self._renderer = renderer
         self._parser = parser
 
