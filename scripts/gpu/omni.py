@@ -397,21 +397,21 @@ FIGURE = "pictures per second: "
 
 async def bare(options: argparse.Namespace) -> None:
     """The same pipeline with the same settings, asked as its documentation does; a round for each line."""
-    from dynamo_vllm.engine.omni import launch as omni_launch
+    from dynamo_vllm.engine.omni import arguments as omni_arguments
     from dynamo_vllm.engine.omni import pipelines as omni_pipelines
     from dynamo_vllm.engine.patches import plugin
     from dynamo_vllm.engine.settings import EngineSettings
 
     logging.disable(logging.INFO)
     settings = EngineSettings(model=options.model, omni=True, environment=dict(os.environ))
-    omni_launch.set_environment(settings, omni_pipelines.choose(options.model))
+    omni_arguments.set_environment(settings, omni_pipelines.choose(options.model))
     from vllm_omni.entrypoints.async_omni import AsyncOmni
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
     plugin.register_omni()
     pipeline = omni_pipelines.resolve(options.model)
     with tempfile.TemporaryDirectory() as scratch:
-        omni = AsyncOmni(**omni_launch.arguments(settings, pipeline, scratch))
+        omni = AsyncOmni(**omni_arguments.arguments(settings, pipeline, scratch))
         omni.log_stats = False
     width, height = (int(side) for side in options.size.split("x"))
     numbers = iter(range(10**9))

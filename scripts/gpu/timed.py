@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def time_stages() -> None:
-    from dynamo_vllm.engine.vllm.engine import VllmEngine
+    from dynamo_vllm.engine.vllm.parts.encoded import EncodedFolder
     from dynamo_vllm.roles.media import MediaReader
     from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
 
@@ -52,7 +52,7 @@ def time_stages() -> None:
         (MediaReader, "load", FETCH),
         (MediaReader, "see", PROCESS),
         (EncodeWorkers, "encode", ASK),
-        (VllmEngine, "read_encoded", READ),
+        (EncodedFolder, "read", READ),
     ):
         setattr(owner, name, timed(stage, getattr(owner, name)))
 

@@ -298,7 +298,6 @@ class EngineFacts:
     """How long the engine keeps a KV cache that another engine is to fetch."""
     adapters: AdapterLimits | None = None
     """None where LoRA is off."""
-    takes_embeds: bool = False
     media: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of media one prompt may have; empty for a model that takes text only."""
     encoder: str = ""

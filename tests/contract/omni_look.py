@@ -29,8 +29,9 @@ from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 
+from dynamo_vllm.engine.base import EngineParts
+from dynamo_vllm.engine.omni import arguments as omni_arguments
 from dynamo_vllm.engine.omni import engine as omni_engine
-from dynamo_vllm.engine.omni import launch as omni_launch
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni.convert import media_of
 from dynamo_vllm.engine.omni.engine import OmniEngine
@@ -38,7 +39,7 @@ from dynamo_vllm.engine.patches import plugin
 from dynamo_vllm.engine.patches.omni_text_stage import stage_class
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineRequestFailed
-from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
+from dynamo_vllm.job import EngineFacts, Job, Output, PictureSpec, SamplingSpec
 
 RED = Image.new("RGB", (8, 8), "red")
 
@@ -75,6 +76,20 @@ def image(count: int = 1, **more: Any) -> OmniRequestOutput:
     return OmniRequestOutput.from_diffusion("j", images=[RED] * count, **more)
 
 
+FACTS = EngineFacts(
+    context_length=1,
+    vocab_size=1,
+    block_size=16,
+    total_kv_blocks=1,
+    max_num_seqs=1,
+    max_num_batched_tokens=1,
+)
+
+
+def engine_of(pipeline: Pipeline) -> OmniEngine:
+    return OmniEngine(pipeline, FACTS, EngineParts(), lambda _: None)
+
+
 SPEC = PictureSpec(
     prompt="a cat", seed=7, n=2, width=8, height=16, steps=3, guidance=2.0, negative_prompt="dog"
 )
@@ -92,9 +107,8 @@ CASES: dict[str, list[Any]] = {
 
 
 async def outcome(results: list[Any]) -> tuple[Any, Pipeline]:
-    engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
     pipeline = Pipeline(results)
-    engine._omni = pipeline
+    engine = engine_of(pipeline)
     made: list[Output] = []
     try:
         await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
@@ -107,10 +121,9 @@ async def outcome(results: list[Any]) -> tuple[Any, Pipeline]:
 
 async def written(results: list[Any], salt: str | None = None) -> tuple[Any, Any]:
     """What becomes of a text job, and the prompt that the pipeline got."""
-    engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
     pipeline = Pipeline(results)
     pipeline.default_sampling_params_list = pipeline.default_sampling_params_list[:1]
-    engine._omni = pipeline
+    engine = engine_of(pipeline)
     made: list[Output] = []
     job = Job("j", (1, 2), SamplingSpec(max_tokens=4), cache_salt=salt)
     try:
@@ -122,7 +135,6 @@ async def written(results: list[Any], salt: str | None = None) -> tuple[Any, Any
 
 async def aborted_while_drawing() -> Any:
     """As vLLM-Omni 0.30 ends it: finished, no picture, no error."""
-    engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
 
     class Drawing(Pipeline):
         async def generate(self, prompt: Any, **asked: Any) -> AsyncIterator[Any]:
@@ -130,7 +142,7 @@ async def aborted_while_drawing() -> Any:
             yield image(0)
 
     pipeline = Drawing([])
-    engine._omni = pipeline
+    engine = engine_of(pipeline)
     made: list[Output] = []
     await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
     return [[o.finish, o.finished, len(o.media)] for o in made], pipeline.aborted
@@ -160,8 +172,8 @@ async def dead() -> dict[str, list[str]]:
     }
     found = {}
     for name, meet in meetings.items():
-        engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
-        engine._omni = pipeline = Dead()
+        pipeline = Dead()
+        engine = engine_of(pipeline)
         try:
             await meet(engine)
         except Exception as exc:
@@ -191,7 +203,6 @@ async def silence() -> dict[str, bool]:
     """Whether outputs_seen grows while a job of that name is silent."""
     found = {}
     for name in ("client", "canary-1", "warm-up"):
-        engine = OmniEngine(EngineSettings(model="m"), lambda _: None, lambda _: None)
         begun = asyncio.Event()
 
         class Silent(Pipeline):
@@ -200,7 +211,7 @@ async def silence() -> dict[str, bool]:
                 await asyncio.Event().wait()
                 yield None
 
-        engine._omni = Silent([])
+        engine = engine_of(Silent([]))
         job = Job(name, (), SamplingSpec(max_tokens=1), picture=SPEC)
         task = asyncio.create_task(engine.stream(job, lambda _: None))
         await begun.wait()
@@ -349,7 +360,7 @@ def eager() -> list[dict[str, Any]]:
         settings = EngineSettings(model=folder, omni=True, argv=("--enforce-eager",))
         alone = omni_pipelines.choose(folder)
         for pipeline in (alone, replace(alone, architecture="Qwen3ForCausalLM")):
-            made = omni_launch.arguments(settings, pipeline, folder)
+            made = omni_arguments.arguments(settings, pipeline, folder)
             found.append({name: value for name, value in made.items() if "eager" in name})
     return found
 

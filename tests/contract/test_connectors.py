@@ -6,7 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from vllm.config import KVTransferConfig, VllmConfig
@@ -18,8 +18,7 @@ from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
-from dynamo_vllm.engine.vllm import engine as vllm_engine
-from dynamo_vllm.engine.vllm import kv_compatibility
+from dynamo_vllm.engine.vllm import kv_compatibility, kv_events
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import Connector, ConnectorPlace
 from dynamo_vllm.kv.connectors.multi import Multi
@@ -33,6 +32,11 @@ EVERY: list[Connector] = [
 MERGED = "tcp://127.0.0.1:57001"
 by_name = pytest.mark.parametrize("connector", EVERY, ids=lambda c: c.name)
 by_role = pytest.mark.parametrize("role", ["agg", "prefill", "decode"])
+
+
+def arguments(found: vllm_arguments.Resolved) -> Any:
+    """All of vLLM's arguments; the product's types describe only what it uses."""
+    return found.args
 
 
 def packages(connector: Connector) -> set[str]:
@@ -83,7 +87,7 @@ def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
     found = vllm_arguments.resolve(
         EngineSettings(model=model, kv_transfer=given, has_plain_blocks=connector.has_plain_blocks)
     )
-    assert found.args.kv_transfer_config.kv_connector == given["kv_connector"]
+    assert arguments(found).kv_transfer_config.kv_connector == given["kv_connector"]
     fired = {rule.argument for rule in found.fired}
     assert ("disable_hybrid_kv_cache_manager" in fired) is (packages(connector) != {"nixl"})
 
@@ -100,7 +104,7 @@ def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:
         )
     )
     wanted = {"mine": 1, "consolidator_endpoints": ["tcp://127.0.0.1:5557", MERGED, MERGED]}
-    assert found.args.additional_config == wanted
+    assert arguments(found).additional_config == wanted
 
 
 def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_path: Path) -> None:
@@ -108,17 +112,17 @@ def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_p
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, scratch_folder=str(tmp_path), argv=("--additional-config", given))
     config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
-    assert vllm_engine._kv_events(config, [0]) == ({0: MERGED}, "")
+    assert kv_events.addresses(config, [0]) == ({0: MERGED}, "")
     plain = EngineSettings(model=model, scratch_folder=str(tmp_path))
     config = vllm_arguments.create_config(vllm_arguments.resolve(plain).args, plain)
-    assert vllm_engine._kv_events(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
+    assert kv_events.addresses(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
 
 
 def test_no_events_are_heard_when_the_engine_publishes_none(model: str) -> None:
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, publishes_kv_events=False, argv=("--additional-config", given))
     config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
-    assert vllm_engine._kv_events(config, [0]) == ({}, "")
+    assert kv_events.addresses(config, [0]) == ({}, "")
 
 
 def test_environment_has_what_a_connector_needs_and_what_the_user_set(

@@ -16,7 +16,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.engine import EngineCoreRequest
 
 from dynamo_vllm.engine.vllm import convert as vllm_convert
-from dynamo_vllm.engine.vllm import embeds as vllm_embeds
+from dynamo_vllm.engine.vllm.parts import embeds as vllm_embeds
 from dynamo_vllm.errors import InvalidRequest, RequestError, TooLong
 from dynamo_vllm.job import Embeds, Job, SamplingSpec
 from harness.tensors import BAD, GOOD, HIDDEN, MARK, archive, encode, pickle_of, rows

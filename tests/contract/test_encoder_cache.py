@@ -22,7 +22,8 @@ from dynamo_vllm.engine.encoder_cache import connector as encoder_cache_connecto
 from dynamo_vllm.engine.encoder_cache.connector import FolderConnector
 from dynamo_vllm.engine.encoder_cache.folder import TENSOR, Folder, Unusable, engine_config
 from dynamo_vllm.engine.vllm import kv_compatibility
-from dynamo_vllm.engine.vllm import media as vllm_media
+from dynamo_vllm.engine.vllm.parts import media as vllm_media
+from dynamo_vllm.engine.vllm.parts.encoded import Encoded
 
 A, B = "a" * 64, "b" * 64
 ROUTED = f"{'0' * 16}-{A}"
@@ -263,7 +264,7 @@ GRID = {"image_embeds": "values", "image_grid_thw": "metadata"}
 
 
 def test_models_with_a_grid_get_it_and_others_rows_alone() -> None:
-    items = [vllm_media.Encoded(MADE, {"image_grid_thw": [1, 4, 6]})] * 2
+    items = [Encoded(MADE, {"image_grid_thw": [1, 4, 6]})] * 2
     packed = vllm_media._packed(info(GRID), "image", items)
     assert packed["image_embeds"].shape == (2 * ROWS, WIDTH)
     assert packed["image_grid_thw"].tolist() == [[1, 4, 6]] * 2
@@ -276,12 +277,12 @@ def test_models_with_a_grid_get_it_and_others_rows_alone() -> None:
 )
 def test_a_grid_that_does_not_fit_the_rows_is_refused(grid: Any) -> None:
     with pytest.raises(Unusable, match="does not fit 6 rows"):
-        vllm_media._packed(info(GRID), "image", [vllm_media.Encoded(MADE, {"image_grid_thw": grid})])
+        vllm_media._packed(info(GRID), "image", [Encoded(MADE, {"image_grid_thw": grid})])
 
 
 def test_a_model_that_wants_more_is_not_served_by_hand() -> None:
     with pytest.raises(Unusable, match="wants"):
-        vllm_media._packed(info(GRID | {"slices": "metadata"}), "image", [vllm_media.Encoded(MADE, {})])
+        vllm_media._packed(info(GRID | {"slices": "metadata"}), "image", [Encoded(MADE, {})])
 
 
 def test_the_tensor_has_the_name_vllm_gives_it() -> None:

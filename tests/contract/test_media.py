@@ -14,7 +14,7 @@ from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
 from vllm.multimodal.video import VIDEO_LOADER_REGISTRY
 from vllm.multimodal.video_decoders import VideoSourceMetadata, VideoTargetMetadata
 
-from dynamo_vllm.engine.vllm.video import frame_chooser
+from dynamo_vllm.engine.vllm.parts.video import frame_chooser
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import MediaLimits
 from dynamo_vllm.media.cancellation import Deadline

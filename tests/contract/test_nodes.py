@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.v1.engine.coordinator import DPCoordinator, DPCoordinatorProc
@@ -50,7 +51,8 @@ def test_flags_of_nodes_are_read_as_vllm_reads_them(
     model: str, headless: bool, argv: tuple[str, ...]
 ) -> None:
     made = settings(model, *argv, headless=headless)
-    parallel = vllm_arguments.create_config(vllm_arguments.resolve(made).args, made).parallel_config
+    config: Any = vllm_arguments.create_config(vllm_arguments.resolve(made).args, made)
+    parallel = config.parallel_config
     node = made.node
     assert (node.all_ranks, node.local_ranks) == (
         parallel.data_parallel_size,

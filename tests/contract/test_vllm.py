@@ -321,9 +321,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
     return EngineSettings(model=str(make_tiny_model(tmp_path_factory.mktemp("m") / "tiny")))
 
 
+def arguments(found: vllm_arguments.Resolved) -> Any:
+    """All of vLLM's arguments; the product's types describe only what it uses."""
+    return found.args
+
+
 def test_defaults_are_set_and_named(settings: EngineSettings) -> None:
     found = vllm_arguments.resolve(settings)
-    assert found.args.enable_prefix_caching is True
+    assert arguments(found).enable_prefix_caching is True
     assert {f.argument for f in found.fired} >= {
         "enable_prefix_caching",
         "block_size",
@@ -335,10 +340,10 @@ def test_defaults_are_set_and_named(settings: EngineSettings) -> None:
 def test_what_the_user_sets_stands(settings: EngineSettings) -> None:
     argv = ("--block-size", "64", "--no-enable-prefix-caching", "--max-num-seqs", "7")
     found = vllm_arguments.resolve(EngineSettings(model=settings.model, argv=argv))
-    assert found.args.block_size == 64
-    assert found.args.enable_prefix_caching is False
-    assert found.args.max_num_seqs == 7
-    assert found.args.kv_events_config is None
+    assert arguments(found).block_size == 64
+    assert arguments(found).enable_prefix_caching is False
+    assert arguments(found).max_num_seqs == 7
+    assert arguments(found).kv_events_config is None
 
 
 def test_an_object_in_pieces_is_put_together_as_vllm_does(settings: EngineSettings) -> None:
@@ -353,8 +358,8 @@ def test_an_object_in_pieces_is_put_together_as_vllm_does(settings: EngineSettin
 
 def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None:
     asked = EngineSettings(model=settings.model, takes_embeds=True)
-    assert vllm_arguments.resolve(asked).args.enable_prompt_embeds is True
-    assert vllm_arguments.resolve(settings).args.enable_prompt_embeds is False
+    assert arguments(vllm_arguments.resolve(asked)).enable_prompt_embeds is True
+    assert arguments(vllm_arguments.resolve(settings)).enable_prompt_embeds is False
     plan = worker_plan.parse(["--model", "m", "--enable-prompt-embeds"], {})
     assert engine_settings(plan, {}, "/tmp").takes_embeds
 
@@ -362,7 +367,7 @@ def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None
 def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
     argv = ("--data-parallel-size", "2")
     found = vllm_arguments.resolve(EngineSettings(model=settings.model, argv=argv))
-    assert found.args.kv_events_config.endpoint.startswith("tcp://[::ffff:127.0.0.1]:")
+    assert arguments(found).kv_events_config.endpoint.startswith("tcp://[::ffff:127.0.0.1]:")
 
 
 @pytest.mark.skipif(machine.device() != "cpu", reason="on a GPU vLLM measures what is free itself")

@@ -10,7 +10,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.tokenizers import get_tokenizer
 
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm import parsing as vllm_parsing
+from dynamo_vllm.engine.vllm.parts import parsing as vllm_parsing
 from dynamo_vllm.errors import ConfigError, InvalidRequest
 from dynamo_vllm.job import AnswerPart, Output
 from dynamo_vllm.models import demo

@@ -9,13 +9,19 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm.engine import VllmEngine
+from dynamo_vllm.engine.vllm.launch import launch
 from dynamo_vllm.job import Job, Output, SamplingSpec
 from harness import metrics
+from harness.waiting import until
 from harness.warm import CACHE_BLOCKS
+
+if TYPE_CHECKING:  # it imports vLLM, which `launch` prepares first
+    from dynamo_vllm.engine.vllm.engine import VllmEngine
 
 Found = dict[str, Any]
 FLAGS = (
@@ -33,12 +39,41 @@ async def _run(model: str, scenario: Callable[[VllmEngine], Awaitable[Found]]) -
     settings = EngineSettings(
         model=model, argv=FLAGS, environment=dict(os.environ), publishes_kv_events=False
     )
-    engine = VllmEngine(settings, lambda load: None, lambda phase: None)
+    engine = await launch(settings, lambda load: None, lambda phase: None)
     try:
-        await engine.start()
         return await scenario(engine)
     finally:
         await engine.close()
+
+
+class Interrupted(BaseException):
+    """As by a signal."""
+
+
+def run_interrupted(model: str, out_file: str) -> None:
+    """A launch that ends when the engine core runs; what is left then."""
+
+    def interrupt(phase: str) -> None:
+        if phase == "cache":
+            found["running"] = len(psutil.Process().children(recursive=True))
+            raise Interrupted
+
+    async def run() -> None:
+        settings = EngineSettings(
+            model=model, argv=FLAGS, environment=dict(os.environ), publishes_kv_events=False
+        )
+        try:
+            await launch(settings, lambda load: None, interrupt)
+        except Interrupted:
+            me = psutil.Process()
+            await asyncio.to_thread(
+                until, "the end of its processes", lambda: not me.children(recursive=True)
+            )
+            found["left"] = len(me.children(recursive=True))
+
+    found: Found = {}
+    asyncio.run(run())
+    Path(out_file).write_text(json.dumps(found))
 
 
 def job(name: str, prompt: list[int], **sampling: Any) -> Job:
@@ -54,9 +89,7 @@ async def outputs(engine: VllmEngine, asked: Job) -> list[Found]:
 
 def long_way(engine: VllmEngine) -> VllmEngine:
     """The same running engine without the short way."""
-    other = VllmEngine(engine._settings, lambda load: None, lambda phase: None)
-    other._llm, other._first_rank = engine._llm, engine._first_rank
-    return other
+    return dataclasses.replace(engine, direct=None)
 
 
 def figures(engine: VllmEngine) -> dict[str, float]:
@@ -89,7 +122,7 @@ async def parity(engine: VllmEngine) -> Found:
     for at in ("cold", "warm"):
         for name, asked in cases.items():
             for way, made in (("direct", engine), ("long", other)):
-                await engine._engine.reset_prefix_cache()
+                await engine.llm.reset_prefix_cache()
                 if at == "warm":
                     await outputs(other, asked)
                 before = figures(made)
@@ -114,9 +147,9 @@ def _tokens(answer: list[Found]) -> list[int]:
 
 async def _idle(engine: VllmEngine) -> bool:
     """Nothing of a job is left, on our side or vLLM's."""
-    assert engine._direct is not None
-    processor = engine._engine.output_processor
-    return not engine._direct._taps and not processor.request_states and not processor.external_req_ids
+    assert engine.direct is not None
+    processor: Any = engine.llm.output_processor
+    return not engine.direct._taps and not processor.request_states and not processor.external_req_ids
 
 
 async def aborts(engine: VllmEngine) -> Found:
@@ -136,7 +169,8 @@ async def aborts(engine: VllmEngine) -> Found:
     queued: list[Output] = []
     waiting = asyncio.create_task(engine.stream(job("q", [90], max_tokens=5), queued.append))
     await asyncio.sleep(0)
-    while "q" not in engine._engine.output_processor.external_req_ids:
+    processor: Any = engine.llm.output_processor
+    while "q" not in processor.external_req_ids:
         await asyncio.sleep(0)
     await engine.abort("q")
     await waiting
@@ -214,7 +248,8 @@ async def death(engine: VllmEngine) -> Found:
         for i in range(3)
     ]
     await first.wait()
-    for process in engine._engine.engine_core.resources.engine_manager.processes:
+    manager: Any = engine.llm.engine_core.resources.engine_manager
+    for process in manager.processes:
         os.kill(process.pid, signal.SIGKILL)
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     again = await asyncio.gather(engine.stream(job("late", [9]), lambda _: None), return_exceptions=True)

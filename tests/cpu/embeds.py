@@ -9,14 +9,17 @@ import os
 import runpy
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpu.direct import FLAGS, Found, _tokens, figures, grown, job, long_way, outputs
 from dynamo_vllm.engine.base import AddAdapter, RemoveAdapter
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm.engine import VllmEngine
+from dynamo_vllm.engine.vllm.launch import launch
 from dynamo_vllm.job import Adapter, Embeds, Job
 from harness.tensors import rows, table
+
+if TYPE_CHECKING:  # it imports vLLM, which `launch` prepares first
+    from dynamo_vllm.engine.vllm.engine import VllmEngine
 
 LORA = ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "16")
 
@@ -38,17 +41,20 @@ async def _run(model: str, scenario: Callable[[VllmEngine], Awaitable[Found]]) -
         publishes_kv_events=False,
         takes_embeds=True,
     )
-    engine = VllmEngine(settings, lambda load: None, lambda phase: None)
+    engine = await launch(settings, lambda load: None, lambda phase: None)
     try:
-        await engine.start()
         return await scenario(engine)
     finally:
         await engine.close()
 
 
+def folder_of(engine: VllmEngine) -> Path:
+    return Path(engine.llm.vllm_config.model_config.model)
+
+
 def embedded(engine: VllmEngine, asked: Job) -> Job:
     """The same job with the model's own embeddings for its prompt."""
-    tensor = table(Path(engine._settings.model))[list(asked.prompt)]
+    tensor = table(folder_of(engine))[list(asked.prompt)]
     return dataclasses.replace(asked, prompt=[0] * len(tensor), embeds=Embeds(len(tensor), tensor))
 
 
@@ -74,7 +80,7 @@ async def parity(engine: VllmEngine) -> Found:
         found[f"{name}, tokens"] = await tokens(engine, asked)
         for at in ("cold", "warm"):
             for way, made in (("direct", engine), ("long", other)):
-                await engine._engine.reset_prefix_cache()
+                await engine.llm.reset_prefix_cache()
                 if at == "warm":
                     await outputs(other, embedded(engine, asked))
                 before = figures(made)
@@ -97,9 +103,9 @@ async def cache(engine: VllmEngine) -> Found:
     }
     found: Found = {}
     for name, asked in jobs.items():
-        await engine._engine.reset_prefix_cache()
+        await engine.llm.reset_prefix_cache()
         found[f"{name}, alone"] = await tokens(engine, asked)
-    await engine._engine.reset_prefix_cache()
+    await engine.llm.reset_prefix_cache()
     for again in ("first", "again"):
         for name, asked in jobs.items():
             answer = await outputs(engine, asked)
@@ -134,7 +140,7 @@ async def moved(engine: VllmEngine) -> Found:
 async def adapter(engine: VllmEngine) -> Found:
     """An adapter's answer to embeddings is its answer to the tokens."""
     plain = job("p", [10 + i for i in range(50)], max_tokens=12)
-    made = Adapter("a", 1, make_adapter(Path(engine._settings.model).with_name("adapter")), "a")
+    made = Adapter("a", 1, make_adapter(folder_of(engine).with_name("adapter")), "a")
     found: Found = {"base": await tokens(engine, plain)}
     await engine.control(AddAdapter(made))
     asked = dataclasses.replace(plain, adapter=made)
@@ -148,7 +154,7 @@ async def adapter(engine: VllmEngine) -> Found:
 
 async def mixed(engine: VllmEngine) -> Found:
     """Embeddings in one batch with tokens, with and without adapters: each answer is what it is alone."""
-    folder = Path(engine._settings.model)
+    folder = folder_of(engine)
     first = Adapter("a", 1, make_adapter(folder.with_name("adapter")), "a")
     words = Adapter("w", 2, make_adapter(folder.with_name("adapter-words"), words=True), "w")
     for adapter in (first, words):
@@ -162,7 +168,7 @@ async def mixed(engine: VllmEngine) -> Found:
     jobs = {name: dataclasses.replace(asked, id=name) for name, asked in jobs.items()}
     found: Found = {f"{name}, alone": await tokens(engine, asked) for name, asked in jobs.items()}
     for round_ in range(3):
-        await engine._engine.reset_prefix_cache()
+        await engine.llm.reset_prefix_cache()
         names = [*jobs][round_:] + [*jobs][:round_]  # which of them are in one step differs
         for name, answer in zip(
             names, await asyncio.gather(*(tokens(engine, jobs[name]) for name in names)), strict=True

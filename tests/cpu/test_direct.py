@@ -69,3 +69,13 @@ def test_refusals(found: dict[str, Any]) -> None:
 
 def test_death(found: dict[str, Any]) -> None:
     assert found == {"ended": ["EngineDead"] * 3, "again": "EngineDead"}
+
+
+def test_launch_that_is_interrupted_leaves_no_process(warm: Zygote, model: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "out.json", tmp_path / "log"
+    child = warm.fork(
+        "cpu.direct:run_interrupted", [str(model), str(out)], environment(tmp_path, **FORKED), log
+    )
+    assert child.wait(300) == 0, log.read_text()[-3000:]
+    found = json.loads(out.read_text())
+    assert found["running"] > 0 and found["left"] == 0

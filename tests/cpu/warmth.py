@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -21,12 +21,15 @@ from cpu.direct import FLAGS, Found, figures, grown
 from dynamo_vllm.engine.base import AddAdapter
 from dynamo_vllm.engine.patches.cpu_worker import CpuWorkerExtension
 from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm.engine import VllmEngine
+from dynamo_vllm.engine.vllm.launch import launch
 from dynamo_vllm.job import Adapter, Output
 from dynamo_vllm.media.loader import make_loader
 from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving.lifecycle import warmup
+
+if TYPE_CHECKING:  # it imports vLLM, which `launch` prepares first
+    from dynamo_vllm.engine.vllm.engine import VllmEngine
 
 Request = dict[str, Any]
 LORA = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
@@ -68,15 +71,15 @@ async def _run(model: Path, adapter: str, takes_embeds: bool) -> Found:
         publishes_kv_events=False,
         takes_embeds=takes_embeds,
     )
-    engine = VllmEngine(settings, lambda load: None, lambda phase: None)
     loader = make_loader(threads=1)
+    engine = await launch(settings, lambda load: None, lambda phase: None)
     try:
-        facts = await engine.start()
-        role = Aggregated(facts, engine, MediaReader(facts, loader, engine))
+        reader = MediaReader(engine.facts, loader, engine.parts.media)
+        role = Aggregated(engine.facts, engine.parts.embeds, reader)
         before = figures(engine)
-        sees = bool(engine.small_prompts().marks)
+        sees = engine.parts.media is not None
         scratch = Path(tempfile.mkdtemp())
-        warming = warmup.Warming(engine, engine, role, facts, lambda phase: None, sees, model, scratch)
+        warming = warmup.Warming(engine, engine, role, lambda phase: None, sees, model, scratch)
         with engine.counting.paused():
             await warmup.warm_up(warming)
         counted = grown(before, figures(engine))
@@ -110,7 +113,7 @@ async def _new(engine: VllmEngine, role: Aggregated, kind: str, kinds: dict[str,
 
 
 async def _modules(engine: VllmEngine) -> set[str]:
-    (core,) = await engine._engine.collective_rpc("modules")
+    (core,) = await engine.llm.collective_rpc("modules")
     return {f"core {name}" for name in core} | {f"worker {name}" for name in sys.modules}
 
 
@@ -120,14 +123,14 @@ def _kinds(engine: VllmEngine, adapter: str) -> dict[str, Request]:
     if adapter:
         del found["prompt logprobs"]  # which the engine refuses beside adapters
     found["long"] = _request(60, {}, length=900)
-    small = engine.small_prompts()
+    embeds, media = engine.parts.embeds, engine.parts.media
     if adapter:
         found["adapter"] = _request(61, {}, routing={"lora_name": adapter})
-    if small.embeds is not None:
-        found["embeds"] = _request(62, {}, length=0, prompt_embeds=small.embeds)
-    if "image" in small.marks:
+    if embeds is not None:
+        found["embeds"] = _request(62, {}, length=0, prompt_embeds=embeds.smallest())
+    if media is not None and "image" in media.marks():
         picture = {"image_url": [{"Url": _picture()}]}
-        found["picture"] = _request(63, {}, token_ids=list(small.marks["image"]), multi_modal_data=picture)
+        found["picture"] = _request(63, {}, token_ids=list(media.marks()["image"]), multi_modal_data=picture)
     return found
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_vllm.engine.base import Engine
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.job import EngineFacts, Job, Output
 from dynamo_vllm.roles.aggregated import Aggregated
@@ -92,8 +93,8 @@ class FakeWorker:
 
 
 async def make_worker(**spec: Any) -> FakeWorker:
-    engine = FakeEngine(FakeSpec(**spec), lambda figures: None, lambda phase: None)
-    facts = await engine.start()
+    engine = FakeEngine(FakeSpec(**spec), lambda figures: None)
+    facts = engine.facts
     in_flight, deaths = InFlight(engine), list[EngineDead]()
     service = Service(Aggregated(facts), engine, in_flight, deaths.append)
     return FakeWorker(engine, facts, in_flight, service, deaths)

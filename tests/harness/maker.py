@@ -45,7 +45,8 @@ async def serve(model: str) -> None:
 async def serve_kind(runtime: Any, model: str, kind: str) -> None:
     from dynamo_vllm.codec.pictures import Bounds
     from dynamo_vllm.config.options import WorkerOptions
-    from dynamo_vllm.engine.fake import FakeEngine, parse_spec
+    from dynamo_vllm.engine.fake.engine import FakeEngine
+    from dynamo_vllm.engine.fake.spec import parse_spec
     from dynamo_vllm.job import EngineFacts, PictureLimits
     from dynamo_vllm.roles.omni import Pictures
     from dynamo_vllm.serving.plane.registration import Registration
@@ -67,7 +68,7 @@ async def serve_kind(runtime: Any, model: str, kind: str) -> None:
     )
     bounds = Bounds(max_side=1024, max_steps=50, max_pictures=4, max_megapixels=20, max_video_megapixels=20)
     role = Pictures(facts, [kind], bounds, len)
-    engine = Maker(parse_spec(None), lambda _: None, lambda _: None)
+    engine = Maker(parse_spec(None), lambda _: None)
     endpoint = runtime.endpoint(f"dynamo.{kind}.generate")
     options = WorkerOptions(model=model, served_model_name=(kind,))
     registration = Registration(endpoint, options, role.card, facts)

@@ -51,7 +51,7 @@ HEAVY = {
     "vllm": ("engine/",),
     "vllm_omni": ("engine/",),
     "torch": ("engine/",),
-    "diffusers": ("engine/omni/launch.py",),
+    "diffusers": ("engine/omni/arguments.py",),
     "dynamo": ("serving/", "kv/events.py", "cli/start/frontend.py", "bench/local/caller.py"),
 }
 READS_ENVIRONMENT = {
@@ -71,7 +71,7 @@ WRITES_ENVIRONMENT = {
     "engine/process/preload.py": "what libraries read when they are imported, for that moment",
     "forking.py": "a forked process gets the environment that was sent for it",
     "engine/process/environment.py": "vLLM's own variables",
-    "engine/omni/launch.py": "vLLM's, and what the processes of a pipeline's stages must know",
+    "engine/omni/arguments.py": "vLLM's, and what the processes of a pipeline's stages must know",
     "engine/process/parent.py": "tells the processes below a process of vLLM who their parent is",
     "engine/vllm/arguments.py": "what vLLM reads while it makes its configuration",
     "config/runtime_env.py": "the Rust runtime's variables",

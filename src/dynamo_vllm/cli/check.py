@@ -268,7 +268,7 @@ def engine_defaults(
 ) -> tuple[Sequence[Fired] | None, str | None]:
     """The defaults we set over vLLM's or vLLM-Omni's, or the complaint about the flags."""
     from dynamo_vllm.engine import machine
-    from dynamo_vllm.engine.omni import launch as omni_launch
+    from dynamo_vllm.engine.omni import arguments as omni_arguments
     from dynamo_vllm.engine.process import environment as vllm_environment
     from dynamo_vllm.engine.vllm import arguments as vllm_arguments
     from dynamo_vllm.serving.factories import engine_settings
@@ -282,7 +282,7 @@ def engine_defaults(
             machine.refuse_missing_library()
             settings = engine_settings(plan, environment, scratch)
             if plan.options.omni:
-                return omni_launch.told(settings), None
+                return omni_arguments.told(settings), None
             vllm_environment.set_environment(settings)
             fired = vllm_arguments.resolve(settings).fired
     except (ConfigError, StartError) as exc:

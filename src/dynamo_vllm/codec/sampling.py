@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dynamo_vllm.codec import guides
 from dynamo_vllm.errors import InvalidRequest
-from dynamo_vllm.job import GUIDE_KINDS, EngineFacts, Guide, SamplingSpec
+from dynamo_vllm.job import EngineFacts, SamplingSpec
 from dynamo_vllm.wire import prompt_length
-from dynamo_vllm.wire_openai import Body, ChatBody, ResponseFormat, extension
+from dynamo_vllm.wire_openai import Body, ChatBody, extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dynamo_vllm.job import AnswerParser
-    from dynamo_vllm.wire import GenerateRequest, GuidedDecoding, SamplingOptions
+    from dynamo_vllm.wire import GenerateRequest, SamplingOptions
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 1024
@@ -24,11 +25,6 @@ MAX_STOP_TOKENS = 256
 MAX_BIASES = 512
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
-MAX_GUIDE_CHARACTERS = 2**19
-MAX_GUIDE_LEVELS = 50
-"""vLLM 0.30 parses a schema on the event loop, in a time that grows with the third power of its depth: 6 s
-for 400 levels in 10 KB, at most 2 s within these limits."""
-_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SEED_RANGE = range(-(2**63), 2**63)
 
 
@@ -42,19 +38,16 @@ def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> Samp
     _beam_search(sampling)
     ignore_eos = bool(stop.ignore_eos)
     hidden = () if ignore_eos else stop.stop_token_ids_hidden or ()
-    return spec(
-        room=room,
-        facts=facts,
-        max_tokens=stop.max_tokens,
-        min_tokens=_still_to_come(stop.min_tokens, request, facts.context_length - room),
-        n=sampling.n,
-        temperature=rounded(sampling.temperature),
-        top_p=rounded(sampling.top_p),
-        top_k=sampling.top_k,
-        min_p=rounded(sampling.min_p),
+    default = functools.partial(_given, facts.sampling_defaults)
+    made = SamplingSpec(
+        n=1 if sampling.n is None else sampling.n,
+        temperature=default("temperature", rounded(sampling.temperature)),
+        top_p=default("top_p", rounded(sampling.top_p)),
+        top_k=_whole(default("top_k", sampling.top_k)),
+        min_p=default("min_p", rounded(sampling.min_p)),
         presence_penalty=rounded(sampling.presence_penalty),
         frequency_penalty=rounded(sampling.frequency_penalty),
-        repetition_penalty=rounded(sampling.repetition_penalty),
+        repetition_penalty=default("repetition_penalty", rounded(sampling.repetition_penalty)),
         seed=sampling.seed,
         stop_token_ids=_merged(stop.stop_token_ids or (), stop.stop_token_ids_visible or (), hidden),
         ignore_eos=ignore_eos,
@@ -62,10 +55,14 @@ def from_tokens(request: GenerateRequest, room: int, facts: EngineFacts) -> Samp
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,
         skip_special_tokens=output.skip_special_tokens is not False,
-        guide=guide(sampling.guided_decoding),
+        guide=guides.of_tokens(sampling.guided_decoding),
         max_thinking_tokens=stop.max_thinking_tokens,
         logit_bias=sampling.logit_bias,
+        max_tokens=(most := _most(stop.max_tokens, room)),
+        min_tokens=_least(_still_to_come(stop.min_tokens, request, facts.context_length - room), most),
     )
+    _check(made, facts.vocab_size)
+    return made
 
 
 def _still_to_come(min_tokens: int | None, request: GenerateRequest, whole: int) -> int | None:
@@ -87,19 +84,16 @@ def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | 
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
     else:
         max_tokens, logprobs = body.max_tokens if body.max_tokens is not None else 16, body.logprobs
-    return spec(
-        room=room,
-        facts=facts,
-        max_tokens=max_tokens,
-        min_tokens=body.min_tokens,
-        n=body.n,
-        temperature=rounded(body.temperature),
-        top_p=rounded(body.top_p),
-        top_k=body.top_k,
-        min_p=rounded(body.min_p),
+    default = functools.partial(_given, facts.sampling_defaults)
+    made = SamplingSpec(
+        n=1 if body.n is None else body.n,
+        temperature=default("temperature", rounded(body.temperature)),
+        top_p=default("top_p", rounded(body.top_p)),
+        top_k=_whole(default("top_k", body.top_k)),
+        min_p=default("min_p", rounded(body.min_p)),
         presence_penalty=rounded(body.presence_penalty),
         frequency_penalty=rounded(body.frequency_penalty),
-        repetition_penalty=rounded(body.repetition_penalty),
+        repetition_penalty=default("repetition_penalty", rounded(body.repetition_penalty)),
         seed=body.seed,
         stop=stop,
         stop_token_ids=_merged(body.stop_token_ids or ()),
@@ -109,34 +103,37 @@ def from_text(body: Body, room: int, facts: EngineFacts, parser: AnswerParser | 
         prompt_logprobs=body.prompt_logprobs,
         skip_special_tokens=body.skip_special_tokens is not False
         and not (parser is not None and parser.reads_special_tokens),
-        guide=_with_calls(text_guide(body), body, parser),
+        guide=guides.with_calls(guides.of_text(body), body, parser),
         max_thinking_tokens=extension(body).max_thinking_tokens,
         logit_bias=_bias(body.logit_bias),
         detokenize=True,
-    )
-
-
-def spec(
-    *, room: int, facts: EngineFacts, max_tokens: int | None, min_tokens: int | None, **rest: Any
-) -> SamplingSpec:
-    """Return a checked SamplingSpec. `max_tokens` defaults to what fits and is reduced to it."""
-    for name, value in facts.sampling_defaults.items():
-        if name in _MODEL_DEFAULTS and rest[name] is None:
-            rest[name] = value
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest(f"{max_tokens} is not above 0", parameter="max_tokens")
-    limit = room if max_tokens is None else min(max_tokens, room)
-    if min_tokens is not None and min_tokens < 0:
-        raise InvalidRequest(f"{min_tokens} is negative", parameter="min_tokens")
-    n = rest.pop("n")
-    made = SamplingSpec(
-        max_tokens=limit,
-        min_tokens=min(min_tokens or 0, limit),
-        n=1 if n is None else n,
-        **rest,
+        max_tokens=(most := _most(max_tokens, room)),
+        min_tokens=_least(body.min_tokens, most),
     )
     _check(made, facts.vocab_size)
     return made
+
+
+def _given(defaults: Mapping[str, float], name: str, value: float | None) -> float | None:
+    """What the client asks for, or else the model's own default."""
+    return defaults.get(name) if value is None else value
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _most(max_tokens: int | None, room: int) -> int:
+    """What the client asks for, cut to what fits."""
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"{max_tokens} is not above 0", parameter="max_tokens")
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def _least(min_tokens: int | None, most: int) -> int:
+    if min_tokens is not None and min_tokens < 0:
+        raise InvalidRequest(f"{min_tokens} is negative", parameter="min_tokens")
+    return min(min_tokens or 0, most)
 
 
 def _check(s: SamplingSpec, vocab_size: int) -> None:
@@ -231,122 +228,3 @@ def rounded(value: float | None) -> float | None:
         if abs(short) < 3e38 and struct.pack("f", short) == struct.pack("f", value):
             return short
     return value
-
-
-def guide(options: GuidedDecoding | None) -> Guide | None:
-    """Return the one constraint of a tokenised request."""
-    if options is None:
-        return None
-    if options.backend is not None:
-        raise InvalidRequest(
-            "the worker chooses the backend; leave it out", parameter="guided_decoding_backend"
-        )
-    tag = options.structural_tag
-    is_object = options.json is True or options.json == {} or options.json == "{}"
-    made = Guide(
-        json=None if is_object or isinstance(options.json, bool) else options.json,
-        json_object=True if is_object else None,
-        regex=options.regex,
-        choice=options.choice,
-        grammar=options.grammar,
-        structural_tag=json.dumps(tag) if isinstance(tag, dict) else tag,
-        whitespace_pattern=options.whitespace_pattern,
-    )
-    return _one_constraint(made, "guided_decoding")
-
-
-def text_guide(body: Body) -> Guide | None:
-    """Return the one constraint of an OpenAI body: response_format or a guided_* field."""
-    schema, is_object, tag = _response_format(body.response_format)
-    made = Guide(
-        json=schema if schema is not None else body.guided_json,
-        json_object=is_object,
-        regex=body.guided_regex,
-        choice=body.guided_choice,
-        grammar=body.guided_grammar,
-        structural_tag=tag,
-        whitespace_pattern=body.guided_whitespace_pattern,
-    )
-    return _one_constraint(made, "response_format")
-
-
-def _with_calls(own: Guide | None, body: Body, parser: AnswerParser | None) -> Guide | None:
-    """A required tool call comes before the client's constraint, which is for texts."""
-    if parser is None or not isinstance(body, ChatBody):
-        return own
-    of_calls = _one_constraint(parser.guide, "tools") if parser.guide is not None else None
-    must_call = body.tool_choice not in (None, "none", "auto")
-    return of_calls or own if must_call else own or of_calls
-
-
-def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, str | None]:
-    match chosen:
-        case None | ResponseFormat(type="text"):
-            return None, None, None
-        case ResponseFormat(type="json_object"):
-            return None, True, None
-        case ResponseFormat(type="json_schema", json_schema={"schema": dict() as schema}):
-            return schema, None, None
-        case ResponseFormat(type="structural_tag", format=dict() as form):
-            return None, None, json.dumps({"type": "structural_tag", "format": form})
-        case ResponseFormat(type="structural_tag", structures=list() as parts, triggers=list() as triggers):
-            tag = {"type": "structural_tag", "structures": parts, "triggers": triggers}
-            return None, None, json.dumps(tag)
-    raise InvalidRequest(f"type {chosen.type!r} is unknown or incomplete", parameter="response_format")
-
-
-def _one_constraint(made: Guide, parameter: str) -> Guide | None:
-    named = [kind for kind in GUIDE_KINDS if getattr(made, kind) is not None]
-    if not named:
-        return None
-    if len(named) > 1:
-        raise InvalidRequest(f"{' and '.join(named)} exclude each other; give one", parameter=parameter)
-    if made.choice is not None and (not made.choice or "" in made.choice):
-        raise InvalidRequest("choices must be a list of non-empty strings", parameter="guided_choice")
-    _refuse_costly(made)
-    return made
-
-
-def _refuse_costly(made: Guide) -> None:
-    value = next(value for kind in GUIDE_KINDS if (value := getattr(made, kind)) is not None)
-    too_deep = InvalidRequest(
-        f"nested deeper than {MAX_GUIDE_LEVELS} levels; use $defs and $ref", parameter=made.parameter
-    )
-    match value:
-        case str():
-            length = len(value)
-        case bool():
-            return
-        case [*choices]:
-            length = sum(map(len, choices))
-        case _:
-            length = len(json.dumps(value, ensure_ascii=False))
-    if length > MAX_GUIDE_CHARACTERS:
-        raise InvalidRequest(
-            f"has {length} characters; at most {MAX_GUIDE_CHARACTERS} are taken", parameter=made.parameter
-        )
-    schema = made.json if made.json is not None else made.structural_tag
-    try:
-        schema = json.loads(schema) if isinstance(schema, str) else schema
-    except RecursionError:
-        raise too_deep from None
-    except ValueError:
-        return  # the engine has a better message
-    if _is_deeper(schema, MAX_GUIDE_LEVELS):
-        raise too_deep
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    layer = [value]
-    for _ in range(levels + 1):
-        layer = [inner for item in layer for inner in _inside(item)]
-    return bool(layer)
-
-
-def _inside(item: Any) -> Iterable[Any]:
-    match item:
-        case dict():
-            return item.values()
-        case list():
-            return item
-    return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -55,16 +55,6 @@ class Counting:
             yield
         finally:
             self.is_on = True
-
-
-@dataclass(frozen=True, slots=True)
-class SmallPrompts:
-    """Prompts of other kinds than text that an engine takes, as small as may be."""
-
-    marks: Mapping[str, Sequence[int]]
-    """For each kind of media, tokens with a place for one."""
-    embeds: str | None = None
-    """Vectors, as a client would send them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +111,75 @@ EngineOp = (
 )
 
 
-class Engine(Protocol):
-    counting: Counting
+class Renderer(Protocol):
+    """Turns text into tokens, and reads the text that the engine answers (text mode)."""
 
-    async def start(self) -> EngineFacts:
-        """Ready to generate when it returns."""
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[int]: ...
+
+    async def render_text(self, prompt: str) -> list[int]: ...
+
+    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
+        """None where answers are text and nothing else. What parsers cannot take is refused."""
+
+
+class EmbedsReader(Protocol):
+    """Reads prompts that come as vectors."""
+
+    async def read(self, text: str) -> Embeds:
+        """Decoded and checked; whatever could hurt the engine is refused with InvalidRequest."""
+
+    def smallest(self) -> str:
+        """A prompt as small as may be, as a client would send it."""
+
+
+class MediaProcessor(Protocol):
+    """Puts pictures, video and sound into prompts."""
+
+    def frame_chooser(self) -> FrameChooser | None:
+        """How the model's videos are sampled; None where that is not known, and videos are refused."""
+
+    def marks(self) -> Mapping[str, Sequence[int]]:
+        """For each kind that the model takes, the smallest prompt with a place for one."""
+
+    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        """Makes room for the media where the prompt has their marks.
+
+        What the model cannot take is refused with InvalidRequest.
+        """
+
+
+class EncodedMedia(Protocol):
+    """Takes media as an encode worker left them."""
+
+    async def read(self, name: str) -> object:
+        """What stands for the medium in `job.Media`; raises encoder_cache.folder.Unusable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine can do beside generating from tokens; None where it cannot."""
+
+    renderer: Renderer | None = None
+    embeds: EmbedsReader | None = None
+    media: MediaProcessor | None = None
+    encoded: EncodedMedia | None = None
+    count_tokens: Callable[[str], int] | None = None
+    """How long a text is to a stage that draws from it."""
+
+
+class Engine(Protocol):
+    """A running engine: a launcher returns it ready to generate."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def parts(self) -> EngineParts: ...
+
+    @property
+    def counting(self) -> Counting: ...
 
     async def stream(self, job: Job, sink: Sink) -> None:
         """Hands over every output, returns after the last. A sink that raises ends the job, here too."""
@@ -152,60 +206,8 @@ class Engine(Protocol):
         """The engine's own series in Prometheus' text format."""
 
     async def close(self) -> None:
-        """Idempotent, also after a failed start."""
+        """Idempotent."""
 
 
-class Renderer(Protocol):
-    """An engine that can turn text into tokens, and read the text it answers (text mode)."""
-
-    async def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> list[int]: ...
-
-    async def render_text(self, prompt: str) -> list[int]: ...
-
-    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
-        """None where answers are text and nothing else. What parsers cannot take is refused."""
-
-
-class EmbedsReader(Protocol):
-    """An engine that takes prompts as vectors."""
-
-    async def read_embeds(self, text: str) -> Embeds:
-        """Decoded and checked; whatever could hurt the engine is refused with InvalidRequest."""
-
-
-class MediaEngine(Protocol):
-    """An engine that takes prompts with pictures, video or sound."""
-
-    def frame_chooser(self) -> FrameChooser | None:
-        """How the model's videos are sampled; None where that is not known, and videos are refused."""
-
-    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-        """Makes room for the media where the prompt has their marks.
-
-        What the model cannot take is refused with InvalidRequest.
-        """
-
-
-class EncodedEngine(MediaEngine, Protocol):
-    """An engine that takes media as an encode worker left them."""
-
-    async def read_encoded(self, name: str) -> Any:
-        """What stands for the medium in `job.Media`; raises encoder_cache.folder.Unusable."""
-
-
-class PromptMaker(Protocol):
-    """An engine that can say what others may ask it."""
-
-    def small_prompts(self) -> SmallPrompts: ...
-
-
-class PromptCounter(Protocol):
-    """An engine that knows how long a text is to it."""
-
-    def count_tokens(self, text: str) -> int: ...
-
-
-class TextEngine(Engine, Renderer, EmbedsReader, EncodedEngine, PromptMaker, PromptCounter, Protocol):
-    """An engine for every mode."""
+Launcher = Callable[[OnLoad, OnPhase], Awaitable[Engine]]
+"""Starts an engine. Where it raises, or is cancelled, nothing of the engine is left."""

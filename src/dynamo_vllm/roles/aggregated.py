@@ -23,13 +23,13 @@ class Aggregated:
     def __init__(
         self,
         facts: EngineFacts,
-        reader: EmbedsReader | None = None,
+        embeds: EmbedsReader | None = None,
         media_reader: media.Reader | None = None,
         card: RoleCard = CARD,
     ) -> None:
         self.card = card
         self._facts = facts
-        self._reader = reader if facts.takes_embeds else None
+        self._embeds_reader = embeds
         self._media: media.Reader = media_reader or media.MediaReader(facts)
 
     def parse(self, raw: object) -> wire.GenerateRequest:
@@ -80,7 +80,7 @@ class Aggregated:
         text = request.prompt_embeds
         if text is None:
             return None
-        if self._reader is None:
+        if self._embeds_reader is None:
             raise InvalidRequest(
                 "this worker was started without --enable-prompt-embeds", parameter="prompt_embeds"
             )
@@ -88,7 +88,7 @@ class Aggregated:
             raise InvalidRequest("cannot stand beside prompt_embeds; give one of them", parameter="token_ids")
         if request.output_options.prompt_logprobs is not None:
             raise InvalidRequest("rows of prompt_embeds have none; leave it out", parameter="prompt_logprobs")
-        return await self._reader.read_embeds(text)
+        return await self._embeds_reader.read(text)
 
     def _rank(self, rank: int | None) -> int | None:
         """Return the rank that the router chose; a worker with one rank needs none."""

@@ -40,10 +40,10 @@ class Decode:
         facts: EngineFacts,
         connector: Connector | None,
         on_lost: Callable[[], None],
-        reader: EmbedsReader | None = None,
+        embeds: EmbedsReader | None = None,
         media_reader: Reader | None = None,
     ) -> None:
-        self._requests = Aggregated(facts, reader, media_reader)
+        self._requests = Aggregated(facts, embeds, media_reader)
         self._block_size = facts.block_size
         self._connector = connector
         self._on_lost = on_lost

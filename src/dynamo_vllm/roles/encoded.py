@@ -20,7 +20,7 @@ from dynamo_vllm.roles.media import routed
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from dynamo_vllm.engine.base import EncodedEngine
+    from dynamo_vllm.engine.base import EncodedMedia
     from dynamo_vllm.job import MediaPrompt
     from dynamo_vllm.media.base import MediaRef
     from dynamo_vllm.roles.media import MediaReader
@@ -43,20 +43,21 @@ class Encoders(Protocol):
 
 
 class EncodedReader:
-    """Calls encode workers first, and reads media itself if none of them succeeded."""
+    """Calls encode workers first, and reads media itself if none of them succeeded.
+
+    Without a part of the engine to take their output `by_hand`, it comes by connector.
+    """
 
     def __init__(
         self,
         own: MediaReader,
-        engine: EncodedEngine,
+        by_hand: EncodedMedia | None,
         encoders: Encoders,
-        by_connector: bool,
         on_lost: Callable[[], None],
     ) -> None:
         self._own = own
-        self._engine = engine
+        self._by_hand = by_hand
         self._encoders = encoders
-        self._by_connector = by_connector
         self._on_lost = on_lost
 
     def refuse(self, refs: Sequence[MediaRef]) -> None:
@@ -72,14 +73,14 @@ class EncodedReader:
     ) -> MediaPrompt:
         self.refuse(refs)
         request = encode.request(ids, refs, salt)
-        if self._by_connector:
+        if self._by_hand is None:
             media = await self._loaded_while(self._ask(job_id, request, refs), refs, salt, names)
             return await self._own.see(ids, media)
         if {ref.kind for ref in refs} <= BY_HAND:
             handoff = await self._ask(job_id, request, refs)
             if handoff is not None:
                 try:
-                    return await self._taken(ids, handoff, names)
+                    return await self._taken(self._by_hand, ids, handoff, names)
                 except Unusable as exc:
                     self._lost(job_id, str(exc))
         return await self._own.read(ids, refs, salt, names)
@@ -116,7 +117,9 @@ class EncodedReader:
         logger.debug("request %s: %d media were encoded elsewhere", job_id, len(refs))
         return handoff
 
-    async def _taken(self, ids: Sequence[int], handoff: encode.Handoff, names: Sequence[str]) -> MediaPrompt:
+    async def _taken(
+        self, by_hand: EncodedMedia, ids: Sequence[int], handoff: encode.Handoff, names: Sequence[str]
+    ) -> MediaPrompt:
         """Return the prompt with the encoder's output; raises Unusable."""
         for_router: Sequence[str | None] = (
             names if len(names) == len(handoff.encoded) else [None] * len(handoff.encoded)
@@ -124,7 +127,7 @@ class EncodedReader:
         media = [
             Media(
                 encoded.kind,
-                await self._engine.read_encoded(encoded.name),
+                await by_hand.read(encoded.name),
                 routed(encoded.name, name),
             )
             for encoded, name in zip(handoff.encoded, for_router, strict=True)

@@ -25,7 +25,7 @@ from dynamo_vllm.wire_openai import ChatBody
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynamo_vllm.engine.base import MediaEngine
+    from dynamo_vllm.engine.base import MediaProcessor
     from dynamo_vllm.job import EngineFacts, MediaPrompt
     from dynamo_vllm.media.base import Kind, MediaItem, MediaLoader
     from dynamo_vllm.wire import DecodedMedia, GenerateRequest
@@ -61,11 +61,11 @@ class MediaReader:
     """Fetches media and lets the engine put them into the prompt; without a loader it only refuses."""
 
     def __init__(
-        self, facts: EngineFacts, loader: MediaLoader | None = None, engine: MediaEngine | None = None
+        self, facts: EngineFacts, loader: MediaLoader | None = None, processor: MediaProcessor | None = None
     ) -> None:
         self._limits = facts.media
         self._loader = loader
-        self._engine = engine
+        self._processor = processor
         self._seeing = asyncio.Semaphore(_SEEN_AT_ONCE)
 
     async def read(
@@ -80,11 +80,11 @@ class MediaReader:
 
     async def see(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         """Wait without a limit, as for the engine itself: the held memory is already counted."""
-        assert self._engine is not None and self._loader is not None
+        assert self._processor is not None and self._loader is not None
         memory = self._loader.memory
         with holding() as hold:
             async with memory.turn(hold, (self._seeing,)):
-                seen = await self._engine.see(ids, media)
+                seen = await self._processor.see(ids, media)
                 memory.keep(hold, seen, seen.size)
         seen.let_go = hold.let_go
         return seen
@@ -107,7 +107,7 @@ class MediaReader:
     def refuse(self, refs: Sequence[MediaRef]) -> None:
         if not self._limits:
             raise InvalidRequest("this model takes text only; ask a vision model", parameter="messages")
-        if self._loader is None or self._engine is None:
+        if self._loader is None or self._processor is None:
             raise InvalidRequest(
                 "this worker takes text only; it was started without --enable-multimodal",
                 parameter="messages",

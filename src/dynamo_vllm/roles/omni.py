@@ -37,6 +37,11 @@ CANARY_STEPS = 8
 """Sides of the smallest image, in the pipeline's own steps; some generate nothing smaller."""
 
 
+def uncounted(_: str) -> int:
+    """For a pipeline whose prompts nothing here can count."""
+    return 0
+
+
 class Pictures:
     """Text in; images, videos or audio out."""
 

@@ -38,10 +38,10 @@ class Prefill:
         facts: EngineFacts,
         connector: Connector | None,
         local_prefill_tokens: int = 0,
-        reader: EmbedsReader | None = None,
+        embeds: EmbedsReader | None = None,
         media_reader: Reader | None = None,
     ) -> None:
-        self._requests = Aggregated(facts, reader, media_reader)
+        self._requests = Aggregated(facts, embeds, media_reader)
         self._connector = connector
         self._lease_seconds = facts.kv_lease_seconds
         self._local_prefill_tokens = local_prefill_tokens

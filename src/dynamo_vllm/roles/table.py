@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dynamo_vllm.config.role_cards import RoleCard
-    from dynamo_vllm.engine.base import TextEngine
+    from dynamo_vllm.engine.base import EmbedsReader
     from dynamo_vllm.engine.encoder_cache.folder import Folder
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
@@ -25,7 +25,7 @@ class RoleParts:
     """The parts for creating roles; each takes what it needs."""
 
     facts: EngineFacts
-    engine: TextEngine
+    embeds: EmbedsReader | None
     media_reader: Reader
     connector: Connector | None
     on_lost_transfer: Callable[[], None]
@@ -37,18 +37,18 @@ class RoleParts:
 
 
 def _aggregated(parts: RoleParts) -> Role[Any]:
-    return aggregated.Aggregated(parts.facts, parts.engine, parts.media_reader, parts.answers_as)
+    return aggregated.Aggregated(parts.facts, parts.embeds, parts.media_reader, parts.answers_as)
 
 
 def _prefill(parts: RoleParts) -> Role[Any]:
     return prefill.Prefill(
-        parts.facts, parts.connector, parts.local_prefill_tokens, parts.engine, parts.media_reader
+        parts.facts, parts.connector, parts.local_prefill_tokens, parts.embeds, parts.media_reader
     )
 
 
 def _decode(parts: RoleParts) -> Role[Any]:
     return decode.Decode(
-        parts.facts, parts.connector, parts.on_lost_transfer, parts.engine, parts.media_reader
+        parts.facts, parts.connector, parts.on_lost_transfer, parts.embeds, parts.media_reader
     )
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.config.worker_plan import WorkerPlan
-    from dynamo_vllm.engine.base import OnLoad, OnPhase, TextEngine
+    from dynamo_vllm.engine.base import Engine, MediaProcessor
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.media.base import MediaLoader
@@ -128,22 +128,6 @@ def connector_of(plan: WorkerPlan) -> Connector | None:
     return connectors.choose(plan.options.connector, plan.flags.get("kv_transfer_config"))
 
 
-def make_engine(
-    options: WorkerOptions, settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase
-) -> TextEngine:
-    if options.engine == "fake":
-        from dynamo_vllm.engine.fake import FakeEngine, parse_spec
-
-        return FakeEngine(parse_spec(options.fake_engine), on_load, on_phase)
-    if options.omni:
-        from dynamo_vllm.engine.omni.engine import OmniEngine
-
-        return OmniEngine(settings, on_load, on_phase)
-    from dynamo_vllm.engine.vllm.engine import VllmEngine
-
-    return VllmEngine(settings, on_load, on_phase)
-
-
 def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: str) -> EngineSettings:
     options, encoded, card = plan.options, plan.encoder_folder, role_card(plan.options)
     connector = connector_of(plan)
@@ -216,14 +200,14 @@ def encoders_of(options: WorkerOptions) -> tuple[str, str]:
 async def media_reader(
     options: WorkerOptions,
     folder: EncoderFolder | None,
-    facts: EngineFacts,
-    engine: TextEngine,
+    engine: Engine,
     loader: MediaLoader | None,
     drt: Runtime,
     on_lost: Callable[[], None],
 ) -> Reader:
     """Return a media reader that calls encode workers first, if there may be some."""
-    own = MediaReader(facts, loader, engine)
+    facts = engine.facts
+    own = MediaReader(facts, loader, engine.parts.media)
     if loader is None or folder is None or role_card(options).encodes_media:
         return own
     where, lent = encoders_of(options)
@@ -236,18 +220,19 @@ async def media_reader(
         )
     seconds = options.encoder_seconds, options.media_timeout_seconds
     encoders = EncodeWorkers(client, *seconds, facts.context_length, borrower)
-    return EncodedReader(own, engine, encoders, folder.connector_role is not None, on_lost)
+    by_hand = engine.parts.encoded if folder.connector_role is None else None
+    return EncodedReader(own, by_hand, encoders, on_lost)
 
 
 def make_role(
     options: WorkerOptions,
-    facts: EngineFacts,
-    engine: TextEngine,
+    engine: Engine,
     connector: Connector | None,
     on_lost_transfer: Callable[[], None],
     media_reader: Reader,
     folder: EncoderFolder | None = None,
 ) -> Role[Any]:
+    facts, parts = engine.facts, engine.parts
     names = options.served_model_name or (str(options.model),)
     if facts.pictures is not None:
         bounds = Bounds(
@@ -257,12 +242,14 @@ def make_role(
             max_megapixels=options.max_picture_megapixels,
             max_video_megapixels=options.max_video_megapixels,
         )
-        return omni.Pictures(facts, names, bounds, engine.count_tokens)
+        return omni.Pictures(facts, names, bounds, parts.count_tokens or omni.uncounted)
     if options.use_vllm_tokenizer:
+        if parts.renderer is None:
+            raise StartError("--use-vllm-tokenizer: this engine has no tokenizer; start without it")
         template = options.custom_jinja_template
         return text.AggregatedText(
             facts,
-            engine,
+            parts.renderer,
             names,
             Path(template).read_text() if template else None,
             media_reader,
@@ -272,7 +259,7 @@ def make_role(
     return table.MAKERS[options.role](
         table.RoleParts(
             facts=facts,
-            engine=engine,
+            embeds=parts.embeds,
             media_reader=media_reader,
             connector=connector,
             on_lost_transfer=on_lost_transfer,
@@ -285,20 +272,20 @@ def make_role(
 
 @asynccontextmanager
 async def media_loader(
-    options: WorkerOptions, facts: EngineFacts, engine: TextEngine
+    options: WorkerOptions, processor: MediaProcessor | None
 ) -> AsyncIterator[MediaLoader | None]:
     """Return the media loader; None if the worker accepts no media."""
     if not options.enable_multimodal:
         yield None
         return
-    if not facts.media:
+    if processor is None:
         logger.warning("--enable-multimodal does nothing: %s takes text only", options.model)
         yield None
         return
     from dynamo_vllm.media.decode.frame_sampling import UNKNOWN, Sampler
     from dynamo_vllm.media.loader import from_options
 
-    chooser = engine.frame_chooser()
+    chooser = processor.frame_chooser()
     source = FrontendPixels(encoding_transfer.NixlAgent()) if options.frontend_decoding else None
     loader = from_options(options, Sampler(*chooser) if chooser else UNKNOWN, source)
     try:

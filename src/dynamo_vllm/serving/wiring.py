@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.encoders import EncoderFolder
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.planes import EtcdAccess
-    from dynamo_vllm.engine.base import Engine, TextEngine
+    from dynamo_vllm.engine.base import Engine
     from dynamo_vllm.errors import EngineDead
     from dynamo_vllm.job import EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
@@ -57,8 +57,7 @@ class Started:
 
     options: WorkerOptions
     drt: Runtime
-    engine: TextEngine
-    facts: EngineFacts
+    engine: Engine
     meter: load_meter.LoadMeter
     progress: Progress
     connector: Connector | None
@@ -68,6 +67,10 @@ class Started:
     adapter_cache: Path
     etcd: EtcdAccess | None
     scratch_folder: str
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self.engine.facts
 
     @property
     def endpoint(self) -> Endpoint:
@@ -111,12 +114,8 @@ async def assemble(
 ) -> Assembled:
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, folder = started.meter, started.encoder_folder
-    reader = await factories.media_reader(
-        options, folder, facts, engine, loader, drt, meter.count_lost_encoding
-    )
-    role = factories.make_role(
-        options, facts, engine, started.connector, meter.count_lost_transfer, reader, folder
-    )
+    reader = await factories.media_reader(options, folder, engine, loader, drt, meter.count_lost_encoding)
+    role = factories.make_role(options, engine, started.connector, meter.count_lost_transfer, reader, folder)
     if role.card.encodes_media and options.encoder_transfer == "nixl" and folder is not None:
         encoded = factories.encoded_folder(folder, facts)
         encoding_transfer.Lender(encoded, encoding_transfer.NixlAgent()).serve(drt, options.address)
@@ -124,7 +123,7 @@ async def assemble(
     registration = Registration(started.endpoint, options, role.card, facts)
     operations = Bounded(engine, on_dead)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, operations, registration)
-    answers = functools.partial(warm_up, engine, role, facts)
+    answers = functools.partial(warm_up, engine, role)
     lifecycle = Lifecycle(
         LifeParts(
             discovery=registration,
@@ -153,13 +152,12 @@ def warming(started: Started, role: Role[Any], loader: MediaLoader | None, opera
     """Call no encode worker: a role that would do so is built again without it."""
     options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
     if loader is not None and folder is not None and not role.card.encodes_media:
-        own = MediaReader(facts, loader, engine)
-        role = factories.make_role(options, facts, engine, started.connector, lambda: None, own, folder)
+        own = MediaReader(facts, loader, engine.parts.media)
+        role = factories.make_role(options, engine, started.connector, lambda: None, own, folder)
     return Warming(
         engine=engine,
         operations=operations,
         role=role,
-        facts=facts,
         on_phase=started.progress.phase,
         takes_media=loader is not None,
         adapter_base=Path(str(options.model)),
@@ -235,10 +233,10 @@ def open_to_operators(
         started.front.watch_loop()
 
 
-async def warm_up(engine: Engine, role: Role[Any], facts: EngineFacts) -> None:
+async def warm_up(engine: Engine, role: Role[Any]) -> None:
     """Send one small request to each rank."""
-    for rank in ranks(facts):
-        await engine.stream(await small_job(role, facts, "warm-up", rank), lambda _: None)
+    for rank in ranks(engine.facts):
+        await engine.stream(await small_job(role, engine.facts, "warm-up", rank), lambda _: None)
 
 
 async def small_job(role: Role[Any], facts: EngineFacts, job_id: str, rank: int) -> Job:

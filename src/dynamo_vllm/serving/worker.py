@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -17,7 +18,7 @@ from dynamo_vllm.engine import machine
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
-from dynamo_vllm.serving import factories, scratch, wiring
+from dynamo_vllm.serving import factories, launchers, scratch, wiring
 from dynamo_vllm.serving.admin import adapters
 from dynamo_vllm.serving.admin import endpoint as admin_endpoint
 from dynamo_vllm.serving.admin.config_dump import Dump
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.worker_plan import WorkerPlan
-    from dynamo_vllm.engine.base import Engine
     from dynamo_vllm.forking import Zygote
     from dynamo_vllm.media.base import MediaLoader
     from dynamo_vllm.serving.lifecycle.states import Lifecycle
@@ -93,18 +93,19 @@ async def run(
         if node.is_headless:
             return await headless.run(settings, drt, progress, options.admin_token)
         meter = load_meter.LoadMeter()
-        engine = factories.make_engine(options, settings, meter.record, progress.phase)
+        launch = launchers.launcher(options, settings)
         with system_port_handler.opened(options, runtime_port) as front:
-            try:
+            async with contextlib.AsyncExitStack() as ends:
+                ends.callback(drt.shutdown)
                 async with node_link.followers(node, options.admin_token, options.node_peers) as followers:
-                    facts = await engine.start()
-                    dumped.add("engine", facts)
-                    options = factories.with_sounds_noticed(options, facts, scratch_folder)
+                    engine = await launch(meter.record, progress.phase)
+                    ends.push_async_callback(close_engine, engine)
+                    dumped.add("engine", engine.facts)
+                    options = factories.with_sounds_noticed(options, engine.facts, scratch_folder)
                     started = Started(
                         options=options,
                         drt=drt,
                         engine=engine,
-                        facts=facts,
                         meter=meter,
                         progress=progress,
                         connector=factories.connector_of(plan),
@@ -116,10 +117,8 @@ async def run(
                         scratch_folder=scratch_folder,
                     )
                     with tracing.opened(options, started.model) as traces:
-                        async with factories.media_loader(options, facts, engine) as loader:
+                        async with factories.media_loader(options, engine.parts.media) as loader:
                             return await serve(started, loader, traces)
-            finally:
-                await close(engine, drt)
 
 
 def joined(plan: WorkerPlan) -> Runtime:
@@ -251,9 +250,3 @@ async def leave(
         await lifecycle.drain(0, settles=False)
     drt.shutdown()
     await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)
-
-
-async def close(engine: Engine, drt: Runtime) -> None:
-    """Also after a failed start."""
-    await close_engine(engine)
-    drt.shutdown()

@@ -9,7 +9,7 @@ import pytest
 from dynamo_vllm.admin.base import Controls, WorkerState
 from dynamo_vllm.admin.verbs import VERBS, perform
 from dynamo_vllm.engine.base import EngineOp, ResetCache, Sleep, StartProfile, StopProfile
-from dynamo_vllm.engine.fake import FakeEngine
+from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.serving.admin.adapters import NONE
 from dynamo_vllm.serving.lifecycle import states as lifecycle_states

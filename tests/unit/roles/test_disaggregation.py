@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.job import Adapter
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE
@@ -20,12 +21,12 @@ NIXL = CONNECTORS["nixl"]
 
 
 async def engine() -> FakeEngine:
-    return FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
+    return FakeEngine(FakeSpec(), lambda figures: None)
 
 
 async def prefilled(raw: dict[str, Any], adapter: Adapter | None = None) -> dict[str, Any]:
     made = await engine()
-    role = Prefill(await made.start(), NIXL)
+    role = Prefill(made.facts, NIXL)
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "p", adapter)
     encoder = role.encoder(parsed, job)
@@ -35,7 +36,7 @@ async def prefilled(raw: dict[str, Any], adapter: Adapter | None = None) -> dict
 
 async def decoded(raw: dict[str, Any], lost: list[int]) -> list[dict[str, Any]]:
     made = await engine()
-    role = Decode(await made.start(), NIXL, lambda: lost.append(1))
+    role = Decode(made.facts, NIXL, lambda: lost.append(1))
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "d")
     encoder = role.encoder(parsed, job)
@@ -86,7 +87,7 @@ async def test_a_cache_of_other_content_of_an_adapter_is_not_fetched(
     handed = (await prefilled(request([5, 6, 7]), adapter(there)))["disaggregated_params"]
     raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
     lost: list[int] = []
-    role = Decode(await (await engine()).start(), NIXL, lambda: lost.append(1))
+    role = Decode((await engine()).facts, NIXL, lambda: lost.append(1))
     job = await role.prepare(role.parse(raw), "d", adapter(here))
     assert (job.transfer is not None, lost == []) == (is_fetched, is_fetched)
 
@@ -106,7 +107,7 @@ WITH_PROMPT = {**request(), "output_options": {"prompt_logprobs": 1}}
 async def test_what_cannot_be_handed_over_is_computed_by_decode_alone(asked: dict[str, Any]) -> None:
     """Each choice would fetch the cache, and it is given away once."""
     made = await engine()
-    role = Decode(await made.start(), NIXL, lambda: None)
+    role = Decode(made.facts, NIXL, lambda: None)
     handed = (await prefilled(request()))["disaggregated_params"]
     raw = {**asked, "prefill_result": {"disaggregated_params": handed}}
     assert (await role.prepare(role.parse(raw), "d")).transfer is None
@@ -119,7 +120,7 @@ async def test_prefill_keeps_no_cache_that_decode_will_not_fetch(asked: dict[str
 
 async def test_health_check_of_a_prefill_worker_keeps_no_blocks() -> None:
     made = await engine()
-    role = Prefill(await made.start(), NIXL)
+    role = Prefill(made.facts, NIXL)
     assert (await role.prepare(role.parse(role.health_check()), "canary")).transfer is None
 
 
@@ -129,7 +130,7 @@ async def test_a_cache_that_did_not_come_is_counted() -> None:
     handed["kv_transfer_params"]["remote_num_tokens"] = 3
     raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
     made = await engine()
-    role = Decode(await made.start(), NIXL, lambda: lost.append(1))
+    role = Decode(made.facts, NIXL, lambda: lost.append(1))
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "d")
     encoder = role.encoder(parsed, job)
@@ -142,7 +143,7 @@ async def test_a_cache_that_did_not_come_is_counted() -> None:
 @pytest.mark.parametrize(("length", "is_left"), [(3, True), (7, True), (8, False)])
 async def test_short_prompt_is_left_to_the_decode_worker(length: int, is_left: bool) -> None:
     made = await engine()
-    role = Prefill(await made.start(), NIXL, local_prefill_tokens=8)
+    role = Prefill(made.facts, NIXL, local_prefill_tokens=8)
     raw = request(list(range(20, 20 + length)))
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "p")
@@ -161,7 +162,7 @@ async def test_short_prompt_is_left_to_the_decode_worker(length: int, is_left: b
 async def test_prompt_for_an_adapter_that_is_not_here_is_left_to_the_decode_worker() -> None:
     """The frontend sends it to any prefill worker."""
     made = await engine()
-    role, sender = Prefill(await made.start(), NIXL), FakeSender()
+    role, sender = Prefill(made.facts, NIXL), FakeSender()
     service = Service(role, made, InFlight(made), lambda dead: None)
     asked = {**request(), "routing": {"lora_name": "sql"}}
     async for _ in service.generate(asked, FakeContext(), sender):
@@ -173,5 +174,5 @@ async def test_prompt_for_an_adapter_that_is_not_here_is_left_to_the_decode_work
 
 async def test_short_health_check_still_asks_the_engine() -> None:
     made = await engine()
-    role = Prefill(await made.start(), NIXL, local_prefill_tokens=8)
+    role = Prefill(made.facts, NIXL, local_prefill_tokens=8)
     assert (await role.prepare(role.parse(role.health_check()), "canary")).answer is None

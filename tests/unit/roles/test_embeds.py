@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from dynamo_vllm import wire
 from dynamo_vllm.codec.chunks import TokenEncoder
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import facts_of
+from dynamo_vllm.engine.fake.parts import FakeRenderer
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.errors import InvalidRequest, TooLong
 from dynamo_vllm.job import Embeds, EngineFacts, Output
 from dynamo_vllm.roles.aggregated import Aggregated
@@ -20,13 +21,15 @@ from harness.fakes import request
 class Reader:
     """Takes a number for a tensor of so many rows."""
 
-    async def read_embeds(self, text: str) -> Embeds:
+    async def read(self, text: str) -> Embeds:
         return Embeds(int(text), text)
 
+    def smallest(self) -> str:
+        return "1"
 
-async def facts(takes_embeds: bool = True) -> EngineFacts:
-    engine = FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
-    return dataclasses.replace(await engine.start(), takes_embeds=takes_embeds)
+
+def facts() -> EngineFacts:
+    return facts_of(FakeSpec())
 
 
 def embedded(rows: int, answered: int = 0, **more: Any) -> dict[str, Any]:
@@ -36,14 +39,14 @@ def embedded(rows: int, answered: int = 0, **more: Any) -> dict[str, Any]:
 
 
 async def test_job_has_the_rows_and_as_many_placeholders() -> None:
-    role = Aggregated(await facts(), Reader())
+    role = Aggregated(facts(), Reader())
     job = await role.prepare(role.parse(embedded(9)), "j")
     assert job.embeds == Embeds(9, "9")
     assert list(job.prompt) == [0] * 9
 
 
 async def test_usage_counts_rows() -> None:
-    role = Aggregated(await facts(), Reader())
+    role = Aggregated(facts(), Reader())
     asked = role.parse(embedded(9))
     chunk = last_chunk(role.encoder(asked, await role.prepare(asked, "j")))
     assert chunk["completion_usage"]["prompt_tokens"] == 9
@@ -51,7 +54,7 @@ async def test_usage_counts_rows() -> None:
 
 
 async def test_moved_request_goes_on_behind_its_rows() -> None:
-    role = Aggregated(await facts(), Reader())
+    role = Aggregated(facts(), Reader())
     raw = embedded(9, answered=4)
     raw["stop_conditions"] = {"max_tokens": 6, "min_tokens": 5}
     asked = role.parse(raw)
@@ -68,7 +71,7 @@ def last_chunk(encoder: TokenEncoder) -> dict[str, Any]:
 
 
 async def test_answer_takes_the_room_that_is_left() -> None:
-    known = await facts()
+    known = facts()
     role = Aggregated(known, Reader())
     raw = embedded(known.context_length - 3)
     raw["stop_conditions"] = {"max_tokens": 50}
@@ -85,20 +88,19 @@ async def test_answer_takes_the_room_that_is_left() -> None:
     ],
 )
 async def test_what_cannot_stand_beside_rows_is_refused(more: dict[str, Any], named: str) -> None:
-    role = Aggregated(await facts(), Reader())
+    role = Aggregated(facts(), Reader())
     with pytest.raises(InvalidRequest) as refused:
         await role.prepare(role.parse({**embedded(9), **more}), "j")
     assert str(refused.value).startswith(named)
 
 
-async def test_engine_that_takes_none_refuses_without_reading() -> None:
-    role = Aggregated(await facts(takes_embeds=False), Reader())
+async def test_engine_that_takes_none_refuses() -> None:
+    role = Aggregated(facts())
     with pytest.raises(InvalidRequest, match="prompt_embeds: this worker was started without"):
         await role.prepare(role.parse(embedded(9)), "j")
 
 
 async def test_text_mode_refuses_them() -> None:
-    engine = FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
-    role = AggregatedText(await engine.start(), engine, "m")
+    role = AggregatedText(facts(), FakeRenderer(1000), "m")
     with pytest.raises(InvalidRequest, match="prompt_embeds: text mode takes text only"):
         await role.prepare(role.parse({"prompt": "a", "prompt_embeds": "x"}), "j")

@@ -12,7 +12,9 @@ import pytest
 
 from dynamo_vllm import wire
 from dynamo_vllm.engine.encoder_cache.folder import FORGOTTEN_SECONDS, Folder, Unusable, own_name
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine, facts_of
+from dynamo_vllm.engine.fake.parts import FakeEncoded, FakeMedia
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.errors import InvalidRequest, MediaTooLarge, MediaTypeUnknown, RequestError, TooLong
 from dynamo_vllm.job import Job, MediaPrompt, Output
 from dynamo_vllm.media.base import MediaItem, MediaRef
@@ -38,7 +40,7 @@ def loader() -> Iterator[Loader]:
 
 
 def make_engine() -> FakeEngine:
-    return FakeEngine(FakeSpec(media={"image": 3, "video": 1}), lambda figures: None, lambda phase: None)
+    return FakeEngine(FakeSpec(media={"image": 3, "video": 1}), lambda figures: None)
 
 
 # --- the folder: names and room --------------------------------------------------------------------------
@@ -104,8 +106,8 @@ def test_only_our_names_become_files(name: str, own: str | None, tmp_path: Path)
 
 async def make_encode(loader: Loader, folder: Folder) -> encode.Encode:
     engine = make_engine()
-    facts = await engine.start()
-    return encode.Encode(facts, MediaReader(facts, loader, engine), folder)
+    facts = engine.facts
+    return encode.Encode(facts, MediaReader(facts, loader, engine.parts.media), folder)
 
 
 async def job_for(role: encode.Encode, *refs: MediaRef, salt: str | None = None) -> Job:
@@ -176,13 +178,12 @@ async def test_what_the_encoder_has_against_media_comes_back_as_it_was(
 async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
     loader: Loader, tmp_path: Path
 ) -> None:
-    class Choosy(FakeEngine):
+    class Choosy(FakeMedia):
         async def see(self, prompt: Any, media: Any) -> MediaPrompt:
             raise InvalidRequest("the model's processor does not take the image", parameter="messages")
 
-    engine = Choosy(FakeSpec(media={"image": 3}), lambda figures: None, lambda phase: None)
-    facts = await engine.start()
-    role = encode.Encode(facts, MediaReader(facts, loader, engine), Folder(tmp_path, 10))
+    facts = facts_of(FakeSpec(media={"image": 3}))
+    role = encode.Encode(facts, MediaReader(facts, loader, Choosy({"image"})), Folder(tmp_path, 10))
     refusal = encode.believed(await told(role, RED))
     assert isinstance(refusal, encode.Refusal)
     assert str(refusal.error()) == "messages: the model's processor does not take the image"
@@ -199,8 +200,8 @@ async def test_encoder_tells_its_stages_and_a_health_check_hears_the_end_only(
     loader: Loader, tmp_path: Path
 ) -> None:
     engine = make_engine()
-    facts = await engine.start()
-    role = encode.Encode(facts, MediaReader(facts, loader, engine), Folder(tmp_path, 10))
+    facts = engine.facts
+    role = encode.Encode(facts, MediaReader(facts, loader, engine.parts.media), Folder(tmp_path, 10))
     service = Service(role, engine, InFlight(engine), lambda _: None)
     for asked, stages in (
         (encode.request([1], [RED], None), [wire.PREPARING, wire.PREPARED]),
@@ -258,31 +259,30 @@ class Answering:
         return self.answer
 
 
-class Taking(FakeEngine):
+class Taking(FakeEncoded):
     """Takes what encoders made, where their files are as they should be."""
 
     broken: str | None = None
 
-    async def read_encoded(self, name: str) -> Any:
+    async def read(self, name: str) -> object:
         if self.broken:
             raise Unusable(self.broken)
-        return await super().read_encoded(name)
+        return await super().read(name)
 
 
 class Asking:
     def __init__(self, answer: Any, by_connector: bool = False) -> None:
         self.encoders = Answering(answer)
-        self.engine = Taking(FakeSpec(media={"image": 3, "video": 1}), lambda _: None, lambda _: None)
-        self.by_connector = by_connector
+        self.engine = make_engine()
+        self.by_hand = None if by_connector else Taking()
         self.lost = 0
 
     def count(self) -> None:
         self.lost += 1
 
     async def read(self, loader: Loader, *refs: MediaRef, names: tuple[str, ...] = ()) -> MediaPrompt:
-        facts = await self.engine.start()
-        own = MediaReader(facts, loader, self.engine)
-        reader = EncodedReader(own, self.engine, self.encoders, self.by_connector, self.count)
+        own = MediaReader(self.engine.facts, loader, self.engine.parts.media)
+        reader = EncodedReader(own, self.by_hand, self.encoders, self.count)
         return await reader.read([7], refs, None, names, "job-1")
 
 
@@ -310,7 +310,8 @@ async def test_encoders_output_stands_for_pixels(loader: Loader) -> None:
 )
 async def test_whatever_fails_is_encoded_here(answer: Any, broken: str | None, loader: Loader) -> None:
     asking = Asking(answer)
-    asking.engine.broken = broken
+    assert asking.by_hand is not None
+    asking.by_hand.broken = broken
     seen = await asking.read(loader, RED, DARK)
     assert [medium.data.size for medium in seen.media] == [(2, 2), (2, 2)]
     assert asking.lost == 1

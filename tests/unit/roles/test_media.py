@@ -14,7 +14,9 @@ import pytest
 from PIL import Image
 
 from dynamo_vllm import wire
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.engine.fake.parts import FakeRenderer
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.errors import InvalidRequest, MediaRefused, TooLong
 from dynamo_vllm.job import Job, Output
 from dynamo_vllm.media.cache import MediaCache
@@ -46,9 +48,9 @@ def loader() -> Iterator[Loader]:
 
 
 async def make_role(loader: Loader | None, **takes: int) -> Aggregated:
-    engine = FakeEngine(FakeSpec(media=takes), lambda figures: None, lambda phase: None)
-    facts = await engine.start()
-    return Aggregated(facts, None, MediaReader(facts, loader, engine))
+    engine = FakeEngine(FakeSpec(media=takes), lambda figures: None)
+    facts = engine.facts
+    return Aggregated(facts, None, MediaReader(facts, loader, engine.parts.media))
 
 
 def asked(*urls: str, names: list[str | None] | None = None, **more: Any) -> dict[str, Any]:
@@ -234,10 +236,10 @@ async def test_client_that_leaves_ends_the_fetch(loader: Loader) -> None:
 
     server = await asyncio.start_server(never_answers, "127.0.0.1", 0)
     async with server:
-        engine = FakeEngine(FakeSpec(media={"image": 1}), lambda figures: None, lambda phase: None)
-        facts = await engine.start()
+        engine = FakeEngine(FakeSpec(media={"image": 1}), lambda figures: None)
+        facts = engine.facts
         in_flight = InFlight(engine)
-        role = Aggregated(facts, None, MediaReader(facts, loader, engine))
+        role = Aggregated(facts, None, MediaReader(facts, loader, engine.parts.media))
         service = Service(role, engine, in_flight, lambda dead: None)
         context, sender = FakeContext(), FakeSender()
         raw = asked(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png")
@@ -259,9 +261,11 @@ async def test_client_that_leaves_ends_the_fetch(loader: Loader) -> None:
 
 
 async def text_job(loader: Loader | None, parts: list[Any], **takes: int) -> Job:
-    engine = FakeEngine(FakeSpec(media=takes), lambda figures: None, lambda phase: None)
-    facts = dataclasses.replace(await engine.start(), context_length=100_000)
-    role = AggregatedText(facts, engine, ("tiny",), None, MediaReader(facts, loader, engine))
+    engine = FakeEngine(FakeSpec(media=takes), lambda figures: None)
+    facts = dataclasses.replace(engine.facts, context_length=100_000)
+    role = AggregatedText(
+        facts, FakeRenderer(1000), ("tiny",), None, MediaReader(facts, loader, engine.parts.media)
+    )
     messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": parts}]
     return await role.prepare(role.parse({"messages": messages}), "j")
 

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine, facts_of
+from dynamo_vllm.engine.fake.parts import FakeRenderer
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import AnswerPart, Guide, Output
 from dynamo_vllm.roles.text import AggregatedText
 from harness.fakes import outputs
 
 
-async def role() -> tuple[AggregatedText, FakeEngine]:
-    engine = FakeEngine(FakeSpec(), lambda figures: None, lambda phase: None)
-    return AggregatedText(await engine.start(), engine, "m"), engine
+async def role(renderer: FakeRenderer | None = None) -> tuple[AggregatedText, FakeEngine]:
+    engine = FakeEngine(FakeSpec(), lambda figures: None)
+    return AggregatedText(engine.facts, renderer or FakeRenderer(1000), "m"), engine
 
 
 async def answer(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -114,10 +116,14 @@ class Shouts:
         return AnswerPart(content=text)
 
 
+class Shouting(FakeRenderer):
+    def answer_parser(self, body: object, template_wishes: object) -> Shouts:  # type: ignore[override]
+        return Shouts()
+
+
 async def parsed(*outputs: Output, **body: Any) -> list[dict[str, Any]]:
     """The choices of the chunks that such outputs become."""
-    made, engine = await role()
-    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment]
+    made, _ = await role(Shouting(1000))
     request = made.parse({"messages": [{"role": "user", "content": "hi"}], **body})
     encoder = made.encoder(request, await made.prepare(request, "j"))
     return [encoder.encode(output)["choices"][0] for output in outputs]
@@ -156,8 +162,7 @@ async def test_only_a_choice_with_a_whole_call_ends_with_tool_calls() -> None:
 async def test_call_the_client_insists_on_comes_before_its_constraint(
     body: dict[str, Any], guide: Guide
 ) -> None:
-    made, engine = await role()
-    engine.answer_parser = lambda body, wishes: Shouts()  # type: ignore[method-assign,assignment]
+    made, _ = await role(Shouting(1000))
     job = await made.prepare(made.parse({"messages": [{"role": "user", "content": "hi"}], **body}), "j")
     assert job.sampling.guide == guide and not job.sampling.skip_special_tokens
 
@@ -166,15 +171,15 @@ async def test_call_the_client_insists_on_comes_before_its_constraint(
 async def test_tools_nobody_wants_are_in_the_prompt_if_asked_for(
     monkeypatch: pytest.MonkeyPatch, hides: bool, shown: bool
 ) -> None:
-    _, engine = await role()
-    made = AggregatedText(await engine.start(), engine, "m", hides_unwanted_tools=hides)
+    renderer = FakeRenderer(1000)
+    made = AggregatedText(facts_of(FakeSpec()), renderer, "m", hides_unwanted_tools=hides)
     seen: list[bool] = []
 
     async def render(messages: object, options: Any) -> list[int]:
         seen.append("tools" in options["kwargs"])
         return [20]
 
-    monkeypatch.setattr(engine, "render_chat", render)
+    monkeypatch.setattr(renderer, "render_chat", render)
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
     await made.prepare(made.parse({**body, "tool_choice": "none"}), "j")
     assert seen == [shown]
@@ -184,14 +189,15 @@ async def test_tools_nobody_wants_are_in_the_prompt_if_asked_for(
 async def test_wishes_for_the_template_reach_it_under_either_name(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    made, engine = await role()
+    renderer = FakeRenderer(1000)
+    made, _ = await role(renderer)
     seen: list[Any] = []
 
     async def render(messages: object, options: Any) -> list[int]:
         seen.append(options["kwargs"]["enable_thinking"])
         return [20]
 
-    monkeypatch.setattr(engine, "render_chat", render)
+    monkeypatch.setattr(renderer, "render_chat", render)
     body = {"messages": [{"role": "user", "content": "hi"}], name: {"enable_thinking": False}}
     await made.prepare(made.parse(body), "j")
     assert seen == [False]

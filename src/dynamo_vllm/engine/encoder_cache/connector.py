@@ -26,10 +26,12 @@ from dynamo_vllm.engine.vllm import kv_compatibility
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
     from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
+
+    from dynamo_vllm.engine.vllm.names import ModelConfig
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM sets up those below its own in each process
 _MAX_TOLD = 4096

@@ -1,289 +1,97 @@
-"""Turns the user's flags into the arguments of a vLLM-Omni pipeline."""
+"""Launches a pipeline of vLLM-Omni: from a worker's settings to an engine that generates."""
 
 from __future__ import annotations
 
-import inspect
-import json
+import asyncio
 import logging
-import math
-import os
-import tempfile
-from importlib import metadata
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config.engine_rules import Fired
-from dynamo_vllm.config.rules.flags import engine_flags
-from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.base import EngineParts
+from dynamo_vllm.engine.omni import arguments as omni_arguments
+from dynamo_vllm.engine.omni import facts as omni_facts
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
-from dynamo_vllm.engine.omni import stages as omni_stages
-from dynamo_vllm.engine.patches.omni_text_stage import ARCHITECTURE_VARIABLE
-from dynamo_vllm.engine.process import environment as vllm_environment
-from dynamo_vllm.engine.process.environment import OMNI_VARIABLE
-from dynamo_vllm.engine.vllm import arguments as vllm_arguments
-from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.job import PictureLimits
+from dynamo_vllm.engine.omni.engine import OmniEngine
+from dynamo_vllm.engine.patches import plugin, table
+from dynamo_vllm.engine.patches.patch import Where
+from dynamo_vllm.engine.process.background import in_thread
+from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable
 
-    from dynamo_vllm.engine.omni.pipelines import Pipeline
-    from dynamo_vllm.engine.omni.stages import Stages
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    from dynamo_vllm.engine.base import OnLoad, OnPhase
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.job import EngineFacts
 
 logger = logging.getLogger(__name__)
-REWRITTEN_TOKENS = 48
-"""Of a prompt that a text stage writes for a drawing one, where no file says another number."""
-_CACHE = "kv_cache_memory_bytes"
-START_SECONDS = 1800
-"""For one stage; large models are read from slow disks."""
+TELL_SECONDS = 10.0
+"""Between words about a long start."""
+FAILED_SECONDS = 10.0
+"""For the stages of a pipeline that cannot be used; they end with this process anyway."""
 
 
-def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
-    """On top of vLLM's own variables, before anything of either is imported."""
-    vllm_environment.set_environment(settings)
-    os.environ[OMNI_VARIABLE] = "1"
-    if pipeline.architecture is not None:
-        os.environ[ARCHITECTURE_VARIABLE] = pipeline.architecture
-    if machine.device() == "cpu":
-        # vLLM 0.30 takes no other sign that "uni" is meant on CPU; a stage is still its own process.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        # By itself each text stage would take nearly all of the machine's memory for its KV cache.
-        # The variable wins over the flag and the file.
-        if not _names_cache(settings):
-            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-
-
-def _names_cache(settings: EngineSettings) -> bool:
-    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    return _CACHE in engine_flags(settings.argv) or _says(stages, _CACHE)
-
-
-def refuse_missing() -> None:
-    if (lack := missing(machine.device())) is not None:
-        raise ConfigError(f"--omni {lack}")
-
-
-def missing(device: str) -> str | None:
-    """What a pipeline lacks here: the first package that is not installed, with the command."""
-    needed = {"vllm-omni": "pip install --no-deps vllm-omni==0.30.0"}
-    if device == "cpu":
-        needed["vllm-omni-cpu"] = "pip install ./packages/omni-cpu"
-    for package, command in needed.items():
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return f"needs the package {package}; run 'DYNAMO_VLLM_EXTRAS=omni make venv', or {command}"
-    return None
-
-
-def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, Any]:
-    """The keywords of AsyncOmni; what the user set stands."""
-    given = vllm_arguments.given_flags(settings)
-    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    made: dict[str, Any] = {
-        "model": settings.model,
-        "stage_init_timeout": START_SECONDS,
-        "init_timeout": START_SECONDS,
-        "log_stats": True,
-        **defaults(pipeline, stages),
-        **given,
-    }
-    if made.get("diffusion_load_format") == "diffusers" and "enforce_eager" in made:
-        # The adapter compiles nothing, and refuses to start when it is told so.
-        eager = made.pop("enforce_eager")
-        made |= {"stage_0_enforce_eager": eager} if pipeline.architecture is not None else {}
-    deploy = deploy_config(stages, pipeline)
-    if deploy is not None:
-        made["deploy_config"] = _written(deploy, scratch)
-    if stages is not None and stages.is_translated:
-        tell_translation(stages, settings.stage_configs_path or "")
-    return made
-
-
-def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
-    """Ours over vLLM-Omni's; a stage's own settings in a file win over them."""
-    on_cpu = machine.device() == "cpu"
-    made: dict[str, Any] = {}
-    if pipeline.architecture is not None and on_cpu:
-        alone = pipeline.drawing_class is None
-        made |= {name if alone else f"stage_0_{name}": value for name, value in _TEXT_ON_CPU.items()}
-    if on_cpu and (pipeline.drawing_class is not None or not machine.has_bfloat16()):
-        made["dtype"] = "float32"
-    if pipeline.drawing_class is not None:
-        made |= _drawing(pipeline, on_cpu)
-    return {name: value for name, value in made.items() if not _says(stages, name)}
-
-
-_TEXT_ON_CPU = {
-    "block_size": 32,
-    "async_scheduling": False,
-    "enforce_eager": True,
-    "distributed_executor_backend": "uni",
-}
-
-
-def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    if not _is_native(str(pipeline.drawing_class)):
-        made["diffusion_load_format"] = "diffusers"
-    elif on_cpu:
-        made["enforce_eager"] = True
-    if pipeline.architecture is None:
-        # A single drawing stage would run inside the worker, and take it along when it dies.
-        made["distributed_executor_backend"] = "mp"
-    return made
-
-
-_REASONS = {
-    "block_size": "vLLM's CPU attention needs a multiple of 32",
-    "async_scheduling": "vLLM-Omni's runner for text stages does not do it on CPU",
-    "enforce_eager": "compiling takes longer than the small models that run on CPU",
-    "distributed_executor_backend": "a stage is one process of its own, and may die without the worker",
-    "dtype": "drawing stages on CPU, and CPUs without bfloat16, compute in float32",
-    "diffusion_load_format": "vLLM-Omni has no pipeline of its own for this class",
-}
-
-
-def told(settings: EngineSettings) -> list[Fired]:
-    """What a start would set, and why; imports vLLM-Omni and starts nothing."""
-    refuse_missing()
-    set_environment(settings, omni_pipelines.choose(settings.model))
+async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -> OmniEngine:
+    """Stages that have started are ended where a later step fails."""
+    on_phase("importing")
+    omni_arguments.refuse_missing()
+    omni_arguments.set_environment(settings, omni_pipelines.choose(settings.model))
+    make = await _told("importing vLLM-Omni", _imported)
+    plugin.register_omni()
+    table.apply(Where.OMNI_WORKER)
     pipeline = omni_pipelines.resolve(settings.model)
-    stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    given = vllm_arguments.given_flags(settings)
-    chosen = Fired("pipeline", pipeline.name or "vLLM-Omni's own", "by the files of the model's folder")
-    return [
-        chosen,
-        *(
-            Fired(name, value, _REASONS[name.removeprefix("stage_0_")])
-            for name, value in defaults(pipeline, stages).items()
-            if name not in given
-        ),
-    ]
-
-
-def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] | None:
-    """The user's file with our pipeline named in it, or the smallest one that names it."""
-    if stages is None:
-        if pipeline.name is None:
-            return None
-        listed: list[dict[str, Any]] = [{"stage_id": 0}]
-        if pipeline.name == omni_pipelines.REWRITE:
-            listed[0]["default_sampling_params"] = {"max_tokens": REWRITTEN_TOKENS}
-            listed.append({"stage_id": 1})
-        return {"pipeline": pipeline.name, "async_chunk": False, "stages": listed}
-    if pipeline.name is None:
-        return stages.deploy
-    # Our stages hand over whole outputs; vLLM-Omni takes silence for pieces, and refuses to start.
-    whole = {} if stages.deploy.get("pipeline", pipeline.name) != pipeline.name else {"async_chunk": False}
-    return {"pipeline": pipeline.name, **whole, **stages.deploy}
-
-
-def tell_translation(stages: Stages, path: str) -> None:
-    logger.warning(
-        "%s is a stage file from before vLLM-Omni 0.30; it was translated%s. In the new form it reads:\n%s",
-        path,
-        f", without {', '.join(stages.dropped)}" if stages.dropped else "",
-        stages.text(),
-    )
-
-
-def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PictureLimits | None:
-    """What can be made, from the files of a diffusers folder; None for a pipeline that writes.
-
-    `call` is what diffusers' own pipeline takes (`call_arguments`).
-    """
-    if "image" not in makes and "text" in makes:
-        return None
-    index = _json(model, "model_index.json")
-    kind = next((kind for kind in ("video", "audio") if kind in makes), "image")
-    if index is None:
-        return PictureLimits(step=16, kind=kind)
-    if kind == "image" and _FRAME_ARGUMENTS & set(call):
-        kind = "video"  # vLLM-Omni 0.30 takes whatever it runs through diffusers for a picture
-    elif kind == "image" and _SOUND_ARGUMENTS & set(call):
-        kind = "audio"
-    frames = next((call[name] for name in _FRAME_ARGUMENTS if isinstance(call.get(name), int)), None)
-    vae = _json(model, "vae", "config.json") or {}
-    halvings = _length(vae, "temperal_downsample") or max(_length(vae, "block_out_channels") - 1, 0) or 3
-    # Transformers take the picture in patches of two by two.
-    step = 2**halvings * (2 if "transformer" in index else 1)
-    tokenizer = _json(model, tokenizer_folder(model), "tokenizer_config.json") or {}
-    trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
-    sounds = _json(model, "vocoder", "config.json") or vae
-    return PictureLimits(
-        kind=kind,
-        frames=frames or FRAMES,
-        sample_rate=_count(sounds, "sampling_rate"),
-        step=step,
-        max_prompt_tokens=_count(tokenizer, "model_max_length"),
-        max_steps=trained - 1 if trained else None,  # with all of them some schedulers look one too far
-    )
-
-
-FRAMES = 81
-"""Of a video whose request names no number and whose pipeline has no default."""
-_FRAME_ARGUMENTS = frozenset({"num_frames", "frames"})
-_SOUND_ARGUMENTS = frozenset({"audio_length_in_s", "audio_end_in_s"})
-
-
-def call_arguments(model: str) -> dict[str, Any]:
-    """What diffusers' pipeline for this folder takes, with the defaults; empty where it has none."""
-    index = _json(model, "model_index.json")
-    if index is None:
-        return {}
-    import diffusers
-
-    found = getattr(diffusers, str(index.get("_class_name")), None)
-    if found is None:
-        return {}
-    return {name: given.default for name, given in inspect.signature(found.__call__).parameters.items()}
-
-
-def tokenizer_folder(model: str) -> str:
-    """Of several the one that reads most: FLUX and SD 3 cut a prompt for CLIP and read all of it with T5."""
-
-    def reads(name: str) -> float:
-        config = _json(model, name, "tokenizer_config.json")
-        return 0 if config is None else _count(config, "model_max_length") or math.inf
-
-    return max(("tokenizer", "tokenizer_2", "tokenizer_3"), key=reads)
-
-
-def _count(config: dict[str, Any], name: str) -> int | None:
-    """A limit; transformers writes "none" as a number with thirty digits."""
-    found = config.get(name)
-    return found if isinstance(found, int) and 0 < found < 1_000_000 else None
-
-
-def _is_native(name: str) -> bool:
-    from vllm_omni.diffusion.registry import DiffusionModelRegistry
-
-    return name in DiffusionModelRegistry.get_supported_archs()
-
-
-def _says(stages: Stages | None, name: str) -> bool:
-    if stages is None:
-        return False
-    plain = name.removeprefix("stage_0_")
-    return plain in stages.deploy or any(plain in stage for stage in stages.deploy.get("stages") or ())
-
-
-def _written(deploy: dict[str, Any], scratch: str) -> str:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=scratch, delete=False) as file:
-        file.write(omni_stages.Stages(deploy).text())
-    return file.name
-
-
-def _length(config: dict[str, Any], name: str) -> int:
-    found = config.get(name)
-    return len(found) if isinstance(found, list) else 0
-
-
-def _json(*parts: str) -> dict[str, Any] | None:
+    omni_pipelines.register(pipeline)
+    given = omni_arguments.arguments(settings, pipeline, settings.scratch_folder)
+    on_phase("loading")
     try:
-        found = json.loads(Path(*parts).read_text())
-    except (OSError, json.JSONDecodeError):
-        return None
-    return found if isinstance(found, dict) else None
+        omni = await _told("loading the stages", lambda: make(**given))
+    except (RuntimeError, ValueError, TypeError, KeyError, OSError) as exc:
+        raise StartError(f"vLLM-Omni did not start: {_reason(exc)}") from exc
+    try:
+        omni.log_stats = False  # series stay; without this a table per request goes into the log
+        on_phase("cache")
+        facts = await _facts(omni, settings.model)
+        return OmniEngine(omni, facts, await _parts(omni, facts, settings.model), on_load)
+    except BaseException:
+        await asyncio.wait({in_thread(omni.shutdown)}, timeout=FAILED_SECONDS)
+        raise
+
+
+async def _told(what: str, work: Callable[[], Any]) -> Any:
+    """A blocking step in a thread of its own, with a word now and then."""
+    began = time.monotonic()
+    task = in_thread(work)
+    while not task.done():
+        await asyncio.wait({task}, timeout=TELL_SECONDS)
+        if not task.done():
+            logger.info("%s for %.0f s", what, time.monotonic() - began)
+    return task.result()
+
+
+def _imported() -> Any:
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    return AsyncOmni
+
+
+async def _facts(omni: AsyncOmni, model: str) -> EngineFacts:
+    call = await asyncio.to_thread(omni_arguments.call_arguments, model)
+    return await omni_facts.read(omni, omni_arguments.picture_limits(model, omni.output_modalities, call))
+
+
+async def _parts(omni: AsyncOmni, facts: EngineFacts, model: str) -> EngineParts:
+    from dynamo_vllm.engine.omni import parts as omni_parts  # imports vLLM
+
+    if facts.pictures is None:
+        return EngineParts(renderer=omni_parts.OmniRenderer(omni))
+    return EngineParts(count_tokens=await asyncio.to_thread(omni_parts.token_counter, model))
+
+
+def _reason(exc: BaseException) -> str:
+    """The innermost cause: vLLM-Omni wraps what a stage says several times."""
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return " ".join(lines[:4]) or type(exc).__name__

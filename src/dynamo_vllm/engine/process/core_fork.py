@@ -26,7 +26,8 @@ from dynamo_vllm.engine.patches import process_context
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vllm.config import VllmConfig
+    from dynamo_vllm.engine.vllm.names import Config
+
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
 _inherited: list[int] = []
@@ -34,7 +35,7 @@ _inherited: list[int] = []
 
 
 @contextlib.contextmanager
-def forked_cores(zygote: forking.Zygote | None, config: VllmConfig) -> Iterator[None]:
+def forked_cores(zygote: forking.Zygote | None, config: Config) -> Iterator[None]:
     """Within, engine cores and their coordinator are forked from the zygote, if any; then it ends."""
     if zygote is None:
         yield

@@ -42,17 +42,7 @@ _VLLM = (
     "vllm.v1.structured_output.backend_xgrammar",
     "zmq.utils.garbage",
 )
-_OURS = (
-    "dynamo_vllm.engine.structured_output.vllm_grammars",
-    "dynamo_vllm.engine.vllm.control",
-    "dynamo_vllm.engine.vllm.convert",
-    "dynamo_vllm.engine.vllm.direct",
-    "dynamo_vllm.engine.vllm.kv_compatibility",
-    "dynamo_vllm.engine.vllm.media",
-    "dynamo_vllm.engine.vllm.output_socket",
-    "dynamo_vllm.engine.vllm.parsing",
-    "dynamo_vllm.engine.vllm.stats",
-)
+_OURS = ("dynamo_vllm.engine.vllm.assembly",)
 _OF_DEVICE = {"cpu": ("vllm.v1.worker.cpu_worker",), "cuda": ("vllm.v1.worker.gpu_worker",)}
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"

@@ -17,14 +17,15 @@ from dynamo_vllm.job import GUIDE_KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm.config import VllmConfig
+    from dynamo_vllm.engine.vllm.names import Config
+
 
 LOAD = f"{__name__}:load"
 _USUAL = '{"type": "object", "properties": {"a": {"type": ["string", "number", "boolean", "null"]}}}'
 """Compiled once, so that those who come later find the tables of its parts."""
 
 
-def payload(config: VllmConfig) -> bytes:
+def payload(config: Config) -> bytes:
     """What `load` needs, as vLLM sends it to its own processes."""
     from multiprocessing.reduction import ForkingPickler
 
@@ -39,7 +40,7 @@ def load(sent: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
 class Judging:
     """Checks and compiles guides as vLLM does, in one thread."""
 
-    def __init__(self, config: VllmConfig) -> None:
+    def __init__(self, config: Config) -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         table.apply(Where.JUDGE)

@@ -16,10 +16,8 @@ from dynamo_vllm.engine.process.environment import WAY_OF_PROCESSES
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm.names import Config, EngineArgs
 
 
 _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
@@ -29,7 +27,7 @@ _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 class Resolved:
     """The engine's arguments after our rules, and the rules that fired."""
 
-    args: AsyncEngineArgs
+    args: EngineArgs
     fired: tuple[Fired, ...]
 
 
@@ -151,7 +149,7 @@ def _engine_knows_reasoning(name: str) -> bool:
     return name in ReasoningParserManager.list_registered()
 
 
-def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig:
+def create_config(args: EngineArgs, settings: EngineSettings) -> Config:
     """vLLM's configuration; reads the model's files, so a missing or odd model shows here."""
     from vllm.usage.usage_lib import UsageContext
 
@@ -170,12 +168,12 @@ def create_config(args: AsyncEngineArgs, settings: EngineSettings) -> VllmConfig
     return config
 
 
-def loading_phase(config: VllmConfig) -> str:
+def loading_phase(config: Config) -> str:
     """What the engine does until it has started; compiling can take minutes."""
     return "loading and compiling" if config.compilation_config.mode else "loading"
 
 
-def described(args: AsyncEngineArgs, config: VllmConfig) -> dict[str, Any]:
+def described(args: EngineArgs, config: Config) -> dict[str, Any]:
     """vLLM's arguments, with what it chose itself."""
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     parallel = config.parallel_config
@@ -201,7 +199,7 @@ def described(args: AsyncEngineArgs, config: VllmConfig) -> dict[str, Any]:
     }
 
 
-def _refuse_ranks_of_a_dense_model(config: VllmConfig) -> None:
+def _refuse_ranks_of_a_dense_model(config: Config) -> None:
     """vLLM 0.30 does so for --data-parallel-rank; other flags end in an assertion, after a whole start."""
     parallel, model = config.parallel_config, config.model_config
     if parallel.data_parallel_size > 1 and parallel.data_parallel_external_lb and not model.is_moe:
@@ -211,13 +209,13 @@ def _refuse_ranks_of_a_dense_model(config: VllmConfig) -> None:
         )
 
 
-def _refuse_adapters_in_float32(config: VllmConfig) -> None:
+def _refuse_adapters_in_float32(config: Config) -> None:
     """vLLM 0.30 finds out in its kernels, after the model was loaded, by an assertion without a word."""
     if config.lora_config is not None and device() == "cuda" and "float32" in str(config.model_config.dtype):
         raise ConfigError("vLLM's LoRA kernels take no --dtype float32; use float16 or bfloat16")
 
 
-def _refuse_draft_models_on_cpu(config: VllmConfig) -> None:
+def _refuse_draft_models_on_cpu(config: Config) -> None:
     """vLLM 0.30's engine ends with the first request: what a draft model reads is made by kernels of Triton.
 
     What checks the guesses is patched (`patches.cpu.guesses`), so that those of n-grams are taken.

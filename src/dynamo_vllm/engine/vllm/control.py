@@ -14,8 +14,7 @@ from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineRequestFailed, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from vllm.v1.engine.async_llm import AsyncLLM
-
+    from dynamo_vllm.engine.vllm.names import Config, Llm
     from dynamo_vllm.job import Adapter
 
 logger = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 class Control:
     """One method per operation; errors of vLLM come out as ours."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: Llm) -> None:
         self._llm = llm
         self._has_lost_weights = False
         self._steps: dict[type, Callable[[Any], Coroutine[Any, Any, int | None]]] = {
@@ -124,7 +123,7 @@ def _reason(exc: Exception) -> str:
     return lines[-1] if lines else type(exc).__name__
 
 
-def profile_folder(config: Any) -> str | None:
+def profile_folder(config: Config) -> str | None:
     """Where profiles are written; None where none are recorded."""
     profiler = config.profiler_config
     if profiler.profiler is None:

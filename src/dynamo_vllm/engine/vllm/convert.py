@@ -24,36 +24,31 @@ from dynamo_vllm.job import Embeds, Guide, Job, Output, Position, SamplingSpec, 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
 
-_DIRECT = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logprobs",
-    "prompt_logprobs",
-)
+_DEFAULTS = SamplingParams()
 LOWEST_LOGPROB = -9999.0
 """As vLLM's own server has it. A constraint leaves minus infinity for what it forbids: null in JSON."""
 
 
 def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = None) -> SamplingParams:
     """vLLM's parameters; fields that are None keep vLLM's defaults."""
-    given: dict[str, Any] = {name: value for name in _DIRECT if (value := getattr(spec, name)) is not None}
-    if spec.top_k is not None:
-        given["top_k"] = max(spec.top_k, 0)  # -1 and 0 both mean all tokens
-    if spec.guide is not None:
-        given["structured_outputs"] = structured_outputs(spec.guide)
-    if spec.max_thinking_tokens is not None:
-        given["thinking_token_budget"] = spec.max_thinking_tokens
-    if spec.logit_bias:
-        given["logit_bias"] = dict(spec.logit_bias)
-    if transfer is not None:
-        given["extra_args"] = {"kv_transfer_params": dict(transfer)}
     return SamplingParams(
         n=spec.n,
+        temperature=_DEFAULTS.temperature if spec.temperature is None else spec.temperature,
+        top_p=_DEFAULTS.top_p if spec.top_p is None else spec.top_p,
+        top_k=_DEFAULTS.top_k if spec.top_k is None else max(spec.top_k, 0),  # -1 and 0 both mean all tokens
+        min_p=_DEFAULTS.min_p if spec.min_p is None else spec.min_p,
+        presence_penalty=(
+            _DEFAULTS.presence_penalty if spec.presence_penalty is None else spec.presence_penalty
+        ),
+        frequency_penalty=(
+            _DEFAULTS.frequency_penalty if spec.frequency_penalty is None else spec.frequency_penalty
+        ),
+        repetition_penalty=(
+            _DEFAULTS.repetition_penalty if spec.repetition_penalty is None else spec.repetition_penalty
+        ),
+        seed=spec.seed,
+        logprobs=spec.logprobs,
+        prompt_logprobs=spec.prompt_logprobs,
         max_tokens=spec.max_tokens,
         min_tokens=spec.min_tokens,
         stop=list(spec.stop),
@@ -62,9 +57,12 @@ def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = Non
         include_stop_str_in_output=spec.include_stop_in_output,
         skip_special_tokens=spec.skip_special_tokens,
         detokenize=spec.detokenize,
+        structured_outputs=None if spec.guide is None else structured_outputs(spec.guide),
+        thinking_token_budget=spec.max_thinking_tokens,
+        logit_bias=dict(spec.logit_bias) if spec.logit_bias else None,
+        extra_args=None if transfer is None else {"kv_transfer_params": dict(transfer)},
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
-        **given,
     )
 
 

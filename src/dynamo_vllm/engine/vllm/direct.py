@@ -18,16 +18,15 @@ from dynamo_vllm.job import Output
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm.v1.engine.async_llm import AsyncLLM
-
     from dynamo_vllm.engine.base import Sink
+    from dynamo_vllm.engine.vllm.names import Llm, Request
     from dynamo_vllm.job import Job
 
 
 class Direct:
     """The jobs of one engine that go this way."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: Llm) -> None:
         self._llm = llm
         self._taps: dict[str, Tap] = {}
         processor = llm.output_processor
@@ -90,7 +89,7 @@ class Direct:
             del self._taps[request.request_id]
 
 
-async def _request(llm: AsyncLLM, job: Job, rank: int | None) -> Any:
+async def _request(llm: Llm, job: Job, rank: int | None) -> Request:
     """What AsyncLLM does with a prompt before it queues it."""
     try:
         if llm.errored:
@@ -113,7 +112,7 @@ async def _request(llm: AsyncLLM, job: Job, rank: int | None) -> Any:
     return request
 
 
-async def _send(llm: AsyncLLM, job: Job, request: Any) -> None:
+async def _send(llm: Llm, job: Job, request: Request) -> None:
     try:
         await llm.engine_core.add_request_async(request)
     except Exception as exc:

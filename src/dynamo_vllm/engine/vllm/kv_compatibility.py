@@ -16,12 +16,11 @@ from dynamo_vllm.engine import machine
 from dynamo_vllm.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from vllm.config import KVTransferConfig, VllmConfig
-
+    from dynamo_vllm.engine.vllm.names import Config, KvTransferConfig
     from dynamo_vllm.job import Job, Terms
 
 
-def lease_seconds(config: VllmConfig) -> float:
+def lease_seconds(config: Config) -> float:
     """The shortest lease of all connectors; vLLM's default where none is set."""
     transfer = config.kv_transfer_config
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
@@ -37,14 +36,14 @@ _HEEDING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
 """Those that look for none when a request's prompt has to be computed."""
 
 
-def unasked_connector(config: VllmConfig) -> str | None:
+def unasked_connector(config: Config) -> str | None:
     """One that may bring the cache of a prompt which has to be computed; None where there is none."""
     transfer = config.kv_transfer_config
     names = _connectors(transfer) if transfer is not None else []
     return next((name for name in names if name not in _ASKED | _HEEDING), None)
 
 
-def refuse_prompt_logprobs(config: VllmConfig, job: Job) -> None:
+def refuse_prompt_logprobs(config: Config, job: Job) -> None:
     """They come of computing a prompt: of a cache that was found vLLM 0.30 tells memory that nobody wrote.
 
     And on CPU they end an engine that takes adapters, beside any other request: it reads the adapter of each
@@ -63,7 +62,7 @@ def refuse_prompt_logprobs(config: VllmConfig, job: Job) -> None:
         )
 
 
-def encoder(config: VllmConfig) -> str:
+def encoder(config: Config) -> str:
     """One for all engines whose encoders make the same of a medium: a folder of theirs is called so."""
     model = config.model_config
     multimodal = model.multimodal_config
@@ -80,7 +79,7 @@ def encoder(config: VllmConfig) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def terms(config: VllmConfig) -> Terms:
+def terms(config: Config) -> Terms:
     """Empty without a KV connector."""
     transfer = config.kv_transfer_config
     if transfer is None:
@@ -103,12 +102,12 @@ def terms(config: VllmConfig) -> Terms:
     }
 
 
-def _moving_connector(transfer: KVTransferConfig) -> str:
+def _moving_connector(transfer: KvTransferConfig) -> str:
     """The one that brings caches from engine to engine; what keeps them beside it is a worker's own."""
     names = _connectors(transfer)
     return next((name for name in names if name.startswith("Nixl")), "+".join(sorted(set(names))))
 
 
-def _connectors(transfer: KVTransferConfig) -> list[str]:
+def _connectors(transfer: KvTransferConfig) -> list[str]:
     parts = transfer.kv_connector_extra_config.get("connectors", ())
     return [str(part.get("kv_connector")) for part in parts] or [str(transfer.kv_connector)]

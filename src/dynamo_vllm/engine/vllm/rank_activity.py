@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dynamo_vllm.engine.process.activity import Vitals
+    from dynamo_vllm.engine.vllm.names import Llm
 
 
-def read(llm: Any) -> dict[int, Vitals]:
+def read(llm: Llm) -> dict[int, Vitals]:
     """Ranks on other nodes, and those that Ray started, have no process of ours and are left out."""
     config = llm.vllm_config
     cores = getattr(llm.engine_core.resources.engine_manager, "processes", ())

@@ -37,7 +37,7 @@ def qwen2_vl(total: int, rate: float) -> list[int]:
         raise MediaRefused(f"a video of {total} frame is too short for this model; it takes two or more")
     # In single precision, as in the model's own processor, so the last index may be `total`. Its sums depend
     # on the width of the CPU's vectors: on long videos an index may be off by one, unless vLLM itself chooses
-    # (`engine/vllm/video.py`).
+    # (`engine/vllm/parts/video.py`).
     step = total / count
     indices = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(int)
     return [int(index) for index in np.minimum(indices, total - 1)]

@@ -29,8 +29,8 @@ from dynamo_vllm.roles import trials
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterable
 
-    from dynamo_vllm.engine.base import OnPhase, TextEngine
-    from dynamo_vllm.job import EngineFacts, Output
+    from dynamo_vllm.engine.base import Engine, OnPhase
+    from dynamo_vllm.job import Output
     from dynamo_vllm.roles.base import Role
     from dynamo_vllm.roles.trials import Trial
     from dynamo_vllm.serving.lifecycle.operations import Controlled
@@ -53,10 +53,9 @@ _ADAPTER_ID = 1 << 30
 class Warming:
     """The parts that a warm-up needs."""
 
-    engine: TextEngine
+    engine: Engine
     operations: Controlled
     role: Role[Any]
-    facts: EngineFacts
     on_phase: OnPhase
     takes_media: bool = False
     adapter_base: Path | None = None
@@ -117,7 +116,7 @@ class _Run:
         self.current = "greedy"
 
     async def all(self) -> None:
-        role, facts = self._warming.role, self._warming.facts
+        role, facts = self._warming.role, self._warming.engine.facts
         made = role.trials(self._given())
         first = facts.data_parallel_start_rank
         ranks = range(first, first + facts.data_parallel_size)
@@ -126,16 +125,17 @@ class _Run:
 
     def _given(self) -> trials.Given:
         salt = f"warm-up {uuid.uuid4().hex}"
-        small = self._warming.engine.small_prompts()
-        media = [
-            trials.Medium(kind, url, tuple(small.marks[kind]))
+        engine = self._warming.engine
+        media, embeds = engine.parts.media, engine.parts.embeds
+        marks = media.marks() if media is not None and self._warming.takes_media else {}
+        seen = [
+            trials.Medium(kind, url, tuple(marks[kind]))
             for kind in KINDS
-            if self._warming.takes_media and kind in small.marks and (url := samples.url(kind)) is not None
+            if kind in marks and (url := samples.url(kind)) is not None
         ]
         # vLLM 0.30 on CPU: embeddings and tokens in one batch crash an engine with adapters.
-        return trials.Given(
-            salt, tuple(media), small.embeds if self._warming.facts.adapters is None else None
-        )
+        vectors = embeds.smallest() if embeds is not None and engine.facts.adapters is None else None
+        return trials.Given(salt, tuple(seen), vectors)
 
     async def _rank(self, rank: int, made: trials.Trials, adapter: Adapter | None) -> None:
         await self._ask(made.plain, rank)
@@ -145,7 +145,7 @@ class _Run:
         kinds: list[tuple[Trial, Adapter | None]] = [(trial, None) for trial in made.short]
         if adapter is not None:
             kinds.append((dataclasses.replace(made.plain, kind="adapter"), adapter))
-        if self._warming.facts.compiles_kernels and seconds * len(kinds) < ALONE_SECONDS:
+        if self._warming.engine.facts.compiles_kernels and seconds * len(kinds) < ALONE_SECONDS:
             for trial, with_adapter in kinds:
                 await self._try(trial, rank, with_adapter)
         fit = [(trial, one) for trial, one in kinds if trial.kind not in self._refused]
@@ -178,7 +178,7 @@ class _Run:
 
     async def _ask(self, trial: Trial, rank: int, adapter: Adapter | None = None) -> None:
         """Run a request as `Service.generate` does, without a client."""
-        role, facts = self._warming.role, self._warming.facts
+        role, facts = self._warming.role, self._warming.engine.facts
         self._tell(trial.kind)
         self.tried += 1
         with held_by_request():
@@ -198,7 +198,7 @@ class _Run:
     async def _adapter(self) -> AsyncIterator[Adapter | None]:
         """Return an adapter that changes nothing; None if LoRA is off, or if the engine refuses such an
         adapter."""
-        warming, limits = self._warming, self._warming.facts.adapters
+        warming, limits = self._warming, self._warming.engine.facts.adapters
         if limits is None or warming.adapter_base is None:
             yield None
             return

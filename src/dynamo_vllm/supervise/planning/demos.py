@@ -66,9 +66,9 @@ def obstacle(demo: Demo, device: str) -> str | None:
         return str(exc)
     if not demo.options.get("omni"):
         return None
-    from dynamo_vllm.engine.omni import launch as omni_launch
+    from dynamo_vllm.engine.omni import arguments as omni_arguments
 
-    lack = omni_launch.missing(device)
+    lack = omni_arguments.missing(device)
     return None if lack is None else f"it {lack}"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.engine.base import EngineParts
 from dynamo_vllm.engine.omni import engine as omni_engine
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
@@ -18,9 +19,9 @@ from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
 class Silent(omni_engine.OmniEngine):
     """Its drawing stage never says anything."""
 
-    def __init__(self) -> None:
-        settings: Any = None
-        super().__init__(settings, lambda figures: None, lambda phase: None)
+    def __init__(self, pipeline: Any = None) -> None:
+        facts: Any = None
+        super().__init__(pipeline, facts, EngineParts(), lambda figures: None)
 
     async def _drawn(self, job: Job) -> AsyncGenerator[Output, None]:
         await asyncio.Event().wait()
@@ -63,8 +64,9 @@ class Slow:
 @pytest.mark.parametrize("is_dead", [True, False])
 async def test_a_dead_pipeline_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is_dead: bool) -> None:
     monkeypatch.setattr(omni_engine, "DEAD_SECONDS", 0.01)
-    engine, pipeline = Silent(), Slow()
-    engine._omni, engine._is_dead = pipeline, is_dead
+    pipeline = Slow()
+    engine = Silent(pipeline)
+    engine._is_dead = is_dead
     closing = asyncio.create_task(engine.close())
     if not is_dead:
         await asyncio.sleep(0.05)

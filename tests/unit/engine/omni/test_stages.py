@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dynamo_vllm.engine.omni import launch as omni_launch
+from dynamo_vllm.engine.omni import arguments as omni_arguments
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni import stages as omni_stages
 from dynamo_vllm.errors import ConfigError
@@ -84,7 +84,7 @@ def test_the_message_about_a_translation_can_be_pasted(
     path = written(tmp_path, OLDER)
     found = omni_stages.read(path)
     with caplog.at_level(logging.WARNING):
-        omni_launch.tell_translation(found, path)
+        omni_arguments.tell_translation(found, path)
     head, _, shown = caplog.messages[0].partition("\n")
     assert path in head
     assert "without runtime" in head
@@ -146,7 +146,7 @@ def test_a_diffusers_folder_with_a_rewriter_has_two_stages(tmp_path: Path) -> No
     put(tmp_path, "rewriter/config.json", {"architectures": ["Qwen3ForCausalLM"]})
     found = omni_pipelines.choose(str(tmp_path))
     assert (found.name, found.architecture) == ("dynamo_rewrite", "Qwen3ForCausalLM")
-    deploy = omni_launch.deploy_config(None, found)
+    deploy = omni_arguments.deploy_config(None, found)
     assert deploy is not None
     assert [stage["stage_id"] for stage in deploy["stages"]] == [0, 1]
 
@@ -176,11 +176,11 @@ def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
     put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
     chosen = omni_pipelines.choose(str(tmp_path))
     older = omni_stages.read(written(tmp_path, OLDER))
-    made = omni_launch.deploy_config(older, chosen)
+    made = omni_arguments.deploy_config(older, chosen)
     assert made is not None
     assert made["pipeline"] == "dynamo_text"
     named = omni_stages.read(written(tmp_path, TODAY.replace("dynamo_text", "mine")))
-    made = omni_launch.deploy_config(named, chosen)
+    made = omni_arguments.deploy_config(named, chosen)
     assert made is not None
     assert made["pipeline"] == "mine"
 
@@ -189,24 +189,24 @@ def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_pa
     put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
     chosen = omni_pipelines.choose(str(tmp_path))
     for text, whole in ((TODAY, False), (TODAY.replace("dynamo_text", "mine"), None)):
-        made = omni_launch.deploy_config(omni_stages.read(written(tmp_path, text)), chosen)
+        made = omni_arguments.deploy_config(omni_stages.read(written(tmp_path, text)), chosen)
         assert made is not None
         assert made.get("async_chunk") is whole
 
 
 def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
-    assert omni_launch.picture_limits(str(tmp_path), ["text"], {}) is None
-    assert omni_launch.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
+    assert omni_arguments.picture_limits(str(tmp_path), ["text"], {}) is None
+    assert omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})
     put(tmp_path, "scheduler/scheduler_config.json", {"num_train_timesteps": 1000})
-    limits = omni_launch.picture_limits(str(tmp_path), ["image"], {})
+    limits = omni_arguments.picture_limits(str(tmp_path), ["image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 999)
     put(tmp_path, "model_index.json", {"_class_name": "X", "transformer": ["diffusers", "T"]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 10**30})
-    limits = omni_launch.picture_limits(str(tmp_path), ["text", "image"], {})
+    limits = omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens) == (16, None)
 
@@ -227,7 +227,7 @@ def test_what_a_pipeline_makes_is_seen_in_what_it_takes(
 ) -> None:
     put(tmp_path, "model_index.json", {"_class_name": "X"})
     put(tmp_path, "vocoder/config.json", {"sampling_rate": 16000})
-    limits = omni_launch.picture_limits(str(tmp_path), makes, call)
+    limits = omni_arguments.picture_limits(str(tmp_path), makes, call)
     assert limits is not None
     assert (limits.kind, limits.frames, limits.sample_rate) == (kind, frames, 16000)
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.engine.process.activity import Vitals
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.job import Job, SamplingSpec
@@ -146,7 +147,7 @@ class Working(FakeEngine):
     """In a step that does not end; one with a process of its own, as it seems."""
 
     def __init__(self) -> None:
-        super().__init__(FakeSpec(stall_on_token=1), lambda figures: None, lambda phase: None)
+        super().__init__(FakeSpec(stall_on_token=1), lambda figures: None)
         self.looks = 0
         self.is_computing = self.can_be_read = True
         self._cpu_seconds = 0.0

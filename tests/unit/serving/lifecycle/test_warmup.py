@@ -13,7 +13,8 @@ import pytest
 
 from dynamo_vllm.engine.base import AddAdapter, RemoveAdapter, ResetCache, Sink
 from dynamo_vllm.engine.encoder_cache.folder import Folder
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import EngineFacts, Job, SamplingSpec
 from dynamo_vllm.lora import sample, tensors
@@ -59,7 +60,7 @@ class Recorder(FakeEngine):
     """Keeps every job, and refuses some."""
 
     def __init__(self, refuses: Callable[[Job], Exception | None] = lambda job: None, **spec: Any) -> None:
-        super().__init__(FakeSpec(builds_lazily=True, **spec), lambda figures: None, lambda phase: None)
+        super().__init__(FakeSpec(builds_lazily=True, **spec), lambda figures: None)
         self.jobs: list[Job] = []
         self.most_at_once = 0
         self.refuses = refuses
@@ -77,11 +78,11 @@ async def warming(
     engine: Recorder, make: Callable[..., Role[Any]] | None = None, **more: Any
 ) -> AsyncIterator[warmup.Warming]:
     loader = make_loader(threads=1)
-    facts = await engine.start()
-    reader = MediaReader(facts, loader, engine)
-    role = make(facts, engine, reader) if make is not None else Aggregated(facts, engine, reader)
+    facts = engine.facts
+    reader = MediaReader(facts, loader, engine.parts.media)
+    role = make(facts, engine, reader) if make is not None else Aggregated(facts, None, reader)
     try:
-        yield warmup.Warming(engine, engine, role, facts, lambda phase: None, **more)
+        yield warmup.Warming(engine, engine, role, lambda phase: None, **more)
     finally:
         await loader.aclose()
 
@@ -93,15 +94,16 @@ async def warmed(engine: Recorder, make: Callable[..., Role[Any]] | None = None,
 
 
 def decode(facts: EngineFacts, engine: Recorder, reader: MediaReader) -> Role[Any]:
-    return Decode(facts, None, lambda: None, engine, reader)
+    return Decode(facts, None, lambda: None, None, reader)
 
 
 def prefill(facts: EngineFacts, engine: Recorder, reader: MediaReader) -> Role[Any]:
-    return Prefill(facts, None, 100, engine, reader)
+    return Prefill(facts, None, 100, None, reader)
 
 
 def text(facts: EngineFacts, engine: Recorder, reader: MediaReader) -> Role[Any]:
-    return AggregatedText(facts, engine, ["m"], media_reader=reader)
+    assert engine.parts.renderer is not None
+    return AggregatedText(facts, engine.parts.renderer, ["m"], media_reader=reader)
 
 
 def is_tried(kind: str, jobs: Sequence[Job]) -> bool:
@@ -127,7 +129,7 @@ async def test_every_kind_is_tried_in_text_mode_and_chats_too() -> None:
     assert missing == []
     assert all(job.sampling.detokenize for job in jobs)
     assert any(job.sampling.stop for job in jobs)
-    facts = await Recorder().start()
+    facts = Recorder().facts
     asked = [trial.request for trial in trials.of_text(facts, trials.Given("s")).short]
     assert any("messages" in body for body in asked) and any("tools" in body for body in asked)
 
@@ -310,5 +312,5 @@ async def test_kind_that_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch) ->
     told: list[str] = []
     engine = Recorder(prefill_ms=2)
     async with warming(engine) as made:
-        await warmup.warm_up(warmup.Warming(made.engine, engine, made.role, made.facts, told.append))
+        await warmup.warm_up(warmup.Warming(made.engine, engine, made.role, told.append))
     assert "warming: guided json" in told

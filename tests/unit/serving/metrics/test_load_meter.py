@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynamo_vllm.engine.base import LoadFigures
-from dynamo_vllm.engine.fake import FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.job import Job, SamplingSpec
 from dynamo_vllm.serving.metrics.load_meter import LastError, LoadMeter
 from harness.fakes import outputs
@@ -149,7 +150,6 @@ def test_the_last_error_grows_old() -> None:
 
 async def test_the_fake_engine_counts_what_it_makes_and_is_asked() -> None:
     told: list[LoadFigures] = []
-    engine = FakeEngine(FakeSpec(ranks=2), told.append, lambda phase: None)
-    await engine.start()
+    engine = FakeEngine(FakeSpec(ranks=2), told.append)
     await outputs(engine, Job("a", [1, 2, 3], SamplingSpec(max_tokens=5), data_parallel_rank=1))
     assert told[-1] == LoadFigures(1, 0, 0, 0.0, generated_tokens=5, prefix_queries=3, prefix_hits=0)

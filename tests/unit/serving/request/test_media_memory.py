@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.engine.base import Pause, Resume
-from dynamo_vllm.engine.fake import SEEN_BYTES, FakeEngine, FakeSpec
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.engine.fake.parts import SEEN_BYTES
+from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.media.base import MediaLimits
 from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.loader import Loader, make_loader
@@ -48,8 +50,8 @@ class Worker:
 async def worker(
     memory_bytes: int = 1 << 30, limits: MediaLimits | None = None, **spec: Any
 ) -> AsyncIterator[Worker]:
-    engine = FakeEngine(FakeSpec(media={"image": 8}, **spec), lambda figures: None, lambda phase: None)
-    facts = await engine.start()
+    engine = FakeEngine(FakeSpec(media={"image": 8}, **spec), lambda figures: None)
+    facts = engine.facts
 
     async def nowhere(host: str, port: int) -> list[str]:
         await asyncio.Event().wait()
@@ -58,7 +60,7 @@ async def worker(
     loader = make_loader(
         limits, reach=Reach(resolve=nowhere), at_once=4, threads=2, memory_bytes=memory_bytes
     )
-    role = Aggregated(facts, None, MediaReader(facts, loader, engine))
+    role = Aggregated(facts, None, MediaReader(facts, loader, engine.parts.media))
     yield Worker(engine, loader, Service(role, engine, InFlight(engine), lambda dead: None))
     await loader.aclose()
 

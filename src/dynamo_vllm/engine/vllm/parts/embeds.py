@@ -6,12 +6,15 @@ vLLM's engine, and a NaN stays in its cache and spoils other people's answers.
 
 from __future__ import annotations
 
+import asyncio
 import binascii
+import functools
 import io
 import pickletools
 import struct
 import zipfile
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pybase64
 import torch
@@ -19,6 +22,12 @@ import torch
 from dynamo_vllm.errors import InvalidRequest, TooLong
 from dynamo_vllm.job import Embeds
 
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.vllm.names import ModelConfig
+
+READERS = 2
+"""Files read at a time: each is held three times over for a moment."""
+SMALLEST_ROWS = 8
 MAX_BYTES = 64 * 2**20
 """Of a decoded file, whatever the model takes; the frontend (ai-dynamo-runtime 1.6.1) stops at 10 MB."""
 MAX_VALUE = 1e4
@@ -34,6 +43,28 @@ _NAMES_OF_A_TENSOR = {
     "torch._utils _rebuild_parameter",
     "collections OrderedDict",
 }
+
+
+class VllmEmbeds:
+    """Reads the vectors that one engine's model takes, in threads of its own."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._width = model.get_inputs_embeds_size()
+        self._max_rows = model.max_model_len - 1
+        self._dtype = model.dtype
+        self._threads = ThreadPoolExecutor(READERS, "embeds")
+
+    async def read(self, text: str) -> Embeds:
+        work = functools.partial(read, text, self._width, self._max_rows, self._dtype)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def smallest(self) -> str:
+        buffer = io.BytesIO()
+        torch.save(torch.zeros(SMALLEST_ROWS, self._width), buffer)
+        return pybase64.b64encode(buffer.getvalue()).decode()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def read(text: str, hidden_size: int, max_rows: int, dtype: torch.dtype) -> Embeds:

@@ -1,111 +1,40 @@
-"""A deterministic engine without a model: for tests, and for measuring everything around an engine.
-
-The token at position p of a sequence depends only on p and the prompt's first token, so a request that
-moves to another worker with its generated tokens appended goes on exactly where it was.
-"""
+"""A deterministic engine without a model: for tests, and for measuring everything around an engine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.engine.base import (
     AddAdapter,
     Counting,
     EngineOp,
-    FrameChooser,
     LoadFigures,
     OnLoad,
-    OnPhase,
     Pause,
     RemoveAdapter,
     Resume,
     Sink,
     Sleep,
-    SmallPrompts,
     Wake,
 )
-from dynamo_vllm.errors import AdapterRefused, ConfigError, EngineDead, EngineRequestFailed, InvalidRequest
-from dynamo_vllm.job import (
-    Adapter,
-    AdapterLimits,
-    Embeds,
-    EngineFacts,
-    Job,
-    MediaPrompt,
-    Output,
-    Position,
-    TokenLogprob,
-)
+from dynamo_vllm.engine.fake import parts
+from dynamo_vllm.engine.fake.answers import fetched, handover, logprobs, rank_of, token_at
+from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineRequestFailed
+from dynamo_vllm.job import Adapter, AdapterLimits, EngineFacts, Job, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from dynamo_vllm.engine.fake.spec import FakeSpec
     from dynamo_vllm.engine.process.activity import Vitals
-    from dynamo_vllm.job import Media
 
 REPORT_SECONDS = 0.1
 """Between figures while jobs run; a real engine has some for every step."""
-SEEN_BYTES = 1000
-"""Of each medium, in what it makes of a prompt: a number to count with, no memory."""
-
 _TOLD_TO_DIE = "the fake engine was told to die"
-
-
-class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the fake engine behaves."""
-
-    start_ms: float = 0
-    """Time the start takes."""
-    prefill_ms: float = 0
-    """Time before the first token."""
-    token_ms: float = 0
-    """Time between tokens; with 0 the steps follow each other."""
-    tokens_per_output: int = 1
-    context_length: int = 4096
-    vocab_size: int = 1000
-    block_size: int = 32
-    total_kv_blocks: int = 1024
-    max_num_seqs: int = 256
-    ranks: int = 1
-    """Data-parallel ranks; a job that names none goes to the first."""
-    die_after: int | None = None
-    """The engine dies after this many tokens over all requests."""
-    stall_after: int | None = None
-    """The engine hangs after this many tokens over all requests."""
-    fail_on_token: int | None = None
-    """A prompt that begins with this id fails inside the engine."""
-    die_on_token: int | None = None
-    """The engine dies of a prompt that begins with this id, before its first token."""
-    stall_on_token: int | None = None
-    """A prompt that begins with this id never gets a token."""
-    stall_rank: int | None = None
-    """A job of this rank never gets a token."""
-    adapters: int = 0
-    """How many LoRA adapters it takes."""
-    adapter_ms: float = 0
-    """Time that taking one takes."""
-    refuse_adapter: str | None = None
-    """An adapter of this name is refused."""
-    refuse_start: bool = False
-    echo: bool = False
-    """Answer with the prompt itself, then stop."""
-    media: dict[str, int] = {}
-    """How many of each kind of media it takes; each has three tokens before the prompt."""
-    builds_lazily: bool = False
-
-
-def parse_spec(text: str | None) -> FakeSpec:
-    try:
-        return msgspec.json.decode(text or "{}", type=FakeSpec)
-    except msgspec.DecodeError as exc:
-        raise ConfigError(f"--fake-engine: {exc}") from None
 
 
 @dataclass(slots=True)
@@ -128,15 +57,16 @@ class FakeEngine:
     Like a real one it works in steps: each makes the next output of every job that is due.
     """
 
-    def __init__(self, spec: FakeSpec, on_load: OnLoad, on_phase: OnPhase) -> None:
+    def __init__(self, spec: FakeSpec, on_load: OnLoad) -> None:
         self.spec = spec
+        self.facts = facts_of(spec)
+        self.parts = parts.of(spec)
         self.aborted: list[str] = []
         self.running: dict[str, Running] = {}
         self.operations: list[EngineOp] = []
         self.adapters: dict[int, Adapter] = {}
         self._is_stopped = False
         self._on_load = on_load
-        self._on_phase = on_phase
         self._made = dict.fromkeys(range(spec.ranks), 0)
         self._busy = dict.fromkeys(range(spec.ranks), 0)
         self._asked = dict.fromkeys(range(spec.ranks), 0)
@@ -147,28 +77,6 @@ class FakeEngine:
         self._steps: asyncio.Task[None] | None = None
         self._next_step = 0.0
         self.counting = Counting()
-
-    async def start(self) -> EngineFacts:
-        self._on_phase("loading")
-        await asyncio.sleep(self.spec.start_ms / 1000)
-        if self.spec.refuse_start:
-            raise EngineDead("the fake engine was told not to start")
-        return EngineFacts(
-            context_length=self.spec.context_length,
-            vocab_size=self.spec.vocab_size,
-            block_size=self.spec.block_size,
-            total_kv_blocks=self.spec.total_kv_blocks,
-            max_num_seqs=self.spec.max_num_seqs,
-            max_num_batched_tokens=self.spec.context_length,
-            data_parallel_size=self.spec.ranks,
-            versions={"engine": "fake"},
-            terms={"engine": "fake", "block_size": self.spec.block_size},
-            adapters=AdapterLimits(self.spec.adapters, 16) if self.spec.adapters else None,
-            profile_folder="fake",
-            media=self.spec.media,
-            builds_lazily=self.spec.builds_lazily,
-            compiles_kernels=self.spec.builds_lazily,
-        )
 
     async def stream(self, job: Job, sink: Sink) -> None:
         if job.prompt[0] == self.spec.fail_on_token:
@@ -183,7 +91,7 @@ class FakeEngine:
         due = math.inf if hangs else loop.time() + self.spec.prefill_ms / 1000
         run = self.running[job.id] = Running(job, sink, loop.create_future(), due)
         self._asked[rank_of(job)] += len(job.prompt)
-        self._found[rank_of(job)] += _fetched(job)
+        self._found[rank_of(job)] += fetched(job)
         self._report(rank_of(job), 1)
         self._changed.set()
         if self._steps is None or self._steps.done():
@@ -251,9 +159,9 @@ class FakeEngine:
             text="".join(f" {i}" for i in ids) if job.sampling.detokenize else None,
             finish=finish,
             finished=is_last,
-            cached_tokens=_fetched(job) if finish else None,
-            logprobs=_logprobs(job, ids),
-            transfer=_handover(job) if finish else None,
+            cached_tokens=fetched(job) if finish else None,
+            logprobs=logprobs(job, ids),
+            transfer=handover(job) if finish else None,
         )
         if finish is not None:
             run.index, run.made = run.index + 1, 0
@@ -328,35 +236,6 @@ class FakeEngine:
         for job_id in list(self.running):
             await self.abort(job_id)
 
-    async def read_embeds(self, text: str) -> Embeds:
-        raise InvalidRequest("the fake engine takes tokens only", parameter="prompt_embeds")
-
-    def small_prompts(self) -> SmallPrompts:
-        return SmallPrompts({kind: [1] for kind in self.spec.media})
-
-    def count_tokens(self, text: str) -> int:
-        return len(text)
-
-    async def read_encoded(self, name: str) -> Any:
-        return f"encoded {name}"  # it reads nothing, and `see` looks at names only
-
-    def frame_chooser(self) -> FrameChooser | None:
-        return None
-
-    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-        # Ids of the names, so that other media have other answers.
-        places = [10 + byte for medium in media for byte in hashlib.sha256(medium.name.encode()).digest()[:3]]
-        return MediaPrompt([*places, *prompt], prompt, media, None, SEEN_BYTES * len(media))
-
-    async def render_text(self, prompt: str) -> list[int]:
-        return [ord(char) % self.spec.vocab_size for char in prompt]
-
-    async def render_chat(self, messages: object, options: object) -> list[int]:
-        return await self.render_text(str(messages))
-
-    def answer_parser(self, body: object, template_wishes: object) -> None:
-        return None
-
 
 def hand_over(run: Running, output: Output) -> None:
     """A sink that raises ends its job and no other."""
@@ -376,43 +255,20 @@ def fail(run: Running, exc: Exception) -> None:
         run.done.set_exception(exc)
 
 
-def rank_of(job: Job) -> int:
-    return job.data_parallel_rank or 0
-
-
-def token_at(job: Job, position: int, vocab_size: int) -> int:
-    """Ids 10 … vocab_size-1, counting up with the position; each adapter begins elsewhere."""
-    start = job.prompt[0] * 7 + (job.adapter.id * 31 if job.adapter else 0)
-    return 10 + (start + position) % (vocab_size - 10)
-
-
-def _handover(job: Job) -> dict[str, object] | None:
-    """What NIXL would hand over for a prefill job."""
-    if not (job.transfer or {}).get("do_remote_decode"):
-        return None
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_engine_id": "fake",
-        "remote_request_id": job.id,
-        "remote_host": "127.0.0.1",
-        "remote_port": 1,
-        "remote_block_ids": [[0]],
-        "remote_num_tokens": len(job.prompt),
-        "tp_size": 1,
-    }
-
-
-def _fetched(job: Job) -> int:
-    return len(job.prompt) - 1 if (job.transfer or {}).get("do_remote_prefill") else 0
-
-
-def _logprobs(job: Job, ids: Sequence[int]) -> list[Position] | None:
-    """As many candidates for each as were asked for; the one chosen is the likeliest."""
-    count = job.sampling.logprobs
-    if count is None:
-        return None
-    found = [
-        [TokenLogprob(chosen + i, -0.5 - i, i + 1, None) for i in range(max(1, count))] for chosen in ids
-    ]
-    return [Position(candidates[0], candidates) for candidates in found]
+def facts_of(spec: FakeSpec) -> EngineFacts:
+    return EngineFacts(
+        context_length=spec.context_length,
+        vocab_size=spec.vocab_size,
+        block_size=spec.block_size,
+        total_kv_blocks=spec.total_kv_blocks,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.context_length,
+        data_parallel_size=spec.ranks,
+        versions={"engine": "fake"},
+        terms={"engine": "fake", "block_size": spec.block_size},
+        adapters=AdapterLimits(spec.adapters, 16) if spec.adapters else None,
+        profile_folder="fake",
+        media=spec.media,
+        builds_lazily=spec.builds_lazily,
+        compiles_kernels=spec.builds_lazily,
+    )

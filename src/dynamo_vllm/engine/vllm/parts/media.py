@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +11,9 @@ from vllm.multimodal.inputs import MultiModalFieldElem
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from dynamo_vllm.engine.encoder_cache.folder import Unusable
-from dynamo_vllm.engine.vllm import sound as vllm_sound
-from dynamo_vllm.engine.vllm import video as vllm_video
+from dynamo_vllm.engine.vllm.parts import sound as vllm_sound
+from dynamo_vllm.engine.vllm.parts import video as vllm_video
+from dynamo_vllm.engine.vllm.parts.encoded import Encoded
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media, MediaPrompt
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.engine.base import FrameChooser
+    from dynamo_vllm.engine.vllm.names import Renderer
     from dynamo_vllm.errors import DynamoVllmError
 
 KINDS = ("image", "video", "audio")
 _REASON_LENGTH = 200
 
 
-def limits(renderer: Any) -> dict[str, int]:
+def limits(renderer: Renderer) -> dict[str, int]:
     """How many of each kind the model takes in one prompt, by the user's --limit-mm-per-prompt too."""
     processor = renderer.mm_processor
     if processor is None:
@@ -36,38 +37,51 @@ def limits(renderer: Any) -> dict[str, int]:
     return {kind: allowed[kind] for kind in KINDS if allowed.get(kind)}
 
 
-def frame_chooser(model_config: Any) -> FrameChooser | None:
-    return vllm_video.frame_chooser(get_video_processor_cls_name(model_config))
+class VllmMedia:
+    """Makes room for media in the prompts of one engine."""
 
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
 
-async def see(renderer: Any, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-    """Every mark in the prompt as many tokens as its medium takes, and the media as tensors beside it."""
-    data: dict[str, list[Any]] = {}
-    names: dict[str, list[str]] = {}
-    for medium in media:
-        data.setdefault(medium.kind, []).append(medium.data)
-        names.setdefault(medium.kind, []).append(medium.name)
-    encoded = [medium.data for medium in media if isinstance(medium.data, Encoded)]
-    if encoded and len(encoded) != len(media):
-        raise Unusable("some media are encoded and some are not")
-    if not encoded and "audio" in data:
-        vllm_sound.refuse(renderer.mm_processor.info, data["audio"])
-    plain = list(prompt)
-    try:
+    def frame_chooser(self) -> FrameChooser | None:
+        return vllm_video.frame_chooser(get_video_processor_cls_name(self._renderer.model_config))
+
+    def marks(self) -> dict[str, list[int]]:
+        """As vLLM's own profiling has them: no chat template is needed."""
+        dummies, tokenizer = self._renderer.mm_processor.dummy_inputs, self._renderer.get_tokenizer()
+        return {
+            kind: list(tokenizer.encode(dummies.get_dummy_text({kind: 1}))) for kind in limits(self._renderer)
+        }
+
+    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        """Every mark in the prompt as many tokens as its medium takes, and the media as tensors beside it."""
+        renderer = self._renderer
+        data: dict[str, list[Any]] = {}
+        names: dict[str, list[str]] = {}
+        for medium in media:
+            data.setdefault(medium.kind, []).append(medium.data)
+            names.setdefault(medium.kind, []).append(medium.name)
+        encoded = [medium.data for medium in media if isinstance(medium.data, Encoded)]
+        if encoded and len(encoded) != len(media):
+            raise Unusable("some media are encoded and some are not")
+        if not encoded and "audio" in data:
+            vllm_sound.refuse(renderer.mm_processor.info, data["audio"])
+        plain = list(prompt)
+        try:
+            if encoded:
+                info = renderer.mm_processor.info
+                data = {kind: _packed(info, kind, items) for kind, items in data.items()}
+            given = {"prompt_token_ids": plain, "multi_modal_data": data, "multi_modal_uuids": names}
+            (made,) = await renderer.render_cmpl_async([given])
+        except Unusable:
+            raise
+        except Exception as exc:
+            if encoded:  # pixels may do better
+                raise Unusable(str(refusal(exc, media))) from exc
+            raise refusal(exc, media) from exc
         if encoded:
-            info = renderer.mm_processor.info
-            data = {kind: _packed(info, kind, items) for kind, items in data.items()}
-        given = {"prompt_token_ids": plain, "multi_modal_data": data, "multi_modal_uuids": names}
-        (made,) = await renderer.render_cmpl_async([given])
-    except Unusable:
-        raise
-    except Exception as exc:
-        if encoded:  # pixels may do better
-            raise Unusable(str(refusal(exc, media))) from exc
-        raise refusal(exc, media) from exc
-    if encoded:
-        _check_rows(made, [medium.kind for medium in media], encoded)
-    return MediaPrompt(made["prompt_token_ids"], plain, tuple(media), made, _size(made["mm_kwargs"]))
+            _check_rows(made, [medium.kind for medium in media], encoded)
+        return MediaPrompt(made["prompt_token_ids"], plain, tuple(media), made, _size(made["mm_kwargs"]))
 
 
 def _size(made: Any) -> int:
@@ -82,14 +96,6 @@ def _size(made: Any) -> int:
         case list() | tuple():
             return sum(map(_size, made))
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """What an encode worker made of a medium: (rows, width), and what sizes its place in the prompt."""
-
-    tensor: torch.Tensor
-    about: Mapping[str, Any]
 
 
 def _packed(info: Any, kind: str, items: Sequence[Any]) -> Any:

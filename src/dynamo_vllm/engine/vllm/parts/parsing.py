@@ -17,10 +17,10 @@ from dynamo_vllm.job import GUIDE_KINDS, AnswerPart, Guide, Output
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from vllm.config import ModelConfig
     from vllm.parser.abstract_parser import Parser
 
     from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm.names import ModelConfig
     from dynamo_vllm.wire_openai import ChatBody
 
 

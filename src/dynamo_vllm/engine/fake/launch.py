@@ -1,0 +1,21 @@
+"""Starts the fake engine, as slowly as its spec says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.engine.fake.engine import FakeEngine
+from dynamo_vllm.errors import EngineDead
+
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.base import OnLoad, OnPhase
+    from dynamo_vllm.engine.fake.spec import FakeSpec
+
+
+async def launch(spec: FakeSpec, on_load: OnLoad, on_phase: OnPhase) -> FakeEngine:
+    on_phase("loading")
+    await asyncio.sleep(spec.start_ms / 1000)
+    if spec.refuse_start:
+        raise EngineDead("the fake engine was told not to start")
+    return FakeEngine(spec, on_load)

@@ -1,0 +1,62 @@
+"""Renders prompts for the text stage of a pipeline, and counts them for the one that draws.
+
+It imports vLLM: only `launch` imports it, once the variables are set and the patches are in.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.renderers import ChatParams
+
+from dynamo_vllm.engine.omni import arguments as omni_arguments
+from dynamo_vllm.engine.vllm.parts.renderer import refusing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+logger = logging.getLogger(__name__)
+
+
+class OmniRenderer:
+    """A rule refuses parsers, so answers are text and nothing else."""
+
+    def __init__(self, omni: AsyncOmni) -> None:
+        self._omni = omni
+
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[int]:
+        params = ChatParams(
+            chat_template=options.get("template"), chat_template_kwargs=options.get("kwargs", {})
+        )
+        with refusing("messages"):
+            _, (rendered,) = await self._omni.renderer.render_chat_async([list(messages)], params)
+        return list(rendered["prompt_token_ids"])
+
+    async def render_text(self, prompt: str) -> list[int]:
+        with refusing("prompt"):
+            (rendered,) = await self._omni.renderer.render_cmpl_async([{"prompt": prompt}])
+        return list(rendered["prompt_token_ids"])
+
+    def answer_parser(self, body: object, template_wishes: object) -> None:
+        return None
+
+
+def token_counter(model: str) -> Callable[[str], int] | None:
+    """Counts as the drawing stage does; None where the folder has no tokenizer that we can read."""
+    from transformers import AutoTokenizer
+
+    folder = Path(model, omni_arguments.tokenizer_folder(model))
+    if not folder.is_dir():
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as exc:  # a missing library, a file of another version: transformers has many ways
+        logger.warning("prompts are not counted, the tokenizer cannot be read: %s", exc)
+        return None
+    return lambda text: len(tokenizer(text).input_ids)

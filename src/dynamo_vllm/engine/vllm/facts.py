@@ -1,0 +1,70 @@
+"""Reads the facts of a vLLM that has started: sizes, limits, what it takes and what it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.vllm import control as vllm_control
+from dynamo_vllm.engine.vllm import kv_compatibility, kv_events
+from dynamo_vllm.engine.vllm.parts import media as vllm_media
+from dynamo_vllm.job import AdapterLimits, EngineFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dynamo_vllm.config.engine_rules import Fired
+    from dynamo_vllm.engine.vllm.names import Config, Llm
+
+
+def read(llm: Llm, fired: Sequence[Fired], relayed: Mapping[int, str]) -> EngineFacts:
+    """`relayed` are the addresses of events that come from other nodes."""
+    config = llm.vllm_config
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    ranks = llm.engine_core.engine_ranks_managed
+    endpoints, topic = kv_events.addresses(config, ranks)
+    defaults = model.get_diff_sampling_param()
+    return EngineFacts(
+        context_length=model.max_model_len,
+        vocab_size=model.get_vocab_size(),
+        block_size=cache.block_size,
+        # vLLM adds the blocks of all ranks up; the router wants those of one.
+        total_kv_blocks=(cache.num_gpu_blocks or 0) // len(ranks),
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        data_parallel_size=len(ranks),
+        data_parallel_start_rank=ranks[0],
+        kv_event_endpoints={**endpoints, **relayed},
+        kv_event_topic=topic,
+        bos_token_id=getattr(model.hf_config, "bos_token_id", None),
+        sampling_defaults={k: v for k, v in defaults.items() if isinstance(v, int | float)},
+        versions=machine.versions(),
+        rules=[str(one) for one in fired],
+        terms=kv_compatibility.terms(config),
+        kv_lease_seconds=kv_compatibility.lease_seconds(config),
+        adapters=_adapter_limits(config),
+        media=vllm_media.limits(llm.renderer),
+        encoder=kv_compatibility.encoder(config),
+        sleep_refusal=_sleep_refusal(config),
+        profile_folder=vllm_control.profile_folder(config),
+        builds_lazily=True,
+        compiles_kernels=machine.device() == "cuda",
+    )
+
+
+def _adapter_limits(config: Config) -> AdapterLimits | None:
+    lora = config.lora_config
+    if lora is None:
+        return None
+    if machine.device() == "cpu":
+        # vLLM 0.30: when every slot holds an adapter, a request without one gets an adapter's output.
+        return AdapterLimits(lora.max_loras - 1, lora.max_lora_rank)
+    return AdapterLimits(lora.max_cpu_loras or lora.max_loras, lora.max_lora_rank)
+
+
+def _sleep_refusal(config: Config) -> str | None:
+    if config.kv_transfer_config is not None:
+        return "its KV cache is registered with other engines, which sleep would pull away; stop it instead"
+    if machine.device() == "cpu" or config.model_config.enable_sleep_mode:
+        return None
+    return "start it with --enable-sleep-mode, or use pause, which keeps the memory"

@@ -1,0 +1,23 @@
+"""Launches vLLM: from a worker's settings to an engine that generates."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.engine.patches.patch import Where
+from dynamo_vllm.engine.vllm.preparation import prepare
+
+if TYPE_CHECKING:
+    from dynamo_vllm.engine.base import OnLoad, OnPhase
+    from dynamo_vllm.engine.settings import EngineSettings
+    from dynamo_vllm.engine.vllm.engine import VllmEngine
+
+
+async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -> VllmEngine:
+    """What it has opened is closed again where a later step fails, or where a signal ends it."""
+    prepared = prepare(settings, Where.WORKER, on_phase)
+    from dynamo_vllm.engine.vllm import assembly  # imports vLLM, which `prepare` has prepared
+
+    async with AsyncExitStack() as ends:
+        return assembly.assemble(prepared, settings, on_load, on_phase, ends)
