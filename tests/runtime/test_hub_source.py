@@ -55,10 +55,10 @@ import asyncio, os, sys
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.lora import sources
-from dynamo_vllm.lora.sources.base import Limits
+from dynamo_vllm.lora.sources.base import SourceLimits
 
 vllm_environment.set_environment(EngineSettings(model=sys.argv[1], environment=dict(os.environ)))
-print(asyncio.run(sources.fetch("hf://team/sql", None, Limits(), lambda *_: None)).path)
+print(asyncio.run(sources.fetch("hf://team/sql", None, SourceLimits(), lambda *_: None)).path)
 """
 
 

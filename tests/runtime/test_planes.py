@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import threading
 import time
@@ -220,7 +221,7 @@ async def test_drained_worker_is_out_of_etcd_before_it_ends(every: Planes, clust
     """Its lease would keep it there for ten seconds more."""
     before = {int(one["instance_id"]) for one in cluster.instances()}
     leaving = cluster.workers.pop()
-    leaving.process.terminate()  # type: ignore[attr-defined]
+    leaving.process.send_signal(signal.SIGTERM)
     assert leaving.process.wait(60) == 0
     async with Etcd(EtcdAccess((every.servers["etcd"].url,))) as client:
         found = [await client.lease(number) for number in before]
