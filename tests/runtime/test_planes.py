@@ -221,7 +221,7 @@ async def test_drained_worker_is_out_of_etcd_before_it_ends(every: Planes, clust
     """Its lease would keep it there for ten seconds more."""
     before = {int(one["instance_id"]) for one in cluster.instances()}
     leaving = cluster.workers.pop()
-    leaving.process.send_signal(signal.SIGTERM)
+    leaving.signal(signal.SIGTERM)
     assert leaving.process.wait(60) == 0
     async with Etcd(EtcdAccess((every.servers["etcd"].url,))) as client:
         found = [await client.lease(number) for number in before]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from dynamo_vllm.config.options import FindOptions
 from dynamo_vllm.errors import ConfigError
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=FindOptions)
 LOOPBACK = "127.0.0.1"
+THIS_MACHINE = ("localhost", "::1", "0.0.0.0", "::")
 
 
 def find(options: T, environment: Mapping[str, str], url: str | None = None) -> tuple[T, RunFolder | None]:
     """The options with the place of discovery, and the serve it belongs to.
 
-    Without a running serve the runtime's own choice stands; `url` tells several of them apart.
+    Without a running serve the runtime's own choice stands; with a `url` only the serve at it counts.
     """
     if options.discovery_backend != "file" or options.file_kv is not None:
         return options, None
@@ -31,8 +33,8 @@ def find(options: T, environment: Mapping[str, str], url: str | None = None) -> 
             raise ConfigError(f"--run-dir {folder.path}: no serve runs there")
         return _in(options, folder), folder
     running = run_folder.running(environment)
-    if len(running) > 1 and url is not None:
-        running = [folder for folder in running if folder.url == url] or running
+    if url is not None:
+        running = [folder for folder in running if folder.url is not None and _is_same(folder.url, url)]
     if len(running) > 1:
         raise ConfigError(f"several serve run on this machine; name one with --run-dir:\n{_list(running)}")
     return (_in(options, running[0]), running[0]) if running else (options, None)
@@ -44,6 +46,13 @@ def frontend(environment: Mapping[str, str]) -> str | None:
     if len(running) > 1:
         raise ConfigError(f"several serve run on this machine; give the URL of one:\n{_list(running)}")
     return running[0].url if running else None
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two URLs name one server; this machine has several names."""
+    places = [urlsplit(url) for url in (one, other)]
+    hosts = [LOOPBACK if place.hostname in THIS_MACHINE else place.hostname for place in places]
+    return hosts[0] == hosts[1] and places[0].port == places[1].port
 
 
 def _in(options: T, folder: RunFolder) -> T:

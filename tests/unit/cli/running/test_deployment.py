@@ -114,6 +114,15 @@ def test_without_a_serve_the_runtimes_own_place_stands(home: Mapping[str, str]) 
     assert deployment.find(AdminOptions(), home) == (AdminOptions(), None)
 
 
+def test_url_of_another_server_is_not_taken_for_the_only_serve(home: Mapping[str, str]) -> None:
+    with in_cache(home, "a").opened():
+        in_cache(home, "a").note("http://127.0.0.1:8123")
+        for url in ("http://127.0.0.1:8124", "http://10.0.0.1:8123"):
+            assert deployment.find(AdminOptions(), home, url) == (AdminOptions(), None)
+        _, found = deployment.find(AdminOptions(), home, "http://localhost:8123")
+        assert found == in_cache(home, "a")
+
+
 def test_of_several_serves_one_must_be_named(home: Mapping[str, str]) -> None:
     first, second = in_cache(home, "a"), in_cache(home, "b")
     with first.opened(), second.opened():
@@ -126,8 +135,7 @@ def test_of_several_serves_one_must_be_named(home: Mapping[str, str]) -> None:
         ]
         assert deployment.find(AdminOptions(run_dir=str(first.path)), home)[1] == first
         assert deployment.find(AdminOptions(), home, "http://127.0.0.1:8123")[1] == second
-        with pytest.raises(ConfigError, match="several serve run"):
-            deployment.find(AdminOptions(), home, "http://127.0.0.1:9")
+        assert deployment.find(AdminOptions(), home, "http://127.0.0.1:9")[1] is None
 
 
 @pytest.mark.parametrize("options", [AdminOptions(file_kv="/kv"), AdminOptions(discovery_backend="etcd")])
