@@ -17,6 +17,7 @@ from dynamo_vllm.config.role_cards import CARDS
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
+from dynamo_vllm.supervise.planning.assigned_ports import AssignedPorts
 from dynamo_vllm.supervise.planning.gpu_pool import VARIABLE, GpuPool, share_of
 from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
@@ -215,7 +216,7 @@ class _Workers:
         self._system_port = environment.get("DYN_SYSTEM_PORT")
         self._front = front
         self._names: Counter[str] = Counter()
-        self._ports = _Ports(front)
+        self._ports = AssignedPorts(front)
         self._roles: dict[tuple[str, str], str] = {}
         """By address and name of the model."""
         self._folders: dict[str, str] = {}
@@ -361,32 +362,6 @@ class _Workers:
                 forks=forks.why_not(options, env) is None,
             )
         )
-
-
-class _Ports:
-    """Assigns ports: workers with the same first port get consecutive ones."""
-
-    def __init__(self, front: FrontendOptions) -> None:
-        self._owners = {front.port: "--port"}
-        self._counts: Counter[tuple[str, int]] = Counter()
-
-    @property
-    def named(self) -> frozenset[int]:
-        """All assigned ports, and the frontend's."""
-        return frozenset(self._owners)
-
-    def next(self, name: str, option: str, first: int | None, count: int = 1) -> int | None:
-        """Return the first of `count` ports for the worker `name`; None if the user named none."""
-        if not first:
-            return None
-        mine = first + self._counts[option, first]
-        self._counts[option, first] += count
-        for port in range(mine, mine + count):
-            if port in self._owners or port > 65535:
-                why = f"is taken by {self._owners[port]}" if port in self._owners else "is no port"
-                raise ConfigError(f"{flag(option)} {first}: {port} for {name} {why}; name another")
-            self._owners[port] = f"{flag(option)} of {name}"
-        return mine
 
 
 def parse(argv: Sequence[str]) -> WorkerPlan:
