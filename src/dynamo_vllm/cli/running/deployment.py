@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from dynamo_vllm.config.options import FindOptions
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.run_folder import RunFolder
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=FindOptions)
 LOOPBACK = "127.0.0.1"
-THIS_MACHINE = ("localhost", "::1", "0.0.0.0", "::")
 
 
 def find(options: T, environment: Mapping[str, str], url: str | None = None) -> tuple[T, RunFolder | None]:
@@ -49,10 +49,10 @@ def frontend(environment: Mapping[str, str]) -> str | None:
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Whether two URLs name one server; this machine has several names."""
-    places = [urlsplit(url) for url in (one, other)]
-    hosts = [LOOPBACK if place.hostname in THIS_MACHINE else place.hostname for place in places]
-    return hosts[0] == hosts[1] and places[0].port == places[1].port
+    """Return whether two URLs name one server; loopback has several names."""
+    first, second = urlsplit(one), urlsplit(other)
+    hosts = {first.hostname, second.hostname}
+    return first.port == second.port and (len(hosts) == 1 or hosts <= set(LOOPBACK_HOSTS))
 
 
 def _in(options: T, folder: RunFolder) -> T:
