@@ -19,7 +19,7 @@ help:
 	@echo "make venv-dev                  the same with what tests and checks need; they do it themselves"
 	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine; without MODEL the demo (ARGS='--demo lora')"
 	@echo "make test                      all tiers: $(TIERS)"
-	@echo "make test-long                 what make test leaves out to stay under 20 minutes: more of the same"
+	@echo "make test-long                 what make test leaves out to stay under 25 minutes: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
 	@echo "make coverage                  what the unit tier runs of src; fails below the floor in pyproject.toml"
 	@echo "make check                     lint, format, types, imports, generated docs, the site"
