@@ -46,11 +46,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield made.wait_ready()
 
 
-@pytest.mark.parametrize("process", ["frontend", "worker"])
-def test_watches_of_the_kernel_that_are_used_up_are_named(process: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("process", "left"), [("frontend", 8), ("worker", 3)])
+def test_watches_of_the_kernel_that_are_used_up_are_named(process: str, left: int, tmp_path: Path) -> None:
     """In a user namespace, which has a limit of its own."""
     limit = "/proc/sys/user/max_inotify_instances"
-    inside = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 8 > {limit} && exec "$@"', "sh"]
+    inside = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo {left} > {limit} && exec "$@"', "sh"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces here")
     words = {
@@ -66,7 +66,7 @@ def test_watches_of_the_kernel_that_are_used_up_are_named(process: str, tmp_path
     )
     assert done.returncode == 1, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "inotify instances, and this user has 8 left" in line
+    assert f"inotify instances, and this user has {left} left" in line
     assert "sysctl -w fs.inotify.max_user_instances=1024" in line
 
 

@@ -27,7 +27,7 @@ from dynamo_vllm.serving.lifecycle import headless, node_link, warmup
 from dynamo_vllm.serving.lifecycle.progress import Progress
 from dynamo_vllm.serving.lifecycle.shutdown import EXIT_ENGINE_DEAD, close_engine, on_dead_engine, on_signals
 from dynamo_vllm.serving.metrics import load_meter
-from dynamo_vllm.serving.plane import etcd_lease, kv_compatibility, parsers, runtime, socket_options
+from dynamo_vllm.serving.plane import etcd_lease, inotify, kv_compatibility, parsers, runtime, socket_options
 from dynamo_vllm.serving.request import tracing
 from dynamo_vllm.serving.system_port import handler as system_port_handler
 from dynamo_vllm.serving.wiring import Started
@@ -129,7 +129,7 @@ def joined(plan: WorkerPlan) -> Runtime:
         addresses.append(kv_compatibility.endpoint_of(options.address))
     if plan.encoder_folder is not None:
         addresses += [*factories.encoders_of(options), encoding_transfer.endpoint_of(options.address)]
-    return runtime.Runtime(runtime.create(options), addresses)
+    return runtime.Runtime(runtime.create(options, inotify.WORKER), addresses)
 
 
 async def serve(started: Started, loader: MediaLoader | None = None, traces: Tracing | None = None) -> int:

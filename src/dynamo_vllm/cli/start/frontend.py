@@ -78,12 +78,12 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     from dynamo_vllm.serving.lifecycle.progress import Progress
     from dynamo_vllm.serving.lifecycle.shutdown import end_signals, is_repeated_hangup
     from dynamo_vllm.serving.logging import set_up
-    from dynamo_vllm.serving.plane import etcd_lease, runtime, socket_options
+    from dynamo_vllm.serving.plane import etcd_lease, inotify, runtime, socket_options
 
     set_up(options.log_level)
     load_nixl()
     progress = Progress(options.status_fd)
-    drt = runtime.create(options)
+    drt = runtime.create(options, inotify.FRONTEND)
     # Workers bring their answers to a socket of ours, which the runtime makes with the first client.
     await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
     folder = options.discovery_folder

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from dynamo_vllm.errors import StartError
 
-INSTANCES = 16
-"""What a frontend with one model takes of the runtime (1.6.1); a worker takes fewer."""
+FRONTEND = 20
+"""Instances that the runtime (1.6.1) takes for a frontend with one model: 14, with prefill workers 20."""
+WORKER = 4
+"""A worker takes one, and a few where it calls other workers."""
 LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 
 
-def refuse_used_up(instances: int = INSTANCES) -> None:
+def refuse_used_up(instances: int) -> None:
     """Says so at once: the runtime would fail later without a word of inotify, or wait for good."""
     opened: list[int] = []
     try:

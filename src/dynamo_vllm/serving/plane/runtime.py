@@ -40,9 +40,9 @@ class Runtime:
         self._drt.shutdown()
 
 
-def create(options: RuntimeOptions) -> DistributedRuntime:
+def create(options: RuntimeOptions, inotify_instances: int) -> DistributedRuntime:
     if options.discovery_backend == "file":
-        inotify.refuse_used_up()
+        inotify.refuse_used_up(inotify_instances)
     try:
         return DistributedRuntime(
             asyncio.get_running_loop(),
