@@ -1,4 +1,4 @@
-"""Says of each role what others must know of it, so that nobody asks for its name."""
+"""Describes each role by its properties, so that no other module tests a role's name."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ class RoleCard:
     worker_type: str
     """Aggregated, Prefill, Decode or Encode, as the runtime spells it."""
     process_name: str = "worker"
-    """What `serve` calls its processes, with a number behind it."""
+    """Name of its processes in `serve`; a number follows."""
     component: str = "backend"
-    """Where its workers are found, unless the user names a component."""
+    """The runtime component of its workers, unless the user names one."""
     input: str = "Tokens"
     """Tokens, or Text when the engine tokenises."""
     publishes_kv_events: bool = True
     may_migrate: bool = True
     needs: tuple[tuple[str, ...], ...] = ()
-    """Worker types that must be there before the model is ready: alternatives, each a set."""
+    """Worker types that must be present before the model is ready: alternatives, each a set."""
     router: str | None = None
     """How the frontend chooses among workers of this role: kv or round-robin; None is its own choice."""
     endpoint_types: tuple[str, ...] | None = None
-    """OpenAI endpoints of the role; None takes the worker's option, none are left for a helper of others."""
+    """OpenAI endpoints of the role; None takes the worker's option, an empty one is for helpers of others."""
     is_listed: bool = True
     """Whether the frontend sees it; if not, other workers find it by its address."""
     needs_adapters: bool = True
-    """Whether a request for an adapter that is not here fails; if not, `prepare` sees that it got none."""
+    """Whether a request for an adapter that is not loaded here fails; if not, `prepare` handles it."""
     takes_guides: bool = True
-    """Whether it generates what a schema or a grammar could hold to a form."""
+    """Whether it generates text to which structured output applies."""
     kv_role: str = "kv_both"
     """Which side of a KV transfer it is, in vLLM's words: kv_producer, kv_consumer, or kv_both."""
     encodes_media: bool = False
-    """Whether it runs the encoder alone, for workers that answer."""
+    """Whether it runs only the vision encoder, for workers that answer."""
     tells_stages: bool = False
-    """Whether it says when a request has come and when it is prepared, to one who waits for each apart."""
+    """Whether it reports when a request has arrived and when it is prepared; callers time both."""
 
     @property
     def gives_kv(self) -> bool:
@@ -54,7 +54,7 @@ class RoleCard:
 
     @property
     def hands_over_kv(self) -> bool:
-        """Whether it gives its KV cache to another worker, or gets it from one."""
+        """Whether it sends its KV cache to another worker, or receives one."""
         return self.gives_kv or self.takes_kv
 
     @property
