@@ -56,6 +56,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
     "Project": {
         "docs/architecture.md": "Architecture",
         "docs/decisions.md": "Decisions",
+        "docs/versions.md": "Versions of vLLM",
         "docs/adding-a-connector.md": "Adding a connector",
         "docs/adding-a-verb.md": "Adding a verb",
         "docs/adding-a-media-type.md": "Adding a media type",

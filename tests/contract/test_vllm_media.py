@@ -13,7 +13,7 @@ from tiny_models.vision import make_tiny_vision_model
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
-from vllm.multimodal.cache import MultiModalProcessorSenderCache
+from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.renderers import ChatParams, renderer_from_config
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -138,6 +138,6 @@ async def test_media_seen_twice_come_without_content(renderer: Any) -> None:
 def test_core_tells_of_media_it_has_not() -> None:
     ended = EngineCoreOutput(request_id="r", new_token_ids=[], finish_reason=FinishReason.ERROR)
     assert ended.mm_cache_miss_hashes is None
-    assert "mm_hash" in inspect.signature(MultiModalProcessorSenderCache.invalidate).parameters
+    assert "mm_hash" in inspect.signature(BaseMultiModalProcessorCache.invalidate).parameters
     source = inspect.getsource(__import__("vllm.v1.engine.async_llm", fromlist=["x"]))
     assert source.index("process_outputs(\n") < source.index("mm_processor_cache.invalidate(mm_hash)")

@@ -1,0 +1,111 @@
+"""Names of vLLM that we use, looked up in a release that is not installed."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import vllm_names
+from vllm_names import State, Use
+from vllm_source import Release
+
+FILES = {
+    "vllm/__init__.py": "import typing\nif typing.TYPE_CHECKING:\n    from .params import Params\n",
+    "vllm/_version.py": "__version__: str\n__version__ = version = '9.1.0'\n",
+    "vllm/params.py": "class Params:\n    n: int = 1\n",
+    "vllm/engine/__init__.py": "from vllm.engine.base import *\nfrom vllm.engine.llm import Llm as Engine\n",
+    "vllm/engine/base.py": (
+        "class Base:\n"
+        "    def __init__(self):\n"
+        "        self.config = None\n"
+        "    def abort(self, request_id, internal=False):\n"
+        "        '''Ends it.'''\n"
+        "        return request_id\n"
+    ),
+    "vllm/engine/llm.py": (
+        "from .base import Base\n"
+        "try:\n"
+        "    import fast\n"
+        "except ImportError:\n"
+        "    fast = None\n"
+        "class Llm(Base):\n"
+        "    def sleep(self, level, *, mode): ...\n"
+    ),
+}
+
+
+def write(folder: Path, files: dict[str, str] = FILES) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(params=["folder", "wheel"])
+def release(request: pytest.FixtureRequest, tmp_path: Path) -> Release:
+    if request.param == "folder":
+        return Release(write(tmp_path))
+    with zipfile.ZipFile(tmp_path / "vllm-9.1.0-any.whl", "w") as archive:
+        for name, text in FILES.items():
+            archive.writestr(name, text)
+    return Release(tmp_path / "vllm-9.1.0-any.whl")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm.Params.n",
+        "vllm.engine.llm",
+        "vllm.engine.Engine.abort",
+        "vllm.engine.Engine.config",
+        "vllm.engine.Base",
+        "vllm.engine.llm.fast",
+    ],
+)
+def test_names_are_found_through_re_exports_and_base_classes(release: Release, name: str) -> None:
+    assert vllm_names.judge(Use(name, "imported", "x.py"), release).state is State.THERE
+
+
+def test_what_is_missing_is_named_with_its_new_place(release: Release) -> None:
+    verdict = vllm_names.judge(Use("vllm.engine.core.Llm", "imported", "x.py"), release)
+    assert (verdict.state, verdict.note) == (State.MISSING, "now in vllm.engine.llm")
+    gone = vllm_names.judge(Use("vllm.engine.Engine.wake_up", "described", "Llm"), release)
+    assert (gone.state, gone.note) == (State.MISSING, "")
+    assert release.version() == "9.1.0"
+
+
+def test_method_with_other_parameters_is_named(release: Release) -> None:
+    """Ours gives `sleep` both, and `abort` an id and whether it is internal."""
+    assert vllm_names.judge(Use("vllm.engine.Engine.sleep", "described", "Llm"), release).state is State.THERE
+    other = vllm_names.judge(Use("vllm.engine.Engine.sleep", "described", "Missing"), release)
+    assert other.state is State.THERE, "a class that we do not describe is not compared"
+    (ours,) = (use for use in vllm_names.uses() if use.name.endswith("AsyncLLM.pause_generation"))
+    found = release.lookup("vllm.engine.Engine.sleep")
+    assert found is not None
+    assert vllm_names.refused(ours, found) == "takes no clear_cache; needs level"
+
+
+def test_text_is_compared_without_comments_and_docstrings(tmp_path: Path) -> None:
+    old = Release(write(tmp_path / "old"))
+    base = FILES["vllm/engine/base.py"]
+    new = Release(write(tmp_path / "new", FILES | {"vllm/engine/base.py": base.replace("Ends it", "Other")}))
+    use = Use("vllm.engine.Engine.abort", "imported", "x.py")
+    assert vllm_names.judge(use, new, old).state is State.THERE
+    new = Release(write(tmp_path / "new", FILES | {"vllm/engine/base.py": base.replace("return", "yield")}))
+    assert vllm_names.judge(use, new, old).state is State.CHANGED
+
+
+def test_uses_come_from_imports_descriptions_and_patches() -> None:
+    found = {(use.name, use.why) for use in vllm_names.uses()}
+    assert ("vllm.v1.engine.async_llm.AsyncLLM", "imported") in found
+    assert ("vllm.v1.engine.async_llm.AsyncLLM.generate", "described") in found
+    assert ("vllm.v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync", "patched") in found
+    assert not [name for name, _ in found if name.startswith("vllm_omni")]
+
+
+def test_release_that_lacks_names_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vllm_names.main([str(write(tmp_path))]) == 1
+    assert "vLLM 9.1.0: " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no package called vllm"):
+        Release(tmp_path / "vllm")
