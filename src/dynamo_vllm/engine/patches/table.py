@@ -30,7 +30,7 @@ from dynamo_vllm.engine.patches.cpu import (
     thread_count,
     topology,
 )
-from dynamo_vllm.engine.patches.patch import Patch, State, Where, installed
+from dynamo_vllm.engine.patches.patch import VLLM_VERSIONS, Patch, State, Where, installed, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ _WARM_UP = ("vllm.v1.worker.cpu_model_runner.CPUModelRunner.warming_up_model",)
 _DRAW = f"{omni_drawing.ADAPTER}.DiffusersAdapterPipeline"
 _SAMPLER = "vllm.v1.sample.rejection_sampler"
 _GUIDED = (Where.WORKER, Where.OMNI_WORKER, Where.JUDGE)
-_in_vllm = partial(Patch, package="vllm", versions=">=0.30,<0.31")
+_in_vllm = partial(Patch, package="vllm", versions=VLLM_VERSIONS)
 _in_events = partial(
     _in_vllm, targets=("vllm.v1.core.block_pool.BlockPool._build_block_stored_event",), where=(Where.ENGINE,)
 )
@@ -185,6 +185,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _on_cpu(
         name="cpu-guesses-kernels",
+        versions=">=0.30,<0.31",
         targets=tuple(f"{_SAMPLER}._{name}.kernel" for name in guesses.KERNELS),
         defect="guesses are checked with kernels of Triton, which a CPU does not have",
         apply=guesses.use_cpu_kernels,
@@ -293,7 +294,9 @@ def apply(where: Where, patches: Iterable[Patch] = PATCHES) -> None:
             _applied.add(patch.name)
         elif state is State.OTHER_VERSION and patch.name not in _told:
             _told.add(patch.name)
-            found = f"{patch.package} {installed(patch.package)}"
-            logger.warning(
-                "%s is not applied: it is for %s, and %s is here", patch.name, patch.versions, found
-            )
+            version = str(installed(patch.package))
+            if patch.package != "vllm" or not is_within(version, VLLM_VERSIONS):
+                found = f"{patch.package} {version}"
+                logger.warning(
+                    "%s is not applied: it is for %s, and %s is here", patch.name, patch.versions, found
+                )

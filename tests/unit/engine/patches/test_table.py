@@ -83,12 +83,24 @@ def test_other_versions_do_not(monkeypatch: pytest.MonkeyPatch, version: str) ->
     assert made([]).state() is State.OTHER_VERSION
 
 
-def test_a_version_outside_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    patches = [made([], versions="<0.30"), made([], name="gone", package="nixl")]
+def test_a_version_outside_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(patch, "installed", {"vllm": "0.33.0"}.get)
+    monkeypatch.setattr(table, "installed", {"vllm": "0.33.0"}.get)
+    patches = [made([], versions="<0.33"), made([], name="gone", package="nixl")]
     with caplog.at_level(logging.INFO):
         table.apply(Where.WORKER, patches)
         table.apply(Where.WORKER, patches)
-    assert caplog.messages == ["fix is not applied: it is for <0.30, and vllm 0.30.0 is here"]
+    assert caplog.messages == ["fix is not applied: it is for <0.33, and vllm 0.33.0 is here"]
+
+
+def test_a_version_that_was_looked_at_and_needs_no_patch_is_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        table.apply(Where.WORKER, [made([], versions=">=0.31,<0.33")])
+    assert caplog.messages == []
 
 
 def test_condition_is_looked_at_whenever_somebody_asks() -> None:

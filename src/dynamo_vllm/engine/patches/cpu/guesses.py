@@ -1,9 +1,10 @@
 """Lets an engine on CPU check the guesses of speculative decoding. Two patches.
 
 What is wrong: the sampler of vLLM 0.30 that checks guesses holds on to kernels of Triton, which a CPU does
-not have: vLLM replaces the names in the module, and the sampler looks at its own (`use_cpu_kernels`). The CPU
-kernel that gives every guess its request's temperature writes into a copy, and the caller reads memory that
-nobody wrote (`expand`). Either ends the engine with its first guess.
+not have: vLLM replaces the names in the module, and the sampler looks at its own (`use_cpu_kernels`); 0.31
+registers its kernels where the sampler looks. In 0.30 to 0.32 the CPU kernel that gives every guess its
+request's temperature writes into a copy, and the caller reads memory that nobody wrote (`expand`). Either
+ends the engine with its first guess.
 
 What we do: give the sampler the kernels that vLLM wrote for CPUs, and expand the values with torch.
 
@@ -55,7 +56,7 @@ def kernel_writes_into_a_copy() -> bool:
 
     written = torch.zeros(1, dtype=torch.int32)
     values, ends = torch.tensor([7], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
-    cpu_triton_utils.expand_kernel[(1,)](written, values, ends, 0, 0)
+    cpu_triton_utils._expand_kernel_impl(written, values, ends, 0, 0)
     return bool(written.item() != values.item())
 
 
