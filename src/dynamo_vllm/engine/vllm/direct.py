@@ -33,8 +33,13 @@ class Direct:
         self._others: Callable[..., Any] = processor.process_outputs
         processor.process_outputs = self._process
 
-    def _process(self, outputs: list[Any], moment: float | None = None, iteration: Any = None) -> Any:
-        """One pass over a step's outputs; vLLM's own code gets those that are more than further tokens."""
+    def _process(
+        self, outputs: list[Any], moment: float | None = None, iteration: Any = None, **more: object
+    ) -> Any:
+        """One pass over a step's outputs; vLLM's own code gets those that are more than further tokens.
+
+        Since 0.32 vLLM gives the version of the model's weights too, which our answers do not tell.
+        """
         taps, others = self._taps, []
         for output in outputs:
             tap = taps.get(output.request_id)
@@ -56,7 +61,7 @@ class Direct:
                 sink(Output(ids))
             except Exception as exc:
                 tap.fail(exc)
-        return self._others(others, moment, iteration)
+        return self._others(others, moment, iteration, **more)
 
     def fits(self, job: Job) -> bool:
         """Whether the engine's output for this job is the answer as it is."""
@@ -148,6 +153,7 @@ class Tap:
         stop_reason: int | str | None,
         kv_transfer_params: dict[str, Any] | None = None,
         ec_transfer_params: dict[str, Any] | None = None,
+        error: object = None,
     ) -> None:
         """What vLLM's own pass has for this job; None tells it that nothing is left to hand on."""
         if self.sink is None:
