@@ -271,6 +271,7 @@ def engine_defaults(
     from dynamo_vllm.engine.omni import arguments as omni_arguments
     from dynamo_vllm.engine.process import environment as vllm_environment
     from dynamo_vllm.engine.vllm import arguments as vllm_arguments
+    from dynamo_vllm.engine.vllm.compat import versions
     from dynamo_vllm.serving.factories import engine_settings
 
     # A worker makes a new folder at every start.
@@ -280,6 +281,7 @@ def engine_defaults(
         # vLLM logs to stdout, which is ours.
         with contextlib.redirect_stdout(sys.stderr):
             machine.refuse_missing_library()
+            versions.refuse_older()
             settings = engine_settings(plan, environment, scratch)
             if plan.options.omni:
                 return omni_arguments.told(settings), None

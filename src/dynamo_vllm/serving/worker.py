@@ -15,6 +15,7 @@ from dynamo_vllm.admin.base import WorkerState
 from dynamo_vllm.config import build, planes
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.vllm.compat import versions
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.kv import events
 from dynamo_vllm.lora.sources.store import cache_folder
@@ -55,6 +56,7 @@ def refuse(options: WorkerOptions) -> None:
     """Check what is quickly found, before anything slow."""
     if options.engine == "vllm":
         machine.refuse_missing_library()
+        versions.refuse_older()
     parsers.refuse_unknown(options)
     factories.refuse_missing_folder(str(options.model))
 

@@ -14,6 +14,7 @@ from dynamo_vllm.config import build, checks, folders, planes, topology
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.vllm.compat import versions
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.serving import scratch
 from dynamo_vllm.supervise import run_folder
@@ -179,6 +180,7 @@ def prepare(
     if demos.needs_vllm(wanted, environment):
         device = machine.device()
         machine.refuse_missing_library()
+        versions.refuse_older()
     gpus = visible_gpus(environment) if device == "cuda" else []
     if demos.lacks_model(wanted, environment):
         found, left_out = demos.choose(demo or demos.DEFAULT, device)

@@ -15,6 +15,7 @@ from dynamo_vllm.engine.omni.engine import OmniEngine
 from dynamo_vllm.engine.patches import plugin, table
 from dynamo_vllm.engine.patches.patch import Where
 from dynamo_vllm.engine.process.background import in_thread
+from dynamo_vllm.engine.vllm.compat import versions
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -
     """Stages that have started are ended where a later step fails."""
     on_phase("importing")
     omni_arguments.refuse_missing()
+    versions.refuse_for_omni()
     omni_arguments.set_environment(settings, omni_pipelines.choose(settings.model))
     make = await _told("importing vLLM-Omni", _imported)
     plugin.register_omni()

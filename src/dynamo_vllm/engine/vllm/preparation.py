@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.engine.patches import table
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
+from dynamo_vllm.engine.vllm.compat import versions
 
 if TYPE_CHECKING:
     from dynamo_vllm.engine.base import OnPhase
@@ -32,6 +33,7 @@ def prepare(settings: EngineSettings, where: Where, on_phase: OnPhase) -> Prepar
     """Only when it returns may other modules import vLLM: it reads its variables when it is imported."""
     on_phase("importing")
     vllm_environment.set_environment(settings)
+    versions.warn_of_unproven()
     table.apply(where)
     resolved = vllm_arguments.resolve(settings)
     for fired in resolved.fired:

@@ -1,0 +1,76 @@
+"""Versions of vLLM: older ones are refused, newer ones start with a warning."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from dynamo_vllm.engine.patches import patch
+from dynamo_vllm.engine.vllm.compat import versions
+from dynamo_vllm.errors import ConfigError, StartError
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
+    by_name = {name.replace("_", "-"): version for name, version in found.items()}
+    monkeypatch.setattr(versions, "installed", by_name.get)
+
+
+@pytest.mark.parametrize("version", ["0.29.1", "0.9.2+cpu"])
+def test_older_vllm_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    install(monkeypatch, vllm=version)
+    with pytest.raises(StartError, match=r"is too old, dynamo-vllm needs 0\.30 or newer; run 'make venv'"):
+        versions.refuse_older()
+    assert versions.unproven() == ()
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.30.1rc1", "0.30.0+cpu", "0.31.0", "0.99.0", "unknown"])
+def test_others_are_not(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    install(monkeypatch, vllm=version)
+    versions.refuse_older()
+
+
+def test_without_vllm_nothing_is_said_here(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch)
+    versions.refuse_older()
+    versions.warn_of_unproven()
+    assert caplog.messages == []
+
+
+def test_newer_vllm_is_warned_of_with_what_was_not_proven(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(versions, "NOT_PROVEN", {(0, 30): (), (0, 31): (), (0, 32): ("LoRA",)})
+    with caplog.at_level(logging.INFO):
+        for version in ("0.30.0", "0.31.2", "0.32.0", "0.33.0"):
+            install(monkeypatch, vllm=version)
+            versions.warn_of_unproven()
+    known, unknown = caplog.messages
+    assert known == (
+        "vLLM 0.32.0 is newer than 0.31, which all tests were run with; not proven with it: LoRA"
+    )
+    assert unknown.startswith("vLLM 0.33.0 is newer than 0.31")
+    assert unknown.endswith(", ".join(versions.EVERYTHING))
+
+
+def test_omni_needs_the_vllm_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, vllm="0.30.1", vllm_omni="0.30.0")
+    versions.refuse_for_omni()
+    install(monkeypatch, vllm="0.32.0", vllm_omni="0.30.0")
+    with pytest.raises(ConfigError, match=r"vLLM-Omni 0\.30\.0 needs vLLM 0\.30, not 0\.32\.0"):
+        versions.refuse_for_omni()
+
+
+def test_range_of_the_package_is_what_was_looked_at() -> None:
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
+    for device in ("cpu", "cuda"):
+        wanted = Requirement(project["optional-dependencies"][device][0])
+        assert wanted.specifier == Requirement(f"x{patch.VLLM_VERSIONS}").specifier
+        assert all(wanted.specifier.contains(".".join(map(str, one))) for one in versions.NOT_PROVEN)
+        newer = max(versions.NOT_PROVEN)[1] + 1
+        assert not wanted.specifier.contains(f"0.{newer}")
