@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e bare deploy
 
-.PHONY: help venv venv-dev serve test test-long coverage $(TIERS:%=test-%) check fmt docs docs-serve bench-peers faults demo-models lock audit clean distclean
+.PHONY: help venv venv-dev serve test test-long test-versions coverage $(TIERS:%=test-%) check fmt docs docs-serve bench-peers faults demo-models lock audit clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-long                 what make test leaves out to stay under 25 minutes: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
+	@echo "make test-versions ARGS=0.32.0 contract tests and a few others with every vLLM that has a lock, or with these"
 	@echo "make coverage                  what the unit tier runs of src; fails below the floor in pyproject.toml"
 	@echo "make check                     lint, format, types, imports, generated docs, the site"
 	@echo "make fmt                       format and fix what can be fixed"
@@ -31,7 +32,7 @@ help:
 	@echo "make demo-models ARGS='…'      train the demo models into build/demo, on one GPU (ARGS=--smoke: in little)"
 	@echo "make lock ARGS=--upgrade       write requirements/ anew, for pyproject.toml and with the newest versions"
 	@echo "make audit                     which locked packages have known vulnerabilities, as PyPI knows them; needs PyPI itself"
-	@echo "make clean | distclean         remove caches | and .venv, .docs and .bench"
+	@echo "make clean | distclean         remove caches | and .venv, .versions, .docs and .bench"
 
 venv:
 	@$(PYTHON) scripts/setup.py
@@ -55,6 +56,10 @@ test-long: venv-dev
 
 $(TIERS:%=test-%): test-%: venv-dev
 	@$(BIN)/python scripts/test.py $*
+
+# Makes an environment for each in .versions.
+test-versions:
+	@$(PYTHON) scripts/versions.py $(ARGS)
 
 coverage: venv-dev
 	$(BIN)/coverage run -m pytest -q tests/unit -m "not long" $(ARGS)
@@ -105,4 +110,4 @@ clean:
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .docs .bench
+	rm -rf .venv .versions .docs .bench

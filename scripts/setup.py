@@ -7,6 +7,7 @@ Runs with nothing but a Python 3.11 to 3.14. uv installs what `requirements/` pi
 Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
   DYNAMO_VLLM_VLLM=0.32.0            another vLLM than the default; it stays until `make distclean`
+  DYNAMO_VLLM_VENV=folder            instead of `.venv`
   DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml; they stay until `make distclean`
 """
 
@@ -23,13 +24,21 @@ if not OLDEST <= sys.version_info[:2] <= NEWEST:
         % sys.version_info[:2]
     )
 
-from setup_report import PYTHON_VERSION, ROOT, VENV_ADVICE, SetupError, failed, follow, run  # noqa: E402
+from setup_report import (  # noqa: E402
+    PYTHON_VERSION,
+    ROOT,
+    VENV,
+    VENV_ADVICE,
+    SetupError,
+    failed,
+    follow,
+    run,
+)
 
 TYPE_CHECKING = False  # as type checkers understand it; the module of that name need not be imported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, ".dynamo-vllm-ready")
 LOCKS = os.path.join(ROOT, "requirements")

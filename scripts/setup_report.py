@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     Saying = Callable[[list[str]], str]
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LOG = os.path.join(ROOT, ".venv", "setup.log")
+VENV = os.path.abspath(os.environ.get("DYNAMO_VLLM_VENV") or os.path.join(ROOT, ".venv"))
+LOG = os.path.join(VENV, "setup.log")
 LOG_LINES_SHOWN = 20
 PYTHON_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 VENV_ADVICE = f"Run: apt install python{PYTHON_VERSION}-venv (or python3-venv), then this again."
