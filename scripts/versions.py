@@ -72,9 +72,11 @@ def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, s
 
 
 def environment_of(version: str) -> dict[str, str]:
+    """Without extras: some are not for every version, and these tests need none."""
     folder = ENVIRONMENTS / version
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "DYNAMO_VLLM_VENV": str(folder), "DYNAMO_VLLM_VLLM": version, "PATH": path}
+    given = {name: value for name, value in os.environ.items() if name != "DYNAMO_VLLM_EXTRAS"}
+    return {**given, "DYNAMO_VLLM_VENV": str(folder), "DYNAMO_VLLM_VLLM": version, "PATH": path}
 
 
 def call(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -38,11 +38,12 @@ def test_every_version_has_an_environment_and_all_suites() -> None:
 
 def test_choice_of_versions_suites_and_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_ARGS", "-k 'lora or media'")
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "omni")
     runs = Runs()
     assert versions.main(["0.31.0", "--suite", "contract"], runs) == 0
     (_, contract, environment) = runs.seen[1]
     assert len(runs.seen) == 2 and contract[-2:] == ["-k", "lora or media"]
-    assert "PYTEST_ARGS" not in environment
+    assert not {"PYTEST_ARGS", "DYNAMO_VLLM_EXTRAS"} & environment.keys()
 
 
 def test_what_fails_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
