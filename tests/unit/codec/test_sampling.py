@@ -184,6 +184,16 @@ def test_models_own_defaults_fill_what_the_request_leaves_out() -> None:
     assert (spec.temperature, spec.top_k) == (0.6, 5)
 
 
+def test_penalties_have_defaults_too() -> None:
+    """vLLM reads them from a model's generation config since 0.31."""
+    defaults = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    spec = tokens(
+        facts=dataclasses.replace(FACTS, sampling_defaults=defaults),
+        sampling_options={"presence_penalty": 0.0},
+    )
+    assert (spec.presence_penalty, spec.frequency_penalty) == (0.0, 0.5)
+
+
 @pytest.mark.parametrize(
     ("guided", "expected"),
     [
