@@ -78,7 +78,8 @@ async def test_blocks_are_keyed_by_name_and_offset(renderer: Any) -> None:
         mm_features=[feature], lora_request=None, cache_salt=None, prompt_embeds=None
     )
     keys, _ = generate_block_hash_extra_keys(request, 0, 32, 0)
-    assert keys == ((NAMES[0], place.offset),)
+    # Since 0.31 a mark stands before each, which events leave out.
+    assert [key[-2:] for key in keys or ()] == [(NAMES[0], place.offset)]
 
 
 async def test_limits_are_those_of_model_and_user(renderer: Any) -> None:
