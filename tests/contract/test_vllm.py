@@ -318,7 +318,8 @@ def test_our_flags_hide_no_other_flag_of_vllm() -> None:
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
     theirs = {flag for action in parser._actions for flag in action.option_strings}
     ours = {flag for item in build.declared(WorkerOptions) for flag in item.flags}
-    assert ours & theirs == SHARED
+    # vLLM 0.30 has no --log-level; ours also sets the level of vLLM, whatever its version.
+    assert ours & theirs - {"--log-level"} == SHARED
 
 
 @pytest.fixture(scope="module")

@@ -242,9 +242,11 @@ def _scalar(item: Declared, raw: Any, source: str) -> Any:
         except (TypeError, ValueError):
             word = "a whole number" if item.kind is int else "a number"
             raise ConfigError(f"{source}={raw!r} is not {word}") from None
-    if item.option.choices and raw not in item.option.choices:
+    if not item.option.choices:
+        return str(raw)
+    if (choice := str(raw).lower()) not in item.option.choices:
         raise ConfigError(f"{source}={raw!r} is unknown; choose one of {', '.join(item.option.choices)}")
-    return str(raw)
+    return choice
 
 
 def shown(options: Any) -> dict[str, Any]:

@@ -128,7 +128,11 @@ def hosts(options: ReachOptions) -> dict[str, str]:
 
 def defaults(options: RuntimeOptions) -> dict[str, str]:
     """Defaults that follow from our options, unless the user's environment sets them."""
-    found = {"DYN_LOG": _LOG[options.log_level], "DYN_SDK_DISABLE_ANSI_LOGGING": "1"}
+    found = {
+        "DYN_LOG": _LOG[options.log_level],
+        "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+        "VLLM_LOGGING_LEVEL": options.log_level.upper(),
+    }
     if options.otlp_endpoint is not None:
         # The runtime sends its log lines there too; of a receiver that takes none it complains each time.
         found["OTEL_BLRP_SCHEDULE_DELAY"] = "60000"

@@ -112,7 +112,7 @@ class RuntimeOptions(ReachOptions):
     log_level: str = opt(
         "info",
         "runtime",
-        "How much to log.",
+        "How much to log; vLLM and the runtime log as much, unless VLLM_LOGGING_LEVEL or DYN_LOG is set.",
         env="DYN_VLLM_LOG_LEVEL",
         choices=("error", "warning", "info", "debug"),
     )

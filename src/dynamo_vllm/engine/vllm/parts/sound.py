@@ -10,8 +10,8 @@ from dynamo_vllm.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# vLLM 0.30 does not cut sounds to this model's one window, and a longer one ends the engine: "input_features
-# dim[2] expected 3000, got 3100". The heirs of the class (Qwen2.5-Omni and others) take several windows.
+# This model takes one window of audio. With a longer one vLLM 0.30 ends the engine ("input_features dim[2]
+# expected 3000, got 3100"), and 0.31 cuts it without a word. Subclasses (Qwen2.5-Omni) take several windows.
 _ONE_WINDOW = "Qwen2AudioProcessingInfo"
 
 
