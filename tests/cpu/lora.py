@@ -53,7 +53,7 @@ def ask(made: Stack, model: str, number: int) -> Any:
         prompt=prompt(number),
         max_tokens=16,
         temperature=0,
-        extra_body={"ignore_eos": True, "nvext": {"extra_fields": ["worker_id"]}},
+        extra_body={"ignore_eos": True, "nvext": {"extra_fields": ["worker_id", "engine_data"]}},
     )
 
 

@@ -111,6 +111,14 @@ def tokens(found: Plane, prompt: list[int], handed: Any = None) -> list[int]:
     return [token for chunk in answer["chunks"] for token in chunk["token_ids"]]
 
 
+ENGINE_DATA = {"extra_fields": ["engine_data"]}
+
+
+def not_computed(answer: Any) -> int:
+    """Tokens of the prompt that the decode engine did not compute; the request must ask for ENGINE_DATA."""
+    return int(answer.model_extra["nvext"]["engine_data"]["decode_cached_tokens"])
+
+
 def prompts(count: int, longest: int, seed: int = 3) -> list[list[int]]:
     chance = random.Random(seed)
     lengths = [1, longest, *(chance.randrange(1, longest) for _ in range(count - 2))][:count]

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tiny_models.vision import FAMILIES, make_tiny_vision_model
 
-from cpu.pairs import NIXL
+from cpu.pairs import ENGINE_DATA, NIXL
 from cpu.vision import (
     LONG_TEXT,
     MAX_TOKENS,
@@ -148,11 +148,12 @@ def test_eight_users_get_answers_about_their_own_pictures(served: Stack, bare: E
 
 @pytest.mark.parametrize("case", ["two images", "video and image", "large"])
 def test_prefill_and_decode_equal_one_engine(served: Stack, bare: Expected, case: str) -> None:
-    asked = body(PAIR, cases(WIDE)[case])
+    asked = body(PAIR, cases(WIDE)[case], nvext=ENGINE_DATA)
     answer = served.post("/v1/chat/completions", asked).json()
     usage = answer["usage"]
     assert (answer["choices"][0]["message"]["content"], usage["prompt_tokens"]) == bare[WIDE][case]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"], "not all was fetched"
+    fetched = answer["nvext"]["engine_data"]["decode_cached_tokens"]
+    assert fetched == usage["prompt_tokens"], "not all was fetched"
 
 
 def test_stream_equals_unary(served: Stack, bare: Expected) -> None:

@@ -230,9 +230,9 @@ def test_two_models_are_served_whichever_comes_first(start: Start, model: Path, 
 def test_prefill_and_decode_workers_share_every_request(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--prefill", "2", "--decode", "2").wait_ready()
     assert serve.out.endswith("workers=4\n")
-    reply = serve.complete(prompt=[20] * 8, nvext={"extra_fields": ["worker_id"]}).json()
+    reply = serve.complete(prompt=[20] * 8, nvext={"extra_fields": ["worker_id", "engine_data"]}).json()
     prefill, decode = (reply["nvext"]["worker_id"][f"{role}_worker_id"] for role in ("prefill", "decode"))
-    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 7, "decode took the cache over"
+    assert reply["nvext"]["engine_data"]["decode_cached_tokens"] == 7, "decode took the cache over"
     until("four workers", lambda: len(serve.instances()) == 4)
     told = [line.split()[:2] for line in status(serve).splitlines() if line.endswith(("yes", "no"))]
     roles = {int(instance): role for instance, role in told}

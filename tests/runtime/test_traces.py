@@ -93,7 +93,8 @@ def test_spans_say_what_was_done(traced: Traced) -> None:
     assert (prefill["dynamo_vllm.role"], decode["dynamo_vllm.role"]) == ("prefill", "decode")
     assert prefill["dynamo_vllm.transfer"] == "handed over" and decode["dynamo_vllm.transfer"] == "asked for"
     assert (prefill["gen_ai.usage.output_tokens"], decode["gen_ai.usage.output_tokens"]) == (1, 8)
-    assert decode["gen_ai.usage.input_tokens"] == 20 and decode["dynamo_vllm.cached_tokens"] == 19
+    assert decode["gen_ai.usage.input_tokens"] == 20 and decode["dynamo_vllm.decode_cached_tokens"] == 19
+    assert prefill["dynamo_vllm.cached_tokens"] == decode["dynamo_vllm.cached_tokens"] == 0
     assert decode["dynamo_vllm.finish_reason"] == "length"
     assert 0.02 <= prefill["dynamo_vllm.first_token_seconds"] <= found[PREFILL].seconds
     assert decode["gen_ai.request.model"] == "tiny"

@@ -11,6 +11,7 @@ from dynamo_vllm.kv.connectors.base import (
     LEFT_TO_DECODE,
     Rejected,
     must_be_computed_by_decode,
+    prefill_cached_tokens,
     refuse_other_adapter,
 )
 from dynamo_vllm.roles.aggregated import Aggregated
@@ -79,9 +80,10 @@ class Decode:
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> DecodeEncoder | TokenEncoder:
         tokens = self._requests.encoder(request, job)
-        if job.transfer is None:
+        if job.transfer is None or request.prefill_result is None:
             return tokens
-        return DecodeEncoder(tokens, job, self._lost)
+        cached = prefill_cached_tokens(request.prefill_result.disaggregated_params)
+        return DecodeEncoder(tokens, job, cached, self._lost)
 
     def health_check(self) -> dict[str, object]:
         return self._requests.health_check()
@@ -91,18 +93,27 @@ class Decode:
 
 
 class DecodeEncoder:
-    """Check at the end whether the KV cache really came: fetched tokens count as cached."""
+    """Check at the end whether the KV cache really came; the engine counts fetched tokens as cached.
 
-    def __init__(self, tokens: TokenEncoder, job: Job, on_lost: Callable[[str, str], None]) -> None:
+    The usage has what the prefill worker found in its own cache; `engine_data` has how many tokens
+    the decode engine did not compute: those it fetched, and those in its own cache.
+    """
+
+    def __init__(
+        self, tokens: TokenEncoder, job: Job, prefill_cached: int, on_lost: Callable[[str, str], None]
+    ) -> None:
         self._tokens = tokens
         self._job = job
+        self._prefill_cached = prefill_cached
         self._on_lost = on_lost
 
     def encode(self, output: Output) -> Chunk:
-        if output.finished and output.cached_tokens is not None:
-            wanted = min(
-                int((self._job.transfer or {}).get("remote_num_tokens") or 0), len(self._job.prompt) - 1
-            )
-            if output.cached_tokens < wanted:
-                self._on_lost(self._job.id, f"{output.cached_tokens} of {wanted} tokens came")
-        return self._tokens.encode(output)
+        if not output.finished or output.cached_tokens is None:
+            return self._tokens.encode(output)
+        came = output.cached_tokens
+        wanted = min(int((self._job.transfer or {}).get("remote_num_tokens") or 0), len(self._job.prompt) - 1)
+        if came < wanted:
+            self._on_lost(self._job.id, f"{came} of {wanted} tokens came")
+        else:
+            output.cached_tokens = self._prefill_cached
+        return self._tokens.encode(output) | {"engine_data": {"decode_cached_tokens": came}}

@@ -114,5 +114,7 @@ class PrefillEncoder:
         if self._is_left_to_decode:
             chunk["disaggregated_params"] = LEFT_TO_DECODE
         elif output.finished:
-            chunk["disaggregated_params"] = handover(output.transfer, self._lease_seconds, self._adapter)
+            chunk["disaggregated_params"] = handover(
+                output.transfer, self._lease_seconds, self._adapter, output.cached_tokens
+            )
         return chunk

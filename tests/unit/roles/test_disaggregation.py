@@ -54,10 +54,21 @@ async def test_prefill_makes_one_token_and_says_where_the_cache_is() -> None:
 async def test_decode_goes_on_from_there() -> None:
     lost: list[int] = []
     handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
-    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": {**handed, "cached_tokens": 1}}}
     chunks = await decoded(raw, lost)
-    assert chunks[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert chunks[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert chunks[-1]["engine_data"] == {"decode_cached_tokens": 2}
     assert lost == []
+
+
+async def test_engine_counts_what_came_and_not_what_the_prefill_engine_had() -> None:
+    """vLLM 0.31 adds that figure to the parameters, and would answer with it."""
+    handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
+    handed["kv_transfer_params"]["remote_prefill_cached_tokens"] = 0
+    role = Decode((await engine()).facts, NIXL, lambda: None)
+    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
+    job = await role.prepare(role.parse(raw), "d")
+    assert job.transfer is not None and "remote_prefill_cached_tokens" not in job.transfer
 
 
 @pytest.mark.parametrize("handed", [None, "x", {}, {"kv_transfer_params": {"do_remote_prefill": True}}])

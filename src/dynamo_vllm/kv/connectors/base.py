@@ -120,11 +120,15 @@ def must_be_computed_by_decode(sampling: SamplingSpec) -> bool:
 
 
 def handover(
-    transfer: Mapping[str, Any] | None, lease_seconds: float, adapter: Adapter | None = None
+    transfer: Mapping[str, Any] | None,
+    lease_seconds: float,
+    adapter: Adapter | None = None,
+    cached_tokens: int | None = None,
 ) -> dict[str, Any]:
     """What a prefill worker sends through the frontend to a decode worker."""
     return {
         "kv_transfer_params": transfer,
+        "cached_tokens": cached_tokens or 0,
         "expires_at": time.time() + lease_seconds,
         "adapter": adapter.content if adapter is not None else "",
     }
@@ -152,4 +156,13 @@ def transfer_params(handed: object) -> dict[str, Any]:
     late = time.time() + LEASE_MARGIN_SECONDS - expires_at
     if late > 0:
         raise Rejected(f"the lease is over by {late:.1f} s (or the clocks of the two machines differ)")
-    return dict(handed["kv_transfer_params"])
+    params = dict(handed["kv_transfer_params"])
+    # vLLM 0.31 and newer would count these as cached, and not what the transfer brought.
+    params.pop("remote_prefill_cached_tokens", None)
+    return params
+
+
+def prefill_cached_tokens(handed: object) -> int:
+    """How many tokens of the prompt the prefill worker found in its own cache."""
+    found = handed.get("cached_tokens") if isinstance(handed, dict) else None
+    return found if isinstance(found, int) else 0

@@ -165,6 +165,9 @@ class Recorder:
             "gen_ai.usage.output_tokens": self.tokens,
             "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
             "dynamo_vllm.cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            "dynamo_vllm.decode_cached_tokens": (self._chunk.get("engine_data") or {}).get(
+                "decode_cached_tokens"
+            ),
             "dynamo_vllm.finish_reason": self._chunk.get("finish_reason"),
             "dynamo_vllm.outcome": "client left" if self.client_left else None,
             "dynamo_vllm.first_token_seconds": (self.first_ns - self.began_ns) / 1e9
