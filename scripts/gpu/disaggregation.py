@@ -175,6 +175,7 @@ class Stack:
             "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "nvext": {"extra_fields": ["engine_data"]},
         }
         request = urllib.request.Request(
             self.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -182,7 +183,9 @@ class Stack:
         with urllib.request.urlopen(request, timeout=120) as answer:
             found = json.load(answer)
         details = found["usage"].get("prompt_tokens_details") or {}
-        return Answer(found["choices"][0]["text"], details.get("cached_tokens") or 0)
+        cached = details.get("cached_tokens") or 0
+        told = (found.get("nvext") or {}).get("engine_data") or {}
+        return Answer(found["choices"][0]["text"], told.get("decode_cached_tokens", cached))
 
     def ask_all(self, prompts: list[list[int]]) -> list[Answer]:
         with ThreadPoolExecutor(8) as pool:
