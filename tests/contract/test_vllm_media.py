@@ -62,7 +62,7 @@ async def marked(renderer: Any, count: int) -> list[int]:
 async def test_marks_become_tokens_and_names_stay(renderer: Any) -> None:
     ids = await marked(renderer, 2)
     (mark,) = {token for token in ids if ids.count(token) == 2} & {6}
-    seen = await vllm_media.VllmMedia(renderer).see(ids, pictures(*NAMES))
+    seen = await vllm_media.VllmMedia(renderer).process(ids, pictures(*NAMES))
     assert seen.tokens.count(mark) == 8 and len(seen.tokens) == len(ids) + 6
     assert seen.inner["type"] == "multimodal"
     assert seen.inner["mm_hashes"] == {"image": NAMES}
@@ -71,7 +71,7 @@ async def test_marks_become_tokens_and_names_stay(renderer: Any) -> None:
 
 async def test_blocks_are_keyed_by_name_and_offset(renderer: Any) -> None:
     """`engine.patches.kv_events` looks for such pairs."""
-    seen = await vllm_media.VllmMedia(renderer).see(await marked(renderer, 1), pictures(NAMES[0]))
+    seen = await vllm_media.VllmMedia(renderer).process(await marked(renderer, 1), pictures(NAMES[0]))
     (place,) = seen.inner["mm_placeholders"]["image"]
     feature = SimpleNamespace(identifier=NAMES[0], mm_position=place)
     request: Any = SimpleNamespace(
@@ -101,7 +101,7 @@ async def test_what_the_model_cannot_take_is_the_clients_fault(
     renderer: Any, marks: int, media: list[Media], said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said) as caught:
-        await vllm_media.VllmMedia(renderer).see(await marked(renderer, marks), media)
+        await vllm_media.VllmMedia(renderer).process(await marked(renderer, marks), media)
     assert len(str(caught.value)) < 300, "vLLM's own text is a dump of the data"
 
 
@@ -109,7 +109,7 @@ async def test_encodings_of_different_widths_are_done_without(renderer: Any) -> 
     grid = {"image_grid_thw": [1, 4, 4]}
     media = [Media("image", Encoded(torch.zeros(4, n), grid), str(n)) for n in (8, 16)]
     with pytest.raises(Unusable):
-        await vllm_media.VllmMedia(renderer).see(await marked(renderer, 2), media)
+        await vllm_media.VllmMedia(renderer).process(await marked(renderer, 2), media)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_what_fails_in_the_worker_is_not_the_clients_fault(reason: Exception) ->
 async def test_media_seen_twice_come_without_content(renderer: Any) -> None:
     """vLLM takes them for sent; `VllmEngine.stream` mends it where they were not."""
     ids = await marked(renderer, 1)
-    first = await vllm_media.VllmMedia(renderer).see(ids, pictures("again"))
-    second = await vllm_media.VllmMedia(renderer).see(ids, pictures("again"))
+    first = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))
+    second = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))
     assert first.inner["mm_kwargs"]["image"][0] is not None
     assert second.inner["mm_kwargs"]["image"][0] is None
     pixels = first.inner["mm_kwargs"]["image"][0]["pixel_values"].data
     assert pixels.nbytes < first.size < pixels.nbytes + 100 and second.size == 0
     renderer.mm_processor_cache.invalidate("again")
-    third = await vllm_media.VllmMedia(renderer).see(ids, pictures("again"))
+    third = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))
     assert third.inner["mm_kwargs"]["image"][0] is not None
 
 

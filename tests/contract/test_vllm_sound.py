@@ -58,17 +58,17 @@ async def marked(renderer: Any, count: int = 1) -> list[int]:
 async def test_marks_become_as_many_tokens_as_the_sounds_last(renderer: Any) -> None:
     assert vllm_media.limits(renderer) == {"audio": 2}
     ids = await marked(renderer, 2)
-    seen = await vllm_media.VllmMedia(renderer).see(ids, [sound(1), sound(0.5)])
+    seen = await vllm_media.VllmMedia(renderer).process(ids, [sound(1), sound(0.5)])
     assert [place.length for place in seen.inner["mm_placeholders"]["audio"]] == [25, 12]
     assert len(seen.tokens) == len(ids) - 2 + 25 + 12
 
 
 async def test_the_longest_sound_that_a_window_holds(renderer: Any) -> None:
     ids = await marked(renderer)
-    seen = await vllm_media.VllmMedia(renderer).see(ids, [sound(SECONDS)])
+    seen = await vllm_media.VllmMedia(renderer).process(ids, [sound(SECONDS)])
     assert seen.inner["mm_kwargs"]["audio"][0]["input_features"].data.shape[-1] == 3000
     with pytest.raises(InvalidRequest, match=r"lasts 30\.1 s; this model hears up to 30 s"):
-        await vllm_media.VllmMedia(renderer).see(ids, [sound(SECONDS + 0.1)])
+        await vllm_media.VllmMedia(renderer).process(ids, [sound(SECONDS + 0.1)])
 
 
 async def test_vllm_takes_a_longer_audio_for_one_window_or_cuts_it(renderer: Any) -> None:
@@ -86,16 +86,16 @@ def test_its_heirs_take_longer_ones() -> None:
 
 async def test_a_sound_too_short_for_one_token_is_refused(renderer: Any) -> None:
     with pytest.raises(InvalidRequest, match="does not take the audio: .* too short"):
-        await vllm_media.VllmMedia(renderer).see(await marked(renderer), [sound(0.01)])
+        await vllm_media.VllmMedia(renderer).process(await marked(renderer), [sound(0.01)])
 
 
 async def test_another_rate_is_changed_or_refused_with_the_fix(renderer: Any) -> None:
     ids, other = await marked(renderer), [sound(1, 44_100)]
     if find_spec("torchaudio") is not None:
-        assert len((await vllm_media.VllmMedia(renderer).see(ids, other)).tokens) == len(ids) + 24
+        assert len((await vllm_media.VllmMedia(renderer).process(ids, other)).tokens) == len(ids) + 24
         return
     with pytest.raises(InvalidRequest, match="44100 Hz; this worker takes 16000 Hz only.*install torchaudio"):
-        await vllm_media.VllmMedia(renderer).see(ids, other)
+        await vllm_media.VllmMedia(renderer).process(ids, other)
 
 
 async def test_a_rate_for_which_a_resampler_is_there(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,9 @@ def _kinds(engine: VllmEngine, adapter: str) -> dict[str, Request]:
         found["adapter"] = _request(61, {}, routing={"lora_name": adapter})
     if embeds is not None:
         found["embeds"] = _request(62, {}, length=0, prompt_embeds=embeds.smallest())
-    if media is not None and "image" in media.marks():
+    if media is not None and "image" in (prompts := media.placeholders()):
         picture = {"image_url": [{"Url": _picture()}]}
-        found["picture"] = _request(63, {}, token_ids=list(media.marks()["image"]), multi_modal_data=picture)
+        found["picture"] = _request(63, {}, token_ids=list(prompts["image"]), multi_modal_data=picture)
     return found
 
 

@@ -179,7 +179,7 @@ async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
     loader: Loader, tmp_path: Path
 ) -> None:
     class Choosy(FakeMedia):
-        async def see(self, prompt: Any, media: Any) -> MediaPrompt:
+        async def process(self, prompt: Any, media: Any) -> MediaPrompt:
             raise InvalidRequest("the model's processor does not take the image", parameter="messages")
 
     facts = facts_of(FakeSpec(media={"image": 3}))

@@ -39,7 +39,7 @@ class FakeRenderer:
     async def render_chat(self, messages: object, options: object) -> list[int]:
         return await self.render_text(str(messages))
 
-    def answer_parser(self, body: object, template_wishes: object) -> None:
+    def answer_parser(self, body: object, template_kwargs: object) -> None:
         return None
 
 
@@ -52,10 +52,10 @@ class FakeMedia:
     def frame_chooser(self) -> FrameChooser | None:
         return None
 
-    def marks(self) -> dict[str, list[int]]:
+    def placeholders(self) -> dict[str, list[int]]:
         return {kind: [1] for kind in self._kinds}
 
-    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+    async def process(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         # Ids of the names, so that other media have other answers.
         places = [10 + byte for medium in media for byte in hashlib.sha256(medium.name.encode()).digest()[:3]]
         return MediaPrompt([*places, *prompt], prompt, media, None, SEEN_BYTES * len(media))

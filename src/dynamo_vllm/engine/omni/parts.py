@@ -43,7 +43,7 @@ class OmniRenderer:
             (rendered,) = await self._omni.renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
 
-    def answer_parser(self, body: object, template_wishes: object) -> None:
+    def answer_parser(self, body: object, template_kwargs: object) -> None:
         return None
 
 

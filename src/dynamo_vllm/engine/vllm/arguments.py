@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.config.engine_rules import HERE, OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.engine.machine import device, free_bytes, has_bfloat16
 from dynamo_vllm.engine.process import cpu_threads, reserved_ports
-from dynamo_vllm.engine.process.environment import WAY_OF_PROCESSES
+from dynamo_vllm.engine.process.environment import MULTIPROC_METHOD
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         nixl=nixl,
         has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
-        kv_event_port=event_port or (reserved_ports.keep(count) if count > 1 else None),
+        kv_event_port=event_port or (reserved_ports.reserve(count) if count > 1 else None),
         kv_event_host=node.leader if node.is_headless else HERE,
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
@@ -136,7 +136,7 @@ def _typed(rule: Fired) -> Any:
 def _side_channel_port(settings: EngineSettings) -> int:
     node = settings.node
     if settings.side_channel_port is None:
-        return reserved_ports.keep(node.ports_in_a_row)
+        return reserved_ports.reserve(node.ports_in_a_row)
     reserved_ports.refuse_taken(
         "--side-channel-port", settings.side_channel_host or "", settings.side_channel_port + node.first_rank
     )
@@ -163,8 +163,8 @@ def create_config(args: EngineArgs, settings: EngineSettings) -> Config:
     _refuse_adapters_in_float32(config)
     _refuse_draft_models_on_cpu(config)
     # vLLM 0.30: its CPU platform overwrites the way processes are made.
-    if WAY_OF_PROCESSES in settings.environment:
-        os.environ[WAY_OF_PROCESSES] = settings.environment[WAY_OF_PROCESSES]
+    if MULTIPROC_METHOD in settings.environment:
+        os.environ[MULTIPROC_METHOD] = settings.environment[MULTIPROC_METHOD]
     return config
 
 

@@ -68,7 +68,7 @@ def assemble(
     if settings.direct_egress:
         ends.callback(Receiver(llm.engine_core.resources.output_socket).close)
         direct = Direct(llm)
-    vllm_environment.keep_environment()
+    vllm_environment.cache_environment()
     on_phase("cache")
     steps.update(dict.fromkeys(llm.engine_core.engine_ranks_managed, 0))
     facts = vllm_facts.read(llm, prepared.resolved.fired, relay.addresses if relay is not None else {})

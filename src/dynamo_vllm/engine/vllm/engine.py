@@ -68,7 +68,7 @@ class VllmEngine:
             await self._stream(job, sink)
         except convert.MediaForgotten:
             logger.info("request %s: its media are sent once more", job.id)
-            again = await self.parts.media.see(job.media.plain, job.media.media)
+            again = await self.parts.media.process(job.media.plain, job.media.media)
             job.media.inner = again.inner  # of the same job: with its first token it forgets all of it
             await self._stream(job, sink)
 

@@ -26,7 +26,7 @@ def read(llm: Llm) -> dict[int, Vitals]:
             found[rank] = seen._replace(is_active=seen.is_active or computes)
     if config.parallel_config.data_parallel_size > 1 and config.model_config.is_moe:
         # Each step waits for all ranks: while one is slow the others stand still, without a fault.
-        found = dict.fromkeys(found, activity.together(found.values()))
+        found = dict.fromkeys(found, activity.combined(found.values()))
     return found
 
 

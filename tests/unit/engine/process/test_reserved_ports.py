@@ -29,11 +29,10 @@ def listen(port: int, share: bool) -> None:
         made.listen()
 
 
-def test_kept_ports_are_in_a_row_and_nobody_elses() -> None:
-    found = [
-        first + offset for first in (reserved_ports.keep(3), reserved_ports.keep(3)) for offset in range(3)
-    ]
-    found.append(reserved_ports.keep(1))
+def test_reserved_ports_are_consecutive_and_nobody_elses() -> None:
+    firsts = [reserved_ports.reserve(3), reserved_ports.reserve(3)]
+    found = [first + offset for first in firsts for offset in range(3)]
+    found.append(reserved_ports.reserve(1))
     assert len(set(found)) == 7
     for port in found:
         with pytest.raises(OSError, match="in use"):
@@ -42,7 +41,7 @@ def test_kept_ports_are_in_a_row_and_nobody_elses() -> None:
 
 def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
     """As ZMQ does, which vLLM listens with."""
-    first = reserved_ports.keep(2)
+    first = reserved_ports.reserve(2)
     for port in (first, first + 1):
         listen(port, share=True)
         reserved_ports.refuse_taken("--side-channel-port", "127.0.0.1", port)
@@ -50,7 +49,7 @@ def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
 
 def test_no_outgoing_connection_gets_a_kept_port() -> None:
     """Of a range of ports that has no other free one."""
-    first = reserved_ports.keep(1)
+    first = reserved_ports.reserve(1)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
         try:
             client.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", first | first << 16))

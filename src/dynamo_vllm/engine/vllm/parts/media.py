@@ -46,14 +46,14 @@ class VllmMedia:
     def frame_chooser(self) -> FrameChooser | None:
         return vllm_video.frame_chooser(get_video_processor_cls_name(self._renderer.model_config))
 
-    def marks(self) -> dict[str, list[int]]:
+    def placeholders(self) -> dict[str, list[int]]:
         """As vLLM's own profiling has them: no chat template is needed."""
         dummies, tokenizer = self._renderer.mm_processor.dummy_inputs, self._renderer.get_tokenizer()
         return {
             kind: list(tokenizer.encode(dummies.get_dummy_text({kind: 1}))) for kind in limits(self._renderer)
         }
 
-    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+    async def process(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         """Every mark in the prompt as many tokens as its medium takes, and the media as tensors beside it."""
         renderer = self._renderer
         data: dict[str, list[Any]] = {}

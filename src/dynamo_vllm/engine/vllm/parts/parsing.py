@@ -56,11 +56,11 @@ class Parsing:
         tokenizer: Any,
         model: ModelConfig,
         body: ChatBody,
-        template_wishes: Mapping[str, Any],
+        template_kwargs: Mapping[str, Any],
     ) -> None:
         request = _request(body)
         self._make = functools.partial(
-            parser, tokenizer, request.tools, chat_template_kwargs=dict(template_wishes), model_config=model
+            parser, tokenizer, request.tools, chat_template_kwargs=dict(template_kwargs), model_config=model
         )
         # As vLLM's own server: without it, markup that a client wants no calls for stays hidden.
         if parser.reasoning_parser_cls is not None or request.tool_choice != "none":
