@@ -47,7 +47,7 @@ from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.base import Counting, LoadFigures
 from dynamo_vllm.engine.patches import process_context, prometheus_folder, table
-from dynamo_vllm.engine.patches.cpu.guesses import KERNELS, expanded
+from dynamo_vllm.engine.patches.cpu.speculative import KERNELS, expanded
 from dynamo_vllm.engine.patches.patch import Where, installed, is_within
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
@@ -520,9 +520,9 @@ def test_metrics_heed_a_folder_that_is_named_after_their_import(monkeypatch: pyt
 
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     prometheus_folder.apply()
-    assert values.ValueClass is values.MutexValue and not prometheus_folder.came_late()
+    assert values.ValueClass is values.MutexValue and not prometheus_folder.is_set_too_late()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
-    assert prometheus_folder.came_late()
+    assert prometheus_folder.is_set_too_late()
     prometheus_folder.apply()
     assert values.ValueClass is not values.MutexValue
 

@@ -218,7 +218,7 @@ def _refuse_adapters_in_float32(config: Config) -> None:
 def _refuse_draft_models_on_cpu(config: Config) -> None:
     """vLLM 0.30's engine ends with the first request: what a draft model reads is made by kernels of Triton.
 
-    What checks the guesses is patched (`patches.cpu.guesses`), so that those of n-grams are taken.
+    What checks the guesses is patched (`patches.cpu.speculative`), so that those of n-grams are taken.
     """
     guesses = config.speculative_config
     if device() == "cpu" and guesses is not None and guesses.method != "ngram":

@@ -17,8 +17,8 @@ from dynamo_vllm.engine.process import core_fork
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.process.background import in_thread
 from dynamo_vllm.engine.structured_output import vllm_grammars
+from dynamo_vllm.engine.structured_output.checker import Limits
 from dynamo_vllm.engine.structured_output.gate import GuideGate
-from dynamo_vllm.engine.structured_output.judge import Limits
 from dynamo_vllm.engine.vllm import facts as vllm_facts
 from dynamo_vllm.engine.vllm import kv_events
 from dynamo_vllm.engine.vllm import stats as vllm_stats

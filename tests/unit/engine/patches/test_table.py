@@ -17,7 +17,7 @@ from dynamo_vllm.engine.patches.patch import Patch, State, Where
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has applied nothing, with vLLM 0.30 for CPU."""
     monkeypatch.setattr(table, "_applied", set())
-    monkeypatch.setattr(table, "_told", set())
+    monkeypatch.setattr(table, "_warned", set())
     monkeypatch.setattr(patch, "installed", {"vllm": "0.30.0", "odd": "unknown"}.get)
     monkeypatch.setattr(table, "installed", {"vllm": "0.30.0", "odd": "unknown"}.get)
     monkeypatch.setattr(patch, "_device", lambda: "cpu")
@@ -42,12 +42,12 @@ def test_patches_of_this_process_are_applied_once_and_in_order() -> None:
     patches = [
         made(calls, name="b"),
         made(calls, name="a"),
-        made(calls, name="c", where=(Where.ENGINE, Where.JUDGE)),
+        made(calls, name="c", where=(Where.ENGINE, Where.GUIDE_CHECKER)),
     ]
     table.apply(Where.WORKER, patches)
     table.apply(Where.WORKER, patches)
     assert calls == ["b", "a"]
-    table.apply(Where.JUDGE, patches)
+    table.apply(Where.GUIDE_CHECKER, patches)
     assert calls == ["b", "a", "c"]
 
 
@@ -92,7 +92,7 @@ def test_a_version_outside_is_told_once(
     with caplog.at_level(logging.INFO):
         table.apply(Where.WORKER, patches)
         table.apply(Where.WORKER, patches)
-    assert caplog.messages == ["fix is not applied: it is for <0.33, and vllm 0.33.0 is here"]
+    assert caplog.messages == ["fix is not applied: it is for <0.33, and vllm 0.33.0 is installed"]
 
 
 def test_a_version_that_was_looked_at_and_needs_no_patch_is_not_told(
