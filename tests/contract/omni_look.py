@@ -309,9 +309,9 @@ async def main() -> None:
 
 
 def sound_file() -> bytes:
-    from dynamo_vllm.engine.omni.convert import sound
+    from dynamo_vllm.engine.omni.convert import audio_file
 
-    return sound([torch.zeros(240), torch.ones(240)], 16000).content
+    return audio_file([torch.zeros(240), torch.ones(240)], 16000).content
 
 
 def length() -> list[Any]:
@@ -325,10 +325,10 @@ def length() -> list[Any]:
 
 def stereo() -> list[int]:
     """Left is silent, right is loud."""
-    from dynamo_vllm.engine.omni.convert import sound
+    from dynamo_vllm.engine.omni.convert import audio_file
 
     samples = torch.stack([torch.zeros(100), torch.ones(100)]).unsqueeze(0)
-    with wave.open(io.BytesIO(sound(samples, 8000).content)) as file:
+    with wave.open(io.BytesIO(audio_file(samples, 8000).content)) as file:
         first = file.readframes(1)
         return [
             file.getnchannels(),

@@ -167,7 +167,7 @@ def test_worker_gives_its_engine_what_kvbm_needs(monkeypatch: pytest.MonkeyPatch
 
 def test_who_brings_a_cache_only_when_asked() -> None:
     """All are vLLM's; any other connector, also beside one of these, may bring one that nobody named."""
-    assert set(KVConnectorFactory._registry) >= kv_compatibility._ASKED | kv_compatibility._HEEDING
+    assert set(KVConnectorFactory._registry) >= kv_compatibility._ON_REQUEST | kv_compatibility._SKIPPING
 
 
 @by_name
@@ -175,6 +175,6 @@ def test_who_brings_a_cache_only_when_asked() -> None:
 def test_only_nixl_alone_tells_logprobs_of_prompts(connector: Connector, role: str) -> None:
     given = connector.engine_config(ConnectorPlace(role=role, device="cuda"))
     config = SimpleNamespace(kv_transfer_config=KVTransferConfig(**given))
-    brings = kv_compatibility.unasked_connector(cast("VllmConfig", config))
+    brings = kv_compatibility.connector_that_finds_caches(cast("VllmConfig", config))
     moves_only = connector.name == "nixl" or (role == "decode" and "nixl" in connector.name)
     assert (brings is None) == moves_only

@@ -61,12 +61,12 @@ def test_refused_by_name_and_cheaply(name: str) -> None:
 
 def test_rows_up_to_the_limit_and_not_one_more() -> None:
     assert read(encode(rows(64)), max_rows=64).rows == 64
-    with pytest.raises(TooLong, match=r"prompt_embeds: has 65 rows; this model takes 64"):
+    with pytest.raises(TooLong, match=r"prompt_embeds: has 65 rows; this model accepts 64"):
         read(encode(rows(65)), max_rows=64)
 
 
 def test_file_beyond_what_the_model_could_take_is_not_decoded() -> None:
-    with pytest.raises(InvalidRequest, match=r"has 300000 bytes; this model takes at most 86016"):
+    with pytest.raises(InvalidRequest, match=r"has 300000 bytes; this model accepts at most 86016"):
         read("A" * 400000, max_rows=10)
     with pytest.raises(InvalidRequest, match=f"at most {vllm_embeds.MAX_BYTES}"):
         read("A" * 100_000_000, max_rows=10**9)

@@ -34,8 +34,8 @@ PNG = ["image", "image/png", "89504e47"]
     [
         ("picture", [[None, "stop", True, [PNG, PNG]]]),
         ("text, then picture", [["a cat in the sun", None, False, []], [None, "stop", True, [PNG]]]),
-        ("nothing", "EngineRequestFailed: the pipeline ended without making anything"),
-        ("no output at all", "EngineRequestFailed: the pipeline ended without making anything"),
+        ("nothing", "EngineRequestFailed: the pipeline ended without generating anything"),
+        ("no output at all", "EngineRequestFailed: the pipeline ended without generating anything"),
         ("error", "EngineRequestFailed: no memory"),
         ("abort", [[None, "abort", True, []]]),
         ("sound", [[None, "stop", True, [["audio", "audio/wav", "52494646"]]]]),
@@ -125,7 +125,7 @@ def test_frames_become_a_film_however_a_pipeline_gives_them(seen: dict[str, Any]
 
 
 def test_what_is_no_picture_is_said_to_be_none(seen: dict[str, Any]) -> None:
-    assert seen["no picture"] == "the pipeline made list where a picture was expected"
+    assert seen["no picture"] == "the pipeline generated list, not an image"
 
 
 def test_a_plain_model_becomes_a_stage_that_drops_what_it_does_not_know(seen: dict[str, Any]) -> None:

@@ -296,8 +296,10 @@ def test_a_token_that_cannot_come_has_a_logprob_that_json_can_say() -> None:
 
 def test_given_up_with_a_constraint_is_the_clients_fault() -> None:
     guided = Job("j", [1], SamplingSpec(max_tokens=1, guide=Guide(grammar="x")))
-    assert isinstance(vllm_convert.gave_up(guided), InvalidRequest)
-    assert isinstance(vllm_convert.gave_up(Job("j", [1], SamplingSpec(max_tokens=1))), EngineRequestFailed)
+    assert isinstance(vllm_convert.error_without_exception(guided), InvalidRequest)
+    assert isinstance(
+        vllm_convert.error_without_exception(Job("j", [1], SamplingSpec(max_tokens=1))), EngineRequestFailed
+    )
 
 
 # Flags both sides have: ours takes them and hands on what the engine needs. Media are loaded by us alone.

@@ -92,7 +92,7 @@ async def test_limits_are_those_of_model_and_user(renderer: Any) -> None:
 @pytest.mark.parametrize(
     ("marks", "media", "said"),
     [
-        (1, pictures("one", "two"), "the prompt has no place for every image"),
+        (1, pictures("one", "two"), "the prompt lacks a placeholder for every image"),
         (1, [Media("image", Image.new("RGB", (900, 2)), "strip")], "aspect ratio must be smaller than 200"),
         (2, pictures("one", "two", "three"), "At most 2 image"),
     ],

@@ -227,7 +227,7 @@ def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
     before = {way: split.workers[way].metric(lost) for way in SPLIT}
     refused = {
         "cut off": ([image(picture(700)[:200]), TEXT], "image 1 of 1: "),
-        "a line": ([image(picture(701, 1000, 2)), TEXT], "the model's processor does not take the image"),
+        "a line": ([image(picture(701, 1000, 2)), TEXT], "the model's processor refuses the image"),
         "too long": ([image(picture(3, 640, 480)), {"type": "text", "text": "ba " * 1990}], "prompt has 20"),
     }
     for case, (parts, words) in refused.items():

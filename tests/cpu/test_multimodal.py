@@ -115,7 +115,7 @@ def test_answers_are_the_same_with_pictures_decoded_by_the_frontend(
 
 def test_line_has_one_place_for_pictures(served: Stack) -> None:
     found = served.post("/v1/chat/completions", body(DECODED, cases("llava")["two images"]))
-    assert found.status_code == 400 and "has no place for every image" in found.text, found.text
+    assert found.status_code == 400 and "lacks a placeholder for every image" in found.text, found.text
 
 
 CASES = [(family, case) for family in FAMILIES for case in cases(family)]
@@ -234,7 +234,7 @@ def test_picture_of_a_refused_request_can_be_asked_about(served: Stack, bare: Ex
     assert found == ask(served, "llava", [image(picture(400)), TEXT])
     assert found[1] == bare["llava"]["one image"][1]
     worker = next(w for w in served.workers if "llava" in w.log.read_text())
-    assert worker.log.read_text().count("its media are sent once more") == 1
+    assert worker.log.read_text().count("its media are sent again") == 1
 
 
 REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {

@@ -179,7 +179,7 @@ def test_rows_up_to_the_context(made: Stack, unharmed: None) -> None:
     for count in (2048, 4500):
         answer = post(made, encode(rows(count, dtype=torch.float16)))
         assert answer.status_code == 400
-        assert f"prompt_embeds: has {count} rows; this model takes 2047" in answer.json()["message"]
+        assert f"prompt_embeds: has {count} rows; this model accepts 2047" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("more", [{"prompt_logprobs": 1}, {"echo": True}, {"echo": True, "logprobs": 1}])

@@ -180,13 +180,13 @@ async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
 ) -> None:
     class Choosy(FakeMedia):
         async def process(self, prompt: Any, media: Any) -> MediaPrompt:
-            raise InvalidRequest("the model's processor does not take the image", parameter="messages")
+            raise InvalidRequest("the model's processor refuses the image", parameter="messages")
 
     facts = facts_of(FakeSpec(media={"image": 3}))
     role = encode.Encode(facts, MediaReader(facts, loader, Choosy({"image"})), Folder(tmp_path, 10))
     refusal = encode.believed(await told(role, RED))
     assert isinstance(refusal, encode.Refusal)
-    assert str(refusal.error()) == "messages: the model's processor does not take the image"
+    assert str(refusal.error()) == "messages: the model's processor refuses the image"
 
 
 async def told(role: encode.Encode, *refs: MediaRef) -> Any:

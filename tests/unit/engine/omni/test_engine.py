@@ -23,7 +23,7 @@ class Silent(omni_engine.OmniEngine):
         facts: Any = None
         super().__init__(pipeline, facts, EngineParts(), lambda figures: None)
 
-    async def _drawn(self, job: Job) -> AsyncGenerator[Output, None]:
+    async def _media(self, job: Job) -> AsyncGenerator[Output, None]:
         await asyncio.Event().wait()
         yield Output([])
 
@@ -41,7 +41,7 @@ async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch:
         tasks.append(asyncio.create_task(engine.stream(drawing(f"j{minute}"), lambda output: None)))
         await asyncio.sleep(0)
         seen.append(engine.outputs_seen()[0])
-    patient = int(omni_engine.PATIENCE_SECONDS // 60)
+    patient = int(omni_engine.MAX_GENERATION_SECONDS // 60)
     assert seen[:patient] == list(range(1, patient + 1)), "a long drawing is no hang"
     assert len(set(seen[patient:])) == 1, "nothing came for too long"
     for task in tasks:

@@ -84,7 +84,7 @@ def test_the_message_about_a_translation_can_be_pasted(
     path = written(tmp_path, OLDER)
     found = omni_stages.read(path)
     with caplog.at_level(logging.WARNING):
-        omni_arguments.tell_translation(found, path)
+        omni_arguments.log_translation(found, path)
     head, _, shown = caplog.messages[0].partition("\n")
     assert path in head
     assert "without runtime" in head
@@ -132,13 +132,17 @@ def put(folder: Path, name: str, content: object) -> None:
 def test_a_language_model_is_a_text_pipeline(tmp_path: Path) -> None:
     put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
     found = omni_pipelines.choose(str(tmp_path))
-    assert (found.name, found.architecture, found.drawing_class) == ("dynamo_text", "Qwen3ForCausalLM", None)
+    assert (found.name, found.architecture, found.diffusion_class) == (
+        "dynamo_text",
+        "Qwen3ForCausalLM",
+        None,
+    )
 
 
 def test_a_diffusers_folder_is_left_to_vllm_omni(tmp_path: Path) -> None:
     put(tmp_path, "model_index.json", {"_class_name": "StableDiffusionPipeline"})
     found = omni_pipelines.choose(str(tmp_path))
-    assert (found.name, found.architecture, found.drawing_class) == (None, None, "StableDiffusionPipeline")
+    assert (found.name, found.architecture, found.diffusion_class) == (None, None, "StableDiffusionPipeline")
 
 
 def test_a_diffusers_folder_with_a_rewriter_has_two_stages(tmp_path: Path) -> None:
@@ -195,18 +199,18 @@ def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_pa
 
 
 def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
-    assert omni_arguments.picture_limits(str(tmp_path), ["text"], {}) is None
-    assert omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
+    assert omni_arguments.media_limits(str(tmp_path), ["text"], {}) is None
+    assert omni_arguments.media_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})
     put(tmp_path, "scheduler/scheduler_config.json", {"num_train_timesteps": 1000})
-    limits = omni_arguments.picture_limits(str(tmp_path), ["image"], {})
+    limits = omni_arguments.media_limits(str(tmp_path), ["image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 999)
     put(tmp_path, "model_index.json", {"_class_name": "X", "transformer": ["diffusers", "T"]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 10**30})
-    limits = omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {})
+    limits = omni_arguments.media_limits(str(tmp_path), ["text", "image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens) == (16, None)
 
@@ -227,7 +231,7 @@ def test_what_a_pipeline_makes_is_seen_in_what_it_takes(
 ) -> None:
     put(tmp_path, "model_index.json", {"_class_name": "X"})
     put(tmp_path, "vocoder/config.json", {"sampling_rate": 16000})
-    limits = omni_arguments.picture_limits(str(tmp_path), makes, call)
+    limits = omni_arguments.media_limits(str(tmp_path), makes, call)
     assert limits is not None
     assert (limits.kind, limits.frames, limits.sample_rate) == (kind, frames, 16000)
 

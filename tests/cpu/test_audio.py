@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
         TEXT_MODE,
         [input_audio(wav(1, SECONDS + 1)), TEXT],
         400,
-        "this model hears up to 30 s",
+        "this model accepts up to 30 s",
     ),
     "too long for the worker": (TOKENS, [sound(wav(1, MAX_SECONDS + 1)), TEXT], 413, ""),
     "three": (TOKENS, [sound(wav(n)) for n in range(3)], 400, "3 sounds in one request; this worker takes 2"),
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
     ),
 }
 if "another rate" not in CASES:
-    REFUSED["another rate, with nothing to change it"] = (TOKENS, OTHER_RATE, 400, "takes 16000 Hz only")
+    REFUSED["another rate, with nothing to change it"] = (TOKENS, OTHER_RATE, 400, "accepts only 16000 Hz")
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -18,8 +18,8 @@ from vllm.multimodal.audio import AudioResampler
 from vllm.renderers import ChatParams, renderer_from_config
 
 from dynamo_vllm.engine.patches.patch import installed
+from dynamo_vllm.engine.vllm.parts import audio as vllm_audio
 from dynamo_vllm.engine.vllm.parts import media as vllm_media
-from dynamo_vllm.engine.vllm.parts import sound as vllm_sound
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
 from dynamo_vllm.roles.media import without_content
@@ -67,7 +67,7 @@ async def test_the_longest_sound_that_a_window_holds(renderer: Any) -> None:
     ids = await marked(renderer)
     seen = await vllm_media.VllmMedia(renderer).process(ids, [sound(SECONDS)])
     assert seen.inner["mm_kwargs"]["audio"][0]["input_features"].data.shape[-1] == 3000
-    with pytest.raises(InvalidRequest, match=r"lasts 30\.1 s; this model hears up to 30 s"):
+    with pytest.raises(InvalidRequest, match=r"lasts 30\.1 s; this model accepts up to 30 s"):
         await vllm_media.VllmMedia(renderer).process(ids, [sound(SECONDS + 0.1)])
 
 
@@ -81,11 +81,11 @@ async def test_vllm_takes_a_longer_audio_for_one_window_or_cuts_it(renderer: Any
 
 def test_its_heirs_take_longer_ones() -> None:
     info = object.__new__(Qwen2_5OmniThinkerProcessingInfo)
-    assert vllm_sound.longest_seconds(info) is None
+    assert vllm_audio.longest_seconds(info) is None
 
 
 async def test_a_sound_too_short_for_one_token_is_refused(renderer: Any) -> None:
-    with pytest.raises(InvalidRequest, match="does not take the audio: .* too short"):
+    with pytest.raises(InvalidRequest, match="refuses the audio: .* too short"):
         await vllm_media.VllmMedia(renderer).process(await marked(renderer), [sound(0.01)])
 
 
@@ -94,12 +94,12 @@ async def test_another_rate_is_changed_or_refused_with_the_fix(renderer: Any) ->
     if find_spec("torchaudio") is not None:
         assert len((await vllm_media.VllmMedia(renderer).process(ids, other)).tokens) == len(ids) + 24
         return
-    with pytest.raises(InvalidRequest, match="44100 Hz; this worker takes 16000 Hz only.*install torchaudio"):
+    with pytest.raises(InvalidRequest, match="44100 Hz; this worker accepts only 16000 .*install torchaudio"):
         await vllm_media.VllmMedia(renderer).process(ids, other)
 
 
 async def test_a_rate_for_which_a_resampler_is_there(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of vLLM's methods are those of modules, but for one."""
     assert AudioResampler._METHODS == ("pyav", "scipy", "soxr", "torchaudio")
-    monkeypatch.setattr("dynamo_vllm.engine.vllm.parts.sound.find_spec", lambda name: name == "torchaudio")
-    vllm_sound.refuse(renderer.mm_processor.info, [sound(1, 8000).data])
+    monkeypatch.setattr("dynamo_vllm.engine.vllm.parts.audio.find_spec", lambda name: name == "torchaudio")
+    vllm_audio.refuse(renderer.mm_processor.info, [sound(1, 8000).data])
