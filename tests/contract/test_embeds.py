@@ -1,4 +1,4 @@
-"""Prompt embeddings: what a client may send, and that nothing else comes through, whatever it is."""
+"""Tests prompt embeddings: what a client may send is read, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_file_beyond_what_the_model_could_take_is_not_decoded() -> None:
 
 
 def test_damaged_files_are_refused_or_harmless() -> None:
-    """A byte changed, cut out or doubled anywhere: our own refusal, or a tensor that keeps every rule."""
+    """Changes, removes or doubles a byte anywhere: it is refused, or the tensor obeys every rule."""
     chance = random.Random(7)
     whole = base64.b64decode(encode(rows(2)))
     refused = 0
@@ -94,7 +94,7 @@ def test_damaged_files_are_refused_or_harmless() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
 def test_damaged_pickles_are_refused_or_harmless() -> None:
-    """The same behind a checksum that is right."""
+    """Does the same with a correct checksum."""
     chance = random.Random(8)
     whole, values = pickle_of(encode(rows(2))), rows(2).numpy().tobytes()
     refused = 0
@@ -150,7 +150,7 @@ def test_vllm_has_what_the_input_is_made_of() -> None:
 
 
 def test_events_are_built_from_what_our_patches_use() -> None:
-    """Where the block begins is named, and passed by name."""
+    """The block's start has a name, and is passed as a keyword argument."""
     wanted = {"request", "start_token_idx", "extra_keys_list"}
     assert wanted <= set(inspect.signature(BlockPool._build_block_stored_event).parameters)
 

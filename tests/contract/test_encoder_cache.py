@@ -1,4 +1,4 @@
-"""Encoders' output between engines: files as torch reads them, and the connector as vLLM calls it."""
+"""Tests encoder outputs between engines: the files, and the connector as vLLM calls it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def make(role: str, folder: Path, at: Any = ECConnectorRole.SCHEDULER, **model: 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Folder:
-    """The folder that engines made by `make` use."""
+    """Returns the folder of the engines that `make` creates."""
     return Folder(tmp_path / kv_compatibility.encoder(config("ec_consumer", tmp_path)), 10**6)
 
 

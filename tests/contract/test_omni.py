@@ -1,4 +1,4 @@
-"""What our engine makes of vLLM-Omni's own types; skipped where it is not installed."""
+"""Tests our engine with vLLM-Omni's own types; skipped if vLLM-Omni is not installed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_check_tells_what_a_pipeline_gets_and_not_what_vllm_would(seen: dict[str
 
 
 def test_what_diffusers_draws_is_not_told_to_be_eager(seen: dict[str, Any]) -> None:
-    """It never compiles, and refuses to start when it is told not to; a text stage before it is told."""
+    """The diffusers adapter never compiles and refuses the flag; a text stage before it gets the flag."""
     assert seen["eager"] == [{}, {"stage_0_enforce_eager": True}]
 
 

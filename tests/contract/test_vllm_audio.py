@@ -1,4 +1,4 @@
-"""What we rely on of vLLM's rendering of sounds, with a tiny model's processor; no weights are loaded."""
+"""Tests what we rely on in vLLM's processing of audio, with a tiny model's processor and no weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dynamo_vllm.roles.media import without_content
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Qwen2-Audio: of a second of sound it makes 25 tokens."""
+    """Returns the renderer of Qwen2-Audio, which makes 25 tokens of a second of audio."""
     # vLLM would start a process to look at the class, which imports all of vLLM.
     ModelRegistry.register_model("Qwen2AudioForConditionalGeneration", Qwen2AudioForConditionalGeneration)
     model = make_tiny_sound_model(tmp_path_factory.mktemp("models") / "made")
@@ -71,8 +71,8 @@ async def test_the_longest_sound_that_a_window_holds(renderer: Any) -> None:
         await vllm_media.VllmMedia(renderer).process(ids, [sound(SECONDS + 0.1)])
 
 
-async def test_vllm_takes_a_longer_audio_for_one_window_or_cuts_it(renderer: Any) -> None:
-    """vLLM 0.30 makes features that end the engine, 0.31 cuts the audio without a word. We refuse both."""
+async def test_vllm_does_not_refuse_audio_that_is_too_long(renderer: Any) -> None:
+    """vLLM 0.30 makes features that crash the engine, 0.31 truncates the audio silently. We refuse both."""
     given = {"prompt_token_ids": await marked(renderer), "multi_modal_data": {"audio": [sound(31).data]}}
     (made,) = await renderer.render_cmpl_async([given])
     length = made["mm_kwargs"]["audio"][0]["input_features"].data.shape[-1]
@@ -99,7 +99,7 @@ async def test_another_rate_is_changed_or_refused_with_the_fix(renderer: Any) ->
 
 
 async def test_a_rate_for_which_a_resampler_is_there(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names of vLLM's methods are those of modules, but for one."""
+    """The names of vLLM's methods are those of modules, except for one."""
     assert AudioResampler._METHODS == ("pyav", "scipy", "soxr", "torchaudio")
     monkeypatch.setattr("dynamo_vllm.engine.vllm.parts.audio.find_spec", lambda name: name == "torchaudio")
     vllm_audio.refuse(renderer.mm_processor.info, [sound(1, 8000).data])

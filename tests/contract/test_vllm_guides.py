@@ -36,7 +36,7 @@ TAG = {
 
 
 def some_of(k: int) -> dict[str, Any]:
-    """A schema of 29 bytes per property whose grammar grows with the second power of their number."""
+    """Returns a schema of 29 bytes per property whose grammar grows with the square of their number."""
     properties = {f"p{i}": {"type": "integer"} for i in range(k)}
     return {"type": "object", "properties": properties, "minProperties": k // 4, "maxProperties": k // 2}
 
@@ -48,7 +48,7 @@ def config() -> Any:
 
 @contextlib.contextmanager
 def checking(limits: Limits) -> Iterator[Check]:
-    """Whoever is first waits until vLLM is imported, which may take longer than a guide may wait."""
+    """Waits until vLLM is imported, which may take longer than a guide may wait."""
     with asyncio.Runner() as runner:
         made = GuideChecker(
             Source(vllm_grammars.LOAD, vllm_grammars.payload(config()), dict(os.environ)), limits

@@ -1,4 +1,4 @@
-"""What we rely on of vLLM's rendering of media, with a tiny model's processor; no weights are loaded."""
+"""Tests what we rely on in vLLM's processing of media, with a tiny model's processor and no weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ["0123456789abcdef-" + "a" * 64, "b" * 64]
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Qwen2-VL: of a picture of 56 by 56 pixels it makes four tokens."""
+    """Returns the renderer of Qwen2-VL, which makes four tokens of an image of 56 by 56 pixels."""
     # vLLM would start a process to look at the class, which imports all of vLLM.
     ModelRegistry.register_model("Qwen2VLForConditionalGeneration", Qwen2VLForConditionalGeneration)
     model = make_tiny_vision_model(tmp_path_factory.mktemp("models") / "made", "qwen2-vl")
@@ -51,7 +51,7 @@ def pictures(*names: str) -> list[Media]:
 
 
 async def marked(renderer: Any, count: int) -> list[int]:
-    """The tokens of a chat with so many marks, as text mode makes them."""
+    """Returns the tokens of a chat with this many placeholders, as text mode renders it."""
     part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/never-asked"}}
     messages = without_content([{"role": "user", "content": [part] * count}])
     _, text = await renderer.render_messages_async(messages, ChatParams())
@@ -123,7 +123,7 @@ def test_what_fails_in_the_worker_is_not_the_clients_fault(reason: Exception) ->
 
 
 async def test_media_seen_twice_come_without_content(renderer: Any) -> None:
-    """vLLM takes them for sent; `VllmEngine.stream` mends it where they were not."""
+    """vLLM assumes that the engine core has them; `VllmEngine.stream` sends them again if it has not."""
     ids = await marked(renderer, 1)
     first = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))
     second = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))

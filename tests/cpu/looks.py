@@ -1,4 +1,4 @@
-"""Bare AsyncLLM shown pictures: the ids it is given and the ids it says. Runs in a child of the zygote."""
+"""Runs bare AsyncLLM on images: returns its prompt ids and answer ids. Runs in a child of the zygote."""
 
 from __future__ import annotations
 

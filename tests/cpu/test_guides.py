@@ -1,4 +1,4 @@
-"""Schemas that nobody can compile are refused over HTTP, while everybody else is served."""
+"""Tests that schemas which take too long to compile are refused over HTTP, while others are served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.warm import WARMED, Zygote
 
 CHAT = "/v1/chat/completions"
 SECONDS = "4"
-"""Long enough for others to be served meanwhile."""
+"""Is long enough for others to be served meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_hostile_schema_is_refused_while_others_are_served(guarded: Stack) -> No
 
 
 def honest_answers_until(made: Stack, asked: Future[httpx.Response]) -> list[int]:
-    """Of small schemas, each another one, for as long as the hostile one is not answered."""
+    """Asks with small schemas, all different, until the hostile one is answered."""
     found: list[int] = []
     while not asked.done():
         answer = ask(made, {"type": "object", "properties": {f"q{len(found)}": {"type": "integer"}}})
@@ -92,7 +92,7 @@ def test_larger_schemas_are_refused_too(guarded: Stack, k: int) -> None:
 
 
 def test_client_that_leaves_ends_the_checking(warm: Zygote, model: Path, tmp_path: Path) -> None:
-    """Which would go on for minutes here."""
+    """The check would otherwise continue for minutes."""
     with stack(tmp_path) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--guide-seconds", "600")
@@ -120,7 +120,7 @@ def test_killed_checkers_are_replaced(guarded: Stack) -> None:
 
 
 NESTED = "((((a{1,9}){1,9}){1,9}){1,9}){60}"
-"""Compiled at once; which tokens may follow takes a second to find after 35 of them."""
+"""Compiles at once, but finding the allowed tokens takes a second after 35 tokens."""
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,14 @@ def choose(model: str) -> Pipeline:
     """Chooses by the JSON files of the folder; imports nothing, so `resolve` may decide otherwise."""
     index, config = _json(Path(model, "model_index.json")), _json(Path(model, "config.json"))
     if index is not None:
-        drawing = str(index.get("_class_name", ""))
+        diffusion = str(index.get("_class_name", ""))
         rewriter = _json(Path(model, REWRITER, "config.json"))
         if rewriter is not None:
             named = _architecture(rewriter)
             if named is None:
                 raise ConfigError(_no_architecture(str(Path(model, REWRITER))))
-            return Pipeline(REWRITE, named, drawing)
-        return Pipeline(None, diffusion_class=drawing)
+            return Pipeline(REWRITE, named, diffusion)
+        return Pipeline(None, diffusion_class=diffusion)
     if config is None:
         return Pipeline(None)
     return Pipeline(TEXT, _architecture(config))

@@ -114,9 +114,9 @@ def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
     try:
-        from vllm.v1.core.kv_cache_utils import to_event_extra_keys as told
+        from vllm.v1.core.kv_cache_utils import to_event_extra_keys as event_keys
     except ImportError:
-        told = list  # vLLM 0.30
+        event_keys = list  # vLLM 0.30
 
     plain: dict[str, Any] = {
         "lora_request": None,
@@ -126,7 +126,7 @@ def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
     }
     request = SimpleNamespace(**plain | about, _prompt_embeds_per_block_hashes={})
     keys, _ = generate_block_hash_extra_keys(request, start, start + 2, 0)
-    return told([keys])[0] or ()
+    return event_keys([keys])[0] or ()
 
 
 def adapters_are_keys() -> bool:

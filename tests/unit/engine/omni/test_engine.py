@@ -1,4 +1,4 @@
-"""The engine of pipelines, without vLLM-Omni: what it counts while stages are silent."""
+"""Tests the vLLM-Omni engine without vLLM-Omni: what it counts while stages give no output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
 
 
 class Silent(omni_engine.OmniEngine):
-    """Its drawing stage never says anything."""
+    """Has a diffusion stage that never gives output."""
 
     def __init__(self, pipeline: Any = None) -> None:
         facts: Any = None
@@ -50,7 +50,7 @@ async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch:
 
 
 class Slow:
-    """A pipeline whose stages take their time to end."""
+    """Is a pipeline whose stages end slowly."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()

@@ -1,4 +1,4 @@
-"""Stage files: those of vLLM-Omni 0.30 as they are, older ones translated, others refused."""
+"""Tests stage files: those of vLLM-Omni 0.30 are read, older ones translated, others refused."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_what_a_pipeline_makes_is_seen_in_what_it_takes(
 
 
 class Said:
-    """An output of a text stage, as vLLM-Omni hands it to the next."""
+    """Is an output of a text stage, as vLLM-Omni passes it to the next stage."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""What the router hears of blocks that were made of prompt embeddings, with an adapter or with a salt."""
+"""Tests the KV events of blocks with prompt embeddings, an adapter, a salt or media."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, and theirs with them; none of vLLM's own."""
+"""Tests that a process ends with its parent, and its children with it; without vLLM."""
 
 from __future__ import annotations
 

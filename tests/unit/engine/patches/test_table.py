@@ -1,4 +1,4 @@
-"""The table of patches: what is applied where, by version and device, and what is said of the rest."""
+"""Tests the table of patches: what is applied where, by version and device, and what is logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_vllm.engine.patches.patch import Patch, State, Where
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has applied nothing, with vLLM 0.30 for CPU."""
+    """Simulates a process without patches, with vLLM 0.30 for CPU."""
     monkeypatch.setattr(table, "_applied", set())
     monkeypatch.setattr(table, "_warned", set())
     monkeypatch.setattr(patch, "installed", {"vllm": "0.30.0", "odd": "unknown"}.get)

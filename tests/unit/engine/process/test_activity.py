@@ -1,4 +1,4 @@
-"""What processes are doing, seen from outside; real ones."""
+"""Tests the vitals of real processes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Refused(Exception):
 
 
 class Nvml:
-    """As much of NVML as is asked; a part of a device has no figures."""
+    """Has the parts of NVML that we use; a MIG instance has no figures."""
 
     NVMLError = Refused
 

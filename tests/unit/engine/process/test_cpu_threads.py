@@ -1,4 +1,4 @@
-"""Which cores an engine on CPU may use, how its threads wait, and what vLLM is told in place of lscpu."""
+"""Tests which cores a CPU engine may use, how its threads wait, and the list of cores without lscpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that are kept for vLLM."""
+"""Tests the ports that are reserved for vLLM."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_reserved_ports_are_consecutive_and_nobody_elses() -> None:
 
 
 def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
-    """As ZMQ does, which vLLM listens with."""
+    """Listens as ZMQ does in vLLM, with SO_REUSEADDR."""
     first = reserved_ports.reserve(2)
     for port in (first, first + 1):
         listen(port, share=True)
@@ -48,7 +48,7 @@ def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
 
 
 def test_no_outgoing_connection_gets_a_kept_port() -> None:
-    """Of a range of ports that has no other free one."""
+    """Uses a port range without any other free port."""
     first = reserved_ports.reserve(1)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
         try:
