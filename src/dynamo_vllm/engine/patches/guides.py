@@ -3,7 +3,7 @@
 What is wrong in vLLM 0.30:
 
 - It validates every guide on the event loop: a client's schema of 23 KB blocked the worker for 4 s. It also
-  refuses a guide that names a backend, as a guide has after our guide checker.
+  refuses a guide that names a backend, as every guide does after our guide checker.
 - It sends schemas that neither xgrammar nor guidance supports to outlines. Outlines converts a schema into a
   regular expression that doubles in length with every nested array: 836 bytes took all memory. And the engine
   uses the backend of its first guided request for all later ones: outlines would then refuse grammars and

@@ -62,7 +62,7 @@ class Parsing:
         self._make = functools.partial(
             parser, tokenizer, request.tools, chat_template_kwargs=dict(template_kwargs), model_config=model
         )
-        # As in vLLM's own server: otherwise tool-call markup would be hidden for tool_choice "none".
+        # As in vLLM's own server: with tool_choice "none" markup in special tokens stays hidden.
         if parser.reasoning_parser_cls is not None or request.tool_choice != "none":
             request = self._make().adjust_request(request)
         self._request = request
