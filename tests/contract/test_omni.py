@@ -19,7 +19,7 @@ except metadata.PackageNotFoundError:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    program = str(Path(__file__).with_name("omni_look.py"))
+    program = str(Path(__file__).with_name("omni_probe.py"))
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

@@ -19,7 +19,7 @@ from dynamo_vllm.engine.patches.table import PATCHES
 @pytest.fixture(scope="module")
 def seen() -> dict[str, dict[str, Any]]:
     """Runs once for all tests, in a process that imports vLLM without patches."""
-    program = str(Path(__file__).with_name("patches_look.py"))
+    program = str(Path(__file__).with_name("patches_probe.py"))
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(ran.stdout.splitlines()[-1])

@@ -79,7 +79,7 @@ async def test_vllm_does_not_refuse_audio_that_is_too_long(renderer: Any) -> Non
     assert (length == 3000) is (Version(installed("vllm") or "") >= Version("0.31"))
 
 
-def test_its_heirs_take_longer_ones() -> None:
+def test_subclasses_accept_longer_audio() -> None:
     info = object.__new__(Qwen2_5OmniThinkerProcessingInfo)
     assert vllm_audio.longest_seconds(info) is None
 

@@ -71,7 +71,7 @@ def test_vllm_says_what_torch_says_of_one_and_of_two_pictures(
     talks = [talk for skill in ("colour", "two pictures") for talk in held_out(skill, 2, 4)]
     (tmp_path / "chats.json").write_text(json.dumps([score.with_pictures(talk) for talk in talks]))
     child = warm.fork(
-        "cpu.looks:run",
+        "cpu.bare_vision:run",
         [str(folder), str(tmp_path / "chats.json"), str(tmp_path / "out.json"), 8],
         environment(tmp_path, **FORKED),
         tmp_path / "log",

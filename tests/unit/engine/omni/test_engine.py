@@ -32,7 +32,7 @@ def drawing(name: str) -> Job:
     return Job(name, [], SamplingSpec(max_tokens=1), picture=PictureSpec(prompt="x", seed=1))
 
 
-async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_stage_is_detected_while_new_clients_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(omni_engine, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     engine, tasks, seen = Silent(), [], []

@@ -52,7 +52,7 @@ def written(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_a_file_of_today_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_file_of_0_30_is_used_unchanged(tmp_path: Path) -> None:
     found = omni_stages.read(written(tmp_path, TODAY))
     assert not found.is_translated
     assert found.deploy == yaml.safe_load(TODAY)
@@ -189,7 +189,7 @@ def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
     assert made["pipeline"] == "mine"
 
 
-def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_path: Path) -> None:
+def test_our_stages_pass_whole_outputs_unless_a_file_says_otherwise(tmp_path: Path) -> None:
     put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
     chosen = omni_pipelines.choose(str(tmp_path))
     for text, whole in ((TODAY, False), (TODAY.replace("dynamo_text", "mine"), None)):
@@ -198,7 +198,7 @@ def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_pa
         assert made.get("async_chunk") is whole
 
 
-def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
+def test_limits_of_images_are_read_from_the_folder(tmp_path: Path) -> None:
     assert omni_arguments.media_limits(str(tmp_path), ["text"], {}) is None
     assert omni_arguments.media_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
@@ -226,7 +226,7 @@ def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
         (["audio"], {}, "audio", 81),
     ],
 )
-def test_what_a_pipeline_makes_is_seen_in_what_it_takes(
+def test_kind_of_media_follows_from_the_arguments_of_the_pipeline(
     tmp_path: Path, makes: list[str | None], call: dict[str, object], kind: str, frames: int
 ) -> None:
     put(tmp_path, "model_index.json", {"_class_name": "X"})
@@ -256,11 +256,11 @@ class Said:
         ("x", [{"prompt": "cat", "negative_prompt": "dog"}], {"prompt": "x", "negative_prompt": "dog"}),
     ],
 )
-def test_the_second_stage_draws_what_the_first_wrote(
+def test_the_second_stage_gets_the_text_of_the_first(
     written_text: str, prompt: object, drawn: dict[str, str]
 ) -> None:
     assert omni_pipelines.prompt_of([Said(written_text)], prompt) == drawn
 
 
-def test_nothing_from_the_first_stage_is_nothing_to_draw() -> None:
+def test_without_output_of_the_first_stage_the_second_gets_no_prompt() -> None:
     assert omni_pipelines.prompt_of([]) is None

@@ -28,7 +28,7 @@ def request(rows: int) -> Any:
     return SimpleNamespace(prompt_embeds=[None] * rows)
 
 
-def test_hash_stands_where_the_zeros_were() -> None:
+def test_hash_replaces_the_zeros() -> None:
     found = fix_embeds(event([0] * 32, (key(1),), (key(2),)), request(40), 0)
     assert found.token_ids == [*words(1), *[0] * 8, *words(2), *[0] * 8]
     assert found.extra_keys is None
@@ -65,13 +65,13 @@ def test_salt_is_marked_once_in_every_event_of_a_prompt() -> None:
     assert fix_salt(later, "mine").extra_keys == [(marked,), None]
 
 
-def test_salt_beside_an_adapter() -> None:
+def test_salt_with_an_adapter() -> None:
     made = event([5] * 32, ("sql", "mine"), ("sql",))
     made.lora_name = "sql"
     assert fix_salt(fix_adapter(made), "mine").extra_keys == [("dynamo-cache-salt:mine",), None]
 
 
-def test_picture_has_the_frontends_name_where_it_has_one() -> None:
+def test_image_has_the_frontends_name_if_it_has_one() -> None:
     own = "f" * 64
     routed = [(f"{'ab' * 8}-{own}", 3), (f"{'ab' * 8}-{own}", -29), (own, 0)]
     found = fix_media(event([7] * 48, (routed[0],), ("salt", routed[1], routed[2]), None))

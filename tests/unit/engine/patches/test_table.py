@@ -83,7 +83,7 @@ def test_other_versions_do_not(monkeypatch: pytest.MonkeyPatch, version: str) ->
     assert made([]).state() is State.OTHER_VERSION
 
 
-def test_a_version_outside_is_told_once(
+def test_an_unsupported_version_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patch, "installed", {"vllm": "0.33.0"}.get)
@@ -95,7 +95,7 @@ def test_a_version_outside_is_told_once(
     assert caplog.messages == ["fix is not applied: it is for <0.33, and vllm 0.33.0 is installed"]
 
 
-def test_a_version_that_was_looked_at_and_needs_no_patch_is_not_told(
+def test_a_supported_version_that_needs_no_patch_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -103,7 +103,7 @@ def test_a_version_that_was_looked_at_and_needs_no_patch_is_not_told(
     assert caplog.messages == []
 
 
-def test_condition_is_looked_at_whenever_somebody_asks() -> None:
+def test_condition_is_evaluated_at_each_apply() -> None:
     calls: list[str] = []
     asked = [False, True]
     patches = [made(calls, only_if=lambda: asked.pop(0))]

@@ -39,7 +39,7 @@ def test_reserved_ports_are_consecutive_and_nobody_elses() -> None:
             listen(port, share=False)
 
 
-def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
+def test_zmq_can_listen_on_a_reserved_port() -> None:
     """Listens as ZMQ does in vLLM, with SO_REUSEADDR."""
     first = reserved_ports.reserve(2)
     for port in (first, first + 1):
@@ -47,7 +47,7 @@ def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
         reserved_ports.refuse_taken("--side-channel-port", "127.0.0.1", port)
 
 
-def test_no_outgoing_connection_gets_a_kept_port() -> None:
+def test_no_outgoing_connection_gets_a_reserved_port() -> None:
     """Uses a port range without any other free port."""
     first = reserved_ports.reserve(1)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
@@ -59,7 +59,7 @@ def test_no_outgoing_connection_gets_a_kept_port() -> None:
             client.connect(server.getsockname())
 
 
-def test_named_port_that_somebody_has_is_refused_by_name() -> None:
+def test_given_port_that_is_in_use_is_refused_with_its_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(StartError, match=f"--side-channel-port {port} on 127.0.0.1 cannot be used"):

@@ -71,7 +71,7 @@ async def ended(made: Checked) -> None:
     assert await asyncio.to_thread(survivors, below) == []
 
 
-async def test_guide_comes_back_with_what_the_check_made_of_it(checked: Checked) -> None:
+async def test_checked_guide_has_the_changes_of_the_check(checked: Checked) -> None:
     assert await checked("plain") == Guide(regex="plain", backend="a")
     assert await checked("become g") == Guide(grammar="g", backend="a"), "and of other fields nothing"
 
@@ -98,7 +98,7 @@ async def test_guide_that_takes_too_much_memory_is_refused_and_smaller_ones_are_
     assert (await checked("take 41")).backend == "took 41"
 
 
-async def test_what_was_found_is_known(checked: Checked) -> None:
+async def test_results_are_cached(checked: Checked) -> None:
     for _ in range(3):
         await checked("plain")
         with pytest.raises(InvalidRequest, match="as it is"):
@@ -108,7 +108,7 @@ async def test_what_was_found_is_known(checked: Checked) -> None:
     assert [len(checked.seen(what)) for what in ("plain", "refuse", "burn")] == [1, 1, 2]
 
 
-async def test_what_is_known_has_an_end(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cache_of_results_is_bounded(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structured_output_checker, "KEPT_GUIDES", 2)
     for regex in ("a", "b", "a", "c", "a", "b"):
         await checked(regex)
@@ -129,7 +129,7 @@ async def test_same_guide_at_once_is_checked_once(checked: Checked, tmp_path: Pa
     assert len(checked.seen("wait")) == 2
 
 
-async def test_others_go_on_while_a_hostile_guide_burns_its_time(tmp_path: Path) -> None:
+async def test_others_continue_while_a_hostile_guide_uses_its_time(tmp_path: Path) -> None:
     checked = Checked(tmp_path, Limits(seconds=20.0, memory_bytes=64 << 20))
     hostile = asyncio.create_task(checked(BURN))
     await checked.begun("burn", 2)  # it is in the slow lane now
@@ -139,7 +139,7 @@ async def test_others_go_on_while_a_hostile_guide_burns_its_time(tmp_path: Path)
     await ended(checked)
 
 
-async def test_smallest_comes_first_whoever_came_before(checked: Checked, tmp_path: Path) -> None:
+async def test_smallest_guide_goes_first(checked: Checked, tmp_path: Path) -> None:
     first = asyncio.create_task(checked(f"wait {tmp_path / 'go'}"))
     await checked.begun("wait")
     order: list[str] = []
@@ -171,7 +171,7 @@ async def test_client_that_leaves_ends_the_check(checked: Checked) -> None:
     assert admitted is not None and admitted.sampling.guide == Guide(regex="plain", backend="a")
 
 
-async def test_queue_is_bounded_and_whoever_leaves_it_makes_room(
+async def test_queue_is_bounded_and_a_cancelled_guide_leaves_it(
     checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(structured_output_lane.MOST_WAITING, "quick", 2)
@@ -189,7 +189,7 @@ async def test_queue_is_bounded_and_whoever_leaves_it_makes_room(
     assert [(await one).backend for one in (running, waiting[1], another)] == ["waited", "a", "a"]
 
 
-async def test_guide_whose_turn_does_not_come_is_no_fault_of_the_client(
+async def test_guide_that_waits_too_long_is_an_overload_error(
     checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checked("plain")
@@ -218,13 +218,13 @@ async def test_killed_checker_is_replaced(checked: Checked) -> None:
     await checked("plain a fourth time")
 
 
-async def test_checker_that_was_killed_a_moment_ago_is_no_error_of_the_next_guide(checked: Checked) -> None:
+async def test_checker_that_was_just_killed_does_not_fail_the_next_guide(checked: Checked) -> None:
     for n in range(20):
         await checked(f"plain {n}")
         os.kill(checked.seen("plain")[-1], signal.SIGKILL)  # and not waited for
 
 
-async def test_closing_ends_whoever_waits_for_an_answer(tmp_path: Path) -> None:
+async def test_close_ends_waiting_requests(tmp_path: Path) -> None:
     checked = Checked(tmp_path, Limits(seconds=600.0, memory_bytes=64 << 20))
     asked = asyncio.create_task(checked("wait for nothing"))
     await checked.begun("wait")
@@ -265,7 +265,7 @@ async def test_checkers_that_cannot_load_are_an_error_of_the_worker(tmp_path: Pa
     await ended(checked)
 
 
-async def test_checker_ends_with_the_guide_that_wears_it_out(
+async def test_checker_is_replaced_after_its_last_guide(
     checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(501):

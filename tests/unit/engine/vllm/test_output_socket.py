@@ -56,7 +56,7 @@ async def test_every_message_comes_in_order(context: Any, address: str) -> None:
     pull.close(0)
 
 
-async def test_what_comes_while_nobody_waits_is_kept_and_does_not_spin(context: Any, address: str) -> None:
+async def test_message_without_a_reader_is_kept_and_does_not_spin(context: Any, address: str) -> None:
     push, pull = pair(context, address)
     receiver = Receiver(pull)
     looks = 0
@@ -95,7 +95,7 @@ async def test_a_waiting_reader_is_woken_once_cancelled_another_can_wait(context
     pull.close(0)
 
 
-async def test_a_socket_that_was_closed_is_let_go(context: Any, address: str) -> None:
+async def test_closed_socket_is_not_watched_any_more(context: Any, address: str) -> None:
     """vLLM closes the socket when the engine dies; the number of its descriptor may be reused."""
     push, pull = pair(context, address)
     receiver = Receiver(pull)
