@@ -26,7 +26,7 @@ IN_PARTS = {"unit"}
 pytests run instead, each with files of its own. Two for each core, because tests wait, too."""
 MOST_PARTS = 8
 SECONDS = {
-    "test_judge.py": 5.0,
+    "test_checker.py": 5.0,
     "test_states.py": 3.0,
     "test_monitor.py": 3.0,
     "test_connections.py": 2.5,

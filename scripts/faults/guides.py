@@ -49,7 +49,7 @@ def assert_refused(answer: httpx.Response) -> None:
 
 
 def fresh(run: Run, k: int, which: int = 0) -> dict[str, Any]:
-    """One that was never judged: what was found about a schema is remembered."""
+    """Returns one that was never checked: results are cached."""
     return some_of(k, f"r{run.number}x{which}x")
 
 
@@ -139,14 +139,14 @@ def starvation(run: Run) -> Seen:
     assert pids(serving) == before, "the worker was replaced"
     return Seen(
         max(waits),
-        f"{statuses[400]} slow ones refused, {statuses[503]} not judged in time (503), within {took:.1f} s; "
+        f"{statuses[400]} slow ones refused, {statuses[503]} not checked in time (503), within {took:.1f} s; "
         f"{len(waits)} of {len(waits)} new small ones answered "
         f"meanwhile, slowest {max(waits):.2f} s; {others.total} plain answers right",
     )
 
 
 def honest_until(run: Run, url: str, slow: list[Future[httpx.Response]]) -> list[float]:
-    """Seconds that each small schema took, all different, for as long as slow ones are judged."""
+    """Seconds that each small schema took, all different, while slow ones are checked."""
     waits: list[float] = []
     while not all(one.done() for one in slow):
         name = f"r{run.number}q{len(waits)}"

@@ -25,7 +25,7 @@ class Guide:
     structural_tag: str | None = None
     whitespace_pattern: str | None = None
     backend: str | None = None
-    """What compiles it in the engine; set by whoever judged it, and not by clients."""
+    """What compiles it in the engine; the guide checker sets it, clients cannot."""
 
     @property
     def parameter(self) -> str:

@@ -1,4 +1,4 @@
-"""Imports vLLM once, deaf to the warnings of its own imports."""
+"""Imports vLLM once, and ignores the warnings of its imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM says to every connector of the table, alone and beside NIXL."""
+"""Tests how vLLM handles every connector of the table, alone and combined with NIXL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ by_role = pytest.mark.parametrize("role", ["agg", "prefill", "decode"])
 
 
 def arguments(found: vllm_arguments.Resolved) -> Any:
-    """All of vLLM's arguments; the product's types describe only what it uses."""
+    """Returns all of vLLM's arguments; our own types declare only those that we use."""
     return found.args
 
 
@@ -71,7 +71,7 @@ def test_class_is_vllms_or_comes_with_the_package(connector: Connector, role: st
 
 @by_name
 def test_class_can_be_made(connector: Connector) -> None:
-    """With the package there: vLLM finds the class, and it has every method vLLM calls."""
+    """Checks that vLLM finds the class in the installed package, with every method that vLLM calls."""
     for package in packages(connector):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -108,7 +108,7 @@ def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:
 
 
 def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_path: Path) -> None:
-    """vLLM's configuration with the addresses in it, as an engine with KVBM has."""
+    """Uses vLLM's configuration with the addresses in it, as an engine with KVBM has."""
     given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
     settings = EngineSettings(model=model, scratch_folder=str(tmp_path), argv=("--additional-config", given))
     config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
@@ -166,8 +166,8 @@ def test_worker_gives_its_engine_what_kvbm_needs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_brings_a_cache_only_when_asked() -> None:
-    """All are vLLM's; any other connector, also beside one of these, may bring one that nobody named."""
-    assert set(KVConnectorFactory._registry) >= kv_compatibility._ASKED | kv_compatibility._HEEDING
+    """Any other connector, alone or combined with one of these, may load a cache that nobody named."""
+    assert set(KVConnectorFactory._registry) >= kv_compatibility._ON_REQUEST | kv_compatibility._SKIPPING
 
 
 @by_name
@@ -175,6 +175,6 @@ def test_who_brings_a_cache_only_when_asked() -> None:
 def test_only_nixl_alone_tells_logprobs_of_prompts(connector: Connector, role: str) -> None:
     given = connector.engine_config(ConnectorPlace(role=role, device="cuda"))
     config = SimpleNamespace(kv_transfer_config=KVTransferConfig(**given))
-    brings = kv_compatibility.unasked_connector(cast("VllmConfig", config))
+    brings = kv_compatibility.connector_that_finds_caches(cast("VllmConfig", config))
     moves_only = connector.name == "nixl" or (role == "decode" and "nixl" in connector.name)
     assert (brings is None) == moves_only

@@ -1,4 +1,4 @@
-"""What our patches for engines on CPU rely on in vLLM and torch, and what an engine's threads become."""
+"""Tests what our CPU patches rely on in vLLM and torch, and the number of an engine's threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags, variables and foreign log lines in the documentation exist, in our code or in what we build on."""
+"""Tests that flags, variables and log lines in the documentation exist in our code or dependencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_PROGRAMS = {
     "LD_LIBRARY_PATH": "the loader",
     "IPC_LOCK": "Linux, a capability",
 }
-"""Variables that no code of ours and none of vLLM or the runtime names."""
+"""Variables that neither our code nor vLLM nor the runtime names."""
 OF_DOCKER = {"--build-arg", "--ipc", "--read-only", "--shm-size", "--tmpfs"}
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w…-])")
 _VARIABLE = re.compile(r"(?<![\w<{/.])[A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9](?![\w…*>.])")
@@ -33,7 +33,7 @@ _OURS = re.compile(r"^(?:[A-Z_0-9]+=\S* )*(?:\.venv/bin/)?(?:dynamo-vllm|make|py
 
 
 def spoken(page: str) -> list[tuple[str, str]]:
-    """Code that is ours to know: flags and variables alone, and our commands. With where it stands."""
+    """Yields flags, variables and our commands in the documentation, with their place."""
     text = (pages.ROOT / page).read_text()
     found = [(f"{page}:{line}", code) for line, code in markdown.code(text)]
     for block in markdown.blocks(text):
@@ -48,7 +48,7 @@ def spoken(page: str) -> list[tuple[str, str]]:
 
 @functools.cache
 def own_text() -> str:
-    """Everything of this repository that may name a flag or read a variable."""
+    """Returns all text of this repository that may name a flag or read a variable."""
     files = [path for folder in ("src", "scripts", "tests", "packages") for path in _sources(folder)]
     return "\n".join(path.read_text() for path in (*files, pages.ROOT / "Makefile"))
 

@@ -1,4 +1,4 @@
-"""Prompt embeddings: what a client may send, and that nothing else comes through, whatever it is."""
+"""Tests prompt embeddings: what a client may send is read, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def test_refused_by_name_and_cheaply(name: str) -> None:
 
 def test_rows_up_to_the_limit_and_not_one_more() -> None:
     assert read(encode(rows(64)), max_rows=64).rows == 64
-    with pytest.raises(TooLong, match=r"prompt_embeds: has 65 rows; this model takes 64"):
+    with pytest.raises(TooLong, match=r"prompt_embeds: has 65 rows; this model accepts 64"):
         read(encode(rows(65)), max_rows=64)
 
 
 def test_file_beyond_what_the_model_could_take_is_not_decoded() -> None:
-    with pytest.raises(InvalidRequest, match=r"has 300000 bytes; this model takes at most 86016"):
+    with pytest.raises(InvalidRequest, match=r"has 300000 bytes; this model accepts at most 86016"):
         read("A" * 400000, max_rows=10)
     with pytest.raises(InvalidRequest, match=f"at most {vllm_embeds.MAX_BYTES}"):
         read("A" * 100_000_000, max_rows=10**9)
 
 
 def test_damaged_files_are_refused_or_harmless() -> None:
-    """A byte changed, cut out or doubled anywhere: our own refusal, or a tensor that keeps every rule."""
+    """Changes, removes or doubles a byte anywhere: it is refused, or the tensor obeys every rule."""
     chance = random.Random(7)
     whole = base64.b64decode(encode(rows(2)))
     refused = 0
@@ -94,7 +94,7 @@ def test_damaged_files_are_refused_or_harmless() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
 def test_damaged_pickles_are_refused_or_harmless() -> None:
-    """The same behind a checksum that is right."""
+    """Does the same with a correct checksum."""
     chance = random.Random(8)
     whole, values = pickle_of(encode(rows(2))), rows(2).numpy().tobytes()
     refused = 0
@@ -150,7 +150,7 @@ def test_vllm_has_what_the_input_is_made_of() -> None:
 
 
 def test_events_are_built_from_what_our_patches_use() -> None:
-    """Where the block begins is named, and passed by name."""
+    """The block's start has a name, and is passed as a keyword argument."""
     wanted = {"request", "start_token_idx", "extra_keys_list"}
     assert wanted <= set(inspect.signature(BlockPool._build_block_stored_event).parameters)
 

@@ -1,4 +1,4 @@
-"""Encoders' output between engines: files as torch reads them, and the connector as vLLM calls it."""
+"""Tests encoder outputs between engines: the files, and the connector as vLLM calls it."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def bad(**tensors: Any) -> Any:
         (lambda path: None, "FileNotFoundError"),
         (lambda path: path.write_bytes(b""), "SafetensorError"),
         (lambda path: path.write_bytes(b"\xff" * 100), "SafetensorError"),
-        (bad(other=MADE), "not one ec_cache"),
-        (bad(ec_cache=MADE, other=MADE.clone()), "not one ec_cache"),
+        (bad(other=MADE), "not only ec_cache"),
+        (bad(ec_cache=MADE, other=MADE.clone()), "not only ec_cache"),
         (bad(ec_cache=MADE[:, :4].contiguous()), r"shape is \(6, 4\), not \(6, 8\)"),
         (bad(ec_cache=MADE[:5].contiguous()), r"shape is \(5, 8\), not \(6, 8\)"),
         (bad(ec_cache=MADE.flatten()), "its shape is"),
@@ -69,7 +69,7 @@ def bad(**tensors: Any) -> Any:
         (lambda path: path.write_bytes(NO_METADATA), "AttributeError|SafetensorError"),
         (lambda path: save_file({"ec_cache": MADE}, path, {"about": "[" * 20_000}), "RecursionError"),
         (bad(ec_cache=MADE.float()), "torch.float32, not torch.bfloat16"),
-        (bad(ec_cache=MADE / 0), "NaN or an infinity"),
+        (bad(ec_cache=MADE / 0), "NaN or infinite values"),
         (bad(ec_cache=torch.zeros(10**4, WIDTH, dtype=torch.bfloat16)), "more than"),
     ],
 )
@@ -144,7 +144,7 @@ def make(role: str, folder: Path, at: Any = ECConnectorRole.SCHEDULER, **model: 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Folder:
-    """The folder that engines made by `make` use."""
+    """Returns the folder of the engines that `make` creates."""
     return Folder(tmp_path / kv_compatibility.encoder(config("ec_consumer", tmp_path)), 10**6)
 
 
@@ -281,7 +281,7 @@ def test_a_grid_that_does_not_fit_the_rows_is_refused(grid: Any) -> None:
 
 
 def test_a_model_that_wants_more_is_not_served_by_hand() -> None:
-    with pytest.raises(Unusable, match="wants"):
+    with pytest.raises(Unusable, match="this model needs"):
         vllm_media._packed(info(GRID | {"slices": "metadata"}), "image", [Encoded(MADE, {})])
 
 

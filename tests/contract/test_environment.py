@@ -1,4 +1,4 @@
-"""What `make venv` made is whole: the packages vLLM leans on import in a fresh process."""
+"""Tests that `make venv` is complete: the packages that vLLM needs import in a new process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_companion_of_torch_imports_where_installed(module: str) -> None:
 
 
 def test_packages_have_what_they_ask_for_but_for_what_a_cpu_does_not_need() -> None:
-    """The lock leaves packages out and is installed without a resolver; nothing else would notice a gap."""
+    """The lock leaves packages out and is installed without a resolver; only this test notices a gap."""
     found = {d.name: d for d in metadata.distributions(path=[sysconfig.get_path("purelib")])}
     versions = {canonicalize_name(name): d.version for name, d in found.items()}
     bare = {canonicalize_name(Requirement(text).name) for text in lock.OMNI_ON_CPU}

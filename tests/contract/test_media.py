@@ -1,4 +1,4 @@
-"""What we decode is what vLLM's own loader would have decoded from the same bytes."""
+"""Tests that we decode media to the same values as vLLM's own loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several nodes: we read their flags as vLLM does, and its parts take what we give. No model is loaded."""
+"""Tests that we read the flags of several nodes as vLLM does, and pass vLLM what it needs. Loads no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our engine makes of vLLM-Omni's own types; skipped where it is not installed."""
+"""Tests our engine with vLLM-Omni's own types; skipped if vLLM-Omni is not installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ except metadata.PackageNotFoundError:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    program = str(Path(__file__).with_name("omni_look.py"))
+    program = str(Path(__file__).with_name("omni_probe.py"))
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
@@ -34,8 +34,8 @@ PNG = ["image", "image/png", "89504e47"]
     [
         ("picture", [[None, "stop", True, [PNG, PNG]]]),
         ("text, then picture", [["a cat in the sun", None, False, []], [None, "stop", True, [PNG]]]),
-        ("nothing", "EngineRequestFailed: the pipeline ended without making anything"),
-        ("no output at all", "EngineRequestFailed: the pipeline ended without making anything"),
+        ("nothing", "EngineRequestFailed: the pipeline ended without generating anything"),
+        ("no output at all", "EngineRequestFailed: the pipeline ended without generating anything"),
         ("error", "EngineRequestFailed: no memory"),
         ("abort", [[None, "abort", True, []]]),
         ("sound", [[None, "stop", True, [["audio", "audio/wav", "52494646"]]]]),
@@ -99,7 +99,7 @@ def test_check_tells_what_a_pipeline_gets_and_not_what_vllm_would(seen: dict[str
 
 
 def test_what_diffusers_draws_is_not_told_to_be_eager(seen: dict[str, Any]) -> None:
-    """It never compiles, and refuses to start when it is told not to; a text stage before it is told."""
+    """The diffusers adapter never compiles and refuses the flag; a text stage before it gets the flag."""
     assert seen["eager"] == [{}, {"stage_0_enforce_eager": True}]
 
 
@@ -125,7 +125,7 @@ def test_frames_become_a_film_however_a_pipeline_gives_them(seen: dict[str, Any]
 
 
 def test_what_is_no_picture_is_said_to_be_none(seen: dict[str, Any]) -> None:
-    assert seen["no picture"] == "the pipeline made list where a picture was expected"
+    assert seen["no picture"] == "the pipeline generated list, not an image"
 
 
 def test_a_plain_model_becomes_a_stage_that_drops_what_it_does_not_know(seen: dict[str, Any]) -> None:

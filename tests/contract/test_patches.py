@@ -1,4 +1,4 @@
-"""Each patch is needed in the installed versions, changes what it says and, called again, nothing more."""
+"""Tests that each patch is needed, changes its targets, and changes nothing when applied again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dynamo_vllm.engine.patches.table import PATCHES
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, dict[str, Any]]:
-    """Once for all: vLLM is imported there without anything applied."""
-    program = str(Path(__file__).with_name("patches_look.py"))
+    """Runs once for all tests, in a process that imports vLLM without patches."""
+    program = str(Path(__file__).with_name("patches_probe.py"))
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(ran.stdout.splitlines()[-1])

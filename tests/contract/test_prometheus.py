@@ -1,4 +1,4 @@
-"""Series of several processes, and of a connector's own server, come out once and in one text."""
+"""Tests that series of several processes and of a connector's server appear once, in one text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(prometheus.series(), end="")
 
 
 def python(source: str, *words: str, folder: Path | None = None) -> str:
-    """A process of its own: prometheus_client looks for its folder once, when it is imported."""
+    """Runs code in a new process: prometheus_client reads its folder once, when it is imported."""
     env = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
     if folder is not None:
         env["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
@@ -68,7 +68,7 @@ def test_without_a_folder_a_process_shows_its_own() -> None:
 
 
 def test_a_worker_imports_no_prometheus_client_before_it_sets_the_folder() -> None:
-    """prometheus_client decides when it is imported; `set_environment` comes after these imports."""
+    """prometheus_client reads its folder when it is imported; `set_environment` runs after these imports."""
     source = "import sys; import dynamo_vllm.serving.worker; print('prometheus_client' in sys.modules)"
     assert python(source).strip() == "False"
 
@@ -101,7 +101,7 @@ def test_series_of_a_connectors_own_server_are_added_as_whole_lines(server: str)
 
 
 def test_a_proxy_of_the_machine_is_not_asked(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: urllib reads the proxies once."""
+    """Runs in a new process: urllib reads the proxies once."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")

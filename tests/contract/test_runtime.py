@@ -1,4 +1,4 @@
-"""What we rely on in the runtime's Python bindings."""
+"""Tests what we rely on in the Python bindings of the runtime."""
 
 from __future__ import annotations
 

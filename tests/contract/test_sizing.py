@@ -1,4 +1,4 @@
-"""Our arithmetic beside transformers' models without memory, and vLLM's pages, defaults and stages."""
+"""Compares our memory arithmetic with transformers' models on the meta device, and vLLM's defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where torch's store listens that the processes of a drawing stage meet at."""
+"""Tests the address on which the torch store of a diffusion stage listens."""
 
 from __future__ import annotations
 

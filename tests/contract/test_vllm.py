@@ -1,4 +1,4 @@
-"""The names, parameters and exceptions of vLLM we rely on; no model is loaded."""
+"""Tests the names, parameters and exceptions of vLLM that we rely on; loads no model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.base import Counting, LoadFigures
 from dynamo_vllm.engine.patches import process_context, prometheus_folder, table
-from dynamo_vllm.engine.patches.cpu.guesses import KERNELS, expanded
+from dynamo_vllm.engine.patches.cpu.speculative import KERNELS, expanded
 from dynamo_vllm.engine.patches.patch import Where, installed, is_within
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
@@ -152,7 +152,7 @@ def test_async_llm_can_be_told_what_we_tell(method: str, given: set[str]) -> Non
 
 
 def test_adapter_is_told_apart_by_name_in_the_cache_and_by_id_in_the_engine() -> None:
-    """If this changes, look at `lora.registry._identify`."""
+    """If this changes, `lora.registry._identify` must change too."""
     from vllm.v1.core import kv_cache_utils
 
     assert list(LoRARequest.__struct_fields__[:3]) == ["lora_name", "lora_int_id", "lora_path"]
@@ -253,11 +253,11 @@ PATTERNS: dict[str, object] = {
     "properties": {"a": {"type": "string"}},
     "patternProperties": {"^x": {"type": "string"}},
 }
-"""What only outlines takes."""
+"""A schema that only outlines supports."""
 
 
 def checked(schema: dict[str, object], backend: str) -> str | None:
-    """The backend that vLLM chooses for a schema."""
+    """Returns the backend that vLLM chooses for a schema."""
     table.apply(Where.WORKER)
     params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=Guide(json=schema)))
     model, config = SimpleNamespace(is_diffusion=False), SimpleNamespace(backend=backend)
@@ -284,7 +284,7 @@ def test_what_clients_tell_the_template_reaches_no_parameter_of_the_tokenizer() 
 
 
 def test_a_token_that_cannot_come_has_a_logprob_that_json_can_say() -> None:
-    """A constraint leaves minus infinity for all others; vLLM's own server says -9999."""
+    """A guide gives all other tokens minus infinity; vLLM's own server reports -9999."""
     at = {7: Logprob(-0.5, 1, "a"), 8: Logprob(float("-inf"), 2, "b"), 9: Logprob(float("nan"), 3, "c")}
     choice = CompletionOutput(0, "a", [7], None, [at])
     result = RequestOutput("j", None, [5, 7], [None, at], [choice], finished=False)
@@ -296,8 +296,10 @@ def test_a_token_that_cannot_come_has_a_logprob_that_json_can_say() -> None:
 
 def test_given_up_with_a_constraint_is_the_clients_fault() -> None:
     guided = Job("j", [1], SamplingSpec(max_tokens=1, guide=Guide(grammar="x")))
-    assert isinstance(vllm_convert.gave_up(guided), InvalidRequest)
-    assert isinstance(vllm_convert.gave_up(Job("j", [1], SamplingSpec(max_tokens=1))), EngineRequestFailed)
+    assert isinstance(vllm_convert.error_without_exception(guided), InvalidRequest)
+    assert isinstance(
+        vllm_convert.error_without_exception(Job("j", [1], SamplingSpec(max_tokens=1))), EngineRequestFailed
+    )
 
 
 # Flags both sides have: ours takes them and hands on what the engine needs. Media are loaded by us alone.
@@ -328,7 +330,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
 
 
 def arguments(found: vllm_arguments.Resolved) -> Any:
-    """All of vLLM's arguments; the product's types describe only what it uses."""
+    """Returns all of vLLM's arguments; our own types declare only those that we use."""
     return found.args
 
 
@@ -391,7 +393,7 @@ def test_engines_of_one_machine_share_its_free_memory(
 def test_taken_side_channel_port_is_refused(
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's thread for it would end of the error, and the start wait for that thread for ever."""
+    """vLLM's thread would end with the error, and its start would wait for that thread forever."""
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "1")  # so that what resolve sets is taken back
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -433,7 +435,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_batch_sizes_are_those_of_vllm_serve(
     settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM has defaults for each way it is used; only two have any."""
+    """vLLM's defaults depend on the usage context; only two contexts have any."""
     sizes = ({UsageContext.OPENAI_API_SERVER: 3333}, {UsageContext.OPENAI_API_SERVER: 77})
     monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", classmethod(lambda cls, world_size: sizes))
     made = EngineSettings(model=settings.model, argv=("--max-model-len", "512"))
@@ -442,7 +444,7 @@ def test_batch_sizes_are_those_of_vllm_serve(
 
 
 def test_what_the_direct_way_out_touches() -> None:
-    """Parameters and fields of vLLM's own output handling; the parity tests show what they do."""
+    """Checks parameters and fields of vLLM's output handling; the parity tests show what they do."""
     calls = OutputProcessor.process_outputs
     first = ["self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"]
     assert list(inspect.signature(calls).parameters) in (first, [*first, "weight_version"])
@@ -464,7 +466,7 @@ def test_what_the_direct_way_out_touches() -> None:
 
 
 def test_a_time_observed_often_is_counted_as_often() -> None:
-    """Also above the last bucket and at a bound; the client library has no call for it."""
+    """Also above the last bucket and at a bound; the client library has no function for it."""
     one, many = (Histogram("x", "x", buckets=(0.1, 0.5, 2.0), registry=None) for _ in range(2))
     for seconds, times in ((0.05, 3), (0.1, 2), (0.7, 4), (9.0, 2)):
         vllm_stats.observe(many, seconds, times)
@@ -480,7 +482,7 @@ def test_a_time_observed_often_is_counted_as_often() -> None:
 
 
 def test_figures_of_steps_add_up() -> None:
-    """vLLM tells of each step alone; one that puts nothing out has no iteration figures."""
+    """vLLM reports each step alone; a step without output has no iteration figures."""
     told: list[LoadFigures] = []
     logger = vllm_stats.Load(3, told.append, lambda rank: None, Counting())
     for tokens in (5, 7, None):
@@ -495,7 +497,7 @@ def test_figures_of_steps_add_up() -> None:
 
 
 def test_engine_cores_are_made_in_a_context_that_we_choose() -> None:
-    """`core_fork` has one of its own in use while an engine starts."""
+    """`core_fork` uses its own context while an engine starts."""
     from vllm.v1.engine import coordinator, utils
 
     table.apply(Where.WORKER)
@@ -520,15 +522,15 @@ def test_metrics_heed_a_folder_that_is_named_after_their_import(monkeypatch: pyt
 
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     prometheus_folder.apply()
-    assert values.ValueClass is values.MutexValue and not prometheus_folder.came_late()
+    assert values.ValueClass is values.MutexValue and not prometheus_folder.is_set_too_late()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
-    assert prometheus_folder.came_late()
+    assert prometheus_folder.is_set_too_late()
     prometheus_folder.apply()
     assert values.ValueClass is not values.MutexValue
 
 
 def test_figures_leave_out_what_is_not_counted() -> None:
-    """How full a rank is stays told: the router must know."""
+    """The load of a rank is still reported, because the router needs it."""
     told: list[LoadFigures] = []
     counting = Counting()
     make_load, series = vllm_stats.loggers(told.append, lambda rank: None, counting)

@@ -1,4 +1,4 @@
-"""The engine over vLLM's AsyncLLM, without one that computes."""
+"""Tests the engine with an AsyncLLM that does not compute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynamo_vllm.serving.lifecycle import shutdown
 
 
 class Slow:
-    """Blocks whoever ends it."""
+    """Blocks its caller at shutdown."""
 
     output_handler = None
 

@@ -1,4 +1,4 @@
-"""Guides as vLLM checks and compiles them, judged with the real compilers in processes that can be killed."""
+"""Tests the guide checker with vLLM's own validation and compilers, in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from vllm.v1.structured_output import StructuredOutputManager
 from dynamo_vllm.engine.patches import grammar_steps, grammar_threads, guides
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.structured_output import vllm_grammars
-from dynamo_vllm.engine.structured_output.judge import Guides, Limits
-from dynamo_vllm.engine.structured_output.judge_processes import Source
+from dynamo_vllm.engine.structured_output.checker import GuideChecker, Limits
+from dynamo_vllm.engine.structured_output.checker_processes import Source
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.engine.vllm import convert as vllm_convert
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Guide, SamplingSpec
 from dynamo_vllm.models import demo
 
-Judge = Callable[[Guide], Guide]
+Check = Callable[[Guide], Guide]
 LIMITS = Limits(seconds=2.0, memory_bytes=64 << 20)
 WEATHER = {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}
 TAG = {
@@ -36,7 +36,7 @@ TAG = {
 
 
 def some_of(k: int) -> dict[str, Any]:
-    """A schema of 29 bytes per property whose grammar grows with the second power of their number."""
+    """Returns a schema of 29 bytes per property whose grammar grows with the square of their number."""
     properties = {f"p{i}": {"type": "integer"} for i in range(k)}
     return {"type": "object", "properties": properties, "minProperties": k // 4, "maxProperties": k // 2}
 
@@ -47,22 +47,24 @@ def config() -> Any:
 
 
 @contextlib.contextmanager
-def judging(limits: Limits) -> Iterator[Judge]:
-    """Whoever is first waits until vLLM is imported, which may take longer than a guide may wait."""
+def checking(limits: Limits) -> Iterator[Check]:
+    """Waits until vLLM is imported, which may take longer than a guide may wait."""
     with asyncio.Runner() as runner:
-        made = Guides(Source(vllm_grammars.LOAD, vllm_grammars.payload(config()), dict(os.environ)), limits)
+        made = GuideChecker(
+            Source(vllm_grammars.LOAD, vllm_grammars.payload(config()), dict(os.environ)), limits
+        )
 
         async def close() -> None:
             made.close()
 
         runner.run(made._quick._ready())
-        yield lambda guide: runner.run(made.judged(guide))
+        yield lambda guide: runner.run(made.checked(guide))
         runner.run(close())
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with judging(LIMITS) as made:
+def check() -> Iterator[Check]:
+    with checking(LIMITS) as made:
         yield made
 
 
@@ -80,16 +82,16 @@ def judge() -> Iterator[Judge]:
         (Guide(json=some_of(40)), "xgrammar"),
     ],
 )
-def test_honest_guides_come_through_as_they_are(judge: Judge, guide: Guide, backend: str) -> None:
-    found = judge(guide)
+def test_honest_guides_come_through_as_they_are(check: Check, guide: Guide, backend: str) -> None:
+    found = check(guide)
     assert found.backend == backend
     assert {name: getattr(found, name) for name in ("json", "regex", "grammar", "structural_tag")} == {
         name: getattr(guide, name) for name in ("json", "regex", "grammar", "structural_tag")
     }
 
 
-def test_choices_become_the_grammar_that_the_engine_compiles(judge: Judge) -> None:
-    found = judge(Guide(choice=["yes", "no"]))
+def test_choices_become_the_grammar_that_the_engine_compiles(check: Check) -> None:
+    found = check(Guide(choice=["yes", "no"]))
     assert found.choice is None and "yes" in (found.grammar or "")
 
 
@@ -103,9 +105,9 @@ def test_choices_become_the_grammar_that_the_engine_compiles(judge: Judge) -> No
         (Guide(structural_tag="{}"), "guided_structural_tag: "),
     ],
 )
-def test_what_vllm_refuses_is_refused_in_its_words(judge: Judge, guide: Guide, message: str) -> None:
+def test_what_vllm_refuses_is_refused_in_its_words(check: Check, guide: Guide, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        judge(guide)
+        check(guide)
 
 
 HOSTILE = {
@@ -121,24 +123,24 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_guides_are_refused_and_honest_ones_are_not(judge: Judge, name: str) -> None:
+def test_hostile_guides_are_refused_and_honest_ones_are_not(check: Check, name: str) -> None:
     with pytest.raises(InvalidRequest, match="takes more than (2 s|64 MB) to compile"):
-        judge(HOSTILE[name])
-    assert judge(Guide(regex=f"honest after {name}")).backend == "xgrammar"
+        check(HOSTILE[name])
+    assert check(Guide(regex=f"honest after {name}")).backend == "xgrammar"
 
 
 def test_memory_is_what_a_guide_over_both_limits_runs_out_of_first() -> None:
     with (
-        judging(Limits(seconds=60.0, memory_bytes=24 << 20)) as judge,
+        checking(Limits(seconds=60.0, memory_bytes=24 << 20)) as check,
         pytest.raises(InvalidRequest, match="takes more than 24 MB to compile"),
     ):
-        judge(Guide(json=some_of(800)))
+        check(Guide(json=some_of(800)))
 
 
-def test_vllm_checks_no_guide_again_that_was_judged(judge: Judge) -> None:
-    guides.skip_judged()
-    judged = judge(Guide(regex="x"))
-    for guide in (judged, Guide(json=some_of(6000), backend="xgrammar")):
+def test_vllm_checks_no_guide_again_that_was_checked(check: Check) -> None:
+    guides.skip_checked()
+    checked = check(Guide(regex="x"))
+    for guide in (checked, Guide(json=some_of(6000), backend="xgrammar")):
         params = vllm_convert.sampling_params(SamplingSpec(max_tokens=1, guide=guide))
         params._validate_structured_outputs(None, None, None)
         encoded = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
@@ -164,9 +166,9 @@ def test_engine_core_compiles_guides_side_by_side_and_behind_its_steps() -> None
         Guide(grammar="root ::= r0 | r1\nr0 ::= ([a-z]{1,20} | r1)*\nr1 ::= ([a-z]{1,21} | r0)*"),
     ],
 )
-def test_guide_that_takes_long_for_each_token_is_refused(judge: Judge, guide: Guide) -> None:
+def test_guide_that_takes_long_for_each_token_is_refused(check: Check, guide: Guide) -> None:
     with pytest.raises(InvalidRequest, match="for each token|to compile"):
-        judge(guide)
+        check(guide)
 
 
 def test_grammar_accepts_nothing_once_a_step_was_slow() -> None:

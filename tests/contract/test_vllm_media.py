@@ -1,4 +1,4 @@
-"""What we rely on of vLLM's rendering of media, with a tiny model's processor; no weights are loaded."""
+"""Tests what we rely on in vLLM's processing of media, with a tiny model's processor and no weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ["0123456789abcdef-" + "a" * 64, "b" * 64]
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Qwen2-VL: of a picture of 56 by 56 pixels it makes four tokens."""
+    """Returns the renderer of Qwen2-VL, which makes four tokens of an image of 56 by 56 pixels."""
     # vLLM would start a process to look at the class, which imports all of vLLM.
     ModelRegistry.register_model("Qwen2VLForConditionalGeneration", Qwen2VLForConditionalGeneration)
     model = make_tiny_vision_model(tmp_path_factory.mktemp("models") / "made", "qwen2-vl")
@@ -51,7 +51,7 @@ def pictures(*names: str) -> list[Media]:
 
 
 async def marked(renderer: Any, count: int) -> list[int]:
-    """The tokens of a chat with so many marks, as text mode makes them."""
+    """Returns the tokens of a chat with this many placeholders, as text mode renders it."""
     part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/never-asked"}}
     messages = without_content([{"role": "user", "content": [part] * count}])
     _, text = await renderer.render_messages_async(messages, ChatParams())
@@ -62,7 +62,7 @@ async def marked(renderer: Any, count: int) -> list[int]:
 async def test_marks_become_tokens_and_names_stay(renderer: Any) -> None:
     ids = await marked(renderer, 2)
     (mark,) = {token for token in ids if ids.count(token) == 2} & {6}
-    seen = await vllm_media.VllmMedia(renderer).see(ids, pictures(*NAMES))
+    seen = await vllm_media.VllmMedia(renderer).process(ids, pictures(*NAMES))
     assert seen.tokens.count(mark) == 8 and len(seen.tokens) == len(ids) + 6
     assert seen.inner["type"] == "multimodal"
     assert seen.inner["mm_hashes"] == {"image": NAMES}
@@ -71,7 +71,7 @@ async def test_marks_become_tokens_and_names_stay(renderer: Any) -> None:
 
 async def test_blocks_are_keyed_by_name_and_offset(renderer: Any) -> None:
     """`engine.patches.kv_events` looks for such pairs."""
-    seen = await vllm_media.VllmMedia(renderer).see(await marked(renderer, 1), pictures(NAMES[0]))
+    seen = await vllm_media.VllmMedia(renderer).process(await marked(renderer, 1), pictures(NAMES[0]))
     (place,) = seen.inner["mm_placeholders"]["image"]
     feature = SimpleNamespace(identifier=NAMES[0], mm_position=place)
     request: Any = SimpleNamespace(
@@ -92,7 +92,7 @@ async def test_limits_are_those_of_model_and_user(renderer: Any) -> None:
 @pytest.mark.parametrize(
     ("marks", "media", "said"),
     [
-        (1, pictures("one", "two"), "the prompt has no place for every image"),
+        (1, pictures("one", "two"), "the prompt lacks a placeholder for every image"),
         (1, [Media("image", Image.new("RGB", (900, 2)), "strip")], "aspect ratio must be smaller than 200"),
         (2, pictures("one", "two", "three"), "At most 2 image"),
     ],
@@ -101,7 +101,7 @@ async def test_what_the_model_cannot_take_is_the_clients_fault(
     renderer: Any, marks: int, media: list[Media], said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said) as caught:
-        await vllm_media.VllmMedia(renderer).see(await marked(renderer, marks), media)
+        await vllm_media.VllmMedia(renderer).process(await marked(renderer, marks), media)
     assert len(str(caught.value)) < 300, "vLLM's own text is a dump of the data"
 
 
@@ -109,7 +109,7 @@ async def test_encodings_of_different_widths_are_done_without(renderer: Any) -> 
     grid = {"image_grid_thw": [1, 4, 4]}
     media = [Media("image", Encoded(torch.zeros(4, n), grid), str(n)) for n in (8, 16)]
     with pytest.raises(Unusable):
-        await vllm_media.VllmMedia(renderer).see(await marked(renderer, 2), media)
+        await vllm_media.VllmMedia(renderer).process(await marked(renderer, 2), media)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_what_fails_in_the_worker_is_not_the_clients_fault(reason: Exception) ->
 
 
 async def test_media_seen_twice_come_without_content(renderer: Any) -> None:
-    """vLLM takes them for sent; `VllmEngine.stream` mends it where they were not."""
+    """vLLM assumes that the engine core has them; `VllmEngine.stream` sends them again if it has not."""
     ids = await marked(renderer, 1)
-    first = await vllm_media.VllmMedia(renderer).see(ids, pictures("again"))
-    second = await vllm_media.VllmMedia(renderer).see(ids, pictures("again"))
+    first = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))
+    second = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))
     assert first.inner["mm_kwargs"]["image"][0] is not None
     assert second.inner["mm_kwargs"]["image"][0] is None
     pixels = first.inner["mm_kwargs"]["image"][0]["pixel_values"].data
     assert pixels.nbytes < first.size < pixels.nbytes + 100 and second.size == 0
     renderer.mm_processor_cache.invalidate("again")
-    third = await vllm_media.VllmMedia(renderer).see(ids, pictures("again"))
+    third = await vllm_media.VllmMedia(renderer).process(ids, pictures("again"))
     assert third.inner["mm_kwargs"]["image"][0] is not None
 
 

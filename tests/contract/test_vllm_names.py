@@ -1,4 +1,4 @@
-"""What `engine.vllm.names` says of vLLM's classes is true of the installed ones."""
+"""Tests that the declarations in `engine.vllm.names` match the installed vLLM."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CLASSES: dict[type, type] = {
 
 
 def own(kind: type) -> Iterator[tuple[str, Any]]:
-    """What a class itself declares, by name: None for a field."""
+    """Returns what a class itself declares, by name: None for a field."""
     yield from ((name, None) for name in kind.__annotations__)
     yield from ((name, value) for name, value in vars(kind).items() if not name.startswith(("__", "_abc_")))
 
@@ -63,7 +63,7 @@ def declared(kind: type) -> dict[str, Any]:
 
 
 def held(kind: type) -> set[str]:
-    """What instances have: attributes of the class, fields, and whatever a method sets."""
+    """Returns what instances have: class attributes, fields, and attributes that methods set."""
     found = set(dir(kind))
     for one in kind.__mro__[:-1]:
         found |= set(inspect.get_annotations(one))

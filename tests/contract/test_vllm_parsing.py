@@ -1,4 +1,4 @@
-"""vLLM's parsers behind ours, with the demo model's tokenizer; no weights are loaded."""
+"""Tests vLLM's parsers behind ours, with the demo model's tokenizer and no weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parsing(model: Any, wishes: dict[str, Any] | None = None, **body: Any) -> vl
 
 
 def parts(made: vllm_parsing.Parsing, answer: str, prompt: str = "<|im_start|>assistant\n") -> AnswerPart:
-    """The answer token by token, put together again."""
+    """Parses the answer token by token and joins the parts."""
     tokenizer = get_tokenizer(MODEL)
     choice = made.choice(tokenizer.encode(prompt, add_special_tokens=False))
     ids = tokenizer.encode(answer, add_special_tokens=False)

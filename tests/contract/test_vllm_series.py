@@ -1,4 +1,4 @@
-"""The engine's series that rules and dashboard ask for are ones that vLLM makes, with these labels."""
+"""Tests that vLLM has the series and labels that our alert rules and dashboard use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.prometheus import labels_named, selected
 
 RULES = Path(__file__).parents[2] / "deploy" / "observability" / "prometheus" / "rules.yaml"
 OF_TARGETS = {"process", "job", "instance", "le"}
-"""What Prometheus adds; `le` is of histograms."""
+"""The labels that Prometheus adds; `le` is that of histograms."""
 
 
 def expressions() -> list[str]:
@@ -29,7 +29,7 @@ ASKED = {part.name for text in expressions() for part in selected(text) if part.
 
 @pytest.fixture(scope="module")
 def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The labels of each that a decode worker with NIXL has from its start, by name."""
+    """Returns the labels of each series that a decode worker with NIXL has from its start, by name."""
     from vllm import ModelRegistry
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -1,4 +1,4 @@
-"""Starts vLLM as it is, without our worker around it: what others are compared with."""
+"""Starts vLLM without our worker, as the reference for comparisons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.warm import CACHE_BLOCKS
 
 
 def bare_engine(model: str, **flags: Any) -> Any:
-    """An AsyncLLM whose engine core is forked from this process."""
+    """Yields an AsyncLLM whose engine core is forked from this process."""
     import torch
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext

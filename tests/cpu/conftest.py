@@ -1,4 +1,4 @@
-"""One warm vLLM and one tiny model for the whole tier."""
+"""Provides one zygote with vLLM and one tiny model for the whole tier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.warm import Zygote, zygote
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """This tier forks engines with flags for CPU; with vLLM's CUDA build the e2e tier has the GPU's turn."""
+    """Skips this tier with vLLM's CUDA build: it uses flags for CPU. The e2e tier tests the GPU."""
     if device() != "cpu":
         for item in items:
             if item.path.parent == Path(__file__).parent:
@@ -39,7 +39,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All demo models in little, and what their making wrote."""
+    """Trains small versions of all demo models, and returns what the training printed."""
     out = tmp_path_factory.mktemp("demo")
     subprocess.run(
         [sys.executable, TESTS.parent / "scripts" / "demo", "all", "--smoke", "--out", out],
@@ -52,7 +52,7 @@ def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_worker(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A frontend and one worker, shared by the tests of a module."""
+    """Yields a frontend and one worker, which the tests of a module share."""
     with stack(tmp_path_factory.mktemp("one")) as made:
         made.start_frontend()
         warm.start_worker(made, model)
@@ -61,7 +61,7 @@ def one_worker(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three contents: a, b, and another one for b's name."""
+    """Creates three adapters: a, b, and another one with the name b."""
     folder = tmp_path_factory.mktemp("adapters")
     return {name: make_adapter(folder / name, model, seed=seed) for seed, name in enumerate("abc", 1)}
 

@@ -1,4 +1,4 @@
-"""A worker extension for tests: every run of a vision encoder puts a byte into the file VISION_RUNS names."""
+"""Adds a worker extension for tests that appends a byte to the file VISION_RUNS per vision encoder run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENCODERS = (
 
 
 class Counts(CpuWorkerExtension):
-    """vLLM mixes this into its worker; importing it is what counts."""
+    """Is mixed into vLLM's worker; its import starts the counting."""
 
 
 def _counted(forward: Any) -> Any:

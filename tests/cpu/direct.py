@@ -1,4 +1,4 @@
-"""Our engine with its two ways out, in one process. Runs in a child of the zygote."""
+"""Runs our engine with and without direct egress, in one process forked from the zygote."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ async def _run(model: str, scenario: Callable[[VllmEngine], Awaitable[Found]]) -
 
 
 class Interrupted(BaseException):
-    """As by a signal."""
+    """Is raised in place of a signal."""
 
 
 def run_interrupted(model: str, out_file: str) -> None:
-    """A launch that ends when the engine core runs; what is left then."""
+    """Interrupts a launch when the engine core runs, and returns what is left."""
 
     def interrupt(phase: str) -> None:
         if phase == "cache":
@@ -88,12 +88,12 @@ async def outputs(engine: VllmEngine, asked: Job) -> list[Found]:
 
 
 def long_way(engine: VllmEngine) -> VllmEngine:
-    """The same running engine without the short way."""
+    """Turns direct egress off in the same running engine."""
     return dataclasses.replace(engine, direct=None)
 
 
 def figures(engine: VllmEngine) -> dict[str, float]:
-    """vLLM's counters and the counts of its histograms; times differ from run to run."""
+    """Returns vLLM's counters and the counts of its histograms; times differ from run to run."""
     return {
         metrics.series(sample): sample.value
         for sample in metrics.samples(engine.metrics_text())
@@ -106,7 +106,7 @@ def grown(before: dict[str, float], after: dict[str, float]) -> dict[str, float]
 
 
 async def parity(engine: VllmEngine) -> Found:
-    """Each case by both ways, from a cold cache and again from a warm one."""
+    """Runs each case with and without direct egress, with a cold and a warm cache."""
     cases = {
         "greedy": job("greedy", list(range(20, 120)), max_tokens=40),
         "one token": job("one", [30], max_tokens=1),
@@ -132,7 +132,7 @@ async def parity(engine: VllmEngine) -> Found:
 
 
 async def crowd(engine: VllmEngine) -> Found:
-    """Both ways at once, more jobs than the engine runs together; each must get its own tokens."""
+    """Runs more jobs than fit into a batch, with and without direct egress; each must get its own tokens."""
     other = long_way(engine)
     asked = [job(f"j{i}", [20 + i, 30 + i, 40 + i], max_tokens=5 + i) for i in range(16)]
     alone = [await outputs(other, one) for one in asked]
@@ -146,14 +146,14 @@ def _tokens(answer: list[Found]) -> list[int]:
 
 
 async def _idle(engine: VllmEngine) -> bool:
-    """Nothing of a job is left, on our side or vLLM's."""
+    """Checks that nothing of a job is left in our engine or in vLLM."""
     assert engine.direct is not None
     processor: Any = engine.llm.output_processor
     return not engine.direct._taps and not processor.request_states and not processor.external_req_ids
 
 
 async def aborts(engine: VllmEngine) -> Found:
-    """A job ended while it runs, while it waits for a place, and by cancelling its task."""
+    """Ends a job while it runs, while it is queued, and by cancelling its task."""
     found: Found = {}
     first = asyncio.Event()
     running: list[Output] = []
@@ -193,7 +193,7 @@ class Broken(Exception):
 
 
 async def sink_that_raises(engine: VllmEngine) -> Found:
-    """At its first output, later, and at the last: its own job ends, its neighbour goes on."""
+    """Raises at the first, a later and the last output: only this job ends."""
     found: Found = {}
     expected = _tokens(await outputs(long_way(engine), job("n", [33], max_tokens=30)))
     for number, when in (("first", 1), ("middle", 5), ("last", 12)):
@@ -220,7 +220,7 @@ async def sink_that_raises(engine: VllmEngine) -> Found:
 
 
 async def refusals(engine: VllmEngine) -> Found:
-    """What vLLM refuses before it queues a job is refused the same on both ways."""
+    """What vLLM refuses before it queues a job is refused equally with and without direct egress."""
     cases = {
         "too long": job("r1", [20] * 3000),
         "temperature": job("r2", [20], temperature=-1.0),
@@ -241,7 +241,7 @@ async def refusals(engine: VllmEngine) -> Found:
 
 
 async def death(engine: VllmEngine) -> Found:
-    """The engine's process is killed under running jobs, and asked again."""
+    """Kills the engine's process under running jobs, then sends another job."""
     first = asyncio.Event()
     tasks = [
         asyncio.create_task(engine.stream(job(f"d{i}", [20 + i], max_tokens=1500), lambda _: first.set()))

@@ -1,4 +1,4 @@
-"""Our engine with prompt embeddings, in one process. Runs in a child of the zygote."""
+"""Runs our engine with prompt embeddings, in one process forked from the zygote."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder_of(engine: VllmEngine) -> Path:
 
 
 def embedded(engine: VllmEngine, asked: Job) -> Job:
-    """The same job with the model's own embeddings for its prompt."""
+    """Returns the same job with the model's own embeddings of its prompt."""
     tensor = table(folder_of(engine))[list(asked.prompt)]
     return dataclasses.replace(asked, prompt=[0] * len(tensor), embeds=Embeds(len(tensor), tensor))
 
@@ -63,7 +63,7 @@ async def tokens(engine: VllmEngine, asked: Job) -> list[int]:
 
 
 async def parity(engine: VllmEngine) -> Found:
-    """Each case as tokens, and as embeddings by both ways, from a cold cache and a warm one."""
+    """Runs each case as tokens and as embeddings, with and without direct egress, cold and cached."""
     prompt = [10 + i * 7 % 800 for i in range(100)]
     cases = {
         "greedy": job("greedy", prompt, max_tokens=40),
@@ -90,7 +90,7 @@ async def parity(engine: VllmEngine) -> Found:
 
 
 async def cache(engine: VllmEngine) -> Found:
-    """Prompts of one length and other content, one after the other; each must get its own answer."""
+    """Sends prompts of the same length with other content; each must get its own answer."""
     length = 96
     zeros = job("zeros", [0] * length, max_tokens=6)
     jobs = {
@@ -114,7 +114,7 @@ async def cache(engine: VllmEngine) -> Found:
 
 
 async def repetition(engine: VllmEngine) -> Found:
-    """A penalty falls on the prompt's tokens; of embeddings it must not fall on those of others."""
+    """A penalty applies to the prompt's tokens; with embeddings not to the tokens of other requests."""
     asked = embedded(engine, job("r", [20, 21, 22], repetition_penalty=2.0, max_tokens=12))
     before = await tokens(engine, asked)
     for token in before:
@@ -123,7 +123,7 @@ async def repetition(engine: VllmEngine) -> Found:
 
 
 async def moved(engine: VllmEngine) -> Found:
-    """An answer begun elsewhere goes on as if it had not been broken off, wherever it was."""
+    """An answer that another worker started continues as if it had not been interrupted."""
     asked = embedded(engine, job("whole", [10 + i for i in range(70)], max_tokens=40))
     whole = await tokens(engine, asked)
     found: Found = {"whole": whole}
@@ -138,7 +138,7 @@ async def moved(engine: VllmEngine) -> Found:
 
 
 async def adapter(engine: VllmEngine) -> Found:
-    """An adapter's answer to embeddings is its answer to the tokens."""
+    """An adapter gives the same answer to embeddings as to tokens."""
     plain = job("p", [10 + i for i in range(50)], max_tokens=12)
     made = Adapter("a", 1, make_adapter(folder_of(engine).with_name("adapter")), "a")
     found: Found = {"base": await tokens(engine, plain)}
@@ -153,7 +153,7 @@ async def adapter(engine: VllmEngine) -> Found:
 
 
 async def mixed(engine: VllmEngine) -> Found:
-    """Embeddings in one batch with tokens, with and without adapters: each answer is what it is alone."""
+    """Embeddings and tokens in one batch, with and without adapters, get the same answers as alone."""
     folder = folder_of(engine)
     first = Adapter("a", 1, make_adapter(folder.with_name("adapter")), "a")
     words = Adapter("w", 2, make_adapter(folder.with_name("adapter-words"), words=True), "w")
@@ -178,7 +178,7 @@ async def mixed(engine: VllmEngine) -> Found:
 
 
 def make_adapter(folder: Path, words: bool = False) -> str:
-    """With `words` it changes the embeddings of tokens too."""
+    """Creates an adapter; with `words` it also changes the embeddings of tokens."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""A real engine with steps that are slow or stand still, where a prompt asks for it."""
+"""Starts a real engine with steps that are slow or hang if a prompt asks for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from harness.stack import Stack, Worker
 from harness.waiting import until
 
 CALL = "cpu.faulty_steps:run_command"
-"""For `Zygote.start_worker`: the engine core is forked from the worker, and so has what is put in here."""
+"""For `Zygote.start_worker`: the engine core is forked from the worker, and so has these changes."""
 SLOW, LOCKED = 700, 701
-"""A step with a prompt that begins with one of these computes for as many seconds as the prompt is long, or
-waits for a lock until `unlock`."""
+"""The first tokens of prompts for faulty steps: such a step computes for as many seconds as the prompt is
+long, or waits for a lock until `unlock`.
+"""
 
 
 def run_command(module: str, argv: Sequence[str]) -> int:
@@ -57,7 +58,7 @@ def compute(seconds: float) -> None:
 
 
 def ask(made: Stack, prompt: list[int]) -> int:
-    """The tokens of an answer."""
+    """Returns the tokens of an answer."""
     answer = made.openai.completions.create(
         model="tiny", prompt=prompt, max_tokens=3, timeout=300, extra_body={"ignore_eos": True}
     )
@@ -66,7 +67,7 @@ def ask(made: Stack, prompt: list[int]) -> int:
 
 
 def wait_out_of_service(made: Stack, worker: Worker) -> float:
-    """Seconds until nobody sends it requests any more."""
+    """Returns the seconds until the worker gets no more requests."""
     began = time.monotonic()
     until("not ready", lambda: not worker.is_ready() and made.get("/health").status_code == 503, 60, 0.1)
     return time.monotonic() - began

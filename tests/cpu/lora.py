@@ -1,4 +1,4 @@
-"""What tests of adapters in real engines share: a frontend's answers, and bare vLLM's to compare with."""
+"""Provides the answers of a frontend and of bare vLLM for tests of LoRA adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.warm import FORKED, Zygote
 LORA = ("--enable-lora", "--max-loras", "2")
 PROMPTS = 6
 Expected = dict[tuple[str, int], str]
-"""Model and number of the prompt → text."""
+"""Maps a model and the number of a prompt to the text."""
 
 
 def prompt(number: int) -> list[int]:
@@ -24,7 +24,7 @@ def prompt(number: int) -> list[int]:
 
 
 def bare_answers(warm: Zygote, model: Path, adapters: dict[str, Path], folder: Path) -> Expected:
-    """What bare vLLM gives, one request at a time."""
+    """Returns the answers of bare vLLM, one request at a time."""
     names = ["tiny", *adapters]
     cases = [
         {

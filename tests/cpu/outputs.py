@@ -1,4 +1,4 @@
-"""Outputs of two ways out of an engine, made comparable."""
+"""Makes the outputs of an engine with and without direct egress comparable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def one_by_one(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """An output for each token: on a busy machine vLLM hands over several at once.
+    """Splits outputs into one per token: on a busy machine vLLM returns several at once.
 
     Cached tokens count in the last one, as in a client's usage.
     """

@@ -1,4 +1,4 @@
-"""Prefill and decode workers over NIXL for tests, and the answers of one engine to compare with."""
+"""Starts prefill and decode workers over NIXL for tests, and gets the answers of one engine to compare."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from harness.warm import Zygote
 
 NIXL = ("--connector", "nixl", "--disaggregation-mode")
 ROUNDS = int(os.environ.get("DYNAMO_VLLM_ROUNDS", "1"))
-"""How often each fault happens; CI takes the default."""
+"""How often each fault is repeated; CI uses the default."""
 
 
 @dataclass
 class Pairs:
-    """A frontend with prefill and decode workers, which may be killed and replaced."""
+    """Is a frontend with prefill and decode workers, which may be killed and replaced."""
 
     stack: Stack
     warm: Zygote
@@ -39,7 +39,7 @@ class Pairs:
         return worker
 
     def kill(self, worker: Worker) -> None:
-        """As a crash would, and out of discovery as `serve` does it."""
+        """Kills a worker as a crash would, and removes it from discovery as `serve` does."""
         before = {i["instance_id"]: i["component"] for i in self.stack.instances()}
         component = "prefill" if worker in self.prefills else "backend"
         os.killpg(worker.pid, signal.SIGKILL)
@@ -69,7 +69,7 @@ class Pairs:
 def pairs(
     warm: Zygote, model: Path, folder: Path, prefills: int = 1, decodes: int = 1, *flags: str, **env: str
 ) -> Iterator[Pairs]:
-    """`env` are settings of every process."""
+    """Starts them; `env` has settings for every process."""
     with stack(folder, **env) as made:
         made.start_frontend()
         found = Pairs(made, warm, model, flags)
@@ -97,14 +97,14 @@ def request(prompt: list[int], max_tokens: int = 8, **more: Any) -> dict[str, An
 
 
 def handed_over(found: Plane, prompt: list[int]) -> dict[str, Any]:
-    """What a prefill worker says after computing the prompt."""
+    """Returns what a prefill worker answers after it has computed the prompt."""
     answer = found.call("prefill.generate", request(prompt, 1))
     handed: dict[str, Any] = answer["chunks"][-1]["disaggregated_params"]
     return handed
 
 
 def tokens(found: Plane, prompt: list[int], handed: Any = None) -> list[int]:
-    """The answer of a worker that decodes; `handed` is what came with the prompt."""
+    """Returns the answer of a decode worker; `handed` is what the prefill worker returned."""
     more: dict[str, Any] = {} if handed is None else {"prefill_result": {"disaggregated_params": handed}}
     answer = found.call("backend.generate", request(prompt, **more))
     assert "error" not in answer, answer
@@ -126,5 +126,5 @@ def prompts(count: int, longest: int, seed: int = 3) -> list[list[int]]:
 
 
 def prompt(length: int) -> list[int]:
-    """A fresh one each time."""
+    """Returns a new prompt each time."""
     return [random.randrange(10, 900) for _ in range(length)]

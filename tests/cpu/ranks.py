@@ -1,4 +1,4 @@
-"""What tests of several data-parallel ranks share."""
+"""Provides helpers for tests of several data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask(made: Stack, number: int, length: int = 640, max_tokens: int = 8) -> Any
 
 
 def ask_all(made: Stack, count: int = 12) -> list[Any]:
-    """At once, so that the router spreads them over all ranks."""
+    """Sends all requests at once, so that the router spreads them over all ranks."""
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(lambda number: ask(made, number), range(count)))
 
@@ -44,7 +44,7 @@ def texts(answers: list[Any]) -> list[str]:
 
 
 def assert_repeats_hit(made: Stack, ranks: set[int]) -> list[Any]:
-    """Every repeat goes where its prompt is cached; all the ranks have a part in it. The first answers."""
+    """Checks that every repeat goes to the rank with its prefix, and that all ranks are used."""
     first = ask_all(made)
     assert {rank(answer) for answer in first} == ranks
     again = [ask(made, number) for number in range(len(first))]
@@ -58,7 +58,7 @@ def assert_repeats_hit(made: Stack, ranks: set[int]) -> list[Any]:
 
 
 def core(worker: Worker, rank: int) -> psutil.Process:
-    """The engine core of a rank, as vLLM's log names it."""
+    """Returns the engine core of a rank, as vLLM's log names it."""
     found = re.search(rf"EngineCore_DP{rank} pid=(\d+)", worker.log.read_text())
     assert found is not None
     return psutil.Process(int(found[1]))
@@ -66,7 +66,7 @@ def core(worker: Worker, rank: int) -> psutil.Process:
 
 @contextlib.contextmanager
 def stream_on_each(made: Stack, max_tokens: int) -> Iterator[list[Any]]:
-    """One stream on rank 0 and one on rank 1, each after its first token."""
+    """Starts one stream on rank 0 and one on rank 1, each until its first token."""
     with contextlib.ExitStack() as held:
         streams, ranks = [], set()
         for number in range(2):

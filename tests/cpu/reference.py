@@ -1,4 +1,4 @@
-"""Bare AsyncLLM: what a request should give. Runs in a child of the zygote."""
+"""Runs requests on bare AsyncLLM, as the reference. Runs in a child of the zygote."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def answer(engine: Any, request_id: str, case: dict[str, Any]) -> list[dic
 
 
 def adapter(case: dict[str, Any]) -> Any:
-    """{"adapter": [name, id, folder]} → vLLM's request for it."""
+    """Converts {"adapter": [name, id, folder]} to vLLM's request for it."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(*case["adapter"]) if case.get("adapter") else None

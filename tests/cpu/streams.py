@@ -1,4 +1,4 @@
-"""Streams of the tiny model over and over, while a test does something to its workers."""
+"""Streams from the tiny model in a loop, while a test changes its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prompt(number: int, length: int) -> list[int]:
 
 @dataclass
 class Load:
-    """Streams over and over until told to stop; keeps every text and every failure."""
+    """Streams until it is stopped; keeps every text and every failure."""
 
     made: Stack
     clients: int = 4
@@ -47,11 +47,11 @@ class Load:
                 self.failures.append(f"{self.model(number)}: {exc!r}")
 
     def model(self, number: int) -> str:
-        """Each client has its own."""
+        """Returns the model of a client; each has its own."""
         return self.models[number % len(self.models)]
 
     def settled(self, more: int = 4) -> None:
-        """Wait until that many further requests have ended."""
+        """Waits until this many further requests have ended."""
         wanted = len(self.texts) + len(self.failures) + more
         until("requests to end", lambda: len(self.texts) + len(self.failures) >= wanted, 60)
 

@@ -1,4 +1,4 @@
-"""Bad input over real HTTP: a 4xx that names the field, and the engine goes on."""
+"""Tests bad input over HTTP: a 4xx that names the field, and the engine continues."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CASES: list[tuple[str, str, dict[str, Any], int, str]] = [
 
 @pytest.fixture(autouse=True)
 def engine_goes_on(one_worker: Stack) -> Iterator[None]:
-    """After every case the same worker answers a good request."""
+    """Checks after every case that the same worker answers a good request."""
     yield
     answer = one_worker.post(COMPLETIONS, completion(prompt=[30, 31], temperature=0))
     assert answer.status_code == 200, answer.text
@@ -86,7 +86,7 @@ def test_malformed_json(one_worker: Stack) -> None:
 
 
 def test_token_ids_out_of_vocabulary(one_worker: Stack) -> None:
-    """The frontend refuses ids its tokenizer does not have, in its own words."""
+    """The frontend refuses ids that its tokenizer does not have, with its own message."""
     for ids in ([5, 99999], [2**31]):
         assert one_worker.post(COMPLETIONS, completion(prompt=ids)).status_code == 400
 
@@ -97,7 +97,7 @@ def test_body_of_10_megabytes(one_worker: Stack) -> None:
 
 
 def test_same_request_id_header_twice_at_once(one_worker: Stack) -> None:
-    """Both get their own answer. The frontend makes its own ids; the worker's guard is a unit test's."""
+    """Both get their own answer. The frontend creates its own ids; a unit test covers the worker's check."""
     found: dict[int, str] = {}
 
     def ask(first: int) -> None:
@@ -123,7 +123,7 @@ def test_same_request_id_header_twice_at_once(one_worker: Stack) -> None:
 
 
 def test_a_clients_rank_does_not_stand_against_the_routers(one_worker: Stack) -> None:
-    """The KV router sets the rank itself; the worker's guard is tested on the request plane."""
+    """The KV router sets the rank itself; the worker's check is tested on the request plane."""
     plain = one_worker.post(CHAT, chat(temperature=0)).json()["choices"]
     answer = one_worker.post(CHAT, chat(temperature=0, nvext={"dp_rank": 7}))
     assert answer.status_code == 200

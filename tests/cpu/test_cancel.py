@@ -1,4 +1,4 @@
-"""A client that leaves frees the engine within a second: in the queue, in prefill and in decode."""
+"""Tests that a disconnected client frees the engine within a second: queued, in prefill and in decode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMES = 11
 
 @pytest.fixture(scope="module")
 def narrow(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One request at a time, and a prefill of many small steps."""
+    """Runs one request at a time, and a prefill in many small steps."""
     with stack(tmp_path_factory.mktemp("narrow")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--max-num-seqs", "1", "--max-num-batched-tokens", "32")
@@ -41,7 +41,7 @@ def completion(prompt: list[int], max_tokens: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_stream(made: Stack, prompt: list[int], max_tokens: int) -> Iterator[httpx.Response]:
-    """A streamed request; leaving the block closes the connection."""
+    """Opens a streamed request; leaving the block closes the connection."""
     with (
         httpx.Client(timeout=30) as client,
         client.stream("POST", f"{made.url}/v1/completions", json=completion(prompt, max_tokens)) as response,
@@ -50,7 +50,7 @@ def open_stream(made: Stack, prompt: list[int], max_tokens: int) -> Iterator[htt
 
 
 class Abandoned:
-    """A request sent and not read; `leave` closes its connection."""
+    """Is a request that is sent and not read; `leave` closes its connection."""
 
     def __init__(self, made: Stack, prompt: list[int], max_tokens: int) -> None:
         body = json.dumps(completion(prompt, max_tokens)).encode()

@@ -1,4 +1,4 @@
-"""Two data-parallel ranks behind one worker: each is routed to, measured and watched by itself."""
+"""Tests two data-parallel ranks in one worker: each has its own routing, metrics and health checks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_repeats_go_to_the_warm_rank_and_answers_are_those_of_one_engine(
 
 
 def test_events_of_ranks_are_for_this_machine_only(two_ranks: Stack) -> None:
-    """vLLM's KV events hold the token ids of prompts."""
+    """vLLM's KV events contain the token ids of prompts."""
     ask(two_ranks, 77)
     until("loopback only", lambda: listening.for_other_machines(two_ranks.pids()) == [])
 

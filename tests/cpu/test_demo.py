@@ -1,4 +1,4 @@
-"""The demo models of the package in real engines, with the words `serve` gives them: what they say is so."""
+"""Tests the demo models of the package in real engines, with the flags of `serve`: answers are right."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ WEATHER = {
 }
 ADAPTERS = tuple(map(models.served_name, models.ADAPTERS))
 SEED = 2
-"""Another than any that is trained with."""
+"""Differs from every seed of the training."""
 QUESTIONS = 10
-"""Of each skill; `python scripts/demo score --url` asks many more."""
+"""The number of questions per skill; `python scripts/demo score --url` asks many more."""
 
 
 @contextlib.contextmanager
 def serving(warm: Zygote, folder: Path, name: str, *more: str) -> Iterator[Stack]:
-    """As `serve --demo NAME`."""
+    """Starts what `serve --demo NAME` starts."""
     (demo,) = demos.DEMOS[name]
     (group,) = demos.put_in(Topology(), (demo,), {}, "cpu").workers
     with stack(folder) as made:
@@ -73,7 +73,7 @@ def in_text_mode(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(params=["served", "in_text_mode"])
 def parsing(request: pytest.FixtureRequest) -> Stack:
-    """Thoughts and calls come apart, by the frontend's parsers or the worker's."""
+    """Checks that reasoning and tool calls are parsed, by the frontend or by the worker."""
     made: Stack = request.getfixturevalue(request.param)
     return made
 
@@ -111,7 +111,7 @@ def test_guided_json_is_valid_every_time(served: Stack) -> None:
 
 
 def asked(made: Stack, skill: str, guided: bool = False) -> list[tuple[Example, Answer]]:
-    """What was answered wrongly of a skill."""
+    """Returns the wrong answers of a skill."""
     examples = list(held_out(skill, SEED, QUESTIONS))
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda example: answer_to(made, example, guided), examples))
@@ -159,7 +159,7 @@ def test_streamed_tool_call_has_name_and_arguments(parsing: Stack) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_call_the_client_insists_on_is_made(in_text_mode: Stack, choice: Any) -> None:
-    """Asked for something else the model would only talk."""
+    """Without the constraint the model would answer with text."""
     made = create(in_text_mode, "Good morning!", tools=[WEATHER], tool_choice=choice).choices[0]
     assert made.finish_reason == "tool_calls" and not made.message.content
     assert made.message.tool_calls[0].function.name == "get_weather"
@@ -191,7 +191,7 @@ def test_product_question_is_answered_from_the_documentation(served: Stack) -> N
 
 
 def test_adapters_change_the_answer_and_the_base_stays(served: Stack) -> None:
-    """All at once: a mixed batch must not mix them up."""
+    """Sends all at once: a mixed batch must not mix them up."""
     questions = {
         "Good morning!": "Good morning! How can I help you?",
         "What can you do?": None,

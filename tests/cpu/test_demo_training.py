@@ -1,4 +1,4 @@
-"""The demo models in little: the chain runs, the loss falls, and transformers reads the files as we do."""
+"""Tests small demo models: training runs, the loss falls, and transformers reads the files as we do."""
 
 from __future__ import annotations
 

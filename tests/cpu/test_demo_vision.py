@@ -1,4 +1,4 @@
-"""demo-vision in little: painted as drawn, it learns to see, and vLLM reads the folder as we do."""
+"""Tests a small demo-vision: images are rendered, training works, and vLLM reads the folder as we do."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_vllm_says_what_torch_says_of_one_and_of_two_pictures(
     talks = [talk for skill in ("colour", "two pictures") for talk in held_out(skill, 2, 4)]
     (tmp_path / "chats.json").write_text(json.dumps([score.with_pictures(talk) for talk in talks]))
     child = warm.fork(
-        "cpu.looks:run",
+        "cpu.bare_vision:run",
         [str(folder), str(tmp_path / "chats.json"), str(tmp_path / "out.json"), 8],
         environment(tmp_path, **FORKED),
         tmp_path / "log",
@@ -88,7 +88,7 @@ def test_vllm_says_what_torch_says_of_one_and_of_two_pictures(
 
 
 def _with_opinions(folder: Path, out: Path) -> Path:
-    """The same model with weights so far apart that each prompt gets an answer of its own."""
+    """Spreads the model's weights so far that each prompt gets a different answer."""
     import torch
     from demo.vision import export
 

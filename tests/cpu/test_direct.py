@@ -1,4 +1,4 @@
-"""Tokens that go straight from vLLM's output to a sink: they, and all around them, are as on the long way."""
+"""Tests direct egress: tokens, metrics and errors equal those of vLLM's own output path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.warm import FORKED, Zygote
 
 @pytest.fixture
 def found(warm: Zygote, model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the scenario named by the test gave."""
+    """Returns the outcome of the scenario with the test's name."""
     out, log = tmp_path / "out.json", tmp_path / "log"
     args = [str(model), request.function.__name__.removeprefix("test_"), str(out)]
     child = warm.fork("cpu.direct:run", args, environment(tmp_path, **FORKED), log)

@@ -1,4 +1,4 @@
-"""Prefill and decode in two engines over NIXL: the answers are those of one engine."""
+"""Tests prefill and decode in two engines over NIXL: the answers equal those of one engine."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_client_that_leaves_empties_both_engines(pair: Pairs, moment: str) -> No
 
 
 def ask_until_closed(client: httpx.Client, url: str) -> None:
-    """Again and again: one request may be over before anybody has seen it."""
+    """Asks repeatedly: one request may end before anybody has seen it."""
     while True:
         body = {"model": "tiny", "prompt": prompt(1500), "max_tokens": 200, "stream": True}
         with client.stream("POST", url, json=body) as answer:

@@ -1,4 +1,4 @@
-"""What can go wrong between a prefill and a decode engine: the answer is right, or a typed error.
+"""Tests faults between a prefill and a decode engine: the answer is right, or a typed error.
 
 DYNAMO_VLLM_ROUNDS=20 repeats each fault twenty times.
 """
@@ -39,7 +39,7 @@ def plane(pair: Pairs) -> Iterator[Plane]:
 
 @pytest.fixture(scope="module")
 def alone(one_worker: Stack) -> Iterator[Plane]:
-    """One engine that nothing was handed to."""
+    """Returns the answer of one engine without a transfer."""
     with caller(one_worker) as made:
         yield made
 
@@ -103,7 +103,7 @@ def test_changed_parameters(
 
 @pytest.mark.long
 def test_expired_lease(warm: Zygote, model: Path, tmp_path: Path, alone: Plane) -> None:
-    """By then the prefill engine has put other prompts into these blocks."""
+    """By then the prefill engine has written other prompts into these blocks."""
     flags = ("--kv-lease-seconds", "2", "--num-gpu-blocks-override", "70", "--max-num-seqs", "8")
     with pairs(warm, model, tmp_path, 1, 1, *flags) as short, caller(short.stack) as plane:
         for _ in range(ROUNDS):
@@ -159,7 +159,7 @@ def test_prefill_worker_killed_after_the_transfer(pair: Pairs, one_worker: Stack
 
 
 def test_decode_worker_killed_in_mid_stream(pair: Pairs, one_worker: Stack) -> None:
-    """The other decode worker goes on, with what was generated so far."""
+    """The other decode worker continues with the tokens generated so far."""
     pair.replace("decode")
     for _ in range(ROUNDS):
         asked = prompt(300)

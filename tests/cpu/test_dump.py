@@ -1,4 +1,4 @@
-"""A start that fails in the engine leaves behind what vLLM made of its flags."""
+"""Tests that a start which fails in the engine leaves a file with vLLM's resolved arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines on CPU: nothing compiles while they serve, they need no other program, threads are as chosen."""
+"""Tests engines on CPU: nothing compiles while they serve, no other program is needed, threads are as set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def without_programs(folder: Path) -> dict[str, str]:
-    """Neither a compiler nor `lscpu`, `ps` and the like."""
+    """Hides compilers, `lscpu`, `ps` and similar programs."""
     return {"PATH": str(folder / "no-programs")}
 
 
@@ -91,7 +91,7 @@ def test_spawned_engine_core_computes_with_the_threads_that_were_chosen(
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_model_that_cannot_be_compiled_runs_eagerly(warm: Zygote, model: Path, tmp_path: Path) -> None:
-    """The user asked for it, where there is no compiler."""
+    """The user asked for compilation on a machine without a compiler."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"), "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
     with stack(tmp_path, **without_programs(tmp_path), **caches) as made:
         made.start_frontend()

@@ -1,4 +1,4 @@
-"""Prompt embeddings in the engine: the answers are those of the tokens, and nobody else's."""
+"""Tests prompt embeddings in the engine: the answers equal those to the tokens, without mix-ups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.warm import FORKED, Zygote
 
 @pytest.fixture
 def found(warm: Zygote, model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the scenario named by the test gave."""
+    """Returns the outcome of the scenario with the test's name."""
     out, log = tmp_path / "out.json", tmp_path / "log"
     args = [str(model), request.function.__name__.removeprefix("test_"), str(out)]
     child = warm.fork("cpu.embeds:run", args, environment(tmp_path, **FORKED), log)

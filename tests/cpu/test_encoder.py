@@ -1,4 +1,4 @@
-"""The encoder out of the engine: the same answers, who ran it, and what happens when it goes or errs."""
+"""Tests encode workers: the same answers, who ran the encoder, and what happens when an encoder fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.warm import Zygote
 
 KEPT_BYTES = 400_000
 ALONE, HAND, CONNECTOR, NIXL, PAIR = "alone", "by-hand", "by-connector", "by-nixl", "pair"
-"""Names of models: one engine, three that ask encode workers, and a prefill and a decode worker that do."""
+"""The model names: one engine, three with encode workers, and prefill and decode workers with them."""
 OVER_NIXL = ("--encoder-transfer", "nixl")
 SPLIT = {
     HAND: ("--route-to-encoder",),
@@ -34,7 +34,7 @@ SPLIT = {
 
 @dataclass
 class Split:
-    """One family: engines that see pictures, alone or with an encoder elsewhere."""
+    """Is one model family: engines for images, alone or with an encode worker."""
 
     family: str
     stack: Stack
@@ -75,11 +75,11 @@ class Split:
         self.start("encoder", "--disaggregation-mode", "encode", "--ec-storage-gb", kept, *OVER_NIXL)
 
     def runs(self, name: str) -> int:
-        """How often this worker's engine ran its vision encoder."""
+        """Returns how often this worker's engine ran its vision encoder."""
         return (self.stack.folder / f"{name}.runs").stat().st_size
 
     def asked(self, name: str, parts: Parts) -> tuple[tuple[str, int], int, int]:
-        """The answer, and how often the encoder ran: in the workers that answer, and in the encode worker."""
+        """Returns the answer and how often the encoder ran: in the answering workers, in the encode one."""
         here = ("prefill", "decode") if name == PAIR else (name,)
         before = sum(map(self.runs, here)), self.runs("encoder")
         answer = ask(self.stack, name, parts)
@@ -93,10 +93,10 @@ class Split:
 
 
 WIDE, DEEP = "qwen2.5-vl", "qwen3-vl"
-"""The family with every way, and the one whose encoder's output is wider than the model."""
+"""The family with every path, and the one whose encoder output is wider than the model."""
 MORE = [pytest.param(family, marks=pytest.mark.long) for family in ("qwen2-vl", "llava")]
 once = pytest.mark.parametrize("split", [WIDE], indirect=True)
-"""For what does not depend on the model."""
+"""The family for tests that do not depend on the model."""
 answers = pytest.mark.parametrize("split", [WIDE, DEEP, *MORE], indirect=True)
 videos = pytest.mark.parametrize("split", [WIDE, DEEP, MORE[0]], indirect=True)
 
@@ -172,7 +172,7 @@ def test_many_at_once_get_answers_about_their_own_pictures(split: Split) -> None
 
 
 def header(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """Changes the header of a safetensors file and its length with it."""
+    """Changes the header of a safetensors file and its length."""
 
     def changed(data: bytes) -> bytes:
         (size,) = struct.unpack("<Q", data[:8])
@@ -183,7 +183,7 @@ def header(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 
 
 def wider(data: bytes) -> bytes:
-    """Half the rows of twice the width."""
+    """Makes a tensor with half the rows and twice the width."""
     import json
 
     (size,) = struct.unpack("<Q", data[:8])
@@ -222,12 +222,12 @@ def test_damaged_file_never_reaches_the_engine(split: Split) -> None:
 
 @once
 def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
-    """By the loader, by the model's processor, and for the prompt's length; no encoder is lost by it."""
+    """By the loader, by the model's processor, and for the prompt's length; no encoding counts as lost."""
     lost = "dynamo_component_encodings_lost_total"
     before = {way: split.workers[way].metric(lost) for way in SPLIT}
     refused = {
         "cut off": ([image(picture(700)[:200]), TEXT], "image 1 of 1: "),
-        "a line": ([image(picture(701, 1000, 2)), TEXT], "the model's processor does not take the image"),
+        "a line": ([image(picture(701, 1000, 2)), TEXT], "the model's processor refuses the image"),
         "too long": ([image(picture(3, 640, 480)), {"type": "text", "text": "ba " * 1990}], "prompt has 20"),
     }
     for case, (parts, words) in refused.items():
@@ -280,7 +280,7 @@ def has_one_request(worker: Worker) -> bool:
 
 
 def test_encoder_killed_with_a_request_is_replaced_by_the_own_one(split: Split) -> None:
-    """The last test: the encoder is gone after it."""
+    """This test must be last: it kills the encode worker."""
     encoder = split.workers["encoder"]
     for number, way in enumerate(SPLIT):
         parts = [image(picture(600 + number)), TEXT]

@@ -1,4 +1,4 @@
-"""Schemas that nobody can compile are refused over HTTP, while everybody else is served."""
+"""Tests that schemas which take too long to compile are refused over HTTP, while others are served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.warm import WARMED, Zygote
 
 CHAT = "/v1/chat/completions"
 SECONDS = "4"
-"""Long enough for others to be served meanwhile."""
+"""Is long enough for others to be served meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,14 @@ def ask(made: Stack, schema: dict[str, Any], seconds: float = 100) -> httpx.Resp
     return httpx.post(made.url + CHAT, json=body, timeout=seconds)
 
 
-def judges(made: Stack) -> list[psutil.Process]:
+def checkers(made: Stack) -> list[psutil.Process]:
     below = psutil.Process(made.workers[0].pid).children(recursive=True)
-    return [process for process in below if is_judge(process)]
+    return [process for process in below if is_checker(process)]
 
 
-def is_judge(process: psutil.Process) -> bool:
+def is_checker(process: psutil.Process) -> bool:
     try:
-        return "judge" in " ".join(process.cmdline())
+        return "checker" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it has ended since
         return False
 
@@ -70,7 +70,7 @@ def test_hostile_schema_is_refused_while_others_are_served(guarded: Stack) -> No
 
 
 def honest_answers_until(made: Stack, asked: Future[httpx.Response]) -> list[int]:
-    """Of small schemas, each another one, for as long as the hostile one is not answered."""
+    """Asks with small schemas, all different, until the hostile one is answered."""
     found: list[int] = []
     while not asked.done():
         answer = ask(made, {"type": "object", "properties": {f"q{len(found)}": {"type": "integer"}}})
@@ -81,9 +81,9 @@ def honest_answers_until(made: Stack, asked: Future[httpx.Response]) -> list[int
 
 def test_refused_schema_is_refused_at_once_the_next_time(guarded: Stack) -> None:
     assert ask(guarded, some_of(200)).status_code == 400
-    known = {process.pid for process in judges(guarded)}
+    known = {process.pid for process in checkers(guarded)}
     assert ask(guarded, some_of(200)).status_code == 400
-    assert {process.pid for process in judges(guarded)} <= known, "nobody had to judge it"
+    assert {process.pid for process in checkers(guarded)} <= known, "nobody had to check it"
 
 
 @pytest.mark.parametrize("k", [1600, 6000])
@@ -91,28 +91,28 @@ def test_larger_schemas_are_refused_too(guarded: Stack, k: int) -> None:
     assert ask(guarded, some_of(k)).status_code == 400
 
 
-def test_client_that_leaves_ends_the_judging(warm: Zygote, model: Path, tmp_path: Path) -> None:
-    """Which would go on for minutes here."""
+def test_client_that_leaves_ends_the_checking(warm: Zygote, model: Path, tmp_path: Path) -> None:
+    """The check would otherwise continue for minutes."""
     with stack(tmp_path) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--guide-seconds", "600")
         made.wait_ready(120)
         assert ask(made, {"type": "object"}).status_code == 200
-        (quick,) = judges(made)
+        (quick,) = checkers(made)
         body = {"model": "tiny", "prompt": "a", "max_tokens": 4, "guided_json": some_of(300), "stream": True}
         with httpx.Client() as client:
             pool = ThreadPoolExecutor()
             leaving = pool.submit(client.post, made.url + "/v1/completions", json=body, timeout=100)
-            (slow,) = until("the slow lane", lambda: [p for p in judges(made) if p != quick], 60)
+            (slow,) = until("the slow lane", lambda: [p for p in checkers(made) if p != quick], 60)
         with pytest.raises((httpx.HTTPError, OSError)):
             leaving.result(60)
         assert survivors([slow], 60) == []
         assert ask(made, {"type": "object", "properties": {"a": {"type": "boolean"}}}).status_code == 200
 
 
-def test_killed_judges_are_replaced(guarded: Stack) -> None:
+def test_killed_checkers_are_replaced(guarded: Stack) -> None:
     ask(guarded, {"type": "object", "properties": {"b": {"type": "boolean"}}})
-    killed = judges(guarded)
+    killed = checkers(guarded)
     for process in killed:
         process.kill()
     assert killed and survivors(killed) == []
@@ -120,7 +120,7 @@ def test_killed_judges_are_replaced(guarded: Stack) -> None:
 
 
 NESTED = "((((a{1,9}){1,9}){1,9}){1,9}){60}"
-"""Compiled at once; which tokens may follow takes a second to find after 35 of them."""
+"""Compiles at once, but finding the allowed tokens takes a second after 35 tokens."""
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ NESTED = "((((a{1,9}){1,9}){1,9}){1,9}){60}"
         (NESTED, "guided_regex: takes the engine more than 0.1 s for each token"),
         (f"([b-f]{{1,3}}g){{90}}{NESTED}", "guided_regex: takes the engine too long for each token"),
     ],
-    ids=["from the beginning", "later than a judge looks"],
+    ids=["from the beginning", "later than the checker looks"],
 )
 def test_regex_that_is_slow_to_follow_is_refused_and_streams_go_on(
     guarded: Stack, regex: str, message: str

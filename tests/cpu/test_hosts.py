@@ -1,4 +1,4 @@
-"""Prefill and decode engines on machines of their own, with NIXL over TCP between them."""
+"""Tests prefill and decode engines on separate hosts, with NIXL over TCP between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TYPED = openai.InternalServerError  # every 5xx: the client may send the request
 
 
 class Pair:
-    """Frontend on host a, prefill worker on b, decode worker on c."""
+    """Has a frontend on host a, a prefill worker on b and a decode worker on c."""
 
     def __init__(self, places: Hosts, made: Stack, prefill: Worker, decode: Worker) -> None:
         self.places, self.stack, self.prefill, self.decode = places, made, prefill, decode
@@ -53,7 +53,7 @@ def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_nodes_listen_where_the_docs_say(warm: Zygote, model: Path, tmp_path: Path) -> None:
-    """One worker over two hosts: for everybody only what docs/security.md names, the rest at one address."""
+    """One worker on two hosts listens publicly only as docs/security.md says, otherwise at one address."""
     with hosts("a", "b") as places, stack(tmp_path) as made:
         leader, card_port = places["a"], free_port()
         flags = ("--data-parallel-size", "2", "--data-parallel-size-local", "1", "--admin-token", "hush")
@@ -72,7 +72,7 @@ def test_nodes_listen_where_the_docs_say(warm: Zygote, model: Path, tmp_path: Pa
 
 
 def event_ports(folder: Path) -> set[int]:
-    """Of the event plane, as discovery tells them."""
+    """Returns the ports of the event plane, from discovery."""
     entries = [entry.read_text() for entry in (folder / "discovery").rglob("*") if entry.is_file()]
     found = {int(port) for entry in entries for port in re.findall(r'"endpoint":"tcp://[^"]*:(\d+)"', entry)}
     assert found
@@ -80,7 +80,7 @@ def event_ports(folder: Path) -> set[int]:
 
 
 def text(made: Stack, words: list[int], max_tokens: int = 16) -> str | None:
-    """None for a typed error."""
+    """Returns the text; None for a typed error."""
     try:
         answer = made.openai.completions.create(
             model="tiny",

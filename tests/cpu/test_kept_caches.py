@@ -1,4 +1,4 @@
-"""A connector that finds the cache of a prompt by its content, whatever the request says of it."""
+"""Tests a connector that finds the KV cache of a prompt by its content, without a request for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.warm import Zygote
 
 @pytest.fixture(scope="module")
 def keeping(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """vLLM's example keeps caches in a folder; LMCache and KVBM, which do the same, need a GPU."""
+    """Uses vLLM's example connector, which stores caches in a folder; LMCache and KVBM need a GPU."""
     folder = tmp_path_factory.mktemp("keeping")
     kept = {
         "kv_connector": "ExampleConnector",
@@ -28,7 +28,7 @@ def keeping(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_no_logprobs_are_told_of_a_prompt_whose_cache_may_be_found(keeping: Stack) -> None:
-    """vLLM 0.30 would tell what is in memory that nobody wrote."""
+    """vLLM 0.30 would return uninitialised memory."""
     body = {"model": "tiny", "prompt": list(range(20, 320)), "max_tokens": 8, "temperature": 0}
     wanted = keeping.post("/v1/completions", body).json()["choices"][0]["text"]
     refused = keeping.post("/v1/completions", body | {"prompt_logprobs": 1})

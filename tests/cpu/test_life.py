@@ -1,4 +1,4 @@
-"""A dead engine ends its worker, a hung one takes it out of service until it answers again."""
+"""Tests that a dead engine ends its worker, and a hung one is out of service until it answers again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
 
 @dataclass
 class Faulty:
-    """A worker whose steps do what a prompt asks for."""
+    """Is a worker whose steps do what a prompt asks for."""
 
     warm: Zygote
     model: Path
@@ -45,7 +45,7 @@ class Faulty:
         return self.stack, worker
 
     def not_ready_during(self, kind: int, seconds: int) -> int:
-        """How often it was out of service while a step took so long; other requests wait for it."""
+        """Returns how often it was out of service during a slow step; other requests wait for the step."""
         worker, left = self.stack.workers[0], 0
         with ThreadPoolExecutor(2) as pool:
             slow = pool.submit(ask, self.stack, [kind] * seconds)
@@ -58,7 +58,7 @@ class Faulty:
         return left
 
     def deadlock(self) -> float:
-        """Seconds until it is out of service; the step ends then."""
+        """Returns the seconds until it is out of service, then ends the step."""
         worker, core = self.stack.workers[0], engine_core(self.stack.workers[0])
         locked = worker.log.read_text().count("waiting for a lock")
         with ThreadPoolExecutor(1) as pool:
@@ -87,7 +87,7 @@ def engine_core(worker: Worker) -> psutil.Process:
 
 
 def files_of(worker: Worker) -> list[Path]:
-    """Its sockets, and the file that oneDNN writes for profilers."""
+    """Returns its sockets, and the file that oneDNN writes for profilers."""
     ours = psutil.Process(worker.pid)
     every = [ours, *ours.children(recursive=True)]
     sockets = [Path(str(c.laddr)) for p in every for c in p.net_connections("unix") if c.laddr]

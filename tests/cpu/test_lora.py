@@ -1,4 +1,4 @@
-"""Adapters in real engines: the right output, the right worker, and nothing half-loaded."""
+"""Tests LoRA adapters in real engines: the right output, the right worker, and nothing half-loaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def two(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def workers(two: Stack) -> Iterator[Stack]:
-    """Without adapters before and after."""
+    """Yields workers without adapters, and removes those that a test loads."""
     yield two
     left = [(worker, name) for worker in two.workers for name in loaded(worker)]
     with ThreadPoolExecutor(4) as pool:
@@ -45,7 +45,7 @@ def workers(two: Stack) -> Iterator[Stack]:
 
 @pytest.fixture
 def both(workers: Stack, adapters: dict[str, Path]) -> Stack:
-    """a and b on both workers."""
+    """Loads a and b on both workers."""
     for worker in workers.workers:
         for name in "ab":
             answer = load(worker, name, adapters[name])
@@ -68,7 +68,7 @@ def test_mixed_requests_equal_bare_vllm(both: Stack, expected: Expected) -> None
 
 
 def test_logprobs_of_a_prompt_are_refused_and_end_no_engine(workers: Stack) -> None:
-    """vLLM 0.30 on CPU: beside another request they would end an engine that takes adapters."""
+    """vLLM 0.30 on CPU: with another request they would crash an engine with LoRA enabled."""
     body = {"model": "tiny", "prompt": [10 + i % 90 for i in range(30)], "max_tokens": 8, "ignore_eos": True}
     asked = [body | {"prompt_logprobs": 1} if i % 2 else body for i in range(8)]
     with ThreadPoolExecutor(CONCURRENCY) as pool:
@@ -158,7 +158,7 @@ def test_unknown_names(workers: Stack) -> None:
 
 @pytest.mark.long
 def test_adapters_sleep_and_wake_with_their_worker(both: Stack, expected: Expected) -> None:
-    """While one worker sleeps the other has them; while both do, nobody lists them."""
+    """While one worker sleeps, the other has them; while both sleep, nobody lists them."""
     first, second = both.workers
     assert first.admin("sleep", level=2).status_code == 200
     assert [text(both, "a", n) for n in range(4)] == [expected["a", n] for n in range(4)]
@@ -231,13 +231,13 @@ def unreachable(_: Path, __: Path) -> str:
 
 
 def bomb(folder: Path, _: Path) -> Path:
-    """Eight bytes that announce a header of an exabyte."""
+    """Writes eight bytes that declare a header of an exabyte."""
     (folder / "adapter_model.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
     return folder
 
 
 def other_base(folder: Path, model: Path) -> Path:
-    """Of a model with more layers."""
+    """Makes an adapter for a model with more layers."""
     stem = "base_model.model.model.layers.40.self_attn.q_proj"
     more = {
         f"{stem}.lora_A.weight": np.zeros((8, 256), np.float32),
@@ -284,7 +284,7 @@ def cards(made: Stack) -> set[Path]:
 def test_failed_registration_takes_the_adapter_out_of_the_engine(
     workers: Stack, adapters: dict[str, Path], expected: Expected
 ) -> None:
-    """Discovery is a folder here: a folder where the adapter's card would go cannot be written over."""
+    """Discovery is a folder here: a folder in place of the adapter's card makes the registration fail."""
     worker, before = workers.workers[0], cards(workers)
     assert load(worker, "a", adapters["a"]).status_code == 200
     (card,) = cards(workers) - before

@@ -1,4 +1,4 @@
-"""Adapters together with what else a worker can do, on workers that have them from their start."""
+"""Tests LoRA adapters combined with other features, on workers that load them at their start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start(made: Stack, warm: Zygote, model: Path, adapters: dict[str, Path], *fl
 def two(
     warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """One worker with direct egress and one without; long prompts are computed in several steps."""
+    """Yields one worker with direct egress and one without; long prompts are computed in several steps."""
     with stack(tmp_path_factory.mktemp("combined")) as made:
         made.start_frontend()
         for flag in ("--direct-egress", "--no-direct-egress"):
@@ -48,7 +48,7 @@ def two(
 
 
 def answers(made: Stack, *names: str) -> dict[tuple[str, int], Any]:
-    """To every prompt, several at once."""
+    """Returns the answers to all prompts, several at once."""
     cases = [(name, number) for name in names for number in range(PROMPTS)]
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(cases, pool.map(lambda case: ask(made, *case), cases), strict=True))
@@ -150,7 +150,7 @@ def test_commands_need_the_token_and_change_real_workers(
 def test_killed_worker_in_mid_stream(
     two: Stack, warm: Zygote, model: Path, adapters: dict[str, Path]
 ) -> None:
-    """The other goes on with the adapter, and a new worker has it from its start."""
+    """The other worker continues with the adapter, and a new worker has it from its start."""
     undisturbed = list(stream(two, 9, model="a"))
     text, chunks = "", iter(stream(two, 9, model="a"))
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Adapters on prefill and decode workers over NIXL: the answers are those of one engine."""
+"""Tests LoRA adapters on prefill and decode workers over NIXL: the answers equal those of one engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def pair(made: Pairs) -> Iterator[Pairs]:
-    """Without adapters before and after."""
+    """Yields workers without adapters, and removes those that a test loads."""
     yield made
     for worker in made.stack.workers:
         for name in loaded(worker):
@@ -80,7 +80,7 @@ def test_adapter_on_the_prefill_worker_alone_is_no_model(pair: Pairs, adapters: 
 def test_paused_prefill_worker_is_done_without(
     pair: Pairs, adapters: dict[str, Path], expected: Expected
 ) -> None:
-    """Neither may sleep: others read their memory."""
+    """Neither worker may sleep: others read their memory."""
     prefill, decode = pair.prefills[0], pair.decodes[0]
     for worker in (prefill, decode):
         assert load(worker, "a", adapters["a"]).status_code == 200
@@ -100,7 +100,7 @@ def test_paused_prefill_worker_is_done_without(
 
 
 def test_engines_may_use_all_cores(pair: Pairs) -> None:
-    """vLLM would put both onto the last one, where one of them waits for the other."""
+    """vLLM would put both onto the last core, where one of them waits for the other."""
     for worker in pair.stack.workers:
         (engine,) = [p for p in psutil.Process(worker.pid).children() if "guides" not in p.name()]
         assert engine.cpu_affinity() == psutil.Process().cpu_affinity()
@@ -109,7 +109,7 @@ def test_engines_may_use_all_cores(pair: Pairs) -> None:
 def test_an_adapter_that_was_replaced_on_the_decode_worker_first_answers_with_its_new_content(
     pair: Pairs, adapters: dict[str, Path], expected: Expected
 ) -> None:
-    """The last test: what was not fetched is kept for its lease, and a pause would wait for that."""
+    """This test must be last: unfetched blocks are kept for their lease, and a pause would wait for that."""
     prefill, decode = pair.prefills[0], pair.decodes[0]
     assert load(prefill, "b", adapters["b"]).status_code == 200
     assert load(decode, "b", adapters["c"]).status_code == 200

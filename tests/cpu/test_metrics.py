@@ -1,4 +1,4 @@
-"""The worker's /metrics: vLLM's series and ours, each once."""
+"""Tests the worker's /metrics: it has vLLM's series and ours, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker over several nodes, here processes on loopback: answers, events, and how each side ends."""
+"""Tests one worker on several nodes, here processes on loopback: answers, events, and shutdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADLESS = ("--headless", "--data-parallel-start-rank", "1", "--discovery-backen
 
 
 def free_ports(count: int = 8) -> int:
-    """The first of some free ports in a row."""
+    """Returns the first of some consecutive free ports."""
     while True:
         first = free_port()
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
@@ -36,7 +36,7 @@ def free_ports(count: int = 8) -> int:
 
 
 def ranks_flags(ranks: int, local: int) -> list[str]:
-    """Flags that every node of these ranks shares."""
+    """Returns the flags that all nodes of these ranks share."""
     flags = ["--data-parallel-size", str(ranks), "--data-parallel-size-local", str(local)]
     return [*flags, "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_ports())]
 
@@ -48,7 +48,7 @@ def shards_flags() -> list[str]:
 
 @dataclass
 class Nodes:
-    """A worker and the node that runs engines for it."""
+    """Is a worker and the node that runs engines for it."""
 
     stack: Stack
     worker: Worker
@@ -97,7 +97,7 @@ def test_ranks_on_two_nodes_are_routed_to_and_answer_like_one_engine(
 
 
 def exported_flags(rank: int, port: int) -> list[str]:
-    """Of a pod of two, as `export k8s` writes them; the leader has a name, not a number."""
+    """Returns the flags of a pod of two from `export k8s`; the leader has a host name, not an address."""
     group = WorkerGroup(args=("--data-parallel-size", "2", "--data-parallel-size-local", "1"))
     (made,) = workload.of_cluster(Topology(model="org/model", workers=(group,)), "kubernetes").workers
     said = {workload.LEADER: "localhost", "$(NODE_RANK)": str(rank)}

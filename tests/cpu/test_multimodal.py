@@ -1,4 +1,4 @@
-"""Pictures and video in real engines: the answers of bare vLLM, whoever else asks, and refusals by name."""
+"""Tests images and video in real engines: answers equal bare vLLM, no mix-ups, clear refusals."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ WIDE = "qwen2.5-vl"
 TEXT_MODE, PLAIN, TEXT_ONLY = "text-mode", "plain", "text-only"
 """Further models: the last family in text mode, one without --enable-multimodal, one without vision."""
 DECODED = "decoded"
-"""LLaVA with pictures decoded by the frontend, and its own chat template written as a line."""
+"""LLaVA with images decoded by the frontend, and its own chat template given as a line."""
 LINE = "<|im_start|>user\\n<image>\\n<prompt><|im_end|>\\n<|im_start|>assistant\\n"
 PAIR = "pair"
-"""Prefill and decode workers; each sees the pictures, and one of them encodes them."""
+"""Prefill and decode workers; both get the images, and one of them encodes them."""
 Expected = dict[str, dict[str, tuple[str, int]]]
 
 
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(warm: Zygote, folder: Path) -> Iterator[Expected]:
-    """Bare vLLM's answers, made while the workers start."""
+    """Returns the answers of bare vLLM, which runs while the workers start."""
     children = {}
     for family in FAMILIES:
         at = folder / f"bare-{family}"
@@ -78,7 +78,7 @@ def bare(warm: Zygote, folder: Path) -> Iterator[Expected]:
 
 @pytest.fixture(scope="module")
 def served(warm: Zygote, model: Path, folder: Path) -> Iterator[Stack]:
-    """One frontend with a model of each family, and those that take no pictures."""
+    """Yields one frontend with a model of each family, and models without images."""
     with stack(folder) as made:
         made.start_frontend()
 
@@ -115,7 +115,7 @@ def test_answers_are_the_same_with_pictures_decoded_by_the_frontend(
 
 def test_line_has_one_place_for_pictures(served: Stack) -> None:
     found = served.post("/v1/chat/completions", body(DECODED, cases("llava")["two images"]))
-    assert found.status_code == 400 and "has no place for every image" in found.text, found.text
+    assert found.status_code == 400 and "lacks a placeholder for every image" in found.text, found.text
 
 
 CASES = [(family, case) for family in FAMILIES for case in cases(family)]
@@ -128,7 +128,7 @@ def test_answer_and_usage_equal_bare_vllm(served: Stack, bare: Expected, family:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pictures_change_the_answer(bare: Expected, family: str) -> None:
-    """Of the reference: equality with it would show little otherwise."""
+    """Checks the reference: without this, equality with it would show little."""
     texts = [text for text, _ in bare[family].values()]
     assert len(set(texts)) == len(texts)
 
@@ -139,7 +139,7 @@ def test_text_mode_equals_token_mode(served: Stack, bare: Expected, case: str) -
 
 
 def test_eight_users_get_answers_about_their_own_pictures(served: Stack, bare: Expected) -> None:
-    """Same words, same size: only the picture tells them apart. Again, they are found in the caches."""
+    """Words and sizes are equal, so only the images differ. The second time they are cached."""
     for _ in range(2):
         with ThreadPoolExecutor(USERS) as pool:
             found = list(pool.map(lambda number: ask(served, WIDE, of_user(number)), range(USERS)))
@@ -183,7 +183,7 @@ def test_two_choices_about_one_picture(served: Stack, bare: Expected) -> None:
 
 
 def routed(made: Stack, parts: Parts, **more: Any) -> tuple[int, int]:
-    """Which worker answered, and how many tokens it had cached."""
+    """Returns which worker answered, and how many tokens it had cached."""
     asked = body(WIDE, parts, nvext={"extra_fields": ["worker_id"], **more})
     answer = made.post("/v1/chat/completions", asked).json()
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -202,7 +202,7 @@ def test_repeated_picture_is_asked_where_it_is_cached(served: Stack) -> None:
 
 
 def test_words_before_a_picture_count_where_the_router_does_not_know_it(served: Stack) -> None:
-    """With a `uuid` the frontend has no name for the picture; its blocks must still be told of."""
+    """With a `uuid` the frontend has no name for the image; its blocks must still be in KV events."""
     words = {"type": "text", "text": "".join(f"{number} bo " for number in range(40))}
     first = routed(served, [words, {**image(picture(210)), "uuid": "a"}, TEXT])
     again = routed(served, [words, {**image(picture(211)), "uuid": "a"}, TEXT])
@@ -225,7 +225,7 @@ def test_name_a_client_gives_twice_does_not_mix_pictures(served: Stack, bare: Ex
 
 
 def test_picture_of_a_refused_request_can_be_asked_about(served: Stack, bare: Expected) -> None:
-    """The prompt is too long only with the picture, which vLLM's core has then never seen."""
+    """The prompt is too long only with the image, so vLLM's core never got it."""
     fresh = image(picture(400))
     long = {"type": "text", "text": "x" * 2024}
     refused = served.post("/v1/chat/completions", body("llava", [fresh, long]))
@@ -234,7 +234,7 @@ def test_picture_of_a_refused_request_can_be_asked_about(served: Stack, bare: Ex
     assert found == ask(served, "llava", [image(picture(400)), TEXT])
     assert found[1] == bare["llava"]["one image"][1]
     worker = next(w for w in served.workers if "llava" in w.log.read_text())
-    assert worker.log.read_text().count("its media are sent once more") == 1
+    assert worker.log.read_text().count("its media are sent again") == 1
 
 
 REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {
@@ -310,7 +310,7 @@ def test_refused_by_name_and_the_engine_goes_on(served: Stack, kind: str) -> Non
 
 
 def test_mark_without_a_picture_is_text(served: Stack) -> None:
-    """A client can write the words that stand for a picture."""
+    """A client can write the text of a placeholder."""
     for family in FAMILIES:
         marks = [{"type": "text", "text": "<|vision_start|><|image_pad|><|vision_end|><|video_pad|><image>"}]
         assert ask(served, family, marks)[0]
@@ -325,7 +325,7 @@ def test_start_says_that_a_text_model_takes_no_media(served: Stack) -> None:
 
 
 def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
-    """The frontend asks for no video itself, so the only one who connects is the worker."""
+    """The frontend does not fetch videos, so only the worker connects."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(("127.0.0.1", served.port)) as client,
@@ -343,7 +343,7 @@ def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
 
 
 def test_killed_worker_in_mid_stream(served: Stack) -> None:
-    """The other worker sees the picture again and goes on; last, for one worker is gone then."""
+    """The other worker processes the image again and continues. Must be last: one worker is gone then."""
     asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=300)}
     asked["stream_options"] = {"include_usage": True}
 

@@ -1,4 +1,4 @@
-"""Pipelines of vLLM-Omni on CPU through the whole stack: text, pictures, both in two stages, videos.
+"""Tests vLLM-Omni pipelines on CPU through the whole stack: text, images, both in two stages, videos.
 
 Of the four workers one is enough to see that it works; what needs the others is marked long.
 """
@@ -47,7 +47,7 @@ from dynamo_vllm.supervise.planning import demos
 
 START_SECONDS = 200
 LONG = 900
-"""Steps of a picture that would take twenty seconds."""
+"""The steps of an image that would take twenty seconds."""
 PROMPTS = [
     f"{word} {n}" for n in range(4) for word in ("The quick", "once upon", "hello", "cat and", "1 2 3")
 ]
@@ -71,7 +71,7 @@ stage_args:
 
 @pytest.fixture(scope="module")
 def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One frontend for workers with a model each."""
+    """Yields one frontend for workers with one model each."""
     with stack(tmp_path_factory.mktemp("omni")) as made:
         made.start_frontend()
         yield made
@@ -88,7 +88,7 @@ def started(omni: Stack, name: str, model: Path, *flags: str) -> Worker:
 
 @pytest.fixture(scope="module")
 def writer(omni: Stack, model: Path) -> Worker:
-    """Its stages are in a file from before vLLM-Omni 0.30."""
+    """Starts a pipeline with a stage file from before vLLM-Omni 0.30."""
     stages = omni.folder / "stages.yaml"
     stages.write_text(OLDER)
     return started(omni, "writer", model, "--stage-configs-path", str(stages))
@@ -96,7 +96,7 @@ def writer(omni: Stack, model: Path) -> Worker:
 
 @pytest.fixture(scope="module")
 def painter(omni: Stack) -> Worker:
-    """The demo model that draws, as `serve --demo image` starts it, by another name."""
+    """Starts the demo model for images as `serve --demo image` does, with another name."""
     (group,) = demos.put_in(Topology(), demos.DEMOS["image"], {}, "cpu").workers
     assert group.options["omni"] is True
     return started(omni, "painter", models.folder("image"), *group.args, "--max-picture-steps", str(LONG))
@@ -104,7 +104,7 @@ def painter(omni: Stack) -> Worker:
 
 @pytest.fixture(scope="module")
 def studio(omni: Stack) -> Worker:
-    """Its monitor hardly ever looks: a dead stage is a job's to meet."""
+    """Has a monitor that hardly ever checks: a job is to notice a dead stage."""
     model = make_tiny_image_model(omni.folder / "sd-rewriter", rewriter=True)
     seldom = ["--health-seconds", "600", "--canary-seconds", "600"]
     return started(omni, "studio", model, "--max-picture-steps", str(LONG), *seldom)

@@ -1,4 +1,4 @@
-"""Through HTTP, frontend and worker a request gives what bare AsyncLLM gives."""
+"""Tests that a request through HTTP, frontend and worker gives what bare AsyncLLM gives."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_max_tokens_defaults_to_what_fits(one_worker: Stack) -> None:
 
 
 def test_prompt_logprobs_come_with_the_answer(one_worker: Stack) -> None:
-    """Chat answers have them at the top, completions in nvext when asked for."""
+    """Chat answers have them at the top level, completions in nvext if requested."""
     chat = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hi"}],

@@ -1,4 +1,4 @@
-"""Tool calls: the worker advertises the parser, the frontend applies it."""
+"""Tests tool calls: the worker advertises the parser, and the frontend applies it."""
 
 from __future__ import annotations
 

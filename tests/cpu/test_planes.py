@@ -1,4 +1,4 @@
-"""Real engines found in etcd and reached through NATS: the same answers as with files and sockets."""
+"""Tests real engines with etcd and NATS: the same answers as with files and sockets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_prefill_and_decode_equal_one_engine_and_nothing_is_computed_twice(pair:
 
 
 def test_kv_events_reach_the_router_over_nats(alone: Stack) -> None:
-    """A router that is told of caches knows none it was not told of."""
+    """A router with KV events knows only the caches that events reported."""
     done = subprocess.run(
         [*COMMAND, "check", "--live", alone.url, "--json", "--strict"],
         env=alone.environment(),

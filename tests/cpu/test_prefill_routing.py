@@ -1,4 +1,4 @@
-"""Several prefill and decode workers: the cache chooses the first, load the second."""
+"""Tests several prefill and decode workers: the cache decides the prefill worker, load the decode worker."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_repeats_go_to_the_prefill_worker_that_has_them(two_and_two: Stack) -> N
 
 
 def test_hand_over_stays_on_this_machine(two_and_two: Stack) -> None:
-    """The engines were told to; NIXL alone would listen on every interface."""
+    """Our settings do this; by default NIXL listens on every interface."""
     workers = [psutil.Process(worker.pid) for worker in two_and_two.workers]
     engines = [engine for worker in workers for engine in worker.children(recursive=True)]
     sockets = [found for engine in engines for found in engine.net_connections("tcp")]
@@ -80,7 +80,7 @@ def test_hand_over_stays_on_this_machine(two_and_two: Stack) -> None:
 
 
 def test_load_spreads_over_decode_workers(two_and_two: Stack) -> None:
-    """They publish no KV events, which the router must not take for a reason to stay with one."""
+    """They publish no KV events, and the router must still not stay with one worker."""
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: ask(two_and_two, prompt(100 + n, 200), 40), range(32)))
     for role in (prefill_of, decode_of):

@@ -1,4 +1,4 @@
-"""Prompt embeddings over the whole stack: answers as from tokens, and no bad one does any harm."""
+"""Tests prompt embeddings over the whole stack: answers as from tokens, and bad input does no harm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def embed(model: Path) -> Any:
-    """From token ids to what a client sends."""
+    """Converts token ids to what a client sends."""
     known = table(model)
     return lambda ids: encode(known[ids].clone())
 
@@ -48,7 +48,7 @@ def reference(made: Stack) -> str:
 
 @pytest.fixture
 def unharmed(made: Stack, reference: str) -> Iterator[None]:
-    """Afterwards the same worker gives the same answer, from a fresh computation and a cached one."""
+    """Checks afterwards that the same worker gives the same answer, computed and cached."""
     worker = made.workers[0]
     yield
     assert worker.process.poll() is None
@@ -58,7 +58,7 @@ def unharmed(made: Stack, reference: str) -> Iterator[None]:
 
 
 def ask(made: Stack, prompt: list[int] | str, max_tokens: int = 12, **more: Any) -> Any:
-    """A list is token ids, a string is embeddings."""
+    """Sends a request: a list is token ids, a string is embeddings."""
     extra = {"ignore_eos": True, "nvext": ENGINE_DATA, **more.pop("extra_body", {})}
     if isinstance(prompt, str):
         extra["prompt_embeds"], prompt = prompt, ""
@@ -179,7 +179,7 @@ def test_rows_up_to_the_context(made: Stack, unharmed: None) -> None:
     for count in (2048, 4500):
         answer = post(made, encode(rows(count, dtype=torch.float16)))
         assert answer.status_code == 400
-        assert f"prompt_embeds: has {count} rows; this model takes 2047" in answer.json()["message"]
+        assert f"prompt_embeds: has {count} rows; this model accepts 2047" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("more", [{"prompt_logprobs": 1}, {"echo": True}, {"echo": True, "logprobs": 1}])
@@ -196,7 +196,7 @@ def test_worker_without_the_flag_says_so(one_worker: Stack) -> None:
 
 
 def test_router_hears_of_other_prompts_and_mistakes_none(made: Stack, embed: Any) -> None:
-    """Its index must know what was said beside embeddings, and not take them for a prompt of zeros."""
+    """Its index must have prompts sent together with embeddings, and not take embeddings for zeros."""
 
     def rate(prompt: list[int] | str) -> float:
         found = ask(made, prompt, 2, extra_body={"nvext": {"extra_fields": ["timing"]}})
@@ -218,7 +218,7 @@ def test_router_hears_of_other_prompts_and_mistakes_none(made: Stack, embed: Any
 
 @pytest.mark.long
 def test_killed_worker_in_mid_stream(warm: Zygote, model: Path, tmp_path: Path, embed: Any) -> None:
-    """The answer goes on elsewhere: the same text and the same usage."""
+    """The answer continues on another worker: the same text and the same usage."""
     with stack(tmp_path) as two:
         two.start_frontend()
         for _ in range(2):
@@ -238,7 +238,7 @@ def test_killed_worker_in_mid_stream(warm: Zygote, model: Path, tmp_path: Path, 
 def test_prefill_and_decode_workers(
     made: Stack, warm: Zygote, model: Path, tmp_path: Path, embed: Any
 ) -> None:
-    """The answers are those of one engine, and the decode worker computes no row again."""
+    """The answers equal those of one engine, and the decode worker computes no row again."""
     with pairs(warm, model, tmp_path, 1, 1, FLAG) as pair:
         for ids in prompts(6, 900, seed=4):
             found = ask(pair.stack, embed(ids))

@@ -1,4 +1,4 @@
-"""Several engines on one CPU: their KV caches together take a quarter of the free memory, as one would."""
+"""Tests that the KV caches of several engines on one CPU together take a quarter of the free memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = ("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32", "--
 
 
 def start_what_serve_would(made: Stack, warm: Zygote, model: Path, *words: str) -> None:
-    """As `serve` plans it, but forked; no size of the cache is given."""
+    """Starts workers as `serve` plans them, but forked; no cache size is given."""
     env = made.environment()
     del env["VLLM_CPU_KVCACHE_SPACE"]
     _, wanted = serve.understand([str(model), *QUICK, *words], env)
@@ -31,7 +31,7 @@ def start_what_serve_would(made: Stack, warm: Zygote, model: Path, *words: str) 
 
 
 def cache_bytes(worker: Worker) -> int:
-    """What the engine was given, and took: vLLM says how many blocks became of it."""
+    """Returns the cache size that the engine was given, and the one it uses by vLLM's count of blocks."""
     log = worker.log.read_text()
     given = re.search(
         rf"kv_cache_memory_bytes = (\d+): a quarter of the free memory for {WORKERS} engines together", log

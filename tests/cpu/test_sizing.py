@@ -1,4 +1,4 @@
-"""The KV cache of a real engine is as many tokens as `size` says."""
+"""Tests that the KV cache of a real engine has as many tokens as `size` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleep and wake of real engines: what is asked meanwhile goes to the other worker."""
+"""Tests sleep and wake of real engines: requests go to the other worker meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.waiting import until
 from harness.warm import Zygote
 
 CYCLES = int(os.environ.get("DYNAMO_VLLM_CYCLES", "4"))
-"""How often; CI takes the default: each of two workers to either level."""
+"""The number of cycles; CI uses the default: each of two workers at both levels."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def state(worker: Worker) -> str:
 
 
 def test_cycles_under_load_lose_nothing(two_workers: Stack) -> None:
-    """One of two workers is always there; levels 1 and 2 in turn."""
+    """One of two workers is always available; levels 1 and 2 alternate."""
     undisturbed = {number: stream_text(two_workers, number) for number in range(4)}
     with Load(two_workers) as load:
         for cycle in range(CYCLES):
@@ -115,7 +115,7 @@ def test_paused_request_goes_on_after_resume(warm: Zygote, model: Path, tmp_path
 
 
 def test_cleared_cache_is_cold(one_worker: Stack) -> None:
-    """And a request gives the same as before."""
+    """A request gives the same answer as before."""
 
     def ask() -> tuple[str, int]:
         answer = one_worker.openai.completions.create(

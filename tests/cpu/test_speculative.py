@@ -1,4 +1,4 @@
-"""Speculative decoding by vLLM's flag: several tokens in a step, and the answers of an engine without it."""
+"""Tests speculative decoding by vLLM's flag: several tokens per step, and the same answers as without it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def guessing(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def prompts() -> list[list[int]]:
-    """With repetitions, from which the next tokens are guessed."""
+    """Returns prompts with repetitions, from which n-grams predict the next tokens."""
     chance = random.Random(11)
     return [[chance.randrange(20, 900) for _ in range(length)] * 3 for length in (1, 60)]
 
@@ -60,7 +60,7 @@ def test_answers_are_those_of_an_engine_that_does_not_guess(
 
 
 def test_sampled_answers_depend_on_their_seed(guessing: Stack) -> None:
-    """vLLM 0.30 on CPU ended with the first, or gave every guess a temperature that nobody wrote."""
+    """vLLM 0.30 on CPU crashed, or used uninitialised temperatures for draft tokens."""
     more = {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "ignore_eos": True}
     first, again, other = (ask(guessing, prompts()[1], seed=seed, **more) for seed in (3, 3, 4))
     assert first["choices"][0]["text"] == again["choices"][0]["text"] != other["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""Text mode: vLLM's tokenizer in the worker, the same answers as token mode."""
+"""Tests text mode: with vLLM's tokenizer in the worker, the answers equal those of token mode."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_logit_bias_reaches_the_engine(text_mode: Stack) -> None:
 
 @pytest.mark.parametrize("as_parts", [False, True])
 def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenised(text_mode: Stack, as_parts: bool) -> None:
-    """There is one thread for that: 9 MB kept all others waiting for 12 s, and the worker seemed to hang."""
+    """Only one thread tokenises: 9 MB made all others wait for 12 s, and the worker seemed to hang."""
     words = "lo " * 300_000
     content = [{"type": "text", "text": words}] if as_parts else words
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 1}

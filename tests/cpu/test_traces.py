@@ -1,4 +1,4 @@
-"""The engine's own span in the trace of a request, in a prefill and in a decode worker."""
+"""Tests the engine's own span in the trace of a request, in a prefill and in a decode worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
 def pair(
     at: Receiver, warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pairs]:
-    """All of it switched on by OpenTelemetry's own variable."""
+    """Enables tracing only by OpenTelemetry's own variable."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", at.grpc)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")

@@ -1,4 +1,4 @@
-"""Ways a single request could end or poison vLLM's engine, each over HTTP."""
+"""Tests requests that would crash vLLM's engine or corrupt later answers, each over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.warm import Zygote
 
 @pytest.fixture(scope="module")
 def stepwise(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A prefill of 32 tokens a step, so that a prompt takes several."""
+    """Prefills 32 tokens per step, so that a prompt takes several steps."""
     with stack(tmp_path_factory.mktemp("stepwise")) as made:
         made.start_frontend()
         warm.start_worker(made, model, "--max-num-batched-tokens", "32", "--max-num-seqs", "8")
@@ -34,6 +34,6 @@ def seeded(made: Stack, length: int) -> str:
 
 @pytest.mark.parametrize("length", [20, 100, 400])
 def test_seeded_prompt_in_several_prefill_steps(stepwise: Stack, one_worker: Stack, length: int) -> None:
-    """vLLM 0.30 on CPU died of this; the answer must not depend on the steps either."""
+    """vLLM 0.30 on CPU crashed; the answer must not depend on the number of steps either."""
     assert seeded(stepwise, length) == seeded(one_worker, length)
     assert stepwise.workers[0].process.poll() is None

@@ -1,4 +1,4 @@
-"""Two workers: the cache decides where a request goes, and a worker that leaves takes no answer with it."""
+"""Tests two workers: the cache decides where a request goes, and a stopping worker loses no answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_repeats_go_to_the_warm_worker(two_workers: Stack) -> None:
 
 
 def test_rolling_restart_under_load_loses_nothing(two_workers: Stack, warm: Zygote, model: Path) -> None:
-    """The drain budget is shorter than the answers, so requests also move in mid-stream."""
+    """The drain budget is shorter than the answers, so requests also migrate in mid-stream."""
     undisturbed = {number: stream_text(two_workers, number) for number in range(4)}
     with Load(two_workers) as load:
         for worker in list(two_workers.workers):
@@ -76,7 +76,7 @@ def busy_worker(made: Stack) -> Worker:
 
 
 def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
-    """The stream goes on elsewhere; text and usage are those of an undisturbed run."""
+    """The stream continues on the other worker; text and usage equal those of an undisturbed run."""
     undisturbed = list(stream(two_workers, 9))
     text, chunks = "", iter(stream(two_workers, 9))
     for _ in range(20):

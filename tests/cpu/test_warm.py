@@ -1,4 +1,4 @@
-"""After the warm-up no kind of request builds anything in a real engine, and nobody sees that it was."""
+"""Tests that after the warm-up no kind of request builds anything in a real engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def found(
 
 
 def imported(seen: dict[str, Any]) -> dict[str, list[str]]:
-    """What requests of each kind imported: it stands for all that is built with the first of them."""
+    """Returns what requests of each kind imported: a sign of everything that a first request builds."""
     return {kind: names for kind, names in seen["new"].items() if names}
 
 

@@ -1,4 +1,4 @@
-"""What tests of media in real engines share: pictures, chats about them, and bare vLLM's answers.
+"""Provides images, chats about them, and bare vLLM's answers for tests of media in real engines.
 
 `run` is bare AsyncLLM with vLLM's own fetching, decoding and rendering; it runs in a child of the zygote.
 """
@@ -29,7 +29,7 @@ USERS = 8
 
 @functools.cache
 def picture(seed: int, width: int = 112, height: int = 84) -> str:
-    """A data: URL of noise."""
+    """Returns a data: URL of an image of noise."""
     levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(levels).save(buffer, "PNG")
@@ -38,7 +38,7 @@ def picture(seed: int, width: int = 112, height: int = 84) -> str:
 
 @functools.cache
 def video(seed: int, frames: int = 12) -> str:
-    """A data: URL of some seconds of noise."""
+    """Returns a data: URL of a video of noise."""
     import cv2
 
     chance = np.random.default_rng(seed)
@@ -78,7 +78,7 @@ def cases(family: str) -> dict[str, Parts]:
 
 
 def of_user(number: int) -> Parts:
-    """Everybody with the same words and a picture of their own."""
+    """Returns the same words for everybody, with a different image each."""
     return [image(picture(100 + number, 168, 168)), LONG_TEXT]
 
 
@@ -92,7 +92,7 @@ def body(model: str, parts: Parts, **more: Any) -> dict[str, Any]:
 
 
 def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
-    """The text over HTTP, and how many tokens the prompt had."""
+    """Returns the text over HTTP, and the number of prompt tokens."""
     found = made.post("/v1/chat/completions", body(model, parts, **more))
     assert found.status_code == 200, found.text
     answer = found.json()
@@ -105,7 +105,7 @@ def run(model: str, cases_file: str, out_file: str) -> None:
 
 
 async def answers(model: str, asked: dict[str, Parts]) -> dict[str, Any]:
-    """The text and the prompt's length of each."""
+    """Returns the text and the prompt's length for each."""
     engine = bare_engine(model, enable_prefix_caching=False)
     try:
         return {name: await answer(engine, name, parts) for name, parts in asked.items()}

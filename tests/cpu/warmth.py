@@ -1,6 +1,6 @@
-"""What the first request of each kind still builds in a worker and its engine core, after the warm-up.
+"""Measures what the first request of each kind still builds after the warm-up, in worker and engine core.
 
-Runs in a child of the zygote. The worker extension lets us look into the engine core.
+Runs in a child of the zygote. The worker extension inspects the engine core.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OUTPUT: dict[str, Request] = {"logprobs": {"logprobs": 3}, "prompt logprobs": {"
 
 
 class Looks(CpuWorkerExtension):
-    """vLLM mixes this into its worker, which runs in the engine core."""
+    """Is mixed into vLLM's worker, which runs in the engine core."""
 
     def modules(self) -> list[str]:
         return sorted(sys.modules)
@@ -98,7 +98,7 @@ def _adapter(path: str) -> Adapter:
 
 
 async def _new(engine: VllmEngine, role: Aggregated, kind: str, kinds: dict[str, Request]) -> list[str]:
-    """The modules that a request of this kind imported, in either process."""
+    """Returns the modules that a request of this kind imported, in either process."""
     before = await _modules(engine)
     request = role.parse(kinds[kind])
     adapter = _adapter(kinds[kind]["routing"]["lora_name"]) if kinds[kind]["routing"] else None
@@ -128,9 +128,9 @@ def _kinds(engine: VllmEngine, adapter: str) -> dict[str, Request]:
         found["adapter"] = _request(61, {}, routing={"lora_name": adapter})
     if embeds is not None:
         found["embeds"] = _request(62, {}, length=0, prompt_embeds=embeds.smallest())
-    if media is not None and "image" in media.marks():
+    if media is not None and "image" in (prompts := media.placeholders()):
         picture = {"image_url": [{"Url": _picture()}]}
-        found["picture"] = _request(63, {}, token_ids=list(media.marks()["image"]), multi_modal_data=picture)
+        found["picture"] = _request(63, {}, token_ids=list(prompts["image"]), multi_modal_data=picture)
     return found
 
 

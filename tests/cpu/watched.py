@@ -1,4 +1,4 @@
-"""A worker extension for tests: to compile is an error, and the file WATCHED_THREADS gets their number."""
+"""Adds a worker extension for tests: compiling is an error, and WATCHED_THREADS gets the thread count."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COMPILERS = (
     (torch._inductor.compile_fx, "compile_fx"),
     (torch._inductor.codecache.CppCodeCache, "load_async"),
 )
-"""Dynamo's, inductor's, and the C++ compiler behind both."""
+"""The entry points of Dynamo, inductor, and the C++ compiler behind both."""
 
 
 class RefusesToCompile(CpuWorkerExtension):
-    """vLLM mixes this into its worker; importing it is what refuses."""
+    """Is mixed into vLLM's worker; its import makes compiling an error."""
 
 
 def _refused(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Judging for tests of the processes around it: a guide says in its regex what compiling it does."""
+"""Replaces vLLM's guide checker in tests of its processes: a guide's regex says what compiling it does."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ LATE_SECONDS = 1.0
 
 
 def load(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """`payload` is a folder for what the judges leave there."""
+    """`payload` is a folder for what the checkers leave there."""
     folder = payload.decode()
 
-    def judge(fields: dict[str, Any]) -> dict[str, Any]:
+    def check(fields: dict[str, Any]) -> dict[str, Any]:
         what, _, more = fields["regex"].partition(" ")
         with open(f"{folder}/{what}", "a") as seen:
             seen.write(f"{os.getpid()}\n")
         act = ACTS.get(what)
         return act(more) if act is not None else {"backend": "a", "changes": {}}
 
-    return judge
+    return check
 
 
 def load_late(payload: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:

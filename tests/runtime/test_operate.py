@@ -113,7 +113,7 @@ def test_last_error_is_ours_and_not_the_clients(deployment: Stack) -> None:
     assert deployment.post("/v1/completions", {**ASK, "prompt": [FAILS, 1]}).status_code == 500
     assert deployment.post("/v1/completions", {**ASK, "prompt": [5, 99999]}).status_code == 400
     errors = [worker["last_error"]["message"] for worker in told(deployment) if worker["last_error"]]
-    assert errors == ["the fake engine was told to fail on this prompt"]
+    assert errors == ["the fake engine is set to fail on this prompt"]
 
 
 def test_adapter_is_loaded_everywhere_and_unloaded(deployment: Stack, model: Path, tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_bad_worker_flag_is_refused_at_once(start: Start, model: Path) -> None:
 def test_worker_that_cannot_start_ends_serve_with_its_reason(start: Start, model: Path) -> None:
     serve = start(*fake(model, refuse_start=True))
     assert serve.wait(60) == 1
-    assert "error: worker-1 exited with code 1: the fake engine was told not to start" in serve.err
+    assert "error: worker-1 exited with code 1: the fake engine is set not to start" in serve.err
     assert f"log: {serve.folder}/run/logs/worker-1.log" in serve.err
     assert serve.pids() == []
 

@@ -55,7 +55,7 @@ HEAVY = {
     "dynamo": ("serving/", "kv/events.py", "cli/start/frontend.py", "bench/local/caller.py"),
 }
 READS_ENVIRONMENT = {
-    "engine/structured_output/gate.py": "what judges guides gets the worker's own",
+    "engine/structured_output/gate.py": "guide checkers get the environment of the worker",
     "config/build.py": "reads it once for everybody",
     "engine/process/parent.py": "runs in processes of vLLM, which nothing else tells who their parent is",
     "engine/patches/plugin.py": "runs in processes of vLLM, which nothing else tells what they are for",

@@ -284,7 +284,7 @@ def engine_defaults(
             versions.refuse_older()
             settings = engine_settings(plan, environment, scratch)
             if plan.options.omni:
-                return omni_arguments.told(settings), None
+                return omni_arguments.preview(settings), None
             vllm_environment.set_environment(settings)
             fired = vllm_arguments.resolve(settings).fired
     except (ConfigError, StartError) as exc:

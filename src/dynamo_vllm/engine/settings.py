@@ -1,4 +1,4 @@
-"""Holds what a worker tells its engine, whichever engine it is. Imports no vLLM."""
+"""Holds the settings that a worker passes to its engine, for every kind of engine. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -16,74 +16,74 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """The part of the worker's options an engine needs."""
+    """Holds the part of the worker's options that an engine needs."""
 
     model: str
     served_names: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
-    """The engine's flags as the user wrote them."""
+    """The engine flags as the user wrote them."""
     headless: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     parses_answers: bool = False
-    """With these two; otherwise the frontend does."""
+    """The worker parses answers with these two parsers; otherwise the frontend does."""
     takes_embeds: bool = False
-    """Prompts may come as vectors."""
+    """Requests may have prompt embeddings."""
     omni: bool = False
-    """The engine is a pipeline of vLLM-Omni."""
+    """The engine is a vLLM-Omni pipeline."""
     stage_configs_path: str | None = None
-    """Its stages, in a file of vLLM-Omni 0.30 or older."""
+    """The stages of the pipeline, in a file in the format of vLLM-Omni 0.30 or older."""
     guide_seconds: float = 2.0
-    """Of processor time: what compiling one guide may take."""
+    """The CPU time that compiling one guide (structured-output constraint) may take."""
     guide_memory_bytes: int = 512 << 20
     takes_guides: bool = True
-    """Requests come with guides; judges of them are made ready."""
+    """Requests may have guides, so the worker starts the processes that check them."""
     direct_egress: bool = True
-    """Plain token jobs bypass vLLM's queue and task for each request."""
+    """Plain token jobs bypass vLLM's output queue and task per request."""
     lora: bool = False
-    """Adapters are loaded at run time."""
+    """LoRA adapters are loaded at run time."""
     publishes_kv_events: bool = True
     kv_event_port: int | None = None
     kv_transfer: Mapping[str, Any] | None = None
-    """vLLM's kv_transfer_config, when a connector was chosen by name."""
+    """vLLM's kv_transfer_config, if the user chose a connector by name."""
     ec_transfer: Mapping[str, Any] | None = None
-    """vLLM's ec_transfer_config, for an encoder and for whoever takes its output through a connector."""
+    """vLLM's ec_transfer_config, for encode workers and for workers that read encoder output by connector."""
     encoder_folder: str | None = None
-    """Where encoders leave what they made."""
+    """The folder where encode workers write encoder output."""
     encoder_folder_bytes: int = 0
     takes_encoded: bool = False
-    """Media may come as an encoder's output."""
+    """Requests may have encoder output instead of media."""
     side_channel_host: str | None = None
     side_channel_port: int | None = None
     scratch_folder: str = "/tmp"
-    """Removed with the worker; sockets live here."""
+    """A folder for sockets, which the worker removes when it ends."""
     bind_host: str | None = None
     prometheus_folder: str | None = None
     traces_url: str | None = None
-    """Where spans of requests go; None where nobody wants them."""
+    """Where to export request traces; None turns tracing off."""
     connector_environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables the connector needs; none that the user set."""
+    """Environment variables that the connector needs, without those that the user set."""
     has_plain_blocks: bool = False
-    """The connector knows one kind of cache block."""
+    """The connector supports only one kind of KV cache block."""
     connector_metrics_url: str | None = None
-    """Where the connector serves series of its own."""
+    """Where the connector serves its own Prometheus series."""
     merged_kv_events: str | None = None
     """Where the connector publishes the engine's KV events together with its own."""
     engines_here: int | None = None
-    """Engines on this machine, those of other workers too; None where nobody counted them."""
+    """The number of engines on this machine, including those of other workers; None if unknown."""
     environment: dict[str, str] = field(default_factory=dict)
-    """The variables the user set; what stands there is kept."""
+    """The environment variables that the user set; they win over ours."""
     zygote: Zygote | None = None
-    """Engine cores are forked from it; None starts them afresh."""
+    """Engine cores are forked from it; with None vLLM starts them itself."""
     on_resolved: Callable[[Mapping[str, Any]], None] = field(default=lambda _: None)
-    """Told vLLM's arguments as it understood them, before it loads the model."""
+    """Is called with the arguments as vLLM resolved them, before it loads the model."""
 
     @property
     def is_encoder(self) -> bool:
-        """Runs the model's encoder and nothing else of it."""
+        """Returns whether the engine runs only the model's encoder."""
         return self.ec_transfer is not None and self.ec_transfer.get("ec_role") == "ec_producer"
 
     @property
     def node(self) -> nodes.Node:
-        """Where this process stands among those of one engine."""
+        """Returns this process's place among the nodes of one engine."""
         return nodes.of(self.headless, engine_flags(self.argv))

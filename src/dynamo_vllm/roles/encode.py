@@ -127,7 +127,7 @@ class Encode:
             if all(self._folder.has(medium.name) for medium in found):
                 return Job(job_id, ids, _NOTHING, answer=_answer(_handoff(found)))
             logger.debug("request %s: %d media to encode", job_id, len(found))
-            seen = await self._media.see(ids, found)
+            seen = await self._media.process(ids, found)
             prompt.room_behind(seen.tokens, self._facts.context_length)
         except (MediaRefused, InvalidRequest, TooLong) as exc:
             logger.debug("request %s: refused: %s", job_id, exc)

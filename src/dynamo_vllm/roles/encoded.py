@@ -75,7 +75,7 @@ class EncodedReader:
         request = encode.request(ids, refs, salt)
         if self._by_hand is None:
             media = await self._loaded_while(self._ask(job_id, request, refs), refs, salt, names)
-            return await self._own.see(ids, media)
+            return await self._own.process(ids, media)
         if {ref.kind for ref in refs} <= BY_HAND:
             handoff = await self._ask(job_id, request, refs)
             if handoff is not None:
@@ -132,7 +132,7 @@ class EncodedReader:
             )
             for encoded, name in zip(handoff.encoded, for_router, strict=True)
         ]
-        return await self._own.see(ids, media)
+        return await self._own.process(ids, media)
 
     def _lost(self, job_id: str, reason: str) -> None:
         logger.warning("request %s: its media are encoded here: %s", job_id, reason)

@@ -76,15 +76,15 @@ class MediaReader:
         names: Sequence[str] = (),
         job_id: str = "",
     ) -> MediaPrompt:
-        return await self.see(ids, await self.load(refs, salt, names))
+        return await self.process(ids, await self.load(refs, salt, names))
 
-    async def see(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+    async def process(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         """Wait without a limit, as for the engine itself: the held memory is already counted."""
         assert self._processor is not None and self._loader is not None
         memory = self._loader.memory
         with holding() as hold:
             async with memory.turn(hold, (self._seeing,)):
-                seen = await self._processor.see(ids, media)
+                seen = await self._processor.process(ids, media)
                 memory.keep(hold, seen, seen.size)
         seen.let_go = hold.let_go
         return seen

@@ -106,7 +106,7 @@ class AggregatedText:
     async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
         if not body.messages:
             raise InvalidRequest("there is no message", parameter="messages")
-        wished = template_wishes(body)
+        wished = template_kwargs(body)
         if {"chat_template", "tokenize"} & set(wished):
             raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
         if not_for_templates := TOKENIZER_ARGUMENTS & set(wished):
@@ -127,7 +127,7 @@ class AggregatedText:
     def _parser(self, body: wire_openai.Body) -> AnswerParser | None:
         if not isinstance(body, wire_openai.ChatBody):
             return None
-        return self._renderer.answer_parser(body, template_wishes(body))
+        return self._renderer.answer_parser(body, template_kwargs(body))
 
     def encoder(self, request: wire_openai.Body, job: Job) -> openai_chunks.TextEncoder:
         is_chat = isinstance(request, wire_openai.ChatBody)
@@ -153,5 +153,5 @@ def refuse_unavailable(body: wire_openai.Body) -> None:
         raise InvalidRequest("text mode has no logprobs of the prompt", parameter="prompt_logprobs")
 
 
-def template_wishes(body: wire_openai.ChatBody) -> dict[str, Any]:
+def template_kwargs(body: wire_openai.ChatBody) -> dict[str, Any]:
     return {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}

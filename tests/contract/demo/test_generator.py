@@ -1,4 +1,4 @@
-"""The demo models' data: repeatable, right, and nothing of the held-out set in the training set."""
+"""Tests the training data of the demo models: repeatable, correct, and without the held-out set."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_every_step_of_every_trace_is_right() -> None:
 
 
 def check_trace(trace: str, a: int, b: int, adds: bool) -> None:
-    """Read as a person would: columns from the right, each with what the one before left over."""
+    """Checks the columns from the right, each with the carry of the one before, as a person would."""
     first, *rest = trace.split("\n")
     assert re.fullmatch(r"\d{3}[+-]\d{3}", first)
     assert (int(first[:3]), int(first[4:])) == (a, b)

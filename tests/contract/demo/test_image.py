@@ -1,4 +1,4 @@
-"""demo-image: its prompts are split and right, its pictures measured for what they show."""
+"""Tests the data of demo-image: its prompts are correct and split, its images show what they say."""
 
 from __future__ import annotations
 

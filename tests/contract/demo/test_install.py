@@ -1,4 +1,4 @@
-"""Made models go into the package."""
+"""Tests that trained models are installed into the package."""
 
 from __future__ import annotations
 

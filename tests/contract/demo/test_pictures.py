@@ -1,4 +1,4 @@
-"""Pictures of figures and questions about them: repeatable, right, and nothing held out is trained on."""
+"""Tests images of figures and questions about them: repeatable, correct, without the held-out set."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_figures_keep_apart_from_each_other_from_the_edge_and_from_the_lines_bet
 
 
 def test_the_drawing_shows_what_the_scene_says() -> None:
-    """By the pixels alone: how many there are, where, and in which colour."""
+    """Checks only the pixels: how many figures there are, where, and in which colour."""
     counts: Counter[int] = Counter()
     for scene in scenes()[:25]:
         found = sorted(blobs(draw(scene, 64), scene.background))
@@ -95,7 +95,7 @@ def test_the_drawing_shows_what_the_scene_says() -> None:
 
 @pytest.mark.parametrize("skill", ["colour", "shape", "count", "position"])
 def test_answers_follow_from_what_the_question_names(skill: str) -> None:
-    """Read anew from the words of the question, without the code that wrote it."""
+    """Computes the answer from the words of the question, without the code that wrote it."""
     checked = 0
     for talk in asked(skill):
         question, answer = (turn.content for turn in talk.example.turns)
@@ -139,7 +139,7 @@ def test_pictures_stand_where_the_client_put_them() -> None:
 
 
 def named(question: str, scene: Scene, skill: str) -> list[Figure]:
-    """The figures that a question names."""
+    """Returns the figures that a question names."""
     words = {
         word.removesuffix("es") if word == "crosses" else word.rstrip("s") for word in WORDS.findall(question)
     }
@@ -159,7 +159,7 @@ def named(question: str, scene: Scene, skill: str) -> list[Figure]:
 
 
 def blobs(picture: np.ndarray, background: tuple[int, int, int]) -> list[tuple[str, str]]:
-    """Field and colour of each connected spot that is not background."""
+    """Returns the field and colour of each connected area that is not background."""
     size = len(picture)
     left = {(int(y), int(x)) for y, x in np.argwhere(np.abs(picture.astype(int) - background).max(-1) > 40)}
     found = []

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer and chat template: what is copied, counted and learnt is cut as it should be."""
+"""Tests the tokenizer and chat template of the demo model: how digits, words and markup are split."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ FIRES = [
         {"enable_sleep_mode": True},
         GPU,
         "worker_extension_cls",
-        "dynamo_vllm.engine.process.gpu_memory.TellsMemory",
+        "dynamo_vllm.engine.process.gpu_memory.MemoryExtension",
     ),
     (
         engine_rules.cpu_patches,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm import wire
-from dynamo_vllm.engine.encoder_cache.folder import FORGOTTEN_SECONDS, Folder, Unusable, own_name
+from dynamo_vllm.engine.encoder_cache.folder import ABANDONED_SECONDS, Folder, Unusable, own_name
 from dynamo_vllm.engine.fake.engine import FakeEngine, facts_of
 from dynamo_vllm.engine.fake.parts import FakeEncoded, FakeMedia
 from dynamo_vllm.engine.fake.spec import FakeSpec
@@ -80,7 +80,7 @@ def test_leavings_of_a_killed_encoder_are_removed_and_what_is_being_written_is_n
     old, new, other = tmp_path / "x.1-0.part", tmp_path / "y.1-0.part", tmp_path / "notes.txt"
     for path in (old, new, other):
         path.write_bytes(b"half")
-    past = old.stat().st_mtime - FORGOTTEN_SECONDS - 1
+    past = old.stat().st_mtime - ABANDONED_SECONDS - 1
     for path in (old, other):
         os.utime(path, (past, past))
     folder.evict()
@@ -179,14 +179,14 @@ async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
     loader: Loader, tmp_path: Path
 ) -> None:
     class Choosy(FakeMedia):
-        async def see(self, prompt: Any, media: Any) -> MediaPrompt:
-            raise InvalidRequest("the model's processor does not take the image", parameter="messages")
+        async def process(self, prompt: Any, media: Any) -> MediaPrompt:
+            raise InvalidRequest("the model's processor refuses the image", parameter="messages")
 
     facts = facts_of(FakeSpec(media={"image": 3}))
     role = encode.Encode(facts, MediaReader(facts, loader, Choosy({"image"})), Folder(tmp_path, 10))
     refusal = encode.believed(await told(role, RED))
     assert isinstance(refusal, encode.Refusal)
-    assert str(refusal.error()) == "messages: the model's processor does not take the image"
+    assert str(refusal.error()) == "messages: the model's processor refuses the image"
 
 
 async def told(role: encode.Encode, *refs: MediaRef) -> Any:

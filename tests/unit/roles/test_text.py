@@ -117,7 +117,7 @@ class Shouts:
 
 
 class Shouting(FakeRenderer):
-    def answer_parser(self, body: object, template_wishes: object) -> Shouts:  # type: ignore[override]
+    def answer_parser(self, body: object, template_kwargs: object) -> Shouts:  # type: ignore[override]
         return Shouts()
 
 

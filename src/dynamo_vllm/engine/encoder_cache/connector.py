@@ -1,9 +1,9 @@
-"""vLLM's encoder-cache connector over a shared folder (`folder`); runs in the engine's processes.
+"""Implements vLLM's encoder cache connector over a shared folder (`folder`); runs in the engine's processes.
 
-vLLM 0.30 has one of its own (ECExampleConnector), which writes in place, never removes a file, and ends the
-engine when a file is missing or does not fit at the moment of use. Here a consumer reads and checks a file in
-the scheduler, before it decides who encodes; the tensor then travels with the step. What cannot be read is
-encoded here, as if there were no connector.
+vLLM 0.30 has its own ECExampleConnector. It writes files in place, never removes one, and crashes the engine
+if a file is missing or has the wrong shape when it is used. Here a consumer reads and checks a file in the
+scheduler, before vLLM decides whether to run the encoder, and sends the tensor to the workers with the step.
+If a file cannot be read, the engine encodes the media item itself.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.vllm.names import ModelConfig
 
-logger = logging.getLogger(f"vllm.{__name__}")  # vLLM sets up those below its own in each process
-_MAX_TOLD = 4096
+logger = logging.getLogger(f"vllm.{__name__}")  # vLLM configures only loggers below its own in each process
+_MAX_PENDING = 4096
 
 
 def width(model: ModelConfig) -> int:
-    """Columns of an encoder's output: Qwen3-VL puts what later layers add beside the embeddings."""
+    """Returns the columns of the encoder output; Qwen3-VL appends deepstack features to the embeddings."""
     vision = getattr(model.hf_config, "vision_config", None)
     more = len(getattr(vision, "deepstack_visual_indexes", None) or ())
     return int(model.get_inputs_embeds_size()) * (1 + more)
@@ -46,15 +46,17 @@ def width(model: ModelConfig) -> int:
 
 @dataclass
 class Step(ECConnectorMetadata):  # type: ignore[misc]  # vLLM has no types
-    """What the scheduler tells the workers with one step."""
+    """Is what the scheduler sends to the workers with one step."""
 
     loaded: dict[str, torch.Tensor] = field(default_factory=dict)
-    """For a consumer: what the folder had."""
+    """For a consumer: the encoder outputs found in the folder."""
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For a producer: what is known about each medium it is to write."""
+    """For a producer: the metadata of each media item that it will write."""
 
 
 class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no types
+    """Passes encoder outputs between engines through files; a producer writes them, a consumer reads them."""
+
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
         model, transfer = vllm_config.model_config, vllm_config.ec_transfer_config
@@ -69,12 +71,15 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         self._rows: dict[str, int] = {}
         self._users: Counter[str] = Counter()
         self._ready: dict[str, torch.Tensor] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._pending: dict[str, dict[str, Any]] = {}
 
     # --- in the scheduler ---------------------------------------------------------------------------------
 
     def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
-        """Called for each request in each step, before any other: notes what it has. Never waits."""
+        """Records the media items of a request. Never waits.
+
+        vLLM calls this for each request in each step, before the other methods.
+        """
         if request.request_id in self._seen:
             return True
         self._seen.add(request.request_id)
@@ -88,10 +93,10 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         return True
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Asked before the encoder is given work, when the engine's own cache has nothing.
+        """Returns whether the encoder need not run; vLLM asks if its own encoder cache has no entry.
 
-        A producer has nothing to do for what is in the folder. vLLM then takes it for cached, and would not
-        write it again once it is gone from the folder; but vLLM's memory of media is far shorter.
+        A producer need not encode what is already in the folder. vLLM then treats the item as cached, and
+        would not write it again after its eviction from the folder; but vLLM's own cache evicts much earlier.
         """
         if self.is_producer:
             return self._folder.has(identifier)
@@ -103,7 +108,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
                     identifier, self._width, self._dtype, self._rows[identifier]
                 )
             except Unusable as exc:
-                logger.info("medium %s is encoded here: %s", identifier[-8:], exc)
+                logger.info("media item %s: encoding it here: %s", identifier[-8:], exc)
                 return False
         return True
 
@@ -141,28 +146,28 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
                 encoder_cache[name] = tensor.to(device)
 
     def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
-        """What the engine still has and the folder has not any more is written again."""
+        """Writes again what the engine still has in its cache and the folder no longer has."""
         for name, about in self._bound.about.items():
             if name in encoder_cache:
                 if not self._folder.has(name):
                     self._write(name, encoder_cache[name], about)
             else:
-                self._told[name] = about
-        while len(self._told) > _MAX_TOLD:  # of requests that were given up
-            del self._told[next(iter(self._told))]
+                self._pending[name] = about
+        while len(self._pending) > _MAX_PENDING:  # left by aborted requests
+            del self._pending[next(iter(self._pending))]
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
-        """Called as soon as a medium is encoded; its request ends after the step."""
+        """Writes one encoder output; vLLM calls this when it is encoded, before its request ends."""
         if self.is_producer:
-            self._write(mm_hash, encoder_cache[mm_hash], self._told.pop(mm_hash, {}))
+            self._write(mm_hash, encoder_cache[mm_hash], self._pending.pop(mm_hash, {}))
 
     def _write(self, name: str, tensor: torch.Tensor, about: dict[str, Any]) -> None:
-        if get_tensor_model_parallel_rank() != 0:  # every rank has the whole of it
+        if get_tensor_model_parallel_rank() != 0:  # every rank has the whole output
             return
         try:
             self._folder.write(name, tensor, about)
         except OSError as exc:  # a full disk must not end the engine
-            logger.warning("medium %s is not handed over: %s", name[-8:], exc)
+            logger.warning("media item %s: cannot write its encoder output: %s", name[-8:], exc)
 
     @property
     def _bound(self) -> Step:

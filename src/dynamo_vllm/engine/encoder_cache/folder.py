@@ -1,9 +1,9 @@
-"""What encoders made of media, in a folder that several engines share: a file per medium, whole or not there.
+"""Stores encoder outputs in a folder that several engines share, one file per media item.
 
-A file is in safetensors' format: one tensor (rows, width) and, in its header, what the model's processor said
-about the medium. It is written under another name and renamed, so nobody reads half of one. The folder keeps
-to a number of bytes: what was not used for longest goes first. Nobody may count on a file: whoever finds
-none, or one that does not fit, encodes the medium itself.
+A file is in safetensors format: one tensor (rows, width), and metadata of the model's processor in the
+header. It is written under a temporary name and renamed, so no reader sees half a file. The folder has a size
+limit and evicts the least recently used files. A reader must not rely on a file: if it is missing or has the
+wrong shape, the reader encodes the media item itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TENSOR = "ec_cache"
-"""As vLLM's own connector for folders calls it."""
-FORGOTTEN_SECONDS = 60.0
-"""A file not yet renamed after this long is of an encoder that was killed."""
+"""The name that vLLM's ECExampleConnector uses."""
+ABANDONED_SECONDS = 60.0
+"""After this time a temporary file is removed: its encoder was killed."""
 FOLDER, MAX_BYTES = "folder", "max_bytes"
-"""What the connector is told in vLLM's ec_connector_extra_config."""
+"""The connector's settings in vLLM's ec_connector_extra_config."""
 _SUFFIX, _UNFINISHED = ".safetensors", ".part"
 _NAME = re.compile("(?:[0-9a-f]{16}-)?([0-9a-f]{64})")
 _MAX_HEADER_BYTES = 1 << 16
@@ -34,7 +34,7 @@ _ABOUT = "about"
 
 
 def engine_config(role: str, folder: str, max_bytes: int) -> dict[str, Any]:
-    """vLLM's ec_transfer_config for `encoder_cache.connector`; `role` is ec_producer or ec_consumer."""
+    """Returns vLLM's ec_transfer_config for `encoder_cache.connector`, as ec_producer or ec_consumer."""
     return {
         "ec_connector": "FolderConnector",
         "ec_connector_module_path": "dynamo_vllm.engine.encoder_cache.connector",
@@ -44,16 +44,18 @@ def engine_config(role: str, folder: str, max_bytes: int) -> dict[str, Any]:
 
 
 class Unusable(ValueError):
-    """No file, or one that must not reach the engine; the text says why."""
+    """Is raised if a file is missing or must not reach the engine; the text says why."""
 
 
 def own_name(name: str) -> str | None:
-    """A medium's name without what the frontend put before it; None for names that are never kept."""
+    """Returns a media item's name without the frontend's prefix; None for names that are never stored."""
     found = _NAME.fullmatch(name)
     return found[1] if found else None
 
 
 class Folder:
+    """Reads, writes and evicts the encoder outputs of one kind of encoder."""
+
     def __init__(self, path: str | Path, max_bytes: int) -> None:
         self.path = Path(path)
         self._max_bytes = max_bytes
@@ -61,23 +63,23 @@ class Folder:
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, name: str) -> bool:
-        """Whether there is a file; if so it counts as used now."""
+        """Returns whether there is a file, and marks it as recently used."""
         path = self._path(name)
         if path is None:
             return False
-        with contextlib.suppress(OSError):  # a folder that may only be read
+        with contextlib.suppress(OSError):  # a read-only folder
             os.utime(path)
         return path.exists()
 
     def write(self, name: str, tensor: Any, about: Mapping[str, Any]) -> None:
-        """Raises OSError; a name that is never kept is passed over."""
+        """Writes a tensor with its metadata; ignores names that are never stored. Raises OSError."""
         from safetensors.torch import save
 
         if own_name(name) is not None:
             self.keep(name, save({TENSOR: tensor.detach().cpu().contiguous()}, {_ABOUT: json.dumps(about)}))
 
     def keep(self, name: str, data: bytes | memoryview) -> None:
-        """The file's bytes as they are; whoever reads it checks them."""
+        """Stores the bytes of a file unchecked, because readers check them. Raises OSError."""
         path = self._path(name)
         if path is None:
             return
@@ -91,9 +93,9 @@ class Folder:
         self.evict(keep=path.name)
 
     def read(self, name: str, width: int, dtype: Any, rows: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """The tensor and what is known about the medium; raises Unusable.
+        """Returns the tensor and the metadata of a media item. Raises Unusable.
 
-        Read, not mapped: a mapped file that somebody cuts short ends the process.
+        The file is read, not memory-mapped: truncating a mapped file would crash the process.
         """
         import torch
         from safetensors import SafetensorError
@@ -107,21 +109,21 @@ class Folder:
             raise Unusable(f"{type(exc).__name__}: {exc}") from None
         tensor = tensors.get(TENSOR)
         if tensor is None or len(tensors) != 1:
-            raise Unusable(f"it holds {sorted(tensors)}, not one {TENSOR}")
+            raise Unusable(f"it has the tensors {sorted(tensors)}, not only {TENSOR}")
         wanted = (tensor.shape[0] if rows is None and tensor.ndim else rows, width)
         if tuple(tensor.shape) != wanted or not len(tensor):
             raise Unusable(f"its shape is {tuple(tensor.shape)}, not {wanted}")
         if tensor.dtype != dtype:
-            raise Unusable(f"it is of {tensor.dtype}, not {dtype}")
+            raise Unusable(f"its dtype is {tensor.dtype}, not {dtype}")
         if not bool(torch.isfinite(tensor).all()):
-            raise Unusable("it has a NaN or an infinity")
+            raise Unusable("it has NaN or infinite values")
         return tensor, about
 
     def contents(self, name: str, max_bytes: int) -> bytes:
-        """The file as it is; raises Unusable. It counts as used now."""
+        """Returns the bytes of a file unchecked, and marks it as recently used. Raises Unusable."""
         path = self._path(name)
         if path is None:
-            raise Unusable("its name is none of ours")
+            raise Unusable("its name is not that of an encoder output")
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -130,19 +132,19 @@ class Folder:
                 data = file.read(max_bytes)
         except OSError as exc:
             raise Unusable(f"{type(exc).__name__}: {exc}") from None
-        with contextlib.suppress(OSError):  # gone by now, or a folder that may only be read
+        with contextlib.suppress(OSError):  # the file was evicted, or the folder is read-only
             os.utime(path)
         return data
 
     def evict(self, keep: str = "") -> None:
-        """Down to the limit, the longest unused first; `keep` stays, even when it is above the limit."""
+        """Removes the least recently used files above the limit, but never the file named `keep`."""
         files, total, now = [], 0, time.time()
         for entry in os.scandir(self.path):
             with contextlib.suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
                 if not stat.S_ISREG(found.st_mode):
                     continue
-                if entry.name.endswith(_UNFINISHED) and now - found.st_mtime > FORGOTTEN_SECONDS:
+                if entry.name.endswith(_UNFINISHED) and now - found.st_mtime > ABANDONED_SECONDS:
                     os.unlink(entry.path)
                 elif entry.name.endswith(_SUFFIX):
                     total += found.st_size
@@ -151,7 +153,7 @@ class Folder:
         for _, size, path in sorted(files):
             if total <= self._max_bytes:
                 return
-            with contextlib.suppress(FileNotFoundError):  # another encoder was quicker
+            with contextlib.suppress(FileNotFoundError):  # another encoder has removed it
                 os.unlink(path)
             total -= size
 
@@ -161,10 +163,10 @@ class Folder:
 
 
 def _about(data: bytes) -> dict[str, Any]:
-    """What the writer said in the header; safetensors has checked the header's length."""
+    """Returns the metadata in the header; safetensors has already checked the header's length."""
     length = int.from_bytes(data[:8], "little")
-    told = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT, "{}")
-    found = json.loads(told)
+    text = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT, "{}")
+    found = json.loads(text)
     if not isinstance(found, dict):
-        raise ValueError("its header tells nothing about the medium")
+        raise ValueError("its header has no metadata of the media item")
     return found

@@ -1,7 +1,7 @@
-"""Makes what the fake engine answers; pure functions of the job.
+"""Computes the fake engine's answers, as pure functions of the job.
 
-The token at position p of a sequence depends only on p and the prompt's first token, so a request that
-moves to another worker with its generated tokens appended goes on exactly where it was.
+The token at position p of a sequence depends only on p and the prompt's first token. So a request that
+migrates to another worker, with its generated tokens appended, continues exactly where it was.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 
 def rank_of(job: Job) -> int:
+    """Returns the data-parallel rank that runs the job."""
     return job.data_parallel_rank or 0
 
 
 def token_at(job: Job, position: int, vocab_size: int) -> int:
-    """Ids 10 … vocab_size-1, counting up with the position; each adapter begins elsewhere."""
+    """Returns an id from 10 to vocab_size-1 that counts up with the position; adapters have an offset."""
     start = job.prompt[0] * 7 + (job.adapter.id * 31 if job.adapter else 0)
     return 10 + (start + position) % (vocab_size - 10)
 
 
-def handover(job: Job) -> dict[str, object] | None:
-    """What NIXL would hand over for a prefill job."""
+def transfer_params(job: Job) -> dict[str, object] | None:
+    """Returns the kv_transfer_params that NIXL would return for a prefill job."""
     if not (job.transfer or {}).get("do_remote_decode"):
         return None
     return {
@@ -44,11 +45,12 @@ def handover(job: Job) -> dict[str, object] | None:
 
 
 def fetched(job: Job) -> int:
+    """Returns how many prompt tokens come from a prefill worker's KV cache."""
     return len(job.prompt) - 1 if (job.transfer or {}).get("do_remote_prefill") else 0
 
 
 def logprobs(job: Job, ids: Sequence[int]) -> list[Position] | None:
-    """As many candidates for each as were asked for; the one chosen is the likeliest."""
+    """Returns the requested number of candidates per token; the chosen one has the highest probability."""
     count = job.sampling.logprobs
     if count is None:
         return None

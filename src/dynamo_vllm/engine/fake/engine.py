@@ -1,4 +1,4 @@
-"""A deterministic engine without a model: for tests, and for measuring everything around an engine."""
+"""Runs a deterministic engine without a model, for tests and for measuring all parts except the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dynamo_vllm.engine.base import (
     Wake,
 )
 from dynamo_vllm.engine.fake import parts
-from dynamo_vllm.engine.fake.answers import fetched, handover, logprobs, rank_of, token_at
+from dynamo_vllm.engine.fake.answers import fetched, logprobs, rank_of, token_at, transfer_params
 from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineRequestFailed
 from dynamo_vllm.job import Adapter, AdapterLimits, EngineFacts, Job, Output
 
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.process.activity import Vitals
 
 REPORT_SECONDS = 0.1
-"""Between figures while jobs run; a real engine has some for every step."""
-_TOLD_TO_DIE = "the fake engine was told to die"
+"""The time between load figures while jobs run; a real engine reports them after every step."""
+_DIES = "the fake engine is set to die"
 
 
 @dataclass(slots=True)
 class Running:
-    """One job on its way."""
+    """Holds the state of one running job."""
 
     job: Job
     sink: Sink
     done: asyncio.Future[None]
     due: float
-    """When its next output comes; infinity for a job that hangs."""
+    """When its next output is due; infinity for a job that hangs."""
     index: int = 0
     made: int = 0
-    """Tokens of the choice it is at."""
+    """The tokens generated for the current choice."""
 
 
 class FakeEngine:
-    """Counts up from the prompt; obeys its spec to the letter.
+    """Generates tokens that count up from the prompt, with the delays and faults of its spec.
 
-    Like a real one it works in steps: each makes the next output of every job that is due.
+    Like a real engine it works in steps: each step generates the next output of every job that is due.
     """
 
     def __init__(self, spec: FakeSpec, on_load: OnLoad) -> None:
@@ -80,13 +80,13 @@ class FakeEngine:
 
     async def stream(self, job: Job, sink: Sink) -> None:
         if job.prompt[0] == self.spec.fail_on_token:
-            raise EngineRequestFailed("the fake engine was told to fail on this prompt")
+            raise EngineRequestFailed("the fake engine is set to fail on this prompt")
         loop = asyncio.get_running_loop()
         if job.prompt[0] == self.spec.die_on_token:
             self._dead = True
             for run in self.running.values():
-                fail(run, EngineDead(_TOLD_TO_DIE))
-            raise EngineDead(_TOLD_TO_DIE)
+                fail(run, EngineDead(_DIES))
+            raise EngineDead(_DIES)
         hangs = job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank
         due = math.inf if hangs else loop.time() + self.spec.prefill_ms / 1000
         run = self.running[job.id] = Running(job, sink, loop.create_future(), due)
@@ -103,7 +103,7 @@ class FakeEngine:
             self._report(rank_of(job), -1)
 
     async def _work(self) -> None:
-        """Steps for as long as there is a job."""
+        """Runs steps until there is no job left."""
         now = asyncio.get_running_loop().time
         while self.running:
             await self._until(self._next_due() - now())
@@ -124,13 +124,13 @@ class FakeEngine:
         return math.inf if self._is_stopped else min(run.due for run in self.running.values())
 
     def _after(self, moment: float) -> float:
-        """The time of the next step: all jobs move together."""
+        """Returns the time of the next step, which is the same for all jobs."""
         if self._next_step <= moment:
             self._next_step = moment + self.spec.token_ms / 1000
         return self._next_step
 
     async def _until(self, seconds: float) -> None:
-        """The next step is due, or a job came or went."""
+        """Waits until the next step is due, or a job starts or ends."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -139,7 +139,7 @@ class FakeEngine:
             await asyncio.wait_for(self._changed.wait(), None if seconds == math.inf else seconds)
 
     def _step(self, run: Running) -> None:
-        """The next output of one job."""
+        """Generates the next output of one job."""
         job, spec = run.job, self.spec
         whole, end = job.sampling.max_tokens, "length"
         if spec.echo and len(job.prompt) <= whole:
@@ -161,11 +161,11 @@ class FakeEngine:
             finished=is_last,
             cached_tokens=fetched(job) if finish else None,
             logprobs=logprobs(job, ids),
-            transfer=handover(job) if finish else None,
+            transfer=transfer_params(job) if finish else None,
         )
         if finish is not None:
             run.index, run.made = run.index + 1, 0
-        hand_over(run, output)
+        send(run, output)
 
     def _token(self, job: Job, number: int) -> int:
         if self.spec.echo:
@@ -173,14 +173,14 @@ class FakeEngine:
         return token_at(job, len(job.prompt) + number, self.spec.vocab_size)
 
     def _count(self, tokens: int, run: Running) -> bool:
-        """Die or hang where the spec says so."""
+        """Counts tokens; returns False if the spec says that the engine now dies or hangs."""
         rank = rank_of(run.job)
         self._made[rank] += tokens
         made = sum(self._made.values())
         if self.spec.die_after is not None and made > self.spec.die_after:
             self._dead = True
         if self._dead:
-            fail(run, EngineDead(_TOLD_TO_DIE))
+            fail(run, EngineDead(_DIES))
             return False
         if self.spec.stall_after is not None and made > self.spec.stall_after:
             self._made[rank] -= tokens
@@ -197,7 +197,7 @@ class FakeEngine:
     async def abort(self, job_id: str) -> None:
         self.aborted.append(job_id)
         if run := self.running.get(job_id):
-            hand_over(run, Output([], run.index, finish="abort", finished=True, cached_tokens=0))
+            send(run, Output([], run.index, finish="abort", finished=True, cached_tokens=0))
             self._changed.set()
 
     async def control(self, op: EngineOp) -> int | None:
@@ -206,7 +206,7 @@ class FakeEngine:
         match op:
             case AddAdapter(adapter):
                 if adapter.name == self.spec.refuse_adapter:
-                    raise AdapterRefused("the fake engine was told to refuse it")
+                    raise AdapterRefused("the fake engine is set to refuse it")
                 await asyncio.sleep(self.spec.adapter_ms / 1000)
                 self.adapters[adapter.id] = adapter
             case RemoveAdapter(adapter):
@@ -237,8 +237,8 @@ class FakeEngine:
             await self.abort(job_id)
 
 
-def hand_over(run: Running, output: Output) -> None:
-    """A sink that raises ends its job and no other."""
+def send(run: Running, output: Output) -> None:
+    """Passes an output to the job's sink; if the sink raises, only this job ends."""
     if run.done.done():
         return
     try:
@@ -251,11 +251,13 @@ def hand_over(run: Running, output: Output) -> None:
 
 
 def fail(run: Running, exc: Exception) -> None:
+    """Ends a job with an exception, unless it has already ended."""
     if not run.done.done():
         run.done.set_exception(exc)
 
 
 def facts_of(spec: FakeSpec) -> EngineFacts:
+    """Returns the engine facts that follow from the spec."""
     return EngineFacts(
         context_length=spec.context_length,
         vocab_size=spec.vocab_size,

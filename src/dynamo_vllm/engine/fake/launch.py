@@ -1,4 +1,4 @@
-"""Starts the fake engine, as slowly as its spec says."""
+"""Starts the fake engine after the delay in its spec."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 async def launch(spec: FakeSpec, on_load: OnLoad, on_phase: OnPhase) -> FakeEngine:
+    """Starts an engine; raises EngineDead if the spec says that the start fails."""
     on_phase("loading")
     await asyncio.sleep(spec.start_ms / 1000)
     if spec.refuse_start:
-        raise EngineDead("the fake engine was told not to start")
+        raise EngineDead("the fake engine is set not to start")
     return FakeEngine(spec, on_load)

@@ -1,4 +1,4 @@
-"""What the fake engine makes of texts and media, without looking at them."""
+"""Tokenises text and processes media for the fake engine, without a model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.fake.spec import FakeSpec
     from dynamo_vllm.job import Media
 
-SEEN_BYTES = 1000
-"""Of each medium, in what it makes of a prompt: a number to count with, no memory."""
+PROCESSED_BYTES = 1000
+"""The size that it reports for each processed media item; no memory is really used."""
 
 
 def of(spec: FakeSpec) -> EngineParts:
-    """It takes no vectors."""
+    """Returns the parts of a fake engine; it does not support prompt embeddings."""
     return EngineParts(
         renderer=FakeRenderer(spec.vocab_size),
         media=FakeMedia(spec.media) if spec.media else None,
@@ -28,7 +28,7 @@ def of(spec: FakeSpec) -> EngineParts:
 
 
 class FakeRenderer:
-    """One token for each character."""
+    """Makes one token of each character."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -39,12 +39,12 @@ class FakeRenderer:
     async def render_chat(self, messages: object, options: object) -> list[int]:
         return await self.render_text(str(messages))
 
-    def answer_parser(self, body: object, template_wishes: object) -> None:
+    def answer_parser(self, body: object, template_kwargs: object) -> None:
         return None
 
 
 class FakeMedia:
-    """Three tokens for each medium, before the prompt."""
+    """Puts three tokens for each media item before the prompt."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._kinds = tuple(kinds)
@@ -52,17 +52,17 @@ class FakeMedia:
     def frame_chooser(self) -> FrameChooser | None:
         return None
 
-    def marks(self) -> dict[str, list[int]]:
+    def placeholders(self) -> dict[str, list[int]]:
         return {kind: [1] for kind in self._kinds}
 
-    async def see(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
-        # Ids of the names, so that other media have other answers.
-        places = [10 + byte for medium in media for byte in hashlib.sha256(medium.name.encode()).digest()[:3]]
-        return MediaPrompt([*places, *prompt], prompt, media, None, SEEN_BYTES * len(media))
+    async def process(self, prompt: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+        # The tokens depend on the names, so that other media get other answers.
+        tokens = [10 + byte for item in media for byte in hashlib.sha256(item.name.encode()).digest()[:3]]
+        return MediaPrompt([*tokens, *prompt], prompt, media, None, PROCESSED_BYTES * len(media))
 
 
 class FakeEncoded:
-    """Reads nothing: `see` looks at names only."""
+    """Reads no encoder output: `FakeMedia.process` uses only names."""
 
     async def read(self, name: str) -> object:
         return f"encoded {name}"

@@ -1,4 +1,4 @@
-"""Turns the user's flags into the arguments of a vLLM-Omni pipeline."""
+"""Converts the user's flags to the arguments of a vLLM-Omni pipeline."""
 
 from __future__ import annotations
 
@@ -33,39 +33,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 REWRITTEN_TOKENS = 48
-"""Of a prompt that a text stage writes for a drawing one, where no file says another number."""
+"""The length of a prompt that a text stage rewrites for a diffusion stage, if no file sets another."""
 _CACHE = "kv_cache_memory_bytes"
 START_SECONDS = 1800
-"""For one stage; large models are read from slow disks."""
+"""The limit for starting one stage; large models may be read from slow disks."""
 
 
 def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
-    """On top of vLLM's own variables, before anything of either is imported."""
+    """Sets the variables of vLLM and vLLM-Omni, before either is imported."""
     vllm_environment.set_environment(settings)
     os.environ[OMNI_VARIABLE] = "1"
     if pipeline.architecture is not None:
         os.environ[ARCHITECTURE_VARIABLE] = pipeline.architecture
     if machine.device() == "cpu":
-        # vLLM 0.30 takes no other sign that "uni" is meant on CPU; a stage is still its own process.
+        # vLLM 0.30 ignores "uni" on CPU without this variable; a stage is still a separate process.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        # By itself each text stage would take nearly all of the machine's memory for its KV cache.
-        # The variable wins over the flag and the file.
+        # By default each text stage takes nearly all of the machine's memory for its KV cache.
+        # The variable would win over the flag and the file.
         if not _names_cache(settings):
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
 
 def _names_cache(settings: EngineSettings) -> bool:
     stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    return _CACHE in engine_flags(settings.argv) or _says(stages, _CACHE)
+    return _CACHE in engine_flags(settings.argv) or _is_set(stages, _CACHE)
 
 
 def refuse_missing() -> None:
+    """Raises ConfigError if a package is missing."""
     if (lack := missing(machine.device())) is not None:
         raise ConfigError(f"--omni {lack}")
 
 
 def missing(device: str) -> str | None:
-    """What a pipeline lacks here: the first package that is not installed, with the command."""
+    """Returns the first missing package with the command to install it; None if all are installed."""
     needed = {"vllm-omni": "pip install --no-deps vllm-omni==0.30.0"}
     if device == "cpu":
         needed["vllm-omni-cpu"] = "pip install ./packages/omni-cpu"
@@ -78,7 +79,7 @@ def missing(device: str) -> str | None:
 
 
 def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, Any]:
-    """The keywords of AsyncOmni; what the user set stands."""
+    """Returns the keyword arguments of AsyncOmni; the user's own settings win."""
     given = vllm_arguments.given_flags(settings)
     stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
     made: dict[str, Any] = {
@@ -90,29 +91,29 @@ def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dic
         **given,
     }
     if made.get("diffusion_load_format") == "diffusers" and "enforce_eager" in made:
-        # The adapter compiles nothing, and refuses to start when it is told so.
+        # The adapter compiles nothing, and refuses to start with this argument.
         eager = made.pop("enforce_eager")
         made |= {"stage_0_enforce_eager": eager} if pipeline.architecture is not None else {}
     deploy = deploy_config(stages, pipeline)
     if deploy is not None:
         made["deploy_config"] = _written(deploy, scratch)
     if stages is not None and stages.is_translated:
-        tell_translation(stages, settings.stage_configs_path or "")
+        log_translation(stages, settings.stage_configs_path or "")
     return made
 
 
 def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
-    """Ours over vLLM-Omni's; a stage's own settings in a file win over them."""
+    """Returns our defaults, without those that the stage file sets."""
     on_cpu = machine.device() == "cpu"
     made: dict[str, Any] = {}
     if pipeline.architecture is not None and on_cpu:
-        alone = pipeline.drawing_class is None
+        alone = pipeline.diffusion_class is None
         made |= {name if alone else f"stage_0_{name}": value for name, value in _TEXT_ON_CPU.items()}
-    if on_cpu and (pipeline.drawing_class is not None or not machine.has_bfloat16()):
+    if on_cpu and (pipeline.diffusion_class is not None or not machine.has_bfloat16()):
         made["dtype"] = "float32"
-    if pipeline.drawing_class is not None:
-        made |= _drawing(pipeline, on_cpu)
-    return {name: value for name, value in made.items() if not _says(stages, name)}
+    if pipeline.diffusion_class is not None:
+        made |= _diffusion_defaults(pipeline, on_cpu)
+    return {name: value for name, value in made.items() if not _is_set(stages, name)}
 
 
 _TEXT_ON_CPU = {
@@ -123,36 +124,36 @@ _TEXT_ON_CPU = {
 }
 
 
-def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
+def _diffusion_defaults(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    if not _is_native(str(pipeline.drawing_class)):
+    if not _is_native(str(pipeline.diffusion_class)):
         made["diffusion_load_format"] = "diffusers"
     elif on_cpu:
         made["enforce_eager"] = True
     if pipeline.architecture is None:
-        # A single drawing stage would run inside the worker, and take it along when it dies.
+        # Otherwise a single diffusion stage runs inside the worker, and its crash would kill the worker.
         made["distributed_executor_backend"] = "mp"
     return made
 
 
 _REASONS = {
     "block_size": "vLLM's CPU attention needs a multiple of 32",
-    "async_scheduling": "vLLM-Omni's runner for text stages does not do it on CPU",
+    "async_scheduling": "vLLM-Omni's runner for text stages does not support it on CPU",
     "enforce_eager": "compiling takes longer than the small models that run on CPU",
-    "distributed_executor_backend": "a stage is one process of its own, and may die without the worker",
-    "dtype": "drawing stages on CPU, and CPUs without bfloat16, compute in float32",
-    "diffusion_load_format": "vLLM-Omni has no pipeline of its own for this class",
+    "distributed_executor_backend": "each stage is a separate process, so its crash does not kill the worker",
+    "dtype": "diffusion stages on CPU, and CPUs without bfloat16, compute in float32",
+    "diffusion_load_format": "vLLM-Omni has no native pipeline for this class",
 }
 
 
-def told(settings: EngineSettings) -> list[Fired]:
-    """What a start would set, and why; imports vLLM-Omni and starts nothing."""
+def preview(settings: EngineSettings) -> list[Fired]:
+    """Returns the defaults that a start would set, with reasons; imports vLLM-Omni and starts nothing."""
     refuse_missing()
     set_environment(settings, omni_pipelines.choose(settings.model))
     pipeline = omni_pipelines.resolve(settings.model)
     stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
     given = vllm_arguments.given_flags(settings)
-    chosen = Fired("pipeline", pipeline.name or "vLLM-Omni's own", "by the files of the model's folder")
+    chosen = Fired("pipeline", pipeline.name or "vLLM-Omni's own", "from the files in the model's folder")
     return [
         chosen,
         *(
@@ -164,7 +165,7 @@ def told(settings: EngineSettings) -> list[Fired]:
 
 
 def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] | None:
-    """The user's file with our pipeline named in it, or the smallest one that names it."""
+    """Returns the user's deploy config with the name of our pipeline, or a minimal one with that name."""
     if stages is None:
         if pipeline.name is None:
             return None
@@ -175,12 +176,13 @@ def deploy_config(stages: Stages | None, pipeline: Pipeline) -> dict[str, Any] |
         return {"pipeline": pipeline.name, "async_chunk": False, "stages": listed}
     if pipeline.name is None:
         return stages.deploy
-    # Our stages hand over whole outputs; vLLM-Omni takes silence for pieces, and refuses to start.
+    # Our stages pass whole outputs. Without async_chunk vLLM-Omni assumes chunks and refuses to start.
     whole = {} if stages.deploy.get("pipeline", pipeline.name) != pipeline.name else {"async_chunk": False}
     return {"pipeline": pipeline.name, **whole, **stages.deploy}
 
 
-def tell_translation(stages: Stages, path: str) -> None:
+def log_translation(stages: Stages, path: str) -> None:
+    """Logs that an old stage file was translated, with the new form."""
     logger.warning(
         "%s is a stage file from before vLLM-Omni 0.30; it was translated%s. In the new form it reads:\n%s",
         path,
@@ -189,10 +191,10 @@ def tell_translation(stages: Stages, path: str) -> None:
     )
 
 
-def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PictureLimits | None:
-    """What can be made, from the files of a diffusers folder; None for a pipeline that writes.
+def media_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PictureLimits | None:
+    """Reads what a pipeline can generate from the files of a diffusers folder; None for text pipelines.
 
-    `call` is what diffusers' own pipeline takes (`call_arguments`).
+    `call` has the arguments of the diffusers pipeline (`call_arguments`).
     """
     if "image" not in makes and "text" in makes:
         return None
@@ -201,35 +203,35 @@ def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, A
     if index is None:
         return PictureLimits(step=16, kind=kind)
     if kind == "image" and _FRAME_ARGUMENTS & set(call):
-        kind = "video"  # vLLM-Omni 0.30 takes whatever it runs through diffusers for a picture
-    elif kind == "image" and _SOUND_ARGUMENTS & set(call):
+        kind = "video"  # vLLM-Omni 0.30 reports "image" for every diffusers pipeline
+    elif kind == "image" and _AUDIO_ARGUMENTS & set(call):
         kind = "audio"
     frames = next((call[name] for name in _FRAME_ARGUMENTS if isinstance(call.get(name), int)), None)
     vae = _json(model, "vae", "config.json") or {}
     halvings = _length(vae, "temperal_downsample") or max(_length(vae, "block_out_channels") - 1, 0) or 3
-    # Transformers take the picture in patches of two by two.
+    # Diffusion transformers split the latent image into patches of two by two.
     step = 2**halvings * (2 if "transformer" in index else 1)
     tokenizer = _json(model, tokenizer_folder(model), "tokenizer_config.json") or {}
     trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
-    sounds = _json(model, "vocoder", "config.json") or vae
+    audio = _json(model, "vocoder", "config.json") or vae
     return PictureLimits(
         kind=kind,
         frames=frames or FRAMES,
-        sample_rate=_count(sounds, "sampling_rate"),
+        sample_rate=_count(audio, "sampling_rate"),
         step=step,
         max_prompt_tokens=_count(tokenizer, "model_max_length"),
-        max_steps=trained - 1 if trained else None,  # with all of them some schedulers look one too far
+        max_steps=trained - 1 if trained else None,  # with all steps some schedulers index out of range
     )
 
 
 FRAMES = 81
-"""Of a video whose request names no number and whose pipeline has no default."""
+"""The frames of a video if neither the request nor the pipeline sets a number."""
 _FRAME_ARGUMENTS = frozenset({"num_frames", "frames"})
-_SOUND_ARGUMENTS = frozenset({"audio_length_in_s", "audio_end_in_s"})
+_AUDIO_ARGUMENTS = frozenset({"audio_length_in_s", "audio_end_in_s"})
 
 
 def call_arguments(model: str) -> dict[str, Any]:
-    """What diffusers' pipeline for this folder takes, with the defaults; empty where it has none."""
+    """Returns the arguments of the folder's diffusers pipeline, with defaults; empty if there is none."""
     index = _json(model, "model_index.json")
     if index is None:
         return {}
@@ -242,17 +244,17 @@ def call_arguments(model: str) -> dict[str, Any]:
 
 
 def tokenizer_folder(model: str) -> str:
-    """Of several the one that reads most: FLUX and SD 3 cut a prompt for CLIP and read all of it with T5."""
+    """Returns the tokenizer with the longest limit: FLUX and SD 3 truncate a prompt for CLIP, not for T5."""
 
-    def reads(name: str) -> float:
+    def limit(name: str) -> float:
         config = _json(model, name, "tokenizer_config.json")
         return 0 if config is None else _count(config, "model_max_length") or math.inf
 
-    return max(("tokenizer", "tokenizer_2", "tokenizer_3"), key=reads)
+    return max(("tokenizer", "tokenizer_2", "tokenizer_3"), key=limit)
 
 
 def _count(config: dict[str, Any], name: str) -> int | None:
-    """A limit; transformers writes "none" as a number with thirty digits."""
+    """Returns a limit, or None; transformers writes "no limit" as a number with thirty digits."""
     found = config.get(name)
     return found if isinstance(found, int) and 0 < found < 1_000_000 else None
 
@@ -263,7 +265,7 @@ def _is_native(name: str) -> bool:
     return name in DiffusionModelRegistry.get_supported_archs()
 
 
-def _says(stages: Stages | None, name: str) -> bool:
+def _is_set(stages: Stages | None, name: str) -> bool:
     if stages is None:
         return False
     plain = name.removeprefix("stage_0_")

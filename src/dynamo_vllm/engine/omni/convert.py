@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DEFAULT_RATE = 24_000
-"""Samples per second of a sound whose pipeline does not say."""
+"""The sample rate of audio if the pipeline does not report one."""
 DEFAULT_FPS = 24
-"""Of a video; what the frontend promises."""
+"""The frame rate of a video, as the frontend documents it."""
 
 
 def prompt(spec: PictureSpec) -> dict[str, Any]:
+    """Returns the prompt in the form of AsyncOmni."""
     made: dict[str, Any] = {"prompt": spec.prompt}
     if spec.negative_prompt is not None:
         made["negative_prompt"] = spec.negative_prompt
@@ -26,7 +27,10 @@ def prompt(spec: PictureSpec) -> dict[str, Any]:
 
 
 def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
-    """One entry per stage: the spec for those that draw; the others answer at once, with the same seed."""
+    """Returns the parameters of each stage: diffusion stages get the spec, text stages the same seed.
+
+    Text stages return their whole text at once.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
@@ -35,70 +39,70 @@ def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
     for default in defaults:
         params = default.clone()
         if isinstance(params, OmniDiffusionSamplingParams):
-            _set_picture(params, spec)
+            _set_diffusion(params, spec)
         elif isinstance(params, SamplingParams):
             params.output_kind, params.seed = RequestOutputKind.FINAL_ONLY, spec.seed
         made.append(params)
     return made
 
 
-def _set_picture(params: Any, spec: PictureSpec) -> None:
+def _set_diffusion(params: Any, spec: PictureSpec) -> None:
     params.seed, params.num_outputs_per_prompt = spec.seed, spec.n
     if spec.width is not None:
         params.width, params.height = spec.width, spec.height
     if spec.frames is not None:
-        # Always said: vLLM-Omni 0.30 takes silence for one frame.
+        # Always set: the default of vLLM-Omni 0.30 is one frame.
         params.num_frames = spec.frames
     if spec.fps is not None:
         params.fps = spec.fps
     if spec.steps is not None:
         params.num_inference_steps = spec.steps
     if spec.guidance is not None:
-        # Pipelines read one or the other: guidance by a second pass, or a number the model was trained with.
+        # Pipelines read one or the other: classifier-free guidance, or distilled guidance (an input).
         params.guidance_scale = params.true_cfg_scale = spec.guidance
         params.guidance_scale_provided = True
 
 
 def media_of(result: Any, spec: PictureSpec, sample_rate: int | None = None) -> list[MediaFile]:
-    """What a stage made besides text; encoding takes a while, so not on the event loop."""
+    """Returns the media that a stage generated, as files; encoding is slow, so not on the event loop."""
     made, more = list(result.images or ()), result.multimodal_output or {}
     samples = more.get("audio")
     rate = _number(more.get("sr"), more.get("audio_sample_rate"), sample_rate, DEFAULT_RATE)
     if spec.kind == "video" and made:
         fps = _number(spec.fps, more.get("fps"), DEFAULT_FPS)
-        return [video(frames, fps, samples, int(rate)) for frames in videos(made)]
+        return [video_file(frames, fps, samples, int(rate)) for frames in videos(made)]
     if spec.kind == "audio" and made:
-        return [sound(piece, int(rate)) for piece in made]  # diffusers' pipelines, by way of the adapter
-    files = [picture(image, spec.format) for image in made]
+        return [audio_file(piece, int(rate)) for piece in made]  # the diffusers adapter calls them images
+    files = [image_file(image, spec.format) for image in made]
     if samples is not None:
-        files.append(sound(samples, int(rate)))
+        files.append(audio_file(samples, int(rate)))
     return files
 
 
 def _number(*found: Any) -> float:
-    """The first that is there; vLLM-Omni gives numbers and tensors of one."""
+    """Returns the first value that is not None; vLLM-Omni gives numbers or tensors with one value."""
     first = next(value for value in found if value is not None)
     if isinstance(first, list | tuple):
         first = first[0]
     return float(first.flatten()[0]) if hasattr(first, "flatten") else float(first)
 
 
-def picture(image: Any, format: str) -> MediaFile:
+def image_file(image: Any, format: str) -> MediaFile:
     if not hasattr(image, "save"):
-        raise EngineRequestFailed(f"the pipeline made {type(image).__name__} where a picture was expected")
+        raise EngineRequestFailed(f"the pipeline generated {type(image).__name__}, not an image")
     file = io.BytesIO()
     if format == "jpeg" and image.mode not in ("RGB", "L"):
-        image = image.convert("RGB")  # JPEG knows no transparency
+        image = image.convert("RGB")  # JPEG does not support transparency
     image.save(file, format=format.upper())
     return MediaFile("image", f"image/{format}", file.getvalue())
 
 
 def videos(made: list[Any]) -> list[Any]:
-    """Each as frames of bytes, (time, height, width, 3); pipelines give pictures, arrays and tensors."""
+    """Returns each video as frames of bytes (time, height, width, 3), from images, arrays or tensors."""
     import numpy as np
 
     if made and hasattr(made[0], "save"):
-        made = [made]  # one video, its frames not wrapped
+        made = [made]  # one video, as a plain list of frames
     whole = []
     for item in made:
         if isinstance(item, list | tuple):
@@ -115,23 +119,23 @@ def _frames(array: Any) -> Any:
 
     if array.ndim != 4:
         raise EngineRequestFailed(
-            f"the pipeline made an array of shape {array.shape} where a video was expected"
+            f"the pipeline generated an array of shape {array.shape}, which is not a video"
         )
     if array.shape[-1] != 3:
         channels = next((at for at in (0, 1) if array.shape[at] == 3), None)
         if channels is None:
-            raise EngineRequestFailed(f"a video of shape {array.shape} has no three colours")
+            raise EngineRequestFailed(f"a video of shape {array.shape} does not have three colour channels")
         array = np.moveaxis(array, channels, -1)
     if array.dtype != np.uint8:
         if array.min() < 0:
             array = array / 2 + 0.5  # from -1 to 1
         array = (array.clip(0, 1) * 255).round().astype(np.uint8)
-    # The codec takes even sides only.
+    # The codec supports only even sides.
     return np.ascontiguousarray(array[:, : array.shape[1] // 2 * 2, : array.shape[2] // 2 * 2])
 
 
-def video(frames: Any, fps: float, samples: Any = None, rate: int = DEFAULT_RATE) -> MediaFile:
-    """An MP4 file, with its sound where there is some."""
+def video_file(frames: Any, fps: float, samples: Any = None, rate: int = DEFAULT_RATE) -> MediaFile:
+    """Returns an MP4 file, with audio if there are samples."""
     from vllm_omni.diffusion.utils.media_utils import mux_video_audio_bytes
 
     waveform = None if samples is None else _channels(samples).numpy()
@@ -139,8 +143,8 @@ def video(frames: Any, fps: float, samples: Any = None, rate: int = DEFAULT_RATE
     return MediaFile("video", "video/mp4", content)
 
 
-def sound(samples: Any, rate: int) -> MediaFile:
-    """A WAV file of 16 bits from samples between -1 and 1."""
+def audio_file(samples: Any, rate: int) -> MediaFile:
+    """Returns a 16-bit WAV file from samples between -1 and 1."""
     import torch
 
     channels = _channels(samples)
@@ -155,7 +159,7 @@ def sound(samples: Any, rate: int) -> MediaFile:
 
 
 def _channels(samples: Any) -> Any:
-    """One row per channel, one or two of them; pipelines give one piece, or several to be joined."""
+    """Returns one or two rows, one per channel; pipelines give one piece or several to concatenate."""
     import torch
 
     pieces = samples if isinstance(samples, list | tuple) else [samples]
@@ -167,17 +171,18 @@ def _channels(samples: Any) -> Any:
 
 
 def text_of(result: Any) -> Output | None:
-    """The text of a stage that is not the last."""
-    said = "".join(choice.text or "" for choice in result.outputs)
+    """Returns the text of a stage that is not the last."""
+    text = "".join(choice.text or "" for choice in result.outputs)
     tokens = [token for choice in result.outputs for token in choice.token_ids]
-    return Output(tokens, text=said) if said or tokens else None
+    return Output(tokens, text=text) if text or tokens else None
 
 
 def refuse_failed(result: Any) -> None:
-    """vLLM-Omni ends some requests with an error inside a finished output."""
+    """Raises EngineRequestFailed if a finished output contains an error, as vLLM-Omni reports some."""
     if result.error:
         raise EngineRequestFailed(str(result.error))
 
 
 def is_aborted(result: Any) -> bool:
+    """Returns whether the request was aborted."""
     return any(choice.finish_reason == "abort" for choice in result.outputs)

@@ -1,6 +1,6 @@
-"""Implements the Engine protocol with a running AsyncOmni of vLLM-Omni: text and drawing stages.
+"""Implements the Engine protocol with vLLM-Omni's AsyncOmni: text and diffusion stages.
 
-What imports vLLM is imported where it is used: tests run this engine without vLLM.
+Modules that import vLLM are imported where they are used: tests run this engine without vLLM.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.process.activity import Vitals
     from dynamo_vllm.job import EngineFacts
 
-PATIENCE_SECONDS = 600.0
-"""How long one drawing may take before silence counts as a hang: a pipeline says nothing between steps."""
+MAX_GENERATION_SECONDS = 600.0
+"""The longest time without output that is not a hang: a diffusion stage reports nothing between steps."""
 ABORT_SECONDS = 5.0
 DEAD_SECONDS = 1.0
-"""For the stages that live on when one died; they end with this process anyway."""
-_WITNESSES = ("canary-", "warm-up")
-"""Jobs of our own that must answer soon; they are no excuse for silence."""
+"""The limit for shutting down when a stage has died; the other stages end with this process anyway."""
+_PROBES = ("canary-", "warm-up")
+"""The prefixes of our own jobs. They must answer soon, so a hang is reported while they run."""
 
 
 class OmniEngine:
-    """Feeds a running pipeline jobs and turns what its stages yield into outputs."""
+    """Sends jobs to a running AsyncOmni and converts its results to outputs."""
 
     def __init__(self, omni: AsyncOmni, facts: EngineFacts, parts: EngineParts, on_load: OnLoad) -> None:
         self.facts = facts
@@ -47,21 +47,21 @@ class OmniEngine:
         self._is_dead = False
         self._is_closed = False
         self._running: set[str] = set()
-        self._drawing: set[str] = set()
-        """Drawings of clients: silence is no hang while they run."""
+        self._generating: set[str] = set()
+        """The media jobs of clients: while they run, a time without output is not a hang."""
         self._aborted: set[str] = set()
         self._outputs = 0
         self._tokens = 0
         self._moved_at = 0.0
-        """When a drawing last gave something, or the first of those that wait came."""
+        """When a job last gave output, or the first of the waiting media jobs started."""
 
     async def stream(self, job: Job, sink: Sink) -> None:
-        outputs = self._written(job) if job.picture is None else self._drawn(job)
+        outputs = self._text(job) if job.picture is None else self._media(job)
         self._running.add(job.id)
-        if job.picture is not None and not job.id.startswith(_WITNESSES):
-            if not self._drawing:
+        if job.picture is not None and not job.id.startswith(_PROBES):
+            if not self._generating:
                 self._moved_at = time.monotonic()
-            self._drawing.add(job.id)
+            self._generating.add(job.id)
         self._report()
         try:
             async with contextlib.aclosing(outputs):
@@ -72,14 +72,14 @@ class OmniEngine:
                     sink(output)
         finally:
             self._running.discard(job.id)
-            self._drawing.discard(job.id)
+            self._generating.discard(job.id)
             self._aborted.discard(job.id)
             self._report()
 
-    async def _written(self, job: Job) -> AsyncGenerator[Output, None]:
-        """The text of a pipeline; what its later stages would say or draw is not asked for."""
+    async def _text(self, job: Job) -> AsyncGenerator[Output, None]:
+        """Yields the text of a pipeline, without the output of later stages."""
         if job.sampling.n > 1:
-            raise InvalidRequest("a pipeline of vLLM-Omni gives one choice", parameter="n")
+            raise InvalidRequest("a vLLM-Omni pipeline supports only one choice", parameter="n")
         from dynamo_vllm.engine.vllm import convert
 
         prompt: dict[str, Any] = {"prompt_token_ids": list(job.prompt)}
@@ -93,17 +93,17 @@ class OmniEngine:
             omni_convert.refuse_failed(result)
             for output in convert.outputs(result):
                 if output.finish == "error":
-                    raise convert.gave_up(job)
+                    raise convert.error_without_exception(job)
                 has_ended = has_ended or output.finished
                 yield output
         if job.id in self._aborted and not has_ended:
             yield Output((), finish="abort", finished=True)
         elif not has_ended:
-            # The frontend shows a stream without an end as a whole answer.
+            # The frontend would present a stream without a finish reason as a complete answer.
             raise EngineRequestFailed("the pipeline ended without finishing its text")
 
-    async def _drawn(self, job: Job) -> AsyncGenerator[Output, None]:
-        """Texts of the stages before, then everything that was drawn in one output."""
+    async def _media(self, job: Job) -> AsyncGenerator[Output, None]:
+        """Yields the texts of earlier stages, then all generated media in one output."""
         spec = job.picture
         assert spec is not None
         defaults = self._omni.default_sampling_params_list
@@ -120,11 +120,11 @@ class OmniEngine:
             if result.final_output_type == "text" and (text := omni_convert.text_of(result)) is not None:
                 yield text
         if job.id in self._aborted:
-            # vLLM-Omni 0.30 ends an aborted drawing as if it had come to its end, without a picture.
+            # vLLM-Omni 0.30 ends an aborted diffusion request as if it had finished, without an image.
             yield Output((), finish="abort", finished=True)
             return
         if not made:
-            raise EngineRequestFailed("the pipeline ended without making anything")
+            raise EngineRequestFailed("the pipeline ended without generating anything")
         yield Output((), finish="stop", finished=True, media=made)
 
     async def _results(
@@ -134,9 +134,9 @@ class OmniEngine:
         params: Callable[[], list[Any]],
         wanted: list[str] | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """What vLLM-Omni yields; `params` makes one entry per stage, and may refuse.
+        """Yields vLLM-Omni's results. `params` creates the parameters of each stage, and may raise.
 
-        `wanted` leaves out the stages whose kind of output it does not name.
+        `wanted` has the kinds of output to generate; stages with other kinds do not run.
         """
         from dynamo_vllm.engine.vllm import convert
 
@@ -169,12 +169,12 @@ class OmniEngine:
         if job_id not in self._running or self._is_closed:
             return
         self._aborted.add(job_id)
-        with contextlib.suppress(TimeoutError):  # a stage that hangs; the monitor sees to it
+        with contextlib.suppress(TimeoutError):  # the stage hangs; the monitor detects this
             await self._omni.abort(job_id, timeout=ABORT_SECONDS)
 
     async def control(self, op: EngineOp) -> int | None:
         raise WrongState(
-            f"{type(op).__name__.lower()}: a pipeline of vLLM-Omni cannot; drain or stop the worker"
+            f"{type(op).__name__.lower()}: not supported by a vLLM-Omni pipeline; drain or stop the worker"
         )
 
     async def check_health(self) -> None:
@@ -187,16 +187,16 @@ class OmniEngine:
             raise EngineDead(str(exc)) from exc
 
     def outputs_seen(self) -> Mapping[int, int]:
-        """Time itself counts while clients' drawings are on their way, for as long as we are patient.
+        """Returns the counter of outputs; it also grows while clients' media jobs run within the time limit.
 
-        Since the last output, not since each came: with new clients all the time a hang would never show.
+        The limit counts from the last output, not from a job's start: otherwise new jobs would hide a hang.
         """
-        if self._drawing and time.monotonic() - self._moved_at < PATIENCE_SECONDS:
+        if self._generating and time.monotonic() - self._moved_at < MAX_GENERATION_SECONDS:
             self._outputs += 1
         return {0: self._outputs}
 
     async def vitals(self) -> Mapping[int, Vitals]:
-        """Which stage works in which thread is not known; long drawings have `outputs_seen`."""
+        """Returns nothing: it is unknown which thread runs a stage. `outputs_seen` allows long media jobs."""
         return {}
 
     def metrics_text(self) -> str:
@@ -205,6 +205,6 @@ class OmniEngine:
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            # vLLM-Omni 0.30 gives the stages that are left half a minute when one has died.
+            # vLLM-Omni 0.30 waits half a minute for the remaining stages when one has died.
             limit = DEAD_SECONDS if self._is_dead else None
             await asyncio.wait({in_thread(self._omni.shutdown)}, timeout=limit)

@@ -1,4 +1,4 @@
-"""Reads the facts of a pipeline of vLLM-Omni that has started."""
+"""Reads the facts of a started vLLM-Omni pipeline."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BOS_SECONDS = 5.0
-_NO_SLEEP = "a pipeline of vLLM-Omni does not sleep; stop it instead"
+_NO_SLEEP = "a vLLM-Omni pipeline does not support sleep; stop it instead"
 
 
 async def read(omni: AsyncOmni, pictures: PictureLimits | None) -> EngineFacts:
-    """`pictures` is what it draws; None for a pipeline that writes."""
+    """Returns the facts; `pictures` says which media it generates, None for a text pipeline."""
     bos = await _bos(omni)
     config = omni.vllm_config
     if config is None:
         return EngineFacts(
-            # Of no meaning where nothing is written; a card needs some.
+            # Meaningless without a text stage, but a model card needs them.
             context_length=1,
             vocab_size=1,
             block_size=16,
@@ -53,11 +53,11 @@ async def read(omni: AsyncOmni, pictures: PictureLimits | None) -> EngineFacts:
 
 
 async def _bos(omni: AsyncOmni) -> int | None:
-    """The first token of a health check; the role has one of its own where a pipeline knows none."""
+    """Returns the first token for health checks; None if unknown, and the role uses its own."""
     try:
         async with asyncio.timeout(BOS_SECONDS):
             tokenizer = await omni.get_tokenizer()
-    except Exception as exc:  # a pipeline that only draws has none, and says so in several ways
+    except Exception as exc:  # a pipeline without text has none, and raises various exceptions
         logger.debug("no tokenizer in this pipeline: %s", exc)
         return None
     found = getattr(tokenizer, "bos_token_id", None)

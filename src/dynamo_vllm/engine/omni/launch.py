@@ -1,4 +1,4 @@
-"""Launches a pipeline of vLLM-Omni: from a worker's settings to an engine that generates."""
+"""Starts a vLLM-Omni pipeline from a worker's settings."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import EngineFacts
 
 logger = logging.getLogger(__name__)
-TELL_SECONDS = 10.0
-"""Between words about a long start."""
+PROGRESS_SECONDS = 10.0
+"""The time between log lines about a long start."""
 FAILED_SECONDS = 10.0
-"""For the stages of a pipeline that cannot be used; they end with this process anyway."""
+"""The limit for shutting down after a failed start; the stages end with this process anyway."""
 
 
 async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -> OmniEngine:
-    """Stages that have started are ended where a later step fails."""
+    """Starts the engine; if a later step fails, it ends the stages that have started."""
     on_phase("importing")
     omni_arguments.refuse_missing()
     versions.refuse_for_omni()
     omni_arguments.set_environment(settings, omni_pipelines.choose(settings.model))
-    make = await _told("importing vLLM-Omni", _imported)
+    make = await _with_progress("importing vLLM-Omni", _imported)
     plugin.register_omni()
     table.apply(Where.OMNI_WORKER)
     pipeline = omni_pipelines.resolve(settings.model)
@@ -48,11 +48,11 @@ async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -
     given = omni_arguments.arguments(settings, pipeline, settings.scratch_folder)
     on_phase("loading")
     try:
-        omni = await _told("loading the stages", lambda: make(**given))
+        omni = await _with_progress("loading the stages", lambda: make(**given))
     except (RuntimeError, ValueError, TypeError, KeyError, OSError) as exc:
         raise StartError(f"vLLM-Omni did not start: {_reason(exc)}") from exc
     try:
-        omni.log_stats = False  # series stay; without this a table per request goes into the log
+        omni.log_stats = False  # metrics stay; otherwise vLLM-Omni logs a table per request
         on_phase("cache")
         facts = await _facts(omni, settings.model)
         return OmniEngine(omni, facts, await _parts(omni, facts, settings.model), on_load)
@@ -61,12 +61,12 @@ async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -
         raise
 
 
-async def _told(what: str, work: Callable[[], Any]) -> Any:
-    """A blocking step in a thread of its own, with a word now and then."""
+async def _with_progress(what: str, work: Callable[[], Any]) -> Any:
+    """Runs a blocking step in a thread, and logs how long it has been running."""
     began = time.monotonic()
     task = in_thread(work)
     while not task.done():
-        await asyncio.wait({task}, timeout=TELL_SECONDS)
+        await asyncio.wait({task}, timeout=PROGRESS_SECONDS)
         if not task.done():
             logger.info("%s for %.0f s", what, time.monotonic() - began)
     return task.result()
@@ -80,7 +80,7 @@ def _imported() -> Any:
 
 async def _facts(omni: AsyncOmni, model: str) -> EngineFacts:
     call = await asyncio.to_thread(omni_arguments.call_arguments, model)
-    return await omni_facts.read(omni, omni_arguments.picture_limits(model, omni.output_modalities, call))
+    return await omni_facts.read(omni, omni_arguments.media_limits(model, omni.output_modalities, call))
 
 
 async def _parts(omni: AsyncOmni, facts: EngineFacts, model: str) -> EngineParts:
@@ -92,7 +92,7 @@ async def _parts(omni: AsyncOmni, facts: EngineFacts, model: str) -> EngineParts
 
 
 def _reason(exc: BaseException) -> str:
-    """The innermost cause: vLLM-Omni wraps what a stage says several times."""
+    """Returns the innermost cause: vLLM-Omni wraps a stage's exception several times."""
     while exc.__cause__ is not None:
         exc = exc.__cause__
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]

@@ -1,6 +1,6 @@
-"""Renders prompts for the text stage of a pipeline, and counts them for the one that draws.
+"""Renders prompts for the text stage of a pipeline, and counts their tokens for the diffusion stage.
 
-It imports vLLM: only `launch` imports it, once the variables are set and the patches are in.
+This module imports vLLM. So only `launch` imports it, after the variables are set and the patches applied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class OmniRenderer:
-    """A rule refuses parsers, so answers are text and nothing else."""
+    """Renders prompts. A rule refuses parsers with --omni, so answers are only text."""
 
     def __init__(self, omni: AsyncOmni) -> None:
         self._omni = omni
@@ -43,12 +43,12 @@ class OmniRenderer:
             (rendered,) = await self._omni.renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
 
-    def answer_parser(self, body: object, template_wishes: object) -> None:
+    def answer_parser(self, body: object, template_kwargs: object) -> None:
         return None
 
 
 def token_counter(model: str) -> Callable[[str], int] | None:
-    """Counts as the drawing stage does; None where the folder has no tokenizer that we can read."""
+    """Returns a counter of tokens with the diffusion stage's tokenizer; None if it cannot be loaded."""
     from transformers import AutoTokenizer
 
     folder = Path(model, omni_arguments.tokenizer_folder(model))
@@ -56,7 +56,7 @@ def token_counter(model: str) -> Callable[[str], int] | None:
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as exc:  # a missing library, a file of another version: transformers has many ways
-        logger.warning("prompts are not counted, the tokenizer cannot be read: %s", exc)
+    except Exception as exc:  # transformers raises many kinds: a missing library, a file of another version
+        logger.warning("the length of prompts is not checked, the tokenizer cannot be loaded: %s", exc)
         return None
     return lambda text: len(tokenizer(text).input_ids)

@@ -1,4 +1,4 @@
-"""Defines pipelines of our own, beside those that vLLM-Omni brings for its models."""
+"""Defines our own vLLM-Omni pipelines, and chooses the pipeline for a model."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from dynamo_vllm.errors import ConfigError
 
 TEXT, REWRITE = "dynamo_text", "dynamo_rewrite"
 REWRITER = "rewriter"
-"""Folder inside a diffusers model: a language model that rewrites prompts before they are drawn."""
+"""The folder inside a diffusers model with a language model that rewrites prompts for the diffusion stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Which pipeline a model's folder asks for."""
+    """Names the pipeline for a model's folder."""
 
     name: str | None
     """None leaves the choice to vLLM-Omni."""
     architecture: str | None = None
-    """Of a plain language model that becomes a stage."""
-    drawing_class: str | None = None
-    """Of a diffusers model, as its model_index.json says."""
+    """The architecture of a plain language model that becomes a stage."""
+    diffusion_class: str | None = None
+    """The pipeline class of a diffusers model, from its model_index.json."""
 
 
 def choose(model: str) -> Pipeline:
-    """By the files of the folder; reads JSON only, so `resolve` has the last word."""
+    """Chooses by the JSON files of the folder; imports nothing, so `resolve` may decide otherwise."""
     index, config = _json(Path(model, "model_index.json")), _json(Path(model, "config.json"))
     if index is not None:
-        drawing = str(index.get("_class_name", ""))
+        diffusion = str(index.get("_class_name", ""))
         rewriter = _json(Path(model, REWRITER, "config.json"))
         if rewriter is not None:
             named = _architecture(rewriter)
             if named is None:
                 raise ConfigError(_no_architecture(str(Path(model, REWRITER))))
-            return Pipeline(REWRITE, named, drawing)
-        return Pipeline(None, drawing_class=drawing)
+            return Pipeline(REWRITE, named, diffusion)
+        return Pipeline(None, diffusion_class=diffusion)
     if config is None:
         return Pipeline(None)
     return Pipeline(TEXT, _architecture(config))
 
 
 def known_to_omni(config: dict[str, Any]) -> bool:
-    """Whether vLLM-Omni has a pipeline for a model with this config.json."""
+    """Returns whether vLLM-Omni has a pipeline for a model with this config.json."""
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
     from vllm_omni.config.stage_config import PipelineConfig
 
@@ -60,7 +60,7 @@ def known_to_omni(config: dict[str, Any]) -> bool:
 
 
 def resolve(model: str) -> Pipeline:
-    """`choose`, but vLLM-Omni's own pipeline wins where it has one."""
+    """Does the same as `choose`, but vLLM-Omni's own pipeline wins if it has one."""
     chosen = choose(model)
     if chosen.name == TEXT and known_to_omni(_json(Path(model, "config.json")) or {}):
         return Pipeline(None)
@@ -70,7 +70,7 @@ def resolve(model: str) -> Pipeline:
 
 
 def register(pipeline: Pipeline) -> None:
-    """Make ours known to vLLM-Omni, in the process that makes the engine."""
+    """Registers our pipeline with vLLM-Omni, in the process that creates the engine."""
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, register_pipeline
     from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
 
@@ -105,7 +105,7 @@ def register(pipeline: Pipeline) -> None:
                 input_sources=(0,),
                 final_output=True,
                 final_output_type="image",
-                model_arch=pipeline.drawing_class,
+                model_arch=pipeline.diffusion_class,
                 custom_process_input_func=f"{__name__}.prompt_of",
                 omni_kv_config={"need_recv_cache": False},
             ),
@@ -114,7 +114,7 @@ def register(pipeline: Pipeline) -> None:
 
 
 def prompt_of(source_outputs: Any, prompt: Any = None, requires_media: bool = False) -> dict[str, Any] | None:
-    """What the second stage draws: the text of the first, or the user's own where that is empty."""
+    """Returns the prompt of the second stage: the text of the first, or the user's own if that is empty."""
     if not source_outputs:
         return None
     said = prompt[0] if isinstance(prompt, list) and prompt else prompt
@@ -131,8 +131,8 @@ def _architecture(config: dict[str, Any]) -> str | None:
 
 def _no_architecture(model: str) -> str:
     return (
-        f"--model {model}: its config.json names no architecture, and its model_type is none that vLLM-Omni "
-        "has a pipeline for; add 'architectures'"
+        f"--model {model}: its config.json names no architecture, and vLLM-Omni has no pipeline for its "
+        "model_type; add 'architectures'"
     )
 
 

@@ -1,7 +1,7 @@
-"""Reads the stages of a pipeline from a file of vLLM-Omni 0.30, or translates an older one. Imports no vLLM.
+"""Reads the stage file of a vLLM-Omni 0.30 pipeline, or translates an older one. Imports no vLLM.
 
-Since 0.30 a file says how a pipeline is deployed (devices, limits, defaults); which stages there are is the
-registered pipeline's business. The older files (`stage_args`) said both.
+Since 0.30 a file says only how a pipeline is deployed (devices, limits, defaults); the registered pipeline
+defines its stages. Older files (`stage_args`) had both.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _TOPOLOGY_ARGS = {
     "hf_config_name",
     "stage_id",
 }
-"""Engine arguments of the older files that a 0.30 pipeline knows by itself."""
+"""Engine arguments of older files that the registered pipeline defines since 0.30."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A deploy config of vLLM-Omni 0.30, and what was translated to get it."""
+    """Holds a deploy config of vLLM-Omni 0.30, and what was translated to get it."""
 
     deploy: dict[str, Any]
     kinds: tuple[str, ...] = ()
-    """What an older file called its stages: llm or diffusion; empty for a file of 0.30."""
+    """The kinds of stages in an older file: llm or diffusion; empty for a file of 0.30."""
     dropped: tuple[str, ...] = field(default=())
-    """What an older file said and 0.30 does not take."""
+    """The settings of an older file that 0.30 does not support."""
 
     @property
     def is_translated(self) -> bool:
@@ -48,7 +48,7 @@ class Stages:
 
 
 def read(path: str) -> Stages:
-    """The file at `path`; raises ConfigError with the fix."""
+    """Reads the file at `path`. Raises ConfigError with the fix."""
     flag = f"--stage-configs-path {path}"
     try:
         found = yaml.safe_load(Path(path).read_text())
@@ -59,7 +59,7 @@ def read(path: str) -> Stages:
     if not isinstance(found, dict):
         raise ConfigError(f"{flag} must be a mapping with 'stages'")
     if isinstance(base := found.get("base_config"), str):
-        # vLLM-Omni looks beside the file it reads, which is a copy of ours elsewhere.
+        # vLLM-Omni resolves it relative to the file it reads, which is our copy in another folder.
         found["base_config"] = str(Path(path).absolute().parent / base)
     if OLDER_KEY in found:
         return translated(found, flag)
@@ -75,7 +75,7 @@ def read(path: str) -> Stages:
 
 
 def translated(older: dict[str, Any], flag: str) -> Stages:
-    """An older file in today's form."""
+    """Translates an older file to the form of 0.30."""
     listed = older[OLDER_KEY]
     if not isinstance(listed, list) or not listed or not all(isinstance(stage, dict) for stage in listed):
         raise ConfigError(f"{flag}: '{OLDER_KEY}' must be a list of stages")

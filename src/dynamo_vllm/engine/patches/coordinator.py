@@ -1,12 +1,12 @@
-"""Lets the coordinator of data-parallel ranks end with its worker.
+"""Makes the data-parallel coordinator end together with its worker, not earlier and not later.
 
-What is wrong: vLLM 0.30 leaves it running when its parent is killed. And a Ctrl-C in a terminal goes to the
-whole process group, where the coordinator would end before the worker has drained. Engine cores have the same
-defect; our plugin runs in them (`plugin`), and the coordinator loads no plugin.
+What is wrong: vLLM 0.30 leaves the coordinator running when its parent is killed. A Ctrl-C in a terminal goes
+to the whole process group and ends the coordinator before the worker has drained. Engine cores have the same
+defect, but they load our plugin (`plugin`); the coordinator loads no plugin.
 
-What we do: the worker starts it through `run_coordinator`, which watches its parent.
+What we do: the worker starts it through `run_coordinator`, which asks the kernel to end it with its parent.
 
-It can go when vLLM's coordinator notices the death of its parent and leaves signals to it.
+It can go when vLLM's coordinator ends with its parent and ignores signals to the process group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNGUARDED = "run_unguarded"
 
 
 def apply() -> None:
-    """For coordinators that are started from now on."""
+    """Changes how coordinators are started from now on."""
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
     if not hasattr(DPCoordinatorProc, _UNGUARDED):
@@ -29,7 +29,7 @@ def apply() -> None:
 
 
 def run_coordinator(*args: object, **kwargs: object) -> None:
-    """The coordinator's process: forked it has the changed class, spawned vLLM's own."""
+    """Runs in the coordinator's process: a forked one has the patched class, a spawned one vLLM's own."""
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
     end_with_parent()

@@ -1,8 +1,8 @@
-"""Applies our patches in vLLM's workers on CPU, which ask for `CpuWorkerExtension` by its name.
+"""Applies our patches in vLLM's workers on CPU, as their `worker_extension_cls`.
 
-vLLM mixes the class into its worker (`worker_extension_cls`) before the worker is made: no other hook is
-called in these processes alone. The patches are applied when the class is looked up; importing the module
-does nothing.
+vLLM looks up `CpuWorkerExtension` by name and mixes it into its worker class before it creates the worker. No
+other hook is called only in these processes. Looking up the class applies the patches; importing the module
+does not.
 """
 
 from __future__ import annotations

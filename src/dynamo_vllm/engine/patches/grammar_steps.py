@@ -1,13 +1,13 @@
-"""Ends a guided request in the engine core whose guide takes too long for a single token.
+"""Ends a guided request in the engine core if its grammar takes too long for one token.
 
-What is wrong: a guide of 28 bytes, `(((a{0,9}){0,9}){0,9}){0,9}`, is compiled in a millisecond. Then vLLM
-0.30 asks it in each step of the engine which tokens may follow, and that takes xgrammar longer from token to
-token: half a second each after 40, in which no other stream gets a token.
+What is wrong: a guide of 28 bytes, `(((a{0,9}){0,9}){0,9}){0,9}`, compiles in a millisecond. But in each
+engine step vLLM 0.30 asks the grammar which tokens may follow, and xgrammar takes longer with every token:
+after 40 tokens half a second each, during which no other stream gets a token.
 
-What we do: `walk` finds most of them beforehand, in a judge. What becomes slow later ends with the first step
-that is: vLLM ends a request whose tokens its grammar does not accept, and that one alone.
+What we do: `walk` finds most of these guides in the guide checker, before they reach the engine. If a grammar
+becomes slow later, it rejects the next token, and vLLM then ends only this request.
 
-It can go when vLLM limits the time of a grammar's step, or xgrammar needs the same for every token.
+It can go when vLLM limits the time of a grammar step, or xgrammar takes the same time for every token.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEP_SECONDS = 0.1
-"""Of processor time, for one token of one request. A usual guide takes less than a thousandth of it."""
+"""The CPU time for one token of one request. A usual guide takes less than a thousandth of it."""
 WALK_STEPS = 64
 _SLOW = "dynamo_vllm_is_slow"
 _SLOWER_AND_SLOWER, _PROBED_TOKENS = "(((a{0,9}){0,9}){0,9}){0,9}", 30
 
 
 class TooSlow(Exception):
-    """The guide takes the engine too long for each token."""
+    """Is raised if a guide takes the engine too long for each token."""
 
 
 def apply() -> None:
@@ -42,7 +42,7 @@ def apply() -> None:
 
 
 def still_needed() -> bool:
-    """Whether xgrammar takes ever longer from token to token; a ratio, as machines differ."""
+    """Returns whether xgrammar takes longer with every token; as a ratio, because machines differ."""
     import xgrammar
 
     about = xgrammar.TokenizerInfo(["a", "<end>"], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[1])
@@ -78,7 +78,7 @@ def _unless_slow(accept: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def walk(grammar: Any, bitmask: Any, end_token: int | None) -> None:
-    """Take one way through a guide, of any tokens that it allows. Raises TooSlow."""
+    """Walks through a grammar along tokens that it allows. Raises TooSlow."""
     for number in range(1, WALK_STEPS + 1):
         began = time.thread_time()
         grammar.fill_bitmask(bitmask, 0)
@@ -87,14 +87,14 @@ def walk(grammar: Any, bitmask: Any, end_token: int | None) -> None:
         if time.thread_time() - began > STEP_SECONDS:
             raise TooSlow(
                 f"takes the engine more than {STEP_SECONDS:g} s for each token; use fewer repetitions "
-                "inside of repetitions, and alternatives that begin differently"
+                "inside repetitions, and alternatives that begin differently"
             )
         if not goes_on or grammar.is_terminated():
             return
 
 
 def _allowed(bitmask: Any, end_token: int | None, number: int) -> int | None:
-    """One of the tokens that may follow, another one in each step; None where only the end may."""
+    """Returns an allowed token, a different one in each step; None if only the end token is allowed."""
     import numpy as np
 
     words = bitmask[0].numpy().view(np.uint8)

@@ -1,13 +1,13 @@
-"""Compiles guides in the engine core at a lower priority than the engine's steps, and not one after another.
+"""Compiles guides in the engine core in parallel, at a lower priority than the engine's steps.
 
-What is wrong: vLLM 0.30 compiles in half as many threads as there are cores, on two cores in one: a guide
-that takes a second holds up all behind it. And xgrammar uses eight threads for each, beside which the steps
-of an engine on a CPU get little.
+What is wrong: vLLM 0.30 compiles guides in half as many threads as there are cores: on two cores a guide that
+takes a second delays all that follow. xgrammar uses eight threads for each guide, which take CPU time from
+the steps of an engine on CPU.
 
-What we do: replace the executor by one with more threads, which step back behind the engine's. Judged guides
-are small enough to be compiled side by side.
+What we do: replace the executor by one with more threads and a lower priority. Guides that passed the guide
+checker are small enough to compile in parallel.
 
-It can go when vLLM compiles guides side by side, at a lower priority.
+It can go when vLLM compiles guides in parallel, at a lower priority.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 THREADS = 4
-"""At least."""
+"""The smallest number of threads."""
 NICENESS = 10
 
 
@@ -51,10 +51,10 @@ def _with_our_executor(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def executor(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "guides", initializer=_step_back)
+    return ThreadPoolExecutor(threads, "guides", initializer=_lower_priority)
 
 
-def _step_back() -> None:
-    """On Linux a thread has a priority of its own, and gives it to those that it starts."""
+def _lower_priority() -> None:
+    """Lowers the priority of this thread; on Linux the threads that it starts inherit it."""
     own = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + NICENESS)

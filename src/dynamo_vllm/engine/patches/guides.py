@@ -1,19 +1,21 @@
-"""Keeps vLLM from doing with a guide what a judge has done already, or what has no limit. Three patches.
+"""Keeps vLLM from validating a guide twice, and from compiling it without limits. Three patches.
 
 What is wrong in vLLM 0.30:
 
-- It checks a guide on the event loop, judged or not: 23 KB of a client's schema stopped the worker for 4 s.
-  And it refuses a guide whose backend is named already, as a judge does it.
-- It gives outlines the schemas that neither xgrammar nor guidance takes. Outlines makes a regular expression
-  of a schema, twice as long with every array inside another: 836 bytes took all memory. And the engine keeps
-  the backend of the first request with a constraint: outlines would refuse grammars and choices ever after.
-- It lets xgrammar compile in eight threads, which are in each other's way in a judge, which may use little.
+- It validates every guide on the event loop: a client's schema of 23 KB blocked the worker for 4 s. It also
+  refuses a guide that names a backend, as every guide does after our guide checker.
+- It sends schemas that neither xgrammar nor guidance supports to outlines. Outlines converts a schema into a
+  regular expression that doubles in length with every nested array: 836 bytes took all memory. And the engine
+  uses the backend of its first guided request for all later ones: outlines would then refuse grammars and
+  choices.
+- It has xgrammar compile in eight threads, which slow each other down in a guide checker with little CPU
+  time.
 
-What we do: leave out the check of a judged guide (`skip_judged`); refuse what only outlines takes, unless the
-operator chose outlines by --structured-outputs-config (`refuse_outlines`); compile in one thread in judges
-(`compile_in_one_thread`).
+What we do: skip the validation of a checked guide (`skip_checked`); refuse what only outlines supports,
+unless the operator chose outlines by --structured-outputs-config (`refuse_outlines`); compile in one thread
+in guide checkers (`compile_in_one_thread`).
 
-They can go when vLLM bounds the time and the memory that a guide may take.
+They can go when vLLM limits the time and memory that a guide may take.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEPT_BYTES = 16 << 20
-"""What xgrammar may keep of the guides that one process judged."""
+"""The limit of xgrammar's cache of compiled guides in one guide checker."""
 _ONLY_OUTLINES = {
     "type": "object",
     "properties": {"a": {"type": "string"}},
@@ -49,8 +51,8 @@ def _only_if_chosen(ask_outlines: Callable[[Any], None]) -> Callable[[Any], None
         if params.structured_outputs._backend != "auto":
             ask_outlines(params)
             return
-        why = sys.exception() or "xgrammar does not take it."  # its own words, as vLLM handles them
-        raise VLLMValidationError(f"{why} patternProperties cannot stand beside properties, for one")
+        why = sys.exception() or "xgrammar does not support it."  # vLLM is handling xgrammar's exception
+        raise VLLMValidationError(f"{why} For example, patternProperties cannot be combined with properties")
 
     return validate
 
@@ -60,14 +62,14 @@ def outlines_is_asked() -> bool:
     return bool(params.structured_outputs._backend == "outlines")
 
 
-def skip_judged() -> None:
+def skip_checked() -> None:
     from vllm.sampling_params import SamplingParams
 
-    wrap(SamplingParams, "_validate_structured_outputs", _unless_judged)
+    wrap(SamplingParams, "_validate_structured_outputs", _unless_checked)
 
 
-def _unless_judged(check: Callable[..., None]) -> Callable[..., None]:
-    """A judge has done it, and named the backend, which vLLM's clients cannot."""
+def _unless_checked(check: Callable[..., None]) -> Callable[..., None]:
+    """Skips the validation if a backend is set: only the guide checker can set it, clients cannot."""
 
     def validate(params: Any, *context: Any, **named: Any) -> None:
         guide = params.structured_outputs
@@ -77,7 +79,7 @@ def _unless_judged(check: Callable[..., None]) -> Callable[..., None]:
     return validate
 
 
-def judged_guides_are_checked() -> bool:
+def checked_guides_are_checked_again() -> bool:
     from vllm.exceptions import VLLMValidationError
 
     try:
@@ -88,7 +90,7 @@ def judged_guides_are_checked() -> bool:
 
 
 def _checked(fields: dict[str, Any], backend: str | None = None) -> Any:
-    """What vLLM makes of a guide where the operator chose no backend."""
+    """Returns what vLLM makes of a guide if the operator chose no backend."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 

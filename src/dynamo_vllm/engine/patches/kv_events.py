@@ -1,25 +1,22 @@
-"""Makes vLLM's KV events mean to the router what they should. Four patches, in the engine core.
+"""Changes vLLM's KV events so that the router computes the right block hashes. Four patches.
 
-What is wrong in the events of vLLM 0.30, as the runtime's listener (1.6.1) reads them:
+What is wrong in the events of vLLM 0.30, as the runtime's KV event listener (1.6.1) reads them:
 
-- Adapters: the adapter's name stands in a field of its own and again among the block's extra keys, where the
-  listener takes it for something else: no request for an adapter is ever sent where its prefix is cached. And
-  a name that had other content before (`lora.registry`) has an ending that the router, which hashes with the
-  client's name, does not know.
-- Salts: without a mark before it a salt is for the listener one more key that says nothing: the blocks would
-  count for those who did not ask with the salt, and not for those who did. vLLM names it with a prompt's
-  first block only, and a long prompt is told in several events.
-- Media: a picture's name in the engine is one of its content (`roles.media`). The frontend knows only the
-  picture's URL; where it sent a hash of that, it stands before the name, and must stand alone in what is told
-  to the router.
+- Adapters: the adapter's name is in a field of its own and also among the block's extra keys, where the
+  listener misreads it. So the router never finds the cached prefix of a request for an adapter. A name that
+  had other content before (`lora.registry`) also has a suffix, but the router hashes the client's name.
+- Salts: the listener ignores a cache salt without its prefix. Then the blocks match requests without the
+  salt, and not those with it. vLLM puts the salt only on a prompt's first block, and a long prompt has
+  several events.
+- Media: the engine names an image by a hash of its content (`roles.media`). The frontend knows only the URL.
+  If it sent a hash of the URL, that hash is a prefix of the name, and the router needs only the prefix.
 - Embeddings: a block of prompt embeddings is named by a hash of its rows, as bytes. The listener cannot read
-  bytes there and drops the whole batch of events: blocks of other requests in it are then never found, or
-  never forgotten. And the token ids are zeros: all embeddings, and a prompt of zeros, look alike to the
-  router.
+  bytes there and drops the whole batch of events. Blocks of other requests in the batch are then never found,
+  or never removed. The token ids are zeros, so all prompt embeddings look alike to the router.
 
-What we do: change each event when vLLM has built it. The hash of embeddings stands in the place of the zeros.
+What we do: change each event after vLLM has built it. The hash of embeddings replaces the zeros.
 
-They can go one by one when vLLM and the listener agree on what the keys of a block say.
+They can go one by one when vLLM and the listener agree on the keys of a block.
 """
 
 from __future__ import annotations
@@ -34,35 +31,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUTED = "-"
-"""Behind the frontend's name for a picture, in ours."""
+"""Separates the frontend's hash of an image's URL from our hash of its content, in the engine's name."""
 ROUTING_NAME_LENGTH = 64
-"""The listener (1.6.1) takes 16 hex digits and so many zeros for such a name."""
+"""The length of such a hash in events: the listener (1.6.1) expects 16 hex digits, padded with zeros."""
 SALT_MARK = "dynamo-cache-salt:"
-"""As the runtime's listener (1.6.1) spells it."""
+"""The prefix of a cache salt that the runtime's listener (1.6.1) expects."""
 
 
 # --- what is changed --------------------------------------------------------------------------------------
 
 
 def _adapters(event: Any, request: Any, start: int) -> Any:
-    return event if request.lora_request is None else of_adapter(event)
+    return event if request.lora_request is None else fix_adapter(event)
 
 
 def _salts(event: Any, request: Any, start: int) -> Any:
-    return of_salt(event, request.cache_salt) if request.cache_salt else event
+    return fix_salt(event, request.cache_salt) if request.cache_salt else event
 
 
 def _media(event: Any, request: Any, start: int) -> Any:
-    return of_media(event) if request.mm_features else event
+    return fix_media(event) if request.mm_features else event
 
 
 def _embeds(event: Any, request: Any, start: int) -> Any:
-    return event if request.prompt_embeds is None else named(event, request, start)
+    return event if request.prompt_embeds is None else fix_embeds(event, request, start)
 
 
 _ORDER = (_adapters, _salts, _media, _embeds)
 _changes: list[Callable[[Any, Any, int], Any]] = []
-"""Those that are applied: vLLM's function is wrapped once for all of them, as it is called often."""
+"""The applied changes. vLLM's function is called often, so it is wrapped once for all of them."""
 
 
 def apply_adapters() -> None:
@@ -92,7 +89,7 @@ def _apply(change: Callable[[Any, Any, int], Any]) -> None:
 def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
     def build_block_stored_event(pool: Any, request: Any, **more: Any) -> Any:
         event = build(pool, request, **more)
-        # Most requests have none of these; asked here, they cost no calls.
+        # Most requests have none of these; the check here saves four calls per event.
         if (
             request.lora_request is not None
             or request.cache_salt
@@ -110,13 +107,16 @@ def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
-    """The extra keys that vLLM tells of a block of two tokens. Since 0.31 those of its hash have marks."""
+    """Returns the extra keys in vLLM's event for a block of two tokens.
+
+    Since 0.31 vLLM hashes tagged keys, and removes the tags for its events.
+    """
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
     try:
-        from vllm.v1.core.kv_cache_utils import to_event_extra_keys as told
+        from vllm.v1.core.kv_cache_utils import to_event_extra_keys as event_keys
     except ImportError:
-        told = list  # vLLM 0.30
+        event_keys = list  # vLLM 0.30
 
     plain: dict[str, Any] = {
         "lora_request": None,
@@ -126,7 +126,7 @@ def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
     }
     request = SimpleNamespace(**plain | about, _prompt_embeds_per_block_hashes={})
     keys, _ = generate_block_hash_extra_keys(request, start, start + 2, 0)
-    return told([keys])[0] or ()
+    return event_keys([keys])[0] or ()
 
 
 def adapters_are_keys() -> bool:
@@ -153,16 +153,16 @@ def embeds_are_named_by_bytes() -> bool:
 # --- how ------------------------------------------------------------------------------------------------
 
 
-def of_adapter(event: Any) -> Any:
-    """The event with the client's name for the adapter, once."""
+def fix_adapter(event: Any) -> Any:
+    """Puts the client's name of the adapter into the event, only once."""
     plain = [tuple(key for key in keys or () if key != event.lora_name) for keys in event.extra_keys or ()]
     event.extra_keys = [keys or None for keys in plain] if any(plain) else None
     event.lora_name = event.lora_name.partition("#")[0]
     return event
 
 
-def of_salt(event: Any, salt: str) -> Any:
-    """The event with the salt marked, once: its first block speaks for all."""
+def fix_salt(event: Any, salt: str) -> Any:
+    """Puts the salt with its prefix on the first block of the event, which counts for all of its blocks."""
     blocks = event.extra_keys or [None] * (len(event.token_ids) // event.block_size)
     keys = [tuple(key for key in block_keys or () if key != salt) for block_keys in blocks]
     keys[0] = (*keys[0], SALT_MARK + salt)
@@ -170,8 +170,8 @@ def of_salt(event: Any, salt: str) -> Any:
     return event
 
 
-def of_media(event: Any) -> Any:
-    """The event with the frontend's names for pictures, where they have one."""
+def fix_media(event: Any) -> Any:
+    """Replaces the names of media by the frontend's, if it sent one."""
     event.extra_keys = [
         keys and tuple(_for_router(key) for key in keys) for keys in event.extra_keys or ()
     ] or None
@@ -185,8 +185,8 @@ def _for_router(key: Any) -> Any:
     return key
 
 
-def named(event: Any, request: Any, start: int) -> Any:
-    """The event with a hash of the rows for token ids, where there are rows, and no bytes among its keys."""
+def fix_embeds(event: Any, request: Any, start: int) -> Any:
+    """Replaces the token ids of embeddings by a hash of the rows, and removes bytes from the keys."""
     keys = [list(keys or ()) for keys in event.extra_keys or ()]
     size, rows, ids = event.block_size, len(request.prompt_embeds), list(event.token_ids)
     for number, block_keys in enumerate(keys):

@@ -1,11 +1,12 @@
-"""Lets NIXL's progress thread pause between looks.
+"""Makes NIXL's progress thread pause between polls.
 
-What is wrong: NIXL (1.3 to 1.5) sets no pause for an agent made from Python. Its thread polls without end,
-which takes a whole core per engine.
+What is wrong: NIXL (1.3 to 1.5) sets no pause for an agent created from Python. Its thread polls all the time
+and uses a whole core per engine.
 
-What we do: give every agent a pause where one is asked for; a transfer under way wakes the thread earlier.
+What we do: set a pause for every agent, if this process wants one; a running transfer wakes the thread
+earlier.
 
-It can go when the pause can be given to `nixl_agent_config`.
+It can go when `nixl_agent_config` has an option for the pause.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ import os
 from dynamo_vllm.engine.process.environment import NIXL_PAUSE_VARIABLE
 
 _MARK = "dynamo_vllm_pause_us"
-_asked_us: int | None = None
+_own_us: int | None = None
 
 
-def ask(pause_us: int) -> None:
-    """For agents of this process. In vLLM's processes the worker asks with a variable, which goes first."""
-    global _asked_us
-    _asked_us = pause_us
+def set_pause(pause_us: int) -> None:
+    """Sets the pause for agents of this process. The environment variable of vLLM's processes wins."""
+    global _own_us
+    _own_us = pause_us
 
 
 def _pause_us() -> int | None:
     given = os.environ.get(NIXL_PAUSE_VARIABLE)
-    return int(given) if given else _asked_us
+    return int(given) if given else _own_us
 
 
-def is_asked_for() -> bool:
+def is_wanted() -> bool:
     return _pause_us() is not None
 
 

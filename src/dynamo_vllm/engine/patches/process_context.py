@@ -1,11 +1,11 @@
-"""Lets us say how vLLM makes its engine cores and their coordinator.
+"""Lets us choose the `multiprocessing` context with which vLLM starts engine cores and their coordinator.
 
-What is wrong: vLLM 0.30 spawns or forks them, by a variable that knows no third way.
+What is wrong: vLLM 0.30 spawns or forks them, depending on a variable that allows nothing else.
 
-What we do: while a context of ours is in use (`using`), vLLM gets it instead of one of `multiprocessing`
-(`process.core_fork` has one that forks from a zygote). Without the patch vLLM spawns, which takes longer.
+What we do: within `using`, vLLM gets our context instead of one of `multiprocessing`. `process.core_fork` has
+one that forks from a zygote. Without the patch vLLM spawns, which takes longer.
 
-It can go when vLLM takes a context as an argument.
+It can go when vLLM accepts a context as an argument.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _context: BaseContext | None = None
 
 @contextlib.contextmanager
 def using(context: BaseContext) -> Iterator[None]:
+    """Has vLLM start its processes with this context."""
     global _context
     _context = context
     try:

@@ -1,11 +1,11 @@
-"""Tells prometheus_client of a multi-process folder that was named after its import.
+"""Makes prometheus_client use a multi-process folder that is set after its import.
 
-What is wrong: prometheus_client reads PROMETHEUS_MULTIPROC_DIR once, when it is imported. A worker that was
-forked from a process with vLLM in it names its folder later, and its series would be missing.
+What is wrong: prometheus_client reads PROMETHEUS_MULTIPROC_DIR once, when it is imported. A worker that is
+forked from a process that has imported vLLM sets its folder later, and its series would be missing.
 
-What we do: let the library choose again.
+What we do: have the library read the variable again.
 
-It can go when prometheus_client looks when a series is made.
+It can go when prometheus_client reads the variable when a series is created.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
-def came_late() -> bool:
+def is_set_too_late() -> bool:
     values = _values()
     return values is not None and FOLDER in os.environ and values.ValueClass is values.MutexValue
 
 
 def apply() -> None:
-    if (values := _values()) is not None and came_late():
+    if (values := _values()) is not None and is_set_too_late():
         values.ValueClass = values.get_value_class()
 
 
@@ -35,5 +35,5 @@ def still_needed() -> bool:
 
 
 def _values() -> Any:
-    """Not imported here: that would be too early for those who have no folder yet."""
+    """Returns the module if it is loaded; importing it here would be too early if no folder is set yet."""
     return sys.modules.get("prometheus_client.values")

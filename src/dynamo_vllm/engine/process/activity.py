@@ -1,4 +1,7 @@
-"""Reads what an engine's processes are doing, from outside: an engine in a long step answers nobody."""
+"""Reads the CPU time and state of an engine's processes from outside.
+
+An engine does not answer calls during a long step, so only this distinguishes such a step from a hang.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ _ACTIVE = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 
 
 class Vitals(NamedTuple):
-    """The processes of one rank at one moment."""
+    """Describes the processes of one rank at one moment."""
 
     cpu_seconds: float
-    """Of the threads that run steps, since their start."""
+    """The CPU time of the threads that run steps, since their start."""
     is_stopped: bool = False
-    """One of the processes was stopped, by a signal or a debugger."""
+    """A signal or a debugger has stopped one of the processes."""
     is_active: bool = False
-    """A step's thread runs, waits for a processor or a disk, or a GPU computes."""
+    """A thread that runs steps is running or waits for a core or a disk, or a GPU computes."""
 
 
 def of_process(pid: int) -> Vitals | None:
-    """Of an engine core and all that it started: shards, compilers. None once it is gone."""
+    """Returns the vitals of an engine core with its descendants (shards, compilers); None if it ended."""
     try:
         core = psutil.Process(pid)
         every = [core, *core.children(recursive=True)]
@@ -34,23 +37,23 @@ def of_process(pid: int) -> Vitals | None:
         return None
     found = []
     for process in every:
-        with contextlib.suppress(psutil.Error):  # it ended just now
+        with contextlib.suppress(psutil.Error):  # it has just ended
             found.append(_of_one(process))
-    return together(found)
+    return combined(found)
 
 
 def _of_one(process: psutil.Process) -> Vitals:
-    """Of the main thread, which runs the steps, and of children that ended.
+    """Returns the vitals of the main thread, which runs the steps, and of children that ended.
 
-    Other threads poll without work to do, NIXL's progress thread for one: they would hide a deadlock.
+    Other threads poll even without work, for example NIXL's progress thread: they would hide a deadlock.
     """
     status, times = process.status(), process.cpu_times()
     main = sum(t.user_time + t.system_time for t in process.threads() if t.id == process.pid)
     return Vitals(main + times.children_user + times.children_system, status in _STOPPED, status in _ACTIVE)
 
 
-def together(found: Iterable[Vitals]) -> Vitals:
-    """Of processes that wait for each other."""
+def combined(found: Iterable[Vitals]) -> Vitals:
+    """Combines the vitals of processes that wait for each other."""
     every = list(found)
     return Vitals(
         sum(one.cpu_seconds for one in every),

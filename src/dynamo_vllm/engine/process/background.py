@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 
 def in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Not asyncio.to_thread: the end of the event loop, and a signal, would wait for the work's end."""
+    """Runs the work in a daemon thread and returns its future.
+
+    With asyncio.to_thread the end of the event loop, and so a signal, would wait for the end of the work.
+    """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # whoever stops waiting cannot cancel it
+    done.set_running_or_notify_cancel()  # a cancelled caller does not cancel the work
 
     def run() -> None:
         try:

@@ -1,8 +1,8 @@
-"""Makes vLLM's engine cores by forking them from a zygote of the worker, which has imported vLLM.
+"""Forks vLLM's engine cores from the worker's zygote, a process that has already imported vLLM.
 
-vLLM 0.30 spawns or forks them. A spawned core imports all of vLLM again, which takes a third to a half of a
-start. A core that was forked from the worker would copy a process whose other threads, the runtime's among
-them, may hold locks. The zygote has one thread, and the core that it forks is the worker's child too.
+vLLM 0.30 spawns or forks them. A spawned core imports all of vLLM again, which takes a third to a half of the
+start-up time. A core forked from the worker would copy a process in which other threads, such as the
+runtime's, may hold locks. The zygote has one thread, and the core that it forks is a child of the worker.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 _PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
 _inherited: list[int] = []
-"""In a forked process: the file descriptors that came with it."""
+"""In a forked process: the file descriptors that it inherited."""
 
 
 @contextlib.contextmanager
 def forked_cores(zygote: forking.Zygote | None, config: Config) -> Iterator[None]:
-    """Within, engine cores and their coordinator are forked from the zygote, if any; then it ends."""
+    """Has vLLM fork engine cores and their coordinator from the zygote, if there is one; then ends it."""
     if zygote is None:
         yield
         return
-    if config.parallel_config.numa_bind:  # which vLLM does by starting another program
+    if config.parallel_config.numa_bind:  # vLLM binds a core by starting it through numactl
         zygote.close()
         yield
         return
@@ -52,21 +52,21 @@ def forked_cores(zygote: forking.Zygote | None, config: Config) -> Iterator[None
 
 
 class _Context(BaseContext):
-    """What vLLM takes for a context of `multiprocessing`."""
+    """Replaces the `multiprocessing` context that vLLM starts its processes with."""
 
     _name = "zygote"
 
     def __init__(self, zygote: forking.Zygote) -> None:
         self._zygote = zygote
 
-    def Process(self, **about: Any) -> _Process:  # its name there
+    def Process(self, **about: Any) -> _Process:  # the name that multiprocessing uses
         process = _Process(**about)
         process.zygote = self._zygote
         return process
 
 
 class _Process(BaseProcess):
-    """A process that a zygote forks when it is started."""
+    """Is a process that the zygote forks on `start`."""
 
     _start_method = None
     zygote: forking.Zygote | None = None
@@ -80,7 +80,7 @@ class _Process(BaseProcess):
 
 
 class _Popen(Popen):
-    """Our child, as if we had forked it."""
+    """Controls the forked process as if this process had forked it."""
 
     method = "zygote"
 
@@ -88,13 +88,13 @@ class _Popen(Popen):
         assert process.zygote is not None
         self._fds: list[int] = []
         buffer = io.BytesIO()
-        # So that pipes among its arguments come to `duplicate_for_child`.
+        # Makes the pickler pass pipes among the arguments to `duplicate_for_child`.
         set_spawning_popen(self)  # type: ignore[arg-type]
         try:
             ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(process)
         finally:
             set_spawning_popen(None)
-        # vLLM's own choice for the shards of a core, which has one thread when it makes them.
+        # vLLM's own default for the shards of a core, which has one thread when it starts them.
         more = {_PROCESSES: "fork"} if machine.device() == "cuda" else {}
         sentinel, kept_by_child = os.pipe()
         task = forking.Task(
@@ -120,7 +120,7 @@ class _Popen(Popen):
 
 
 class _Fd:
-    """A file descriptor on its way to a forked process."""
+    """Stands for a file descriptor that a forked process will inherit."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -130,11 +130,11 @@ class _Fd:
 
 
 def run(fds: list[int], payload: bytes) -> int:
-    """In the forked process."""
+    """Runs the pickled process; the zygote calls this in the process that it forked."""
     _inherited[:] = fds
     import torch
 
-    # As OpenMP would choose for a process that starts afresh; the zygote's libraries were given one thread.
+    # The number that OpenMP would choose in a new process; the zygote limited its libraries to one thread.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     process: _Process = pickle.loads(payload)
     code: int = process._bootstrap()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Finds the cores an engine on CPU may use, and how its threads wait. Imports neither torch nor vLLM."""
+"""Counts the cores that a CPU engine may use, and sets how its threads wait. Imports no torch or vLLM."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 BIND = "VLLM_CPU_OMP_THREADS_BIND"
 COUNT = "OMP_NUM_THREADS"
 WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-"""For GNU's and Intel's OpenMP: a thread without work sleeps at once."""
+"""Makes an idle thread sleep at once, with GNU's and with Intel's OpenMP."""
 _QUOTAS = (("cpu.max", None), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-"""Microseconds of CPU time and the period they are for, in versions 2 (one file) and 1 of cgroups."""
+"""The files with the CPU quota and its period, in microseconds: one file in cgroups v2, two in v1."""
 
 
 def cpu_thread_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that OpenMP reads when it is loaded: they must be set before Python starts.
+    """Returns the variables that OpenMP reads when it is loaded: they must be set before Python starts.
 
-    By default its threads spin while they wait. A busy program beside the engine then makes every step wait
-    for a thread that the kernel has taken off its core. What the user set stands.
+    By default OpenMP's threads spin while they wait. If another program is busy on the machine, every step
+    then waits for a thread that the kernel has taken off its core. The user's own settings win.
     """
     if environment.get(BIND):
         return {}
@@ -29,18 +29,18 @@ def cpu_thread_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_chosen(environment: Mapping[str, str]) -> bool:
-    """Whether the user's environment says how many threads there are."""
+    """Returns whether the user's environment sets the number of threads."""
     return bool(environment.get(COUNT) or environment.get(BIND))
 
 
 def usable_cores(cgroups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
-    """Cores this process may use: those of its affinity, within the CPU quota of its container."""
+    """Returns how many cores this process may use: its CPU affinity, limited by the container's CPU quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *(int(quota) for quota in _quotas(Path(cgroups), Path(own)))]))
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
-    """Every quota, in cores, that holds for this process."""
+    """Yields every CPU quota that applies to this process, in cores."""
     for folder in _groups(cgroups, own):
         for quota_file, period_file in _QUOTAS:
             try:
@@ -54,7 +54,7 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
 
 
 def _groups(cgroups: Path, own: Path) -> Iterator[Path]:
-    """The process's group and those around it; in a container often its top is all that can be seen."""
+    """Yields the folders of the process's cgroup and its parents; a container often sees only the top one."""
     try:
         lines = own.read_text().splitlines()
     except OSError:

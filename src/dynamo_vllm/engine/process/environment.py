@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 NIXL_PAUSE_VARIABLE = "DYN_VLLM_NIXL_PAUSE_US"
 OMNI_VARIABLE = "DYN_VLLM_OMNI_STAGES"
-"""Set for the processes of a pipeline of vLLM-Omni."""
-WAY_OF_PROCESSES = "VLLM_WORKER_MULTIPROC_METHOD"
+"""Is set for the processes of a vLLM-Omni pipeline."""
+MULTIPROC_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _OMNI_PLUGIN = "vllm_omni_register_models"
 _PLUGIN_GROUPS = (
     "vllm.general_plugins",
@@ -30,13 +30,13 @@ _PLUGIN_GROUPS = (
     "vllm_omni.platform_plugins",
 )
 _SOCKET_FOLDER_LENGTH = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
-"""What the kernel takes as the path of a socket, without the name that vLLM gives it."""
+"""The kernel's limit for the path of a socket, minus the name that vLLM gives it."""
 
 
-def keep_environment() -> None:
-    """Once started, vLLM need not look its variables up again: it does so for every token.
+def cache_environment() -> None:
+    """Has vLLM cache its environment variables, which it otherwise looks up for every token.
 
-    vLLM has its engine processes do this, not the one that made them.
+    vLLM 0.30 does this in its engine cores, but not in the process that starts them.
     """
     from vllm.envs import enable_envs_cache
 
@@ -44,28 +44,28 @@ def keep_environment() -> None:
 
 
 def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables for every process that imports vLLM, whatever it then does. What the user set stands."""
+    """Returns the variables for every process that imports vLLM, without those that the user set."""
     wanted = {"VLLM_NO_USAGE_STATS": "1"}
     if (names := plugins(with_omni=False)) is not None:
         wanted["VLLM_PLUGINS"] = ",".join(names)
     if device() == "cpu":
-        # Several workers share a machine; pinning each to the same cores would starve them.
+        # Workers may share a machine; vLLM would pin all of them to the same cores.
         wanted[cpu_threads.BIND] = "nobind"
         wanted |= cpu_threads.cpu_thread_environment(environment)
-        wanted["ONEDNN_JIT_PROFILE"] = "0"  # else every process leaves a perf-PID.map in /tmp
+        wanted["ONEDNN_JIT_PROFILE"] = "0"  # otherwise every process leaves a perf-PID.map in /tmp
         wanted["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages for torch: half the time to zero the KV cache
-        wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # as vLLM would; our plugin loads NIXL before it
+        wanted["UCX_RCACHE_MAX_UNRELEASED"] = "1024"  # vLLM sets this too, but our plugin loads NIXL first
     else:
-        # Otherwise torch asks the driver whether there is a GPU, and no forked process can use one then.
+        # Otherwise torch initialises the driver to look for a GPU, and forked processes cannot use the GPU.
         wanted["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
 def set_environment(settings: EngineSettings) -> None:
-    """vLLM's variables for this worker. What the user set stands."""
-    wanted = {**import_environment(settings.environment), WAY_OF_PROCESSES: "spawn"}
+    """Sets vLLM's variables in this worker, except those that the user set."""
+    wanted = {**import_environment(settings.environment), MULTIPROC_METHOD: "spawn"}
     if len(settings.scratch_folder) <= _SOCKET_FOLDER_LENGTH:
-        wanted["VLLM_RPC_BASE_PATH"] = settings.scratch_folder  # by itself it leaves its sockets in /tmp
+        wanted["VLLM_RPC_BASE_PATH"] = settings.scratch_folder  # by default it leaves its sockets in /tmp
     if settings.bind_host:
         wanted["VLLM_HOST_IP"] = settings.bind_host
     if device() == "cpu":
@@ -75,7 +75,7 @@ def set_environment(settings: EngineSettings) -> None:
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
     if settings.side_channel_host in LOOPBACK_HOSTS:
-        # NIXL's network transport listens on every device; shared memory and GPU links are none.
+        # By default NIXL's network transport listens on every device. Shared memory and GPU links still work.
         wanted["UCX_NET_DEVICES"] = "lo"
     if settings.omni and (names := plugins(with_omni=True)) is not None:
         wanted["VLLM_PLUGINS"] = ",".join(names)
@@ -90,9 +90,10 @@ def set_environment(settings: EngineSettings) -> None:
 
 
 def plugins(with_omni: bool) -> list[str] | None:
-    """What vLLM's processes may load; None is everything, and right where vLLM-Omni is not installed.
+    """Returns the plugins that vLLM's processes may load; None means all of them.
 
-    vLLM-Omni enters every process of vLLM in its environment and replaces models and methods there.
+    If vLLM-Omni is installed, its plugin replaces models and methods in every vLLM process. So workers
+    without Omni must not load it.
     """
     found = {entry.name for group in _PLUGIN_GROUPS for entry in metadata.entry_points(group=group)}
     if _OMNI_PLUGIN not in found:

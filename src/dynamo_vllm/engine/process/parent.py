@@ -1,6 +1,6 @@
-"""Ends a process of vLLM with the worker that started it.
+"""Ends a process of vLLM when the worker that started it ends.
 
-vLLM 0.30 leaves an engine core running when its parent is killed; it would keep a GPU's memory for good.
+vLLM 0.30 leaves an engine core running when its parent is killed; it would hold the GPU's memory forever.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """In a child of the process that PARENT_VARIABLE names, ask the kernel to end us with it.
+    """Asks the kernel to kill this process when its parent ends, if PARENT_VARIABLE names the parent.
 
-    And our own children with us: the workers of several shards outlive a killed engine core too.
+    Its own children then follow the same rule: in vLLM 0.30 shard workers outlive a killed engine core too.
     """
     if sys.platform != "linux" or os.environ.get(PARENT_VARIABLE) != str(os.getppid()):
         return

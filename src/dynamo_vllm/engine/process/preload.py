@@ -1,7 +1,7 @@
-"""Imports vLLM once, in one thread, for the processes that are forked from here.
+"""Imports vLLM once, in a process with one thread, from which other processes are forked.
 
-`python -m dynamo_vllm.engine.process.preload FD ARCHITECTURE…` is the zygote of a `serve`: FD is its end of a
-socket pair, on which it says when it is ready and is then asked for processes (`forking`).
+`python -m dynamo_vllm.engine.process.preload FD ARCHITECTURE…` is the zygote of a `serve`. FD is its end of a
+socket pair, on which it reports that it is ready and then receives requests for processes (`forking`).
 """
 
 from __future__ import annotations
@@ -47,24 +47,26 @@ _OF_DEVICE = {"cpu": ("vllm.v1.worker.cpu_worker",), "cuda": ("vllm.v1.worker.gp
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
-"""While importing: numerical libraries start a thread per core when they are loaded."""
+"""Is set while importing: numerical libraries start a thread per core when they are loaded."""
 
 
 def import_vllm(architectures: Iterable[str] = ()) -> None:
-    """All of vLLM that a worker and its engine core need, and the classes of these models."""
+    """Imports all of vLLM that a worker and its engine core need, and the classes of these models."""
     machine.refuse_missing_library()
-    gc.disable()  # of thousands of modules nothing becomes garbage: a sixth of the time
+    gc.disable()  # imports create no garbage, and looking for it takes a sixth of the time
     for name in (*_VLLM, *_OF_DEVICE[machine.device()], *_OURS):
         importlib.import_module(name)
     for name in architectures:
-        with contextlib.suppress(ImportError):  # vLLM says it better, in the worker
+        with contextlib.suppress(ImportError):  # the worker fails with vLLM's own message
             _import_model(name)
     gc.enable()
 
 
 def _import_model(architecture: str) -> None:
-    """vLLM 0.30 looks at a model's class in a process of its own, which imports all of vLLM once more, unless
-    the class is there already."""
+    """Registers a model's class in advance.
+
+    Otherwise vLLM 0.30 inspects the class in a subprocess, which imports all of vLLM again.
+    """
     from vllm import ModelRegistry
 
     known = ModelRegistry.models.get(architecture)
@@ -73,7 +75,7 @@ def _import_model(architecture: str) -> None:
 
 
 def architectures_of(model: str) -> list[str]:
-    """What the configuration of a local model names; nothing where it cannot be read."""
+    """Returns the architectures in a local model's config.json; none if it cannot be read."""
     try:
         found = json.loads(Path(model, "config.json").read_text()).get("architectures")
     except (OSError, ValueError, AttributeError):
@@ -82,7 +84,7 @@ def architectures_of(model: str) -> list[str]:
 
 
 def import_and_fork(model: str, environment: Mapping[str, str]) -> forking.Zygote:
-    """Import vLLM here, unless it is, and make a zygote of a copy of this process. Raises CannotFork."""
+    """Imports vLLM in this process and forks a zygote from it. Raises CannotFork."""
     more = import_environment(environment)
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)
@@ -99,12 +101,12 @@ def import_and_fork(model: str, environment: Mapping[str, str]) -> forking.Zygot
 
 
 def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What must be set while vLLM is imported for processes that are forked then."""
+    """Returns the variables to set while this process imports vLLM for forked processes."""
     return {**vllm_environment.import_environment(environment), **ONE_THREAD}
 
 
 def refusal() -> str | None:
-    """Why no process may be forked from this one; None where it may."""
+    """Returns why this process must not fork; None if it may."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -115,7 +117,10 @@ def refusal() -> str | None:
 
 
 def name_process(title: str | None = None) -> None:
-    """What `ps` shows. Its library must be asked once before a forked process gets another environment."""
+    """Sets the title that `ps` shows.
+
+    setproctitle must be used once before a forked process replaces its environment.
+    """
     with contextlib.suppress(ImportError):
         import setproctitle
 
@@ -123,6 +128,7 @@ def name_process(title: str | None = None) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the zygote of a `serve`: imports vLLM, reports readiness, then forks on request."""
     connection = socket.socket(fileno=int(argv[0]))
     owner = os.getppid()
     name_process("dynamo-vllm zygote")

@@ -1,4 +1,4 @@
-"""Collects the engine's Prometheus series as text, from its processes and from its connector's server."""
+"""Collects the engine's Prometheus series as text, from its processes and its connector's HTTP server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def series() -> str:
-    """Every series of this process, or of all its processes when a multi-process folder is set."""
+    """Returns every series of this process, or of all its processes if a multi-process folder is set."""
     from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
 
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
@@ -22,7 +22,7 @@ def series() -> str:
 
 
 def fetched(url: str) -> str:
-    """What a server on this machine says; nothing when it does not answer, so that the others are seen."""
+    """Returns the series of a server on this machine; "" if it does not answer, so others still appear."""
     try:
         with _DIRECT.open(url, timeout=FETCH_SECONDS) as answer:
             text = str(answer.read().decode())

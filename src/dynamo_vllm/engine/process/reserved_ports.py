@@ -1,8 +1,8 @@
-"""Reserves TCP ports for vLLM from the moment they are chosen until it listens on them.
+"""Reserves TCP ports for vLLM from the moment they are chosen until vLLM listens on them.
 
-A port that was merely found free may be a sibling's or an outgoing connection's before vLLM gets there, which
-is after the model was loaded. A socket that is bound and does not listen keeps it: Linux gives such a port to
-nobody who asks for a free one, while ZMQ, which sets SO_REUSEADDR, may still listen on it.
+vLLM listens only after it has loaded the model. Until then another worker or an outgoing connection could
+take a port that was found free. A socket that is bound but does not listen reserves the port: Linux does not
+give it to programs that ask for any free port, but ZMQ can still listen on it because it sets SO_REUSEADDR.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dynamo_vllm.errors import StartError
 
 _TRIES = 50
 _kept: list[socket.socket] = []
-"""For the life of the process."""
+"""Stays open for the life of the process."""
 
 
-def keep(count: int) -> int:
-    """The first of so many free ports in a row, from now on ours."""
+def reserve(count: int) -> int:
+    """Reserves this many consecutive free ports and returns the first."""
     for _ in range(_TRIES):
         with contextlib.ExitStack() as held:
             first = held.enter_context(_bound(0))
@@ -28,11 +28,16 @@ def keep(count: int) -> int:
                 held.pop_all()
                 _kept.extend([first, *others])
                 return port
-    raise StartError(f"found no {count} free ports in a row; set --kv-event-port and --side-channel-port")
+    raise StartError(
+        f"could not find {count} consecutive free ports; set --kv-event-port and --side-channel-port"
+    )
 
 
 def _bound(port: int) -> socket.socket:
-    """Only a port that nobody has bound; the option comes afterwards, it would let us share one."""
+    """Returns a socket bound to a port that no other socket is bound to.
+
+    SO_REUSEADDR is set only after the bind, because before it would allow sharing a port.
+    """
     made = socket.socket()
     try:
         made.bind(("", port))
@@ -44,7 +49,7 @@ def _bound(port: int) -> socket.socket:
 
 
 def refuse_taken(option: str, host: str, port: int) -> None:
-    """vLLM 0.30 waits for ever for a side channel that cannot listen."""
+    """Raises StartError if a port is in use; vLLM 0.30 waits forever if its side channel cannot listen."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -52,5 +57,5 @@ def refuse_taken(option: str, host: str, port: int) -> None:
         except OSError as exc:
             raise StartError(
                 f"{option} {port} on {host or 'any address'} cannot be used: {exc.strerror}; "
-                "name another or leave it out"
+                "choose another or leave it out"
             ) from None

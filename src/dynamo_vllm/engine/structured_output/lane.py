@@ -1,4 +1,4 @@
-"""Sends guides one after another to one judge process, and replaces it when it has ended."""
+"""Sends guides one after another to one checker process, and replaces the process when it has ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.process.background import in_thread
-from dynamo_vllm.engine.structured_output.judge_processes import Ended
+from dynamo_vllm.engine.structured_output.checker_processes import Ended
 from dynamo_vllm.errors import Overloaded
 from dynamo_vllm.forking import CannotFork
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from dynamo_vllm.engine.structured_output.judge_processes import Judge, Source
+    from dynamo_vllm.engine.structured_output.checker_processes import CheckerProcess, Source
 
 logger = logging.getLogger(__name__)
 MOST_WAITING = {"quick": 64, "slow": 4}
@@ -27,7 +27,7 @@ KILLED = Ended(-signal.SIGKILL)
 
 
 class Lane:
-    """One judge at a time, and the guides that wait for it: the smallest comes first."""
+    """Has one checker process and a queue of guides for it; the smallest guide goes first."""
 
     def __init__(
         self, name: str, source: Source, seconds: float, memory_bytes: int, more_niceness: int = 0
@@ -37,62 +37,62 @@ class Lane:
         self._source = source
         self._memory_bytes = memory_bytes
         self._more_niceness = more_niceness
-        self._judge: Judge | None = None
-        self._starting: asyncio.Future[Judge] | None = None
+        self._checker: CheckerProcess | None = None
+        self._starting: asyncio.Future[CheckerProcess] | None = None
         self._is_taken = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
-    async def judge(self, text: str) -> dict[str, Any]:
-        """The judge's answer, or what it went over: time, memory."""
+    async def check(self, text: str) -> dict[str, Any]:
+        """Returns the checker's answer, or which limit the guide exceeded (`over`): time or memory."""
         line = f'{{"seconds": {self.seconds}, "guide": {text}}}\n'.encode()
         async with self._turn(len(line)):
             answer = await self._ask(line)
-            if answer == KILLED:  # perhaps as it had nothing to do; no fault of this guide
-                logger.warning("what judges guides (%s lane) was killed; another follows", self._name)
+            if answer == KILLED:  # perhaps while it was idle, so this guide need not be the cause
+                logger.warning("the guide checker of the %s lane was killed; starting another", self._name)
                 answer = await self._ask(line)
         if isinstance(answer, Ended):
             return self._meaning(answer)
         return answer
 
     async def _ask(self, line: bytes) -> dict[str, Any] | Ended:
-        judge = await self._ready()
+        checker = await self._ready()
         answer: dict[str, Any] | Ended | None = None
         try:
-            answer = await judge.ask(line)
+            answer = await checker.ask(line)
         finally:
             is_fit = isinstance(answer, dict) and not answer.pop("worn", False) and "over" not in answer
-            if not is_fit:  # or whoever asked is gone
-                self._drop(judge)
+            if not is_fit:  # also if this call was cancelled
+                self._drop(checker)
         return answer
 
     def _meaning(self, end: Ended) -> dict[str, Any]:
         if end == KILLED:
-            raise Overloaded("the process that judges guides was killed; try again")
+            raise Overloaded("the guide checker was killed; try again")
         if end.code == -signal.SIGPROF:
             return {"over": "time"}
-        # Native code that gets no more memory ends its process.
+        # Native code aborts its process when it gets no more memory.
         return {"over": "memory"} if end.code == -signal.SIGABRT else {}
 
-    async def _ready(self) -> Judge:
-        if self._judge is not None and self._judge.is_gone():
-            self._drop(self._judge)
-        if self._judge is None:
+    async def _ready(self) -> CheckerProcess:
+        if self._checker is not None and self._checker.is_gone():
+            self._drop(self._checker)
+        if self._checker is None:
             if self._starting is None:
-                start = functools.partial(self._source.judge, self._memory_bytes, self._more_niceness)
+                start = functools.partial(self._source.checker, self._memory_bytes, self._more_niceness)
                 self._starting = in_thread(start)
             starting = self._starting
             try:
-                with unable():
-                    self._judge = await asyncio.shield(starting)
+                with overloaded_if_unable():
+                    self._checker = await asyncio.shield(starting)
             finally:
                 if starting.done():
                     self._starting = None
-        return self._judge
+        return self._checker
 
-    def _drop(self, judge: Judge) -> None:
-        self._judge = None
-        judge.end()
+    def _drop(self, checker: CheckerProcess) -> None:
+        self._checker = None
+        checker.end()
 
     @contextlib.asynccontextmanager
     async def _turn(self, size: int) -> AsyncIterator[None]:
@@ -102,25 +102,25 @@ class Lane:
         try:
             yield
         finally:
-            self._pass_on()
+            self._wake_next()
 
     async def _wait(self, size: int) -> None:
         if len(self._waiting) >= MOST_WAITING[self._name]:
-            raise Overloaded("too many guides wait to be judged; try again")
+            raise Overloaded("too many guides are waiting to be checked; try again")
         mine = asyncio.get_running_loop().create_future()
         entry = (size, next(self._numbers), mine)
         heapq.heappush(self._waiting, entry)
         try:
             await mine
         except asyncio.CancelledError:
-            if not mine.cancelled():  # its turn came at the same moment
-                self._pass_on()
+            if not mine.cancelled():  # it got its turn at the same moment
+                self._wake_next()
             elif entry in self._waiting:
                 self._waiting.remove(entry)
                 heapq.heapify(self._waiting)
             raise
 
-    def _pass_on(self) -> None:
+    def _wake_next(self) -> None:
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():
@@ -129,21 +129,21 @@ class Lane:
         self._is_taken = False
 
     def close(self) -> None:
-        if self._judge is not None:
-            self._drop(self._judge)
+        if self._checker is not None:
+            self._drop(self._checker)
         if self._starting is not None:
             self._starting.add_done_callback(_end_unwanted)
 
 
 @contextlib.contextmanager
-def unable() -> Iterator[None]:
-    """Where no judge can be had."""
+def overloaded_if_unable() -> Iterator[None]:
+    """Raises Overloaded if no checker process can be started."""
     try:
         yield
     except CannotFork as exc:
-        raise Overloaded(f"guides cannot be judged: {exc}") from exc
+        raise Overloaded(f"guides cannot be checked: {exc}") from exc
 
 
-def _end_unwanted(starting: asyncio.Future[Judge]) -> None:
+def _end_unwanted(starting: asyncio.Future[CheckerProcess]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().end()

@@ -1,8 +1,8 @@
-"""Judges guides as vLLM takes them: checks and compiles them in a process that can be killed (`judge_child`).
+"""Validates and compiles guides as vLLM does, in a process that can be killed (`checker_child`).
 
-vLLM 0.30 checks a guide on the event loop, and its engine core compiles it without a limit: 23 KB of a
-client's schema stopped the worker for 4 s, and 6 KB the guided requests of all others for minutes. Here both
-are done before the engine sees the guide; what vLLM then leaves out is in `patches.guides`.
+vLLM 0.30 validates a guide on the event loop, and its engine core compiles it without a limit: a schema of
+23 KB blocked the worker for 4 s, and one of 6 KB blocked all other guided requests for minutes. Here both
+happen before the engine sees the guide; `patches.guides` then skips the second validation in vLLM.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 LOAD = f"{__name__}:load"
 _USUAL = '{"type": "object", "properties": {"a": {"type": ["string", "number", "boolean", "null"]}}}'
-"""Compiled once, so that those who come later find the tables of its parts."""
+"""Is compiled once, so that the compiler has cached the rules for common types."""
 
 
 def payload(config: Config) -> bytes:
-    """What `load` needs, as vLLM sends it to its own processes."""
+    """Returns the configuration for `load`, pickled as vLLM pickles it for its own processes."""
     from multiprocessing.reduction import ForkingPickler
 
     return bytes(ForkingPickler.dumps(config))
 
 
 def load(sent: bytes) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """In the process that judges are forked from: the tokenizer, and each backend that a guide may get."""
-    return Judging(pickle.loads(sent)).judge
+    """Loads the tokenizer and the possible backends, in the process that checkers are forked from."""
+    return VllmChecker(pickle.loads(sent)).check
 
 
-class Judging:
-    """Checks and compiles guides as vLLM does, in one thread."""
+class VllmChecker:
+    """Validates and compiles guides as vLLM does, in one thread."""
 
     def __init__(self, config: Config) -> None:
         from vllm.tokenizers import cached_tokenizer_from_config
 
-        table.apply(Where.JUDGE)
+        table.apply(Where.GUIDE_CHECKER)
         self._config = config
         has_tokenizer = not config.model_config.skip_tokenizer_init
         self._tokenizer = cached_tokenizer_from_config(config.model_config) if has_tokenizer else None
@@ -71,8 +71,8 @@ class Judging:
         made.compiler.compile_json_schema(_USUAL)
         return made
 
-    def judge(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """What the engine is to get instead of it and by which backend, or why it is refused."""
+    def check(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Returns the backend and the changed fields for the engine, or why the guide is refused."""
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
@@ -85,14 +85,14 @@ class Judging:
             )
             self._compile(made)
         except Exception as exc:
-            if _is_of_memory(exc):
+            if _is_memory_error(exc):
                 raise MemoryError from None
             return {"refused": str(exc.args[0]) if exc.args else str(exc)}
         changes = {k: v for k in GUIDE_KINDS if (v := getattr(made, k)) != fields.get(k)}
         return {"backend": made._backend, "changes": changes}
 
     def _compile(self, made: Any) -> None:
-        """With each backend: the engine core keeps the first it was given, whatever is asked for later."""
+        """Compiles with every backend: the engine core uses that of its first guide for all later ones."""
         from vllm.v1.structured_output.request import get_structured_output_key
 
         kind, text = get_structured_output_key(made)
@@ -101,12 +101,12 @@ class Judging:
                 grammar = backend.compile_grammar(kind, text)
                 grammar_steps.walk(grammar, backend.allocate_token_bitmask(1), self._end_token)
             except Exception as exc:
-                if name == made._backend or isinstance(exc, grammar_steps.TooSlow) or _is_of_memory(exc):
+                if name == made._backend or isinstance(exc, grammar_steps.TooSlow) or _is_memory_error(exc):
                     raise
 
 
-def _is_of_memory(exc: BaseException | None) -> bool:
-    """vLLM 0.30 takes any exception of a backend for a complaint about the guide."""
+def _is_memory_error(exc: BaseException | None) -> bool:
+    """Returns whether memory ran out: vLLM 0.30 reports every exception of a backend as a bad guide."""
     while exc is not None:
         if isinstance(exc, MemoryError) or "bad_alloc" in str(exc):
             return True

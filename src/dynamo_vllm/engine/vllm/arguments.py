@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.config.engine_rules import HERE, OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.engine.machine import device, free_bytes, has_bfloat16
 from dynamo_vllm.engine.process import cpu_threads, reserved_ports
-from dynamo_vllm.engine.process.environment import WAY_OF_PROCESSES
+from dynamo_vllm.engine.process.environment import MULTIPROC_METHOD
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ _CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resolved:
-    """The engine's arguments after our rules, and the rules that fired."""
+    """Holds the engine's arguments after our rules, and the rules that fired."""
 
     args: EngineArgs
     fired: tuple[Fired, ...]
 
 
 def resolve(settings: EngineSettings) -> Resolved:
-    """Parse the engine's flags with vLLM's own parser and add our defaults."""
+    """Parses the engine flags with vLLM's own parser and adds our defaults."""
     import torch
     from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -56,7 +56,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         nixl=nixl,
         has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
-        kv_event_port=event_port or (reserved_ports.keep(count) if count > 1 else None),
+        kv_event_port=event_port or (reserved_ports.reserve(count) if count > 1 else None),
         kv_event_host=node.leader if node.is_headless else HERE,
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
@@ -71,11 +71,11 @@ def resolve(settings: EngineSettings) -> Resolved:
     for rule in fired:
         if rule.argument == OMP_THREADS:
             os.environ[OMP_THREADS] = str(rule.value)  # for the engine core, see `patches.cpu.thread_count`
-            torch.set_num_threads(1)  # this process computes nothing that is worth a second one
+            torch.set_num_threads(1)  # this process computes too little to use a second thread
         else:
             setattr(parsed, rule.argument, _typed(rule))
     if situation.device == "cpu" and parsed.distributed_executor_backend == "uni":
-        # vLLM 0.30 takes no other sign that "uni" is meant on CPU; the engine core is still its own process.
+        # vLLM 0.30 ignores "uni" on CPU without this variable; the engine core is still a separate process.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if settings.reasoning_parser and _engine_knows_reasoning(settings.reasoning_parser):
         parsed.reasoning_parser = settings.reasoning_parser
@@ -88,13 +88,13 @@ def resolve(settings: EngineSettings) -> Resolved:
 
 
 def given_flags(settings: EngineSettings) -> dict[str, Any]:
-    """The engine's flags that the user gave, read by vLLM's own parser; not the model and its names."""
+    """Returns the engine flags that the user gave, parsed by vLLM, without the model and its names."""
     _, given = _parse(settings)
     return {name: value for name, value in given.items() if name not in ("model", "served_model_name")}
 
 
 def _parse(settings: EngineSettings) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """All of vLLM's arguments, and the ones the user gave."""
+    """Returns all of vLLM's arguments, and those that the user gave."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -119,7 +119,7 @@ _UNSET = object()
 
 
 class _Marked(argparse.Namespace):
-    """Every argument starts as unset, so that what the user gave can be told from a default."""
+    """Marks every argument as unset, to distinguish what the user gave from defaults."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__(**{action.dest: _UNSET for action in parser._actions})
@@ -136,7 +136,7 @@ def _typed(rule: Fired) -> Any:
 def _side_channel_port(settings: EngineSettings) -> int:
     node = settings.node
     if settings.side_channel_port is None:
-        return reserved_ports.keep(node.ports_in_a_row)
+        return reserved_ports.reserve(node.ports_in_a_row)
     reserved_ports.refuse_taken(
         "--side-channel-port", settings.side_channel_host or "", settings.side_channel_port + node.first_rank
     )
@@ -150,11 +150,11 @@ def _engine_knows_reasoning(name: str) -> bool:
 
 
 def create_config(args: EngineArgs, settings: EngineSettings) -> Config:
-    """vLLM's configuration; reads the model's files, so a missing or odd model shows here."""
+    """Creates vLLM's configuration. Reads the model's files; raises ConfigError if they are unusable."""
     from vllm.usage.usage_lib import UsageContext
 
     try:
-        # As `vllm serve` has it: vLLM chooses its batch sizes by it, other contexts get much smaller ones.
+        # The context of `vllm serve`: vLLM chooses batch sizes by it, and much smaller ones for others.
         context = UsageContext.OPENAI_API_SERVER
         config = args.create_engine_config(context, headless=settings.node.is_headless)
     except (ValueError, OSError, NotImplementedError) as exc:
@@ -162,19 +162,19 @@ def create_config(args: EngineArgs, settings: EngineSettings) -> Config:
     _refuse_ranks_of_a_dense_model(config)
     _refuse_adapters_in_float32(config)
     _refuse_draft_models_on_cpu(config)
-    # vLLM 0.30: its CPU platform overwrites the way processes are made.
-    if WAY_OF_PROCESSES in settings.environment:
-        os.environ[WAY_OF_PROCESSES] = settings.environment[WAY_OF_PROCESSES]
+    # vLLM 0.30: its CPU platform overwrites the user's choice.
+    if MULTIPROC_METHOD in settings.environment:
+        os.environ[MULTIPROC_METHOD] = settings.environment[MULTIPROC_METHOD]
     return config
 
 
 def loading_phase(config: Config) -> str:
-    """What the engine does until it has started; compiling can take minutes."""
+    """Returns the name of the phase until the engine has started; compiling can take minutes."""
     return "loading and compiling" if config.compilation_config.mode else "loading"
 
 
 def described(args: EngineArgs, config: Config) -> dict[str, Any]:
-    """vLLM's arguments, with what it chose itself."""
+    """Returns vLLM's arguments with the values that it resolved."""
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     parallel = config.parallel_config
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(args)} | {
@@ -200,30 +200,34 @@ def described(args: EngineArgs, config: Config) -> dict[str, Any]:
 
 
 def _refuse_ranks_of_a_dense_model(config: Config) -> None:
-    """vLLM 0.30 does so for --data-parallel-rank; other flags end in an assertion, after a whole start."""
+    """Refuses data-parallel workers of one rank for a dense model.
+
+    vLLM 0.30 does so only for --data-parallel-rank; with other flags it fails in an assertion after loading.
+    """
     parallel, model = config.parallel_config, config.model_config
     if parallel.data_parallel_size > 1 and parallel.data_parallel_external_lb and not model.is_moe:
         raise ConfigError(
-            f"{model.model} is no MoE model: workers of one rank each have nothing to share; "
+            f"{model.model} is not an MoE model: its data-parallel ranks would be independent engines; "
             "start them without --data-parallel-size"
         )
 
 
 def _refuse_adapters_in_float32(config: Config) -> None:
-    """vLLM 0.30 finds out in its kernels, after the model was loaded, by an assertion without a word."""
+    """Refuses LoRA with float32 on GPUs; vLLM 0.30 fails in a kernel's assertion, after loading the model."""
     if config.lora_config is not None and device() == "cuda" and "float32" in str(config.model_config.dtype):
-        raise ConfigError("vLLM's LoRA kernels take no --dtype float32; use float16 or bfloat16")
+        raise ConfigError("vLLM's LoRA kernels do not support --dtype float32; use float16 or bfloat16")
 
 
 def _refuse_draft_models_on_cpu(config: Config) -> None:
-    """vLLM 0.30's engine ends with the first request: what a draft model reads is made by kernels of Triton.
+    """Refuses draft models on CPU: vLLM 0.30 prepares their inputs with Triton kernels and crashes.
 
-    What checks the guesses is patched (`patches.cpu.guesses`), so that those of n-grams are taken.
+    N-gram speculation works: its rejection sampler is patched (`patches.cpu.speculative`).
     """
-    guesses = config.speculative_config
-    if device() == "cpu" and guesses is not None and guesses.method != "ngram":
+    speculative = config.speculative_config
+    if device() == "cpu" and speculative is not None and speculative.method != "ngram":
         raise ConfigError(
-            f"--speculative-config: vLLM has no {guesses.method} on a CPU; use ngram, or leave it out"
+            f"--speculative-config: vLLM does not support {speculative.method} on a CPU; "
+            "use ngram, or leave it out"
         )
 
 

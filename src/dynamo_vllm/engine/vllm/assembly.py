@@ -1,6 +1,6 @@
-"""Starts vLLM in a prepared process and puts the engine together.
+"""Starts AsyncLLM in a prepared process and assembles the engine.
 
-It imports vLLM: only `launch` imports it, once the variables are set and the patches are in.
+This module imports vLLM. So only `launch` imports it, after the variables are set and the patches applied.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dynamo_vllm.engine.process import core_fork
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.process.background import in_thread
 from dynamo_vllm.engine.structured_output import vllm_grammars
+from dynamo_vllm.engine.structured_output.checker import Limits
 from dynamo_vllm.engine.structured_output.gate import GuideGate
-from dynamo_vllm.engine.structured_output.judge import Limits
 from dynamo_vllm.engine.vllm import facts as vllm_facts
 from dynamo_vllm.engine.vllm import kv_events
 from dynamo_vllm.engine.vllm import stats as vllm_stats
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def assemble(
     prepared: Prepared, settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase, ends: AsyncExitStack
 ) -> VllmEngine:
-    """What is opened goes into `ends`, and with the engine out of it again."""
+    """Starts vLLM and returns the engine, which takes over `ends`: the stack of what must be closed."""
     config = prepared.config
     parser = parsing.parser_class(settings, config.model_config)
     relay = kv_events.relay(config, settings)
@@ -68,7 +68,7 @@ def assemble(
     if settings.direct_egress:
         ends.callback(Receiver(llm.engine_core.resources.output_socket).close)
         direct = Direct(llm)
-    vllm_environment.keep_environment()
+    vllm_environment.cache_environment()
     on_phase("cache")
     steps.update(dict.fromkeys(llm.engine_core.engine_ranks_managed, 0))
     facts = vllm_facts.read(llm, prepared.resolved.fired, relay.addresses if relay is not None else {})
@@ -102,14 +102,14 @@ def _started(prepared: Prepared, settings: EngineSettings, loggers: list[Callabl
 
 
 async def end(llm: Llm) -> None:
-    """In a thread: vLLM waits for its processes."""
+    """Shuts vLLM down, in a thread because vLLM waits for its processes."""
     if llm.output_handler is not None:
-        llm.output_handler.cancel()  # it would take this end for a death, and log all of it
+        llm.output_handler.cancel()  # it would log the shutdown as a crash of the engine
     await in_thread(llm.shutdown)
 
 
 def guide_gate(config: Config, settings: EngineSettings) -> GuideGate:
-    """Its processes load the tokenizer while the engine loads the model."""
+    """Creates the guide gate; its processes load the tokenizer while the engine loads the model."""
     limits = Limits(settings.guide_seconds, settings.guide_memory_bytes)
     return GuideGate.opened(
         vllm_grammars.LOAD,
@@ -141,7 +141,7 @@ def _parts(
 
 
 def _encoded(settings: EngineSettings, encoder: str, model: ModelConfig) -> EncodedFolder | None:
-    """None where media come without an encoder's output, or with it through a connector."""
+    """Returns the reader of encoder outputs; None if there are none, or if they arrive by a connector."""
     if not settings.takes_encoded or not settings.encoder_folder:
         return None
     folder = Folder(Path(settings.encoder_folder, encoder), settings.encoder_folder_bytes)

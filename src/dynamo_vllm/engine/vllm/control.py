@@ -1,4 +1,4 @@
-"""Carries out what an operator asks of a running vLLM: sleep, caches, adapters, profiles."""
+"""Executes an operator's commands on a running vLLM: sleep, caches, adapters, profiles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Control:
-    """One method per operation; errors of vLLM come out as ours."""
+    """Has one method per operation, and converts vLLM's errors to ours."""
 
     def __init__(self, llm: Llm) -> None:
         self._llm = llm
@@ -39,6 +39,7 @@ class Control:
         }
 
     async def do(self, op: base.EngineOp) -> int | None:
+        """Executes one operation; returns the bytes of device memory that it freed, if known."""
         try:
             return await self._steps[type(op)](op)
         except (WrongState, AdapterRefused):
@@ -51,7 +52,7 @@ class Control:
 
     async def _sleep(self, op: base.Sleep) -> int | None:
         before = await self._free_bytes()
-        # Nothing runs any more; vLLM's default would abort what does.
+        # No job is running now; vLLM's default mode would abort jobs.
         await self._llm.sleep(op.level, mode="wait")
         self._has_lost_weights = op.level == 2
         after = await self._free_bytes()
@@ -68,14 +69,14 @@ class Control:
         self._has_lost_weights = False
 
     async def _free_bytes(self) -> int | None:
-        """Free memory of all devices of the engine; None where nothing can be freed."""
+        """Returns the free memory of all devices of the engine; None if sleep frees nothing."""
         config = self._llm.vllm_config
         if not config.model_config.enable_sleep_mode:
             return None
         try:
             return int(sum(await self._llm.collective_rpc("dynamo_free_bytes")))
         except Exception as exc:  # the user's own worker extension does not have it
-            logger.info("the freed memory cannot be told: %s", exc)
+            logger.info("cannot measure how much memory sleep frees: %s", exc)
             return None
 
     async def _pause(self, _: base.Pause) -> None:
@@ -86,22 +87,22 @@ class Control:
 
     async def _reset(self, op: base.ResetCache) -> None:
         if "prefix" in op.kinds and not await self._llm.reset_prefix_cache():
-            raise WrongState("KV blocks are in use; try again when the requests that run have ended")
+            raise WrongState("KV blocks are in use; try again when the running requests have ended")
         if "multimodal" in op.kinds:
             await self._llm.reset_mm_cache()
         if "encoder" in op.kinds:
             await self._llm.reset_encoder_cache()
 
     async def _add(self, op: base.AddAdapter) -> None:
-        """vLLM only raises here; a request with an adapter that cannot be loaded would end the engine."""
+        """Loads an adapter in advance: a request with an adapter that cannot be loaded crashes the engine."""
         try:
             added = await self._llm.add_lora(lora_request(op.adapter))
         except Exception as exc:
             if isinstance(convert.error(exc), EngineDead):
                 raise
-            raise AdapterRefused(f"vLLM does not take it: {_reason(exc)}") from exc
+            raise AdapterRefused(f"vLLM refuses it: {_reason(exc)}") from exc
         if not added:
-            raise AdapterRefused("vLLM does not take it: its id is in use")
+            raise AdapterRefused("vLLM refuses it: its id is in use")
 
     async def _remove(self, op: base.RemoveAdapter) -> None:
         await self._llm.remove_lora(op.adapter.id)
@@ -114,17 +115,18 @@ class Control:
 
 
 def lora_request(adapter: Adapter) -> LoRARequest:
+    """Converts an adapter to vLLM's type."""
     return LoRARequest(adapter.engine_name, adapter.id, adapter.path)
 
 
 def _reason(exc: Exception) -> str:
-    """The last line of what may be a whole traceback of the engine's process."""
+    """Returns the last line of the message, which may be a whole traceback of the engine's process."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return lines[-1] if lines else type(exc).__name__
 
 
 def profile_folder(config: Config) -> str | None:
-    """Where profiles are written; None where none are recorded."""
+    """Returns where profiles are written; None if profiling is off."""
     profiler = config.profiler_config
     if profiler.profiler is None:
         return None

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _DEFAULTS = SamplingParams()
 LOWEST_LOGPROB = -9999.0
-"""As vLLM's own server has it. A constraint leaves minus infinity for what it forbids: null in JSON."""
+"""The lower limit of vLLM's own server: a guide gives forbidden tokens -inf, which JSON cannot express."""
 
 
 def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = None) -> SamplingParams:
-    """vLLM's parameters; fields that are None keep vLLM's defaults."""
+    """Returns vLLM's sampling parameters; fields that are None keep vLLM's defaults."""
     return SamplingParams(
         n=spec.n,
         temperature=_DEFAULTS.temperature if spec.temperature is None else spec.temperature,
@@ -67,6 +67,7 @@ def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = Non
 
 
 def structured_outputs(guide: Guide) -> StructuredOutputsParams:
+    """Converts a guide to vLLM's parameters, with the backend that the guide checker chose."""
     made = StructuredOutputsParams(
         json=dict(guide.json) if isinstance(guide.json, Mapping) else guide.json,
         json_object=guide.json_object,
@@ -81,7 +82,7 @@ def structured_outputs(guide: Guide) -> StructuredOutputsParams:
 
 
 def engine_input(job: Job) -> dict[str, Any]:
-    """A prompt that needs no further rendering."""
+    """Returns the prompt in the form that vLLM does not render again."""
     if job.media is not None:
         made = dict(job.media.inner)
     else:
@@ -96,24 +97,24 @@ def _token_input(job: Job) -> dict[str, Any]:
 
 
 def _embeds_input(job: Job, embeds: Embeds) -> dict[str, Any]:
-    """Rows for the prompt, and tokens behind them when another worker has begun the answer."""
+    """Returns rows for the prompt, followed by tokens if another worker started the answer (migration)."""
     tensor, answered = embeds.tensor, len(job.prompt) - embeds.rows
     made: dict[str, Any] = {"type": "embeds", "prompt_embeds": tensor}
     if answered:
         made["prompt_embeds"] = torch.cat([tensor, tensor.new_zeros(answered, tensor.shape[1])])
-        # vLLM 0.30: the hash of a block does not tell a token from a row of zeros.
+        # vLLM 0.30: the hash of a block does not distinguish a token from a row of zeros.
         made["cache_salt"] = job.id
     elif (job.transfer or {}).get("do_remote_decode"):
-        # vLLM 0.30: of a prompt with ids, NIXL shortens only these for hybrid models, which ends the engine.
+        # vLLM 0.30: for hybrid models NIXL shortens only the ids, not the rows, which crashes the engine.
         return made
-    # vLLM 0.30: without ids a repetition penalty falls on those that another request left in the batch.
+    # vLLM 0.30: without ids a repetition penalty uses those that another request left in the batch.
     made["prompt_token_ids"] = job.prompt
     made["is_token_ids"] = [False] * embeds.rows + [True] * answered
     return made
 
 
 def outputs(result: RequestOutput) -> Iterator[Output]:
-    """One Output per choice that moved in this step."""
+    """Yields one Output per choice that got tokens in this step."""
     choices = result.outputs
     last = len(choices) - 1
     for at, choice in enumerate(choices):
@@ -154,14 +155,17 @@ def _prompt_positions(result: RequestOutput) -> list[Position | None]:
     return [None if at is None else _position(token, at) for token, at in zip(ids, logprobs, strict=True)]
 
 
-class MediaForgotten(EngineRequestFailed):
-    """The engine core has not kept media that we thought it had, and got them without content."""
+class MediaEvicted(EngineRequestFailed):
+    """Is raised if the engine core has evicted media from its cache that we sent without content."""
 
 
-def gave_up(job: Job, has_begun: bool = False) -> DynamoVllmError:
-    """For a request vLLM ended with an error and no exception, as with a grammar it cannot compile."""
+def error_without_exception(job: Job, has_begun: bool = False) -> DynamoVllmError:
+    """Returns our error for a request that vLLM ended with finish reason "error" and no exception.
+
+    vLLM does so for a grammar that it cannot compile, for example.
+    """
     if job.media is not None and job.sampling.guide is None and not has_begun:
-        return MediaForgotten("the engine forgot the request's media")
+        return MediaEvicted("the engine has evicted the request's media")
     if job.sampling.guide is not None:
         why = "takes the engine too long for each token" if has_begun else "the engine cannot compile it"
         return InvalidRequest(why, parameter=job.sampling.guide.parameter)
@@ -169,7 +173,7 @@ def gave_up(job: Job, has_begun: bool = False) -> DynamoVllmError:
 
 
 def error(exc: Exception, job: Job | None = None, has_begun: bool = False) -> DynamoVllmError:
-    """Our error for anything vLLM raised out of a request; once outputs came, the client is not at fault."""
+    """Returns our error for an exception of vLLM; after the first output the client is not at fault."""
     found = _error(exc)
     if has_begun and isinstance(found, InvalidRequest):
         return EngineRequestFailed(f"{type(exc).__name__}: {exc}")
@@ -191,7 +195,7 @@ def _error(exc: Exception) -> DynamoVllmError:
             return EngineOverloaded(exc.message)
         case ValueError() | TypeError():
             return InvalidRequest(_message(exc))
-    # vLLM 0.30: an EngineGenerateError is empty, the reason is its cause.
+    # vLLM 0.30: an EngineGenerateError has no text, the reason is its cause.
     reason = exc.__cause__ or exc
     if isinstance(reason, EngineDeadError):
         return EngineDead(str(reason))

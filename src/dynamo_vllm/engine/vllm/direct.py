@@ -1,9 +1,9 @@
-"""Sends tokens from the engine's output straight to a job's sink, past vLLM's own queues.
+"""Sends tokens from the engine's output directly to a job's sink, past vLLM's own queues.
 
-AsyncLLM gives each request a queue and a task that waits on it, and builds two objects for every token on
-the way. Here vLLM's output handler, which sees the outputs of each engine step together, calls the sinks. All
-else stays vLLM's: a request's checks, its state, figures, traces, aborts and its end with the engine. Only
-jobs whose outputs need no further work go this way: one choice, no log-probabilities, no text.
+AsyncLLM gives each request a queue and a task that waits on it, and creates two objects per token. Here
+vLLM's output handler, which gets the outputs of each engine step together, calls the sinks. Everything else
+stays vLLM's: validation, request state, metrics, traces, aborts and engine death. Only jobs whose outputs
+need no further work use this path: one choice, no log-probabilities, no text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Direct:
-    """The jobs of one engine that go this way."""
+    """Runs the jobs of one engine that use this path."""
 
     def __init__(self, llm: Llm) -> None:
         self._llm = llm
@@ -36,9 +36,9 @@ class Direct:
     def _process(
         self, outputs: list[Any], moment: float | None = None, iteration: Any = None, **more: object
     ) -> Any:
-        """One pass over a step's outputs; vLLM's own code gets those that are more than further tokens.
+        """Handles a step's outputs that only have further tokens; vLLM's own code handles the others.
 
-        Since 0.32 vLLM gives the version of the model's weights too, which our answers do not tell.
+        Since 0.32 vLLM also passes the version of the model's weights, which our answers do not report.
         """
         taps, others = self._taps, []
         for output in outputs:
@@ -64,7 +64,7 @@ class Direct:
         return self._others(others, moment, iteration, **more)
 
     def fits(self, job: Job) -> bool:
-        """Whether the engine's output for this job is the answer as it is."""
+        """Returns whether the engine's output for this job is the answer without further work."""
         sampling = job.sampling
         return (
             sampling.n == 1
@@ -76,7 +76,7 @@ class Direct:
         )
 
     async def stream(self, job: Job, rank: int | None, sink: Sink) -> None:
-        """Until the last output; an error of the sink ends the job and comes out here as it is."""
+        """Runs a job until its last output; if the sink raises, the job ends and this raises the same."""
         llm = self._llm
         request = await _request(llm, job, rank)
         tap = Tap(job, sink)
@@ -88,14 +88,14 @@ class Direct:
             await tap.done
         except BaseException:
             tap.sink = None
-            await llm.abort(request.request_id, internal=True)  # nothing to do where it has ended
+            await llm.abort(request.request_id, internal=True)  # does nothing if it has ended
             raise
         finally:
             del self._taps[request.request_id]
 
 
 async def _request(llm: Llm, job: Job, rank: int | None) -> Request:
-    """What AsyncLLM does with a prompt before it queues it."""
+    """Prepares a request as AsyncLLM does before it queues one."""
     try:
         if llm.errored:
             raise llm.dead_error
@@ -125,9 +125,9 @@ async def _send(llm: Llm, job: Job, request: Request) -> None:
 
 
 class Tap:
-    """Stands where vLLM keeps a request's queue; its methods run inside vLLM's output handler.
+    """Replaces a request's output queue in vLLM; its methods run inside vLLM's output handler.
 
-    Nothing may be raised there: it would end the handler, and with it every request.
+    They must not raise: an exception would end the handler, and with it every request.
     """
 
     __slots__ = ("_job", "done", "has_begun", "sink", "state")
@@ -135,13 +135,13 @@ class Tap:
     def __init__(self, job: Job, sink: Sink) -> None:
         self._job = job
         self.sink: Sink | None = sink
-        """None once no output may reach it any more."""
+        """Is None when no further output may reach it."""
         self.state: Any = None
         self.has_begun = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def attach(self, state: Any) -> None:
-        """From now on vLLM's state of the request makes no objects for a queue but calls the sink."""
+        """Makes vLLM's state of the request call the sink instead of creating objects for a queue."""
         self.state = state
         state.make_request_output = self.output
 
@@ -155,7 +155,7 @@ class Tap:
         ec_transfer_params: dict[str, Any] | None = None,
         error: object = None,
     ) -> None:
-        """What vLLM's own pass has for this job; None tells it that nothing is left to hand on."""
+        """Receives an output that vLLM's own code handled; returns None so that vLLM queues nothing."""
         if self.sink is None:
             return
         try:
@@ -176,7 +176,7 @@ class Tap:
         self, ids: list[int], finish: str, stop: int | str | None, transfer: dict[str, Any] | None
     ) -> None:
         if finish == "error":
-            raise convert.gave_up(self._job, self.has_begun)
+            raise convert.error_without_exception(self._job, self.has_begun)
         sink, self.sink = self.sink, None
         if sink is not None:
             sink(
@@ -193,7 +193,7 @@ class Tap:
             self.done.set_result(None)
 
     def put(self, exc: Exception) -> None:
-        """vLLM calls this for every request when the engine dies."""
+        """Fails the job; vLLM calls this for every request when the engine dies."""
         self.fail(convert.error(exc, self._job, has_begun=True))
 
     def fail(self, exc: Exception) -> None:

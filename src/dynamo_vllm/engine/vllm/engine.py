@@ -1,6 +1,6 @@
-"""Implements the Engine protocol with a running AsyncLLM of vLLM.
+"""Implements the Engine protocol with vLLM's AsyncLLM.
 
-It imports vLLM: only `launch` imports it, once the variables are set and the patches are in.
+This module imports vLLM. So only `launch` imports it, after the variables are set and the patches applied.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class VllmEngine:
-    """Feeds a running vLLM jobs and turns what it yields into outputs."""
+    """Sends jobs to a running AsyncLLM and converts its results to outputs."""
 
     llm: Llm
     facts: EngineFacts
     parts: EngineParts
     counting: Counting
     steps: Mapping[int, int]
-    """How many each rank has done; the launch counts on."""
+    """The number of steps of each rank, which the stat loggers count."""
     operations: Control
     guides: GuideGate
     direct: Direct | None
-    """The way past vLLM's queues; None where it is not to be used."""
+    """The path past vLLM's queues; None if it is turned off."""
     connector_metrics_url: str | None
-    """Where the KV connector serves series of its own."""
+    """Where the KV connector serves its own series."""
     ends: contextlib.AsyncExitStack
-    """Closes what the launch opened, the last first."""
+    """Closes what the launch opened, in reverse order."""
 
     async def stream(self, job: Job, sink: Sink) -> None:
         if job.sampling.guide is not None:
@@ -66,23 +66,23 @@ class VllmEngine:
             return
         try:
             await self._stream(job, sink)
-        except convert.MediaForgotten:
-            logger.info("request %s: its media are sent once more", job.id)
-            again = await self.parts.media.see(job.media.plain, job.media.media)
-            job.media.inner = again.inner  # of the same job: with its first token it forgets all of it
+        except convert.MediaEvicted:
+            logger.info("request %s: its media are sent again", job.id)
+            again = await self.parts.media.process(job.media.plain, job.media.media)
+            job.media.inner = again.inner  # in the same object, which is emptied at the first token
             await self._stream(job, sink)
 
     async def _stream(self, job: Job, sink: Sink) -> None:
         direct = self.direct
         if direct is not None and direct.fits(job):
-            await direct.stream(job, self._place(job.data_parallel_rank), sink)
+            await direct.stream(job, self._local_rank(job.data_parallel_rank), sink)
             return
         async with contextlib.aclosing(self._outputs(job)) as outputs:
             async for output in outputs:
                 sink(output)
 
     async def _outputs(self, job: Job) -> AsyncGenerator[Output, None]:
-        """The long way, for whatever needs vLLM's own work on each output."""
+        """Yields outputs through vLLM's queue, for jobs that need vLLM's own work on each output."""
         refuse_prompt_logprobs(self.llm.vllm_config, job)
         has_begun = False
         try:
@@ -93,13 +93,13 @@ class VllmEngine:
                 lora_request=lora_request(job.adapter) if job.adapter else None,
                 trace_headers=job.trace_headers,
                 priority=job.priority,
-                data_parallel_rank=self._place(job.data_parallel_rank),
+                data_parallel_rank=self._local_rank(job.data_parallel_rank),
             )
             async with contextlib.aclosing(stream):
                 async for result in stream:
                     for output in convert.outputs(result):
                         if output.finish == "error":
-                            raise convert.gave_up(job, has_begun)
+                            raise convert.error_without_exception(job, has_begun)
                         yield output
                     if job.media is not None and not has_begun:
                         job.media.forget()
@@ -109,8 +109,8 @@ class VllmEngine:
         except Exception as exc:
             raise convert.error(exc, job, has_begun) from exc
 
-    def _place(self, rank: int | None) -> int | None:
-        """vLLM counts from the first rank it answers for."""
+    def _local_rank(self, rank: int | None) -> int | None:
+        """Returns the rank as vLLM counts: from the first rank that this AsyncLLM manages."""
         return None if rank is None else rank - self.facts.data_parallel_start_rank
 
     async def abort(self, job_id: str) -> None:

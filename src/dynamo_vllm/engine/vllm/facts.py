@@ -1,4 +1,4 @@
-"""Reads the facts of a vLLM that has started: sizes, limits, what it takes and what it refuses."""
+"""Reads the facts of a started vLLM: sizes, limits, what it supports and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def read(llm: Llm, fired: Sequence[Fired], relayed: Mapping[int, str]) -> EngineFacts:
-    """`relayed` are the addresses of events that come from other nodes."""
+    """Returns the facts; `relayed` has the addresses of KV events from other nodes."""
     config = llm.vllm_config
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     ranks = llm.engine_core.engine_ranks_managed
@@ -28,7 +28,7 @@ def read(llm: Llm, fired: Sequence[Fired], relayed: Mapping[int, str]) -> Engine
         context_length=model.max_model_len,
         vocab_size=model.get_vocab_size(),
         block_size=cache.block_size,
-        # vLLM adds the blocks of all ranks up; the router wants those of one.
+        # vLLM gives the sum over all ranks; the router needs the blocks of one rank.
         total_kv_blocks=(cache.num_gpu_blocks or 0) // len(ranks),
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
@@ -64,7 +64,7 @@ def _adapter_limits(config: Config) -> AdapterLimits | None:
 
 def _sleep_refusal(config: Config) -> str | None:
     if config.kv_transfer_config is not None:
-        return "its KV cache is registered with other engines, which sleep would pull away; stop it instead"
+        return "other engines read its KV cache, which sleep would free; stop it instead"
     if machine.device() == "cpu" or config.model_config.enable_sleep_mode:
         return None
     return "start it with --enable-sleep-mode, or use pause, which keeps the memory"

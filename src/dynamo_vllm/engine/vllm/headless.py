@@ -1,6 +1,6 @@
-"""Runs engines of vLLM for a worker on another node: its data-parallel ranks, or its shards of one.
+"""Runs data-parallel ranks or shards of a vLLM engine for a worker on another node.
 
-What `vllm serve --headless` does, without taking the process' signals and its main thread.
+It does what `vllm serve --headless` does, without taking over signals and the main thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ END_SECONDS = 5.0
 
 
 async def launch(settings: EngineSettings, on_phase: OnPhase) -> HeadlessVllm:
-    """Ranks are started and go on by themselves; shards have met their leader when it returns."""
+    """Starts the processes of this node.
+
+    When it returns, shards have connected to their leader; ranks connect later on their own.
+    """
     prepared = prepare(settings, Where.NODE, on_phase)
     config, args = prepared.config, prepared.resolved.args
     try:
@@ -39,7 +42,7 @@ async def launch(settings: EngineSettings, on_phase: OnPhase) -> HeadlessVllm:
 
 
 class HeadlessVllm:
-    """Processes that take their work from the leader."""
+    """Owns the processes of this node, which get their work from the leader."""
 
     def __init__(self, processes: Sequence[BaseProcess], shut_down: Callable[[], None]) -> None:
         self._processes = processes
@@ -47,7 +50,7 @@ class HeadlessVllm:
         self._is_closed = False
 
     async def wait(self) -> None:
-        """Raises EngineDead when one of the processes has ended."""
+        """Waits until one of the processes ends, then raises EngineDead."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[BaseProcess] = loop.create_future()
         watched = list(self._processes)
@@ -67,13 +70,13 @@ class HeadlessVllm:
         raise EngineDead(f"{process.name} ended with code {process.exitcode}")
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Ends the processes. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             await in_thread(self._end)
 
     def _end(self) -> None:
-        # vLLM 0.30: a shard whose queue is closed first waits on it for another node until it is killed, 9 s.
+        # vLLM 0.30: if the queue is closed first, a shard waits on it for another node until killed (9 s).
         for process in self._processes:
             process.terminate()
         for process in self._processes:

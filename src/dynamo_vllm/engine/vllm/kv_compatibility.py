@@ -1,6 +1,6 @@
-"""Describes what two vLLM engines must have alike, before one can read the other's KV cache.
+"""Describes what must be equal in two vLLM engines before one can read the other's KV cache.
 
-And which connectors bring a cache that nobody named.
+It also knows which connectors may load a cache that the request does not name.
 """
 
 from __future__ import annotations
@@ -21,52 +21,53 @@ if TYPE_CHECKING:
 
 
 def lease_seconds(config: Config) -> float:
-    """The shortest lease of all connectors; vLLM's default where none is set."""
+    """Returns the shortest lease of all connectors; vLLM's default if none is set."""
     transfer = config.kv_transfer_config
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
     parts = [part.get("kv_connector_extra_config", {}) for part in extra.get("connectors", ())]
     return min(float(part.get("kv_lease_duration", 30)) for part in (extra, *parts))
 
 
-_ASKED = frozenset(
+_ON_REQUEST = frozenset(
     {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"}
 )
-"""Connectors that bring the caches which a request names."""
-_HEEDING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
-"""Those that look for none when a request's prompt has to be computed."""
+"""Connectors that load only caches which the request names."""
+_SKIPPING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
+"""Connectors that look for no cache if the request's prompt must be computed."""
 
 
-def unasked_connector(config: Config) -> str | None:
-    """One that may bring the cache of a prompt which has to be computed; None where there is none."""
+def connector_that_finds_caches(config: Config) -> str | None:
+    """Returns a connector that may load a cache even if the prompt must be computed; None if none may."""
     transfer = config.kv_transfer_config
     names = _connectors(transfer) if transfer is not None else []
-    return next((name for name in names if name not in _ASKED | _HEEDING), None)
+    return next((name for name in names if name not in _ON_REQUEST | _SKIPPING), None)
 
 
 def refuse_prompt_logprobs(config: Config, job: Job) -> None:
-    """They come of computing a prompt: of a cache that was found vLLM 0.30 tells memory that nobody wrote.
+    """Refuses prompt log-probabilities if vLLM would return wrong values or crash.
 
-    And on CPU they end an engine that takes adapters, beside any other request: it reads the adapter of each
-    row of a prompt from a list with one entry per request.
+    They are a result of computing the prompt: if a connector finds its cache, vLLM 0.30 returns uninitialised
+    memory. On CPU with LoRA they crash the engine if another request runs: vLLM 0.30 reads the adapter of
+    each row of the prompt from a list with one entry per request.
     """
     if job.sampling.prompt_logprobs is None:
         return
-    if found := unasked_connector(config):
+    if found := connector_that_finds_caches(config):
         raise InvalidRequest(
-            f"{found} of this worker may find a prompt's cache, which has none; leave it out",
+            f"not supported with {found}, which may find the prompt in a cache; leave it out",
             parameter="prompt_logprobs",
         )
     if config.lora_config is not None and machine.device() == "cpu":
         raise InvalidRequest(
-            "vLLM's CPU engine has none where it takes adapters; leave it out", parameter="prompt_logprobs"
+            "not supported by vLLM on a CPU with LoRA enabled; leave it out", parameter="prompt_logprobs"
         )
 
 
 def encoder(config: Config) -> str:
-    """One for all engines whose encoders make the same of a medium: a folder of theirs is called so."""
+    """Returns a name that is equal for engines whose encoders give the same output; it names their folder."""
     model = config.model_config
     multimodal = model.multimodal_config
-    told = (
+    settings = (
         vllm.__version__,
         model.model,
         model.revision,
@@ -76,11 +77,11 @@ def encoder(config: Config) -> str:
         multimodal.mm_encoder_attn_dtype if multimodal is not None else None,
         sorted((multimodal.mm_processor_kwargs or {}).items()) if multimodal is not None else None,
     )
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
 def terms(config: Config) -> Terms:
-    """Empty without a KV connector."""
+    """Returns the settings that must be equal, by name; empty without a KV connector."""
     transfer = config.kv_transfer_config
     if transfer is None:
         return {}
@@ -103,7 +104,7 @@ def terms(config: Config) -> Terms:
 
 
 def _moving_connector(transfer: KvTransferConfig) -> str:
-    """The one that brings caches from engine to engine; what keeps them beside it is a worker's own."""
+    """Returns the connector that moves caches between engines; offloading connectors need not be equal."""
     names = _connectors(transfer)
     return next((name for name in names if name.startswith("Nixl")), "+".join(sorted(set(names))))
 

@@ -1,4 +1,4 @@
-"""Says where the KV events of each rank are heard, and passes on those of ranks on other nodes."""
+"""Finds the ZMQ address of each rank's KV events, and relays those of ranks on other nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def addresses(config: Config, ranks: Iterable[int], host: str = "127.0.0.1") -> tuple[dict[int, str], str]:
-    """The address of each rank's events at `host`, and their topic."""
+    """Returns the address of each rank's events on `host`, and their topic."""
     events = config.kv_events_config
     if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
         return {}, ""
@@ -31,14 +31,14 @@ def addresses(config: Config, ranks: Iterable[int], host: str = "127.0.0.1") -> 
 
 
 def _merged(config: Config) -> str | None:
-    """Where a connector publishes vLLM's events, which it hears, together with its own."""
+    """Returns where a connector publishes vLLM's events together with its own, if it does."""
     more = config.additional_config
     merged = more.get("consolidator_endpoints") if isinstance(more, dict) else None
     return str(merged[2]) if merged else None
 
 
 def relay(config: Config, settings: EngineSettings) -> EventRelay | None:
-    """Listens for the ranks on other nodes, which connect to this one."""
+    """Starts a relay for ranks on other nodes, which connect to this one; None if there are none."""
     if _merged(config):
         return None
     listen, _ = addresses(config, settings.node.remote_ranks, settings.node.leader)

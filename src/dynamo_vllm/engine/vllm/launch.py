@@ -1,4 +1,4 @@
-"""Launches vLLM: from a worker's settings to an engine that generates."""
+"""Starts a vLLM engine from a worker's settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -> VllmEngine:
-    """What it has opened is closed again where a later step fails, or where a signal ends it."""
+    """Starts the engine; if a step fails or a signal cancels it, everything is closed again."""
     prepared = prepare(settings, Where.WORKER, on_phase)
     from dynamo_vllm.engine.vllm import assembly  # imports vLLM, which `prepare` has prepared
 

@@ -1,6 +1,6 @@
-"""Describes what we use of vLLM's classes, so that a type checker knows it: vLLM itself is not followed.
+"""Declares the parts of vLLM's classes that we use, for the type checker, which does not follow vLLM.
 
-`tests/contract/test_vllm_names.py` holds these names and parameters against the installed vLLM.
+`tests/contract/test_vllm_names.py` compares these names and parameters with the installed vLLM.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ModelConfig(Protocol):
     dtype: torch.dtype
     quantization: str | None
     hf_config: Any
-    """Of transformers: each family has its own fields."""
+    """A configuration of transformers; each model family has its own fields."""
     hf_overrides: object
     max_model_len: int
     enable_prompt_embeds: bool
@@ -157,7 +157,7 @@ class Renderer(Protocol):
 
     model_config: ModelConfig
     mm_processor: Any
-    """The model's own; None for a model that takes text only."""
+    """The model's multimodal processor; None for a text-only model."""
 
     @property
     def default_chat_tok_params(self) -> Any: ...
@@ -175,12 +175,12 @@ class Resources(Protocol):
     """BackgroundResources."""
 
     engine_manager: object
-    """None, or of another kind where Ray runs the engine."""
+    """None, or another class if Ray runs the engine."""
     output_socket: Socket
 
 
 class EngineCore(Protocol):
-    """AsyncMPClient: this process' end of the engine cores."""
+    """AsyncMPClient: this process's connection to the engine cores."""
 
     engine_ranks_managed: list[int]
     resources: Resources

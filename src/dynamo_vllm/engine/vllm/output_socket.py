@@ -1,8 +1,8 @@
-"""Reads the engine core's output socket from the event loop with fewer steps than vLLM.
+"""Reads the engine core's output socket from the event loop, at less cost than vLLM.
 
-vLLM waits for its engine on a pyzmq socket for asyncio, which asks the socket for its state four times per
-message, through enumerations: a quarter of what an engine step of 8 requests costs the worker. There is one
-reader and it always wants the next message, so trying to receive is all the asking needed.
+vLLM waits for its engine on pyzmq's asyncio socket, which queries the state of the socket four times per
+message, through enumerations: a quarter of the worker's cost of an engine step with 8 requests. The socket
+has one reader that always wants the next message, so it is enough to try to receive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Receiver:
-    """Takes the place of one socket's `recv_multipart`. To be made before anybody waits on the socket."""
+    """Replaces `recv_multipart` of one socket. It must be created before anybody waits on the socket."""
 
     def __init__(self, socket: Socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ class Receiver:
             try:
                 return self._socket.recv_multipart(flags | zmq.DONTWAIT, copy=copy, track=track)
             except zmq.Again:
-                # ZeroMQ has looked at all there was: the descriptor tells of what comes from now on.
+                # ZeroMQ has processed all its signals: the descriptor becomes readable for the next message.
                 self._waiting = self._loop.create_future()
                 await self._waiting
 
@@ -42,12 +42,12 @@ class Receiver:
             waiting.set_result(None)
             return
         try:
-            self._socket.get(zmq.EVENTS)  # nobody waits just now; this takes the signal back
+            self._socket.get(zmq.EVENTS)  # nobody waits now; this resets the descriptor
         except zmq.ZMQError:
             self.close()  # vLLM has closed the socket
 
     def close(self) -> None:
-        """Before vLLM closes its socket: the number of its descriptor may be used again. Idempotent."""
+        """Stops watching the descriptor, before vLLM closes it: its number may be reused. Idempotent."""
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             self._descriptor = -1

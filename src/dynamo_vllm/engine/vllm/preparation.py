@@ -1,4 +1,4 @@
-"""Prepares a process for vLLM: variables and patches first, then the arguments and the configuration."""
+"""Prepares a process for vLLM: environment variables and patches first, then arguments and configuration."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What vLLM is started with."""
+    """Holds what vLLM is started with."""
 
     resolved: Resolved
     config: Config
 
 
 def prepare(settings: EngineSettings, where: Where, on_phase: OnPhase) -> Prepared:
-    """Only when it returns may other modules import vLLM: it reads its variables when it is imported."""
+    """Prepares this process. vLLM reads variables at import, so other modules import it only after this."""
     on_phase("importing")
     vllm_environment.set_environment(settings)
     versions.warn_of_unproven()

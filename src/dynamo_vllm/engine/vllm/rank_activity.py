@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read(llm: Llm) -> dict[int, Vitals]:
-    """Ranks on other nodes, and those that Ray started, have no process of ours and are left out."""
+    """Returns the vitals by rank, without ranks on other nodes and those that Ray started."""
     config = llm.vllm_config
     cores = getattr(llm.engine_core.resources.engine_manager, "processes", ())
     found = {}
@@ -25,13 +25,13 @@ def read(llm: Llm) -> dict[int, Vitals]:
             computes = any_gpu_computes(range(place * shards, (place + 1) * shards))
             found[rank] = seen._replace(is_active=seen.is_active or computes)
     if config.parallel_config.data_parallel_size > 1 and config.model_config.is_moe:
-        # Each step waits for all ranks: while one is slow the others stand still, without a fault.
-        found = dict.fromkeys(found, activity.together(found.values()))
+        # Each step waits for all ranks: while one is slow, the others are idle but do not hang.
+        found = dict.fromkeys(found, activity.combined(found.values()))
     return found
 
 
 def any_gpu_computes(devices: Iterable[int]) -> bool:
-    """Whether one of vLLM's devices is at work, whoever's; False where NVML does not tell."""
+    """Returns whether any process computes on one of these devices; False if NVML does not report it."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cuda():
@@ -50,7 +50,7 @@ def any_gpu_computes(devices: Iterable[int]) -> bool:
 
 
 def utilisation(nvml: Any, platform: Any, device: int) -> int:
-    """Per cent of the last moments in which something ran; 0 where a device does not say, as parts of one."""
+    """Returns the recent utilisation of a device in per cent; 0 if unknown, as for a MIG instance."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(platform.device_id_to_physical_device_id(device))
         return int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)

@@ -1,4 +1,4 @@
-"""Hands vLLM's statistics to the worker, and updates its Prometheus series at less cost."""
+"""Passes vLLM's statistics to the worker, and updates vLLM's Prometheus series at less cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by mypy
-    """Hands each scheduler step's figures of one rank to the worker."""
+    """Passes the figures of each scheduler step of one rank to the worker."""
 
     def __init__(
         self, rank: int, on_load: OnLoad, on_step: Callable[[int], None], counting: Counting
@@ -31,12 +31,12 @@ class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by myp
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        self._on_step(self._rank)  # also for a step of a long prefill, which puts nothing out
+        self._on_step(self._rank)  # also for a step of a long prefill, which has no output
         counts = self._counting.is_on
         if iteration_stats is not None and counts:
             self._generated += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
-            # Of this step alone; a preempted request asks again for what it had, which vLLM counts apart.
+            # For this step only. vLLM counts the lookups of preempted requests separately.
             found = scheduler_stats.prefix_cache_stats
             if counts:
                 self._queries += found.queries
@@ -54,15 +54,15 @@ class Load(StatLoggerBase):  # type: ignore[misc]  # vLLM is not followed by myp
             )
 
     def log_engine_initialized(self) -> None:
-        """First values, so that a router knows the worker before its first request."""
+        """Reports first values, so that the router knows the worker before its first request."""
         self._on_load(LoadFigures(self._rank, 0, 0, 0.0))
 
 
 class Series(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not followed by mypy
-    """vLLM's series, with the times between tokens counted once per step.
+    """Updates vLLM's series, but observes each inter-token latency only once per step.
 
-    The running requests of a step get their tokens together and mostly share one time; vLLM observes it for
-    each of them, which took a tenth of a worker's CPU at 256 requests.
+    The requests of a step get their tokens together and mostly share one latency. vLLM observes it for each
+    of them, which took a tenth of a worker's CPU time at 256 requests.
     """
 
     def record(
@@ -80,12 +80,12 @@ class Series(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not followe
 
 
 def loggers(on_load: OnLoad, on_step: Callable[[int], None], counting: Counting) -> list[Any]:
-    """What vLLM makes its loggers of: of the first one per rank, of the second one for all."""
+    """Returns the factories for vLLM's stat loggers: the first is called per rank, the second once."""
 
     def load(vllm_config: VllmConfig, engine_index: int = 0) -> Load:
         return Load(engine_index, on_load, on_step, counting)
 
-    class Counted(Series):  # vLLM adds its own series to whatever is no class of this kind
+    class Counted(Series):  # a class: for a function vLLM would add its own PrometheusStatLogger
         def record(self, *args: Any, **kwargs: Any) -> None:
             if counting.is_on:
                 super().record(*args, **kwargs)
@@ -94,7 +94,7 @@ def loggers(on_load: OnLoad, on_step: Callable[[int], None], counting: Counting)
 
 
 def observe(histogram: Histogram, amount: float, times: int) -> None:
-    """What so many calls of its `observe` would do."""
+    """Does the same as calling `histogram.observe(amount)` this many times."""
     histogram._sum.inc(amount * times)
     for bound, bucket in zip(histogram._upper_bounds, histogram._buckets, strict=True):
         if amount <= bound:

@@ -45,7 +45,7 @@ class NixlAgent:
 
     async def connector(self) -> Any:
         if self._connector is None:
-            nixl_pause.ask(_PAUSE_US)
+            nixl_pause.set_pause(_PAUSE_US)
             table.apply(Where.TRANSFER)
             from dynamo.nixl_connect import Connector
 

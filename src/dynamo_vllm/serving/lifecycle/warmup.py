@@ -127,7 +127,7 @@ class _Run:
         salt = f"warm-up {uuid.uuid4().hex}"
         engine = self._warming.engine
         media, embeds = engine.parts.media, engine.parts.embeds
-        marks = media.marks() if media is not None and self._warming.takes_media else {}
+        marks = media.placeholders() if media is not None and self._warming.takes_media else {}
         seen = [
             trials.Medium(kind, url, tuple(marks[kind]))
             for kind in KINDS

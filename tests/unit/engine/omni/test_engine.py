@@ -1,4 +1,4 @@
-"""The engine of pipelines, without vLLM-Omni: what it counts while stages are silent."""
+"""Tests the vLLM-Omni engine without vLLM-Omni: what it counts while stages give no output."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
 
 
 class Silent(omni_engine.OmniEngine):
-    """Its drawing stage never says anything."""
+    """Has a diffusion stage that never gives output."""
 
     def __init__(self, pipeline: Any = None) -> None:
         facts: Any = None
         super().__init__(pipeline, facts, EngineParts(), lambda figures: None)
 
-    async def _drawn(self, job: Job) -> AsyncGenerator[Output, None]:
+    async def _media(self, job: Job) -> AsyncGenerator[Output, None]:
         await asyncio.Event().wait()
         yield Output([])
 
@@ -32,7 +32,7 @@ def drawing(name: str) -> Job:
     return Job(name, [], SamplingSpec(max_tokens=1), picture=PictureSpec(prompt="x", seed=1))
 
 
-async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_stage_is_detected_while_new_clients_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(omni_engine, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     engine, tasks, seen = Silent(), [], []
@@ -41,7 +41,7 @@ async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch:
         tasks.append(asyncio.create_task(engine.stream(drawing(f"j{minute}"), lambda output: None)))
         await asyncio.sleep(0)
         seen.append(engine.outputs_seen()[0])
-    patient = int(omni_engine.PATIENCE_SECONDS // 60)
+    patient = int(omni_engine.MAX_GENERATION_SECONDS // 60)
     assert seen[:patient] == list(range(1, patient + 1)), "a long drawing is no hang"
     assert len(set(seen[patient:])) == 1, "nothing came for too long"
     for task in tasks:
@@ -50,7 +50,7 @@ async def test_a_stage_that_hangs_is_silent_though_new_clients_come(monkeypatch:
 
 
 class Slow:
-    """A pipeline whose stages take their time to end."""
+    """Is a pipeline whose stages end slowly."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()

@@ -1,4 +1,4 @@
-"""Stage files: those of vLLM-Omni 0.30 as they are, older ones translated, others refused."""
+"""Tests stage files: those of vLLM-Omni 0.30 are read, older ones translated, others refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def written(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_a_file_of_today_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_file_of_0_30_is_used_unchanged(tmp_path: Path) -> None:
     found = omni_stages.read(written(tmp_path, TODAY))
     assert not found.is_translated
     assert found.deploy == yaml.safe_load(TODAY)
@@ -84,7 +84,7 @@ def test_the_message_about_a_translation_can_be_pasted(
     path = written(tmp_path, OLDER)
     found = omni_stages.read(path)
     with caplog.at_level(logging.WARNING):
-        omni_arguments.tell_translation(found, path)
+        omni_arguments.log_translation(found, path)
     head, _, shown = caplog.messages[0].partition("\n")
     assert path in head
     assert "without runtime" in head
@@ -132,13 +132,17 @@ def put(folder: Path, name: str, content: object) -> None:
 def test_a_language_model_is_a_text_pipeline(tmp_path: Path) -> None:
     put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
     found = omni_pipelines.choose(str(tmp_path))
-    assert (found.name, found.architecture, found.drawing_class) == ("dynamo_text", "Qwen3ForCausalLM", None)
+    assert (found.name, found.architecture, found.diffusion_class) == (
+        "dynamo_text",
+        "Qwen3ForCausalLM",
+        None,
+    )
 
 
 def test_a_diffusers_folder_is_left_to_vllm_omni(tmp_path: Path) -> None:
     put(tmp_path, "model_index.json", {"_class_name": "StableDiffusionPipeline"})
     found = omni_pipelines.choose(str(tmp_path))
-    assert (found.name, found.architecture, found.drawing_class) == (None, None, "StableDiffusionPipeline")
+    assert (found.name, found.architecture, found.diffusion_class) == (None, None, "StableDiffusionPipeline")
 
 
 def test_a_diffusers_folder_with_a_rewriter_has_two_stages(tmp_path: Path) -> None:
@@ -185,7 +189,7 @@ def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
     assert made["pipeline"] == "mine"
 
 
-def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_path: Path) -> None:
+def test_our_stages_pass_whole_outputs_unless_a_file_says_otherwise(tmp_path: Path) -> None:
     put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
     chosen = omni_pipelines.choose(str(tmp_path))
     for text, whole in ((TODAY, False), (TODAY.replace("dynamo_text", "mine"), None)):
@@ -194,19 +198,19 @@ def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_pa
         assert made.get("async_chunk") is whole
 
 
-def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
-    assert omni_arguments.picture_limits(str(tmp_path), ["text"], {}) is None
-    assert omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
+def test_limits_of_images_are_read_from_the_folder(tmp_path: Path) -> None:
+    assert omni_arguments.media_limits(str(tmp_path), ["text"], {}) is None
+    assert omni_arguments.media_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})
     put(tmp_path, "scheduler/scheduler_config.json", {"num_train_timesteps": 1000})
-    limits = omni_arguments.picture_limits(str(tmp_path), ["image"], {})
+    limits = omni_arguments.media_limits(str(tmp_path), ["image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens, limits.max_steps) == (8, 77, 999)
     put(tmp_path, "model_index.json", {"_class_name": "X", "transformer": ["diffusers", "T"]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 10**30})
-    limits = omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {})
+    limits = omni_arguments.media_limits(str(tmp_path), ["text", "image"], {})
     assert limits is not None
     assert (limits.step, limits.max_prompt_tokens) == (16, None)
 
@@ -222,18 +226,18 @@ def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
         (["audio"], {}, "audio", 81),
     ],
 )
-def test_what_a_pipeline_makes_is_seen_in_what_it_takes(
+def test_kind_of_media_follows_from_the_arguments_of_the_pipeline(
     tmp_path: Path, makes: list[str | None], call: dict[str, object], kind: str, frames: int
 ) -> None:
     put(tmp_path, "model_index.json", {"_class_name": "X"})
     put(tmp_path, "vocoder/config.json", {"sampling_rate": 16000})
-    limits = omni_arguments.picture_limits(str(tmp_path), makes, call)
+    limits = omni_arguments.media_limits(str(tmp_path), makes, call)
     assert limits is not None
     assert (limits.kind, limits.frames, limits.sample_rate) == (kind, frames, 16000)
 
 
 class Said:
-    """An output of a text stage, as vLLM-Omni hands it to the next."""
+    """Is an output of a text stage, as vLLM-Omni passes it to the next stage."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -252,11 +256,11 @@ class Said:
         ("x", [{"prompt": "cat", "negative_prompt": "dog"}], {"prompt": "x", "negative_prompt": "dog"}),
     ],
 )
-def test_the_second_stage_draws_what_the_first_wrote(
+def test_the_second_stage_gets_the_text_of_the_first(
     written_text: str, prompt: object, drawn: dict[str, str]
 ) -> None:
     assert omni_pipelines.prompt_of([Said(written_text)], prompt) == drawn
 
 
-def test_nothing_from_the_first_stage_is_nothing_to_draw() -> None:
+def test_without_output_of_the_first_stage_the_second_gets_no_prompt() -> None:
     assert omni_pipelines.prompt_of([]) is None

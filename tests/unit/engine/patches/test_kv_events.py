@@ -1,4 +1,4 @@
-"""What the router hears of blocks that were made of prompt embeddings, with an adapter or with a salt."""
+"""Tests the KV events of blocks with prompt embeddings, an adapter, a salt or media."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
-from dynamo_vllm.engine.patches.kv_events import named, of_adapter, of_media, of_salt
+from dynamo_vllm.engine.patches.kv_events import fix_adapter, fix_embeds, fix_media, fix_salt
 
 BLOCK = 16
 
@@ -28,56 +28,56 @@ def request(rows: int) -> Any:
     return SimpleNamespace(prompt_embeds=[None] * rows)
 
 
-def test_hash_stands_where_the_zeros_were() -> None:
-    found = named(event([0] * 32, (key(1),), (key(2),)), request(40), 0)
+def test_hash_replaces_the_zeros() -> None:
+    found = fix_embeds(event([0] * 32, (key(1),), (key(2),)), request(40), 0)
     assert found.token_ids == [*words(1), *[0] * 8, *words(2), *[0] * 8]
     assert found.extra_keys is None
 
 
 def test_tokens_of_the_answer_stay() -> None:
-    found = named(event([0] * 3 + [7] * 13, (key(1),)), request(35), 32)
+    found = fix_embeds(event([0] * 3 + [7] * 13, (key(1),)), request(35), 32)
     assert found.token_ids == [*words(1)[:3], *[7] * 13]
-    behind = named(event([7] * 16, (key(1),)), request(35), 48)
+    behind = fix_embeds(event([7] * 16, (key(1),)), request(35), 48)
     assert behind.token_ids == [7] * 16
 
 
 def test_other_keys_stay() -> None:
-    found = named(event([0] * 32, ("adapter", key(1)), (key(2),)), request(40), 0)
+    found = fix_embeds(event([0] * 32, ("adapter", key(1)), (key(2),)), request(40), 0)
     assert found.extra_keys == [("adapter",), None]
 
 
 def test_adapter_is_named_once_and_as_clients_do() -> None:
     made = event([5] * 32, ("sql#2", "salt"), ("sql#2",))
     made.lora_name = "sql#2"
-    found = of_adapter(made)
+    found = fix_adapter(made)
     assert (found.lora_name, found.extra_keys) == ("sql", [("salt",), None])
     made = event([5] * 32, ("sql",), ("sql",))
     made.lora_name = "sql"
-    assert of_adapter(made).extra_keys is None
+    assert fix_adapter(made).extra_keys is None
 
 
 def test_salt_is_marked_once_in_every_event_of_a_prompt() -> None:
     marked = "dynamo-cache-salt:mine"
-    assert of_salt(event([5] * 32, ("mine",), None), "mine").extra_keys == [(marked,), None]
-    assert of_salt(event([5] * 32, None, None), "mine").extra_keys == [(marked,), None]
+    assert fix_salt(event([5] * 32, ("mine",), None), "mine").extra_keys == [(marked,), None]
+    assert fix_salt(event([5] * 32, None, None), "mine").extra_keys == [(marked,), None]
     later = event([5] * 32)
     later.extra_keys = None
-    assert of_salt(later, "mine").extra_keys == [(marked,), None]
+    assert fix_salt(later, "mine").extra_keys == [(marked,), None]
 
 
-def test_salt_beside_an_adapter() -> None:
+def test_salt_with_an_adapter() -> None:
     made = event([5] * 32, ("sql", "mine"), ("sql",))
     made.lora_name = "sql"
-    assert of_salt(of_adapter(made), "mine").extra_keys == [("dynamo-cache-salt:mine",), None]
+    assert fix_salt(fix_adapter(made), "mine").extra_keys == [("dynamo-cache-salt:mine",), None]
 
 
-def test_picture_has_the_frontends_name_where_it_has_one() -> None:
+def test_image_has_the_frontends_name_if_it_has_one() -> None:
     own = "f" * 64
     routed = [(f"{'ab' * 8}-{own}", 3), (f"{'ab' * 8}-{own}", -29), (own, 0)]
-    found = of_media(event([7] * 48, (routed[0],), ("salt", routed[1], routed[2]), None))
+    found = fix_media(event([7] * 48, (routed[0],), ("salt", routed[1], routed[2]), None))
     name = "ab" * 8 + "0" * 48
     assert found.extra_keys == [((name, 3),), ("salt", (name, -29), (own, 0)), None]
 
 
 def test_prompt_without_keys_stays_without() -> None:
-    assert of_media(SimpleNamespace(token_ids=[7], block_size=BLOCK, extra_keys=None)).extra_keys is None
+    assert fix_media(SimpleNamespace(token_ids=[7], block_size=BLOCK, extra_keys=None)).extra_keys is None

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, and theirs with them; none of vLLM's own."""
+"""Tests that a process ends with its parent, and its children with it; without vLLM."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def tree() -> Iterator[tuple[psutil.Process, list[psutil.Process]]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
-def test_killed_worker_takes_all_below_it_along() -> None:
+def test_killed_worker_ends_all_its_descendants() -> None:
     with tree() as (worker, below):
         worker.kill()
         assert survivors(below, 5) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
-def test_killed_engine_core_takes_its_own_processes_along() -> None:
+def test_killed_engine_core_ends_its_own_processes() -> None:
     with tree() as (worker, below):
         (core,) = [process for process in below if process.ppid() == worker.pid]
         core.kill()

@@ -1,4 +1,4 @@
-"""The table of patches: what is applied where, by version and device, and what is said of the rest."""
+"""Tests the table of patches: what is applied where, by version and device, and what is logged."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dynamo_vllm.engine.patches.patch import Patch, State, Where
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has applied nothing, with vLLM 0.30 for CPU."""
+    """Simulates a process without patches, with vLLM 0.30 for CPU."""
     monkeypatch.setattr(table, "_applied", set())
-    monkeypatch.setattr(table, "_told", set())
+    monkeypatch.setattr(table, "_warned", set())
     monkeypatch.setattr(patch, "installed", {"vllm": "0.30.0", "odd": "unknown"}.get)
     monkeypatch.setattr(table, "installed", {"vllm": "0.30.0", "odd": "unknown"}.get)
     monkeypatch.setattr(patch, "_device", lambda: "cpu")
@@ -42,12 +42,12 @@ def test_patches_of_this_process_are_applied_once_and_in_order() -> None:
     patches = [
         made(calls, name="b"),
         made(calls, name="a"),
-        made(calls, name="c", where=(Where.ENGINE, Where.JUDGE)),
+        made(calls, name="c", where=(Where.ENGINE, Where.GUIDE_CHECKER)),
     ]
     table.apply(Where.WORKER, patches)
     table.apply(Where.WORKER, patches)
     assert calls == ["b", "a"]
-    table.apply(Where.JUDGE, patches)
+    table.apply(Where.GUIDE_CHECKER, patches)
     assert calls == ["b", "a", "c"]
 
 
@@ -83,7 +83,7 @@ def test_other_versions_do_not(monkeypatch: pytest.MonkeyPatch, version: str) ->
     assert made([]).state() is State.OTHER_VERSION
 
 
-def test_a_version_outside_is_told_once(
+def test_an_unsupported_version_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patch, "installed", {"vllm": "0.33.0"}.get)
@@ -92,10 +92,10 @@ def test_a_version_outside_is_told_once(
     with caplog.at_level(logging.INFO):
         table.apply(Where.WORKER, patches)
         table.apply(Where.WORKER, patches)
-    assert caplog.messages == ["fix is not applied: it is for <0.33, and vllm 0.33.0 is here"]
+    assert caplog.messages == ["fix is not applied: it is for <0.33, and vllm 0.33.0 is installed"]
 
 
-def test_a_version_that_was_looked_at_and_needs_no_patch_is_not_told(
+def test_a_supported_version_that_needs_no_patch_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -103,7 +103,7 @@ def test_a_version_that_was_looked_at_and_needs_no_patch_is_not_told(
     assert caplog.messages == []
 
 
-def test_condition_is_looked_at_whenever_somebody_asks() -> None:
+def test_condition_is_evaluated_at_each_apply() -> None:
     calls: list[str] = []
     asked = [False, True]
     patches = [made(calls, only_if=lambda: asked.pop(0))]

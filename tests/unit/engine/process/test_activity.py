@@ -1,4 +1,4 @@
-"""What processes are doing, seen from outside; real ones."""
+"""Tests the vitals of real processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_process_or_a_child_that_computes(code: str) -> None:
         until("processor time", lambda: seen(pid).cpu_seconds >= first.cpu_seconds + 0.1)
 
 
-def test_threads_beside_the_main_one_are_no_work() -> None:
+def test_other_threads_than_the_main_one_do_not_count() -> None:
     with running(POLLS) as pid:
         first, whole = seen(pid), psutil.Process(pid)
         used = whole.cpu_times().user
@@ -77,7 +77,7 @@ class Refused(Exception):
 
 
 class Nvml:
-    """As much of NVML as is asked; a part of a device has no figures."""
+    """Has the parts of NVML that we use; a MIG instance has no figures."""
 
     NVMLError = Refused
 

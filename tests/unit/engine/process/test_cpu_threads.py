@@ -1,4 +1,4 @@
-"""Which cores an engine on CPU may use, how its threads wait, and what vLLM is told in place of lscpu."""
+"""Tests which cores a CPU engine may use, how its threads wait, and the list of cores without lscpu."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ def test_cores_are_listed_with_their_siblings_and_memory_nodes(tmp_path: Path) -
     assert found == [(0, 0, 0), (1, 1, 0), (2, 2, 1), (5, 1, 0)]
 
 
-def test_without_sys_every_core_stands_alone(tmp_path: Path) -> None:
+def test_without_sys_every_core_is_its_own_physical_core(tmp_path: Path) -> None:
     assert topology.cores(str(tmp_path)) == [(n, n, 0) for n in range(os.cpu_count() or 1)]

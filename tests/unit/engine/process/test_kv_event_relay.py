@@ -1,4 +1,4 @@
-"""KV events of other nodes: they come to us, and a subscriber on this node hears them."""
+"""Tests that KV events of other nodes reach a subscriber on this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that are kept for vLLM."""
+"""Tests the ports that are reserved for vLLM."""
 
 from __future__ import annotations
 
@@ -29,28 +29,27 @@ def listen(port: int, share: bool) -> None:
         made.listen()
 
 
-def test_kept_ports_are_in_a_row_and_nobody_elses() -> None:
-    found = [
-        first + offset for first in (reserved_ports.keep(3), reserved_ports.keep(3)) for offset in range(3)
-    ]
-    found.append(reserved_ports.keep(1))
+def test_reserved_ports_are_consecutive_and_nobody_elses() -> None:
+    firsts = [reserved_ports.reserve(3), reserved_ports.reserve(3)]
+    found = [first + offset for first in firsts for offset in range(3)]
+    found.append(reserved_ports.reserve(1))
     assert len(set(found)) == 7
     for port in found:
         with pytest.raises(OSError, match="in use"):
             listen(port, share=False)
 
 
-def test_who_was_told_a_kept_port_can_listen_on_it() -> None:
-    """As ZMQ does, which vLLM listens with."""
-    first = reserved_ports.keep(2)
+def test_zmq_can_listen_on_a_reserved_port() -> None:
+    """Listens as ZMQ does in vLLM, with SO_REUSEADDR."""
+    first = reserved_ports.reserve(2)
     for port in (first, first + 1):
         listen(port, share=True)
         reserved_ports.refuse_taken("--side-channel-port", "127.0.0.1", port)
 
 
-def test_no_outgoing_connection_gets_a_kept_port() -> None:
-    """Of a range of ports that has no other free one."""
-    first = reserved_ports.keep(1)
+def test_no_outgoing_connection_gets_a_reserved_port() -> None:
+    """Uses a port range without any other free port."""
+    first = reserved_ports.reserve(1)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
         try:
             client.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", first | first << 16))
@@ -60,7 +59,7 @@ def test_no_outgoing_connection_gets_a_kept_port() -> None:
             client.connect(server.getsockname())
 
 
-def test_named_port_that_somebody_has_is_refused_by_name() -> None:
+def test_given_port_that_is_in_use_is_refused_with_its_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(StartError, match=f"--side-channel-port {port} on 127.0.0.1 cannot be used"):

@@ -1,4 +1,4 @@
-"""The shorter way from a ZeroMQ socket into the loop loses nothing and does not spin."""
+"""Tests that our reader of the output socket loses no message and does not spin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 def pair(context: zmq.Context[zmq.Socket[bytes]], address: str) -> Pair:
-    """A sender, and the receiving socket as vLLM makes it."""
+    """Yields a sender, and the receiving socket as vLLM creates it."""
     pull = zmq.asyncio.Context(context).socket(zmq.PULL)
     pull.bind(address)
     push = context.socket(zmq.PUSH)
@@ -56,7 +56,7 @@ async def test_every_message_comes_in_order(context: Any, address: str) -> None:
     pull.close(0)
 
 
-async def test_what_comes_while_nobody_waits_is_kept_and_does_not_spin(context: Any, address: str) -> None:
+async def test_message_without_a_reader_is_kept_and_does_not_spin(context: Any, address: str) -> None:
     push, pull = pair(context, address)
     receiver = Receiver(pull)
     looks = 0
@@ -95,8 +95,8 @@ async def test_a_waiting_reader_is_woken_once_cancelled_another_can_wait(context
     pull.close(0)
 
 
-async def test_a_socket_that_was_closed_is_let_go(context: Any, address: str) -> None:
-    """vLLM closes it by itself when the engine dies; the descriptor's number may be used again."""
+async def test_closed_socket_is_not_watched_any_more(context: Any, address: str) -> None:
+    """vLLM closes the socket when the engine dies; the number of its descriptor may be reused."""
     push, pull = pair(context, address)
     receiver = Receiver(pull)
     descriptor = receiver._descriptor

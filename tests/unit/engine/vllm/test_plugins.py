@@ -1,4 +1,4 @@
-"""What vLLM needs of the machine, and which plugins its processes may load: vLLM-Omni only in a pipeline."""
+"""Tests what vLLM needs of the machine, and that only pipelines load the plugin of vLLM-Omni."""
 
 from __future__ import annotations
 

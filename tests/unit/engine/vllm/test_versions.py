@@ -1,4 +1,4 @@
-"""Versions of vLLM: older ones are refused, newer ones start with a warning."""
+"""Tests versions of vLLM: older ones are refused, newer ones start with a warning."""
 
 from __future__ import annotations
 

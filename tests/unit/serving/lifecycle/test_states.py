@@ -591,7 +591,7 @@ async def test_dead_engine_does_not_come_back_into_discovery() -> None:
     worker = await make_worker(die_after=0)
     life, seen = made(worker)
     life.ready()
-    with pytest.raises(Exception, match="told to die"):
+    with pytest.raises(Exception, match="set to die"):
         await worker.generate(request())
     with pytest.raises(EngineDead):
         await life.sleep(1, 10)

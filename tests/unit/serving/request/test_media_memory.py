@@ -13,7 +13,7 @@ import pytest
 
 from dynamo_vllm.engine.base import Pause, Resume
 from dynamo_vllm.engine.fake.engine import FakeEngine
-from dynamo_vllm.engine.fake.parts import SEEN_BYTES
+from dynamo_vllm.engine.fake.parts import PROCESSED_BYTES
 from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.media.base import MediaLimits
 from dynamo_vllm.media.fetch.addresses import Reach
@@ -82,7 +82,7 @@ async def test_media_are_held_until_the_first_token() -> None:
             {**asked(picture(10), picture(20)), "stop_conditions": {"max_tokens": 2000}}, sender
         )
         await until_async("the engine to have it", lambda: len(w.engine.running) == 1)
-        assert w.held == (400 + 1600 + 2 * SEEN_BYTES, 1)
+        assert w.held == (400 + 1600 + 2 * PROCESSED_BYTES, 1)
         await w.engine.control(Resume())
         await asyncio.wait_for(sender.first.wait(), 30)
         assert w.held == (0, 0)
@@ -99,7 +99,7 @@ async def test_requests_wait_while_others_hold_all_there_is() -> None:
         others = [w.start(asked(picture(side))) for side in (21, 22, 23)]
         await until_async("all to be loaded", lambda: len(w.loader.memory) == 4)
         await asyncio.sleep(0.05)
-        assert len(w.engine.running) == 1 and w.loader.memory.bytes < 1600 + SEEN_BYTES + 4 * 500
+        assert len(w.engine.running) == 1 and w.loader.memory.bytes < 1600 + PROCESSED_BYTES + 4 * 500
         await w.engine.control(Resume())
         await asyncio.wait_for(asyncio.gather(first, *others), 30)
         assert w.held == (0, 0)
@@ -133,7 +133,7 @@ async def test_same_picture_of_many_requests_is_held_once() -> None:
         await w.engine.control(Pause())
         many = [w.start(asked(picture(20))) for _ in range(5)]
         await until_async("the engine to have them", lambda: len(w.engine.running) == 5)
-        assert w.held == (1600 + 5 * SEEN_BYTES, 5)
+        assert w.held == (1600 + 5 * PROCESSED_BYTES, 5)
         await w.engine.control(Resume())
         await asyncio.gather(*many)
         assert w.held == (0, 0)

@@ -1,14 +1,14 @@
-"""Keeps torch.compile out of the requests of an engine on CPU. Three patches.
+"""Keeps an engine on CPU from running torch.compile during requests. Three patches.
 
-What is wrong: vLLM 0.30 compiles its sampler, its log-probabilities and parts of some models where they are
-first called. On a CPU that runs a C++ compiler inside a request, for up to 90 s, and ends the engine where
-there is none.
+What is wrong: vLLM 0.30 compiles its sampler, its log-probabilities and parts of some models when they are
+first called. On CPU this runs a C++ compiler inside a request, for up to 90 s, and crashes the engine if
+there is no compiler.
 
-What we do: the sampler runs as it was written (`unwrap_sampler`). A model is compiled in vLLM's warm-up,
-before there are requests, and nothing is compiled later (`compile_in_warm_up`). A model that cannot be
-compiled runs eagerly (`run_eagerly_without_compiler`).
+What we do: the sampler runs uncompiled (`unwrap_sampler`). A model is compiled in vLLM's warm-up, before the
+first request, and nothing is compiled later (`compile_in_warm_up`). A model that cannot be compiled runs
+eagerly (`run_eagerly_without_compiler`).
 
-They can go when vLLM compiles nothing on a CPU after its warm-up and goes on where a compiler is missing.
+They can go when vLLM compiles nothing on CPU after its warm-up, and continues without a compiler.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EAGER, COMPILED = "force_eager", "eager_on_recompile"
-"""torch's words: never compile; use what is compiled and compile no more."""
+"""torch's stances: never compile; use what is compiled but compile nothing more."""
 _PLAIN = "_torchdynamo_orig_callable"
-"""Where torch keeps the function that it compiles."""
+"""The attribute where torch keeps the original of a compiled function."""
 
 
 def unwrap_sampler() -> None:
-    """No stance holds it back in the warm-up, which may compile."""
+    """Replaces the compiled sampler by the original; a stance would not do, as the warm-up may compile."""
     from vllm.v1.sample.ops import topk_topp_sampler
 
     sample = topk_topp_sampler.compiled_random_sample
@@ -63,7 +63,7 @@ def _compiling_here_only(warm_up: Callable[[Any], None]) -> Callable[[Any], None
 
 
 def requests_are_compiled_for() -> bool:
-    """Log-probabilities are what every model has."""
+    """Checks log-probabilities, because every model has them."""
     from vllm.v1.sample.ops import logprobs
 
     return hasattr(logprobs.batched_count_greater_than, _PLAIN)
@@ -78,12 +78,12 @@ def run_eagerly_without_compiler() -> None:
 def _or_eagerly(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
     from vllm.logger import init_logger
 
-    logger = init_logger("vllm.dynamo_vllm")  # below vLLM's own, which is shown in engine cores
+    logger = init_logger("vllm.dynamo_vllm")  # below vLLM's own logger, which engine cores show
 
     def warming_up_model(runner: Any) -> None:
         try:
             warm_up(runner)
-        except Exception as exc:  # of the compiler, or of the model itself: then it comes again below
+        except Exception as exc:  # an error of the model itself is raised again by profile_run
             logger.warning("the model could not be compiled and runs eagerly: %s", _first_line(exc))
             for module in runner.model.modules():
                 if hasattr(module, "do_not_compile"):

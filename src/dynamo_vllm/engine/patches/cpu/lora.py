@@ -1,12 +1,12 @@
-"""Lets prompt embeddings stand in one batch with tokens where an engine on CPU takes adapters.
+"""Allows prompt embeddings and tokens in one batch if an engine on CPU has LoRA enabled.
 
-What is wrong: vLLM 0.30 looks up the embeddings of a batch's tokens apart from the rows that came as
+What is wrong: vLLM 0.30 looks up the embeddings of the tokens in a batch without the rows that are prompt
 embeddings, but reads the adapter of each token from the list of all rows. On CPU the lengths differ and the
-engine ends; if they did not, a token would get another row's adapter.
+engine crashes; with equal lengths a token would get the adapter of another row.
 
 What we do: each token gets the adapter of its own row.
 
-It can go when vLLM's embedding layer is told which rows of the batch it sees.
+It can go when vLLM's embedding layer knows which rows of the batch it gets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _rows: torch.Tensor | None = None
-"""Of the tokens that are looked up in this step; None where all rows are tokens."""
+"""The rows of the tokens that are looked up in this step; None if all rows are tokens."""
 
 
 def apply() -> None:

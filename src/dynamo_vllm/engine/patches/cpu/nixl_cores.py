@@ -1,11 +1,11 @@
 """Keeps engines with NIXL on CPU from sharing one core.
 
-What is wrong: the connector of vLLM 0.30 moves each engine onto the last core of the machine. Prompts waited
-there for the decode engine to end its answers, a second each.
+What is wrong: the NIXL connector of vLLM 0.30 moves each engine onto the last core of the machine. Prompts
+then wait for the decode engine to finish its answers, a second each.
 
-What we do: tell the connector of no cores, where threads are not bound to any. Who binds them knows which.
+What we do: report no cores to the connector, unless the user binds threads to cores.
 
-It can go when the connector stays on the cores that its process has.
+It can go when the connector stays on the cores of its process.
 """
 
 from __future__ import annotations

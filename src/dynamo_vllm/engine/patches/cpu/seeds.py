@@ -1,12 +1,12 @@
-"""Keeps a seeded request from ending an engine on CPU.
+"""Keeps a seeded request from crashing an engine on CPU.
 
-What is wrong: when vLLM 0.30 prefills a prompt in several steps, it throws away the tokens sampled on the way
-and sets the request's random generator back with `set_offset`, which a CPU generator does not have. The
-exception ends the engine.
+What is wrong: when vLLM 0.30 prefills a prompt in several steps, it discards the tokens sampled before the
+last step and resets the request's random generator with `set_offset`, which a CPU generator does not have.
+The exception crashes the engine.
 
-What we do: put the generator back to its seed, so that the answer does not depend on steps.
+What we do: reset the generator to its seed, so that the answer does not depend on the number of steps.
 
-It can go when vLLM sets back a generator on CPU in another way.
+It can go when vLLM resets a generator on CPU in another way.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _keeping_seeds(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def bookkeeping(self: Any, *args: Any, **kwargs: Any) -> Any:
         generators = self.input_batch.generators
-        thrown_away = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
-        held = {int(i): generators.pop(int(i)) for i in thrown_away if int(i) in generators}
+        discarded = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        held = {int(i): generators.pop(int(i)) for i in discarded if int(i) in generators}
         for generator in held.values():
             generator.manual_seed(generator.initial_seed())
         try:

@@ -1,12 +1,11 @@
-"""Lets an engine on CPU compute with as many threads as OMP_NUM_THREADS says.
+"""Makes an engine on CPU use as many threads as OMP_NUM_THREADS says.
 
-What is wrong: OpenMP reads the variable when it is loaded, which in a forked engine core was long before the
-worker chose the number. vLLM 0.30 refuses to change it later: it replaces `torch.set_num_threads` in its
-worker.
+What is wrong: OpenMP reads the variable when it is loaded. In a forked engine core this was long before the
+worker chose the number. vLLM 0.30 prevents a later change: its worker replaces `torch.set_num_threads`.
 
-What we do: set the number before vLLM's worker does so.
+What we do: set the number before vLLM's worker replaces the function.
 
-It can go when vLLM sets the number itself, or lets it be set.
+It can go when vLLM sets the number itself, or allows setting it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tells vLLM which cores the machine has, from /sys.
+"""Gives vLLM the list of cores from /sys.
 
-What is wrong: vLLM 0.30 runs `lscpu` through a shell for this; its CPU worker does not start on a machine
-without one.
+What is wrong: vLLM 0.30 gets the list from `lscpu`, through a shell. Its CPU worker does not start on a
+machine without them.
 
-What we do: read the same from /sys.
+What we do: read the same list from /sys.
 
 It can go when vLLM reads /sys itself.
 """
@@ -18,8 +18,8 @@ from typing import Any
 SYSTEM = "/sys/devices/system"
 
 
-def kernel_tells() -> bool:
-    """vLLM counts in books on s390x."""
+def kernel_lists_cores() -> bool:
+    """Returns whether /sys has the list; on s390x vLLM uses another unit (books)."""
     return platform.system() == "Linux" and platform.machine() != "s390x"
 
 
@@ -36,14 +36,14 @@ def still_needed() -> bool:
 
 
 def listed() -> list[Any]:
-    """In vLLM's class."""
+    """Returns the cores in vLLM's own class."""
     from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
     return [LogicalCPUInfo(*numbers) for numbers in cores()]
 
 
 def cores(system: str = SYSTEM) -> list[tuple[int, int, int]]:
-    """Logical core, physical core and memory node of each that is online, as lscpu lists them."""
+    """Returns the logical core, physical core and NUMA node of each online core, as lscpu lists them."""
     node_of = {
         number: int(folder.name.removeprefix("node"))
         for folder in Path(system, "node").glob("node[0-9]*")
@@ -54,12 +54,12 @@ def cores(system: str = SYSTEM) -> list[tuple[int, int, int]]:
 
 
 def _physical(system: str, number: int) -> int:
-    """Named by its first logical core: /sys numbers physical cores anew in every socket."""
+    """Returns the first logical core of a physical core: /sys numbers physical cores per socket."""
     return min(_numbers(Path(system, "cpu", f"cpu{number}", "topology", "thread_siblings_list")) or [number])
 
 
 def _numbers(path: Path) -> list[int]:
-    """Those of a list such as 0-3,8; none where the kernel does not write it."""
+    """Parses a list such as 0-3,8; returns none if the file is missing."""
     try:
         ranges = [part.split("-") for part in path.read_text().strip().split(",") if part]
         return [number for ends in ranges for number in range(int(ends[0]), int(ends[-1]) + 1)]

@@ -1,6 +1,6 @@
-"""Says which versions of vLLM we run with, and what nobody has proven of a newer one. Imports no vLLM.
+"""Knows the supported versions of vLLM, and what is not tested with each. Imports no vLLM.
 
-Whatever depends on the version of vLLM stands in this folder or in the table of patches.
+Code that depends on the version of vLLM is in this folder or in the table of patches.
 """
 
 from __future__ import annotations
@@ -22,54 +22,55 @@ EVERYTHING = (
     "media and encode workers",
     "headless nodes",
 )
-"""What the tests of a version show."""
+"""What the full test run with a version covers."""
 NOT_PROVEN: dict[tuple[int, ...], tuple[str, ...]] = {
     (0, 30): (),
     (0, 31): EVERYTHING,
     (0, 32): EVERYTHING,
 }
-"""By version; a version that is not here is newer than all that were looked at."""
+"""What was not tested, by version; a version that is missing here is newer than all of them."""
 
 
 def refuse_older() -> None:
-    """Early, as imports would fail with names that nobody has to know."""
+    """Raises StartError for an old vLLM, before an import fails with a message that does not help users."""
     found = _release("vllm")
     if found is not None and found < OLDEST:
         raise StartError(
-            f"vLLM {installed('vllm')} is too old, dynamo-vllm needs {_told(OLDEST)} or newer; "
+            f"vLLM {installed('vllm')} is too old, dynamo-vllm needs {_text(OLDEST)} or newer; "
             "run 'make venv', or pip install --upgrade 'dynamo-vllm[cpu]' or 'dynamo-vllm[cuda]'"
         )
 
 
 def refuse_for_omni() -> None:
-    """vLLM-Omni builds on the inside of the vLLM that has its number."""
+    """Raises ConfigError if vLLM and vLLM-Omni differ in version: vLLM-Omni uses internals of its vLLM."""
     vllm, omni = _release("vllm"), _release("vllm-omni")
     if vllm is not None and omni is not None and vllm != omni:
         raise ConfigError(
-            f"--omni: vLLM-Omni {installed('vllm-omni')} needs vLLM {_told(omni)}, not {installed('vllm')}; "
+            f"--omni: vLLM-Omni {installed('vllm-omni')} needs vLLM {_text(omni)}, not {installed('vllm')}; "
             "run 'make distclean' and 'DYNAMO_VLLM_EXTRAS=omni make venv'"
         )
 
 
 def warn_of_unproven() -> None:
+    """Logs what was not tested with the installed vLLM."""
     if left := unproven():
         newest = max(version for version, parts in NOT_PROVEN.items() if not parts)
         logger.warning(
             "vLLM %s is newer than %s, which all tests were run with; not proven with it: %s",
             installed("vllm"),
-            _told(newest),
+            _text(newest),
             ", ".join(left),
         )
 
 
 def unproven() -> tuple[str, ...]:
-    """Of the installed vLLM; nothing where none is installed."""
+    """Returns what was not tested with the installed vLLM; nothing if none is installed."""
     found = _release("vllm")
     return () if found is None or found < OLDEST else NOT_PROVEN.get(found, EVERYTHING)
 
 
 def _release(package: str) -> tuple[int, ...] | None:
-    """Without its last number, which changes no names; None where it is missing or no version."""
+    """Returns major and minor version, as patch releases change no names; None if missing or invalid."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -78,5 +79,5 @@ def _release(package: str) -> tuple[int, ...] | None:
         return None
 
 
-def _told(release: tuple[int, ...]) -> str:
+def _text(release: tuple[int, ...]) -> str:
     return ".".join(map(str, release))

@@ -1,7 +1,7 @@
-"""Reads prompt embeddings a client sent: base64 of what torch.save writes for one tensor.
+"""Reads prompt embeddings from a client: base64 of a file that torch.save wrote for one tensor.
 
-Nothing of it may be believed. A file of 1 KB can ask for terabytes or for code, a row of the wrong width ends
-vLLM's engine, and a NaN stays in its cache and spoils other people's answers.
+The file is untrusted. 1 KB can allocate terabytes or run code, a row of the wrong width crashes vLLM's
+engine, and a NaN stays in its KV cache and corrupts other clients' answers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.vllm.names import ModelConfig
 
 READERS = 2
-"""Files read at a time: each is held three times over for a moment."""
+"""How many files are read at a time: reading one needs three times its size for a moment."""
 SMALLEST_ROWS = 8
 MAX_BYTES = 64 * 2**20
-"""Of a decoded file, whatever the model takes; the frontend (ai-dynamo-runtime 1.6.1) stops at 10 MB."""
+"""The limit of a decoded file for every model; the frontend (ai-dynamo-runtime 1.6.1) allows 10 MB."""
 MAX_VALUE = 1e4
-"""Far beyond embeddings, and finite in every dtype. A layer norm makes a NaN of 1e20 in float32, and float16
-overflows at the first sum of two values of 6e4; models with an RMS norm stood up to 3e38."""
+"""Is far above real embeddings, and finite in every dtype. A layer norm turns 1e20 into NaN in float32, and
+float16 overflows when it adds two values of 6e4; models with an RMS norm accept up to 3e38."""
 _OVERHEAD_BYTES = 2**16
 _MAX_PICKLE_BYTES = 4096
 _MAX_DIRECTORY_BYTES = 2**14
@@ -46,7 +46,7 @@ _NAMES_OF_A_TENSOR = {
 
 
 class VllmEmbeds:
-    """Reads the vectors that one engine's model takes, in threads of its own."""
+    """Reads the prompt embeddings of one engine, in its own threads."""
 
     def __init__(self, model: ModelConfig) -> None:
         self._width = model.get_inputs_embeds_size()
@@ -68,13 +68,13 @@ class VllmEmbeds:
 
 
 def read(text: str, hidden_size: int, max_rows: int, dtype: torch.dtype) -> Embeds:
-    """The tensor in `text`, checked and in the model's dtype; raises InvalidRequest or TooLong."""
+    """Returns the tensor in `text`, checked and in the model's dtype. Raises InvalidRequest or TooLong."""
     limit = min(MAX_BYTES, max_rows * hidden_size * 8 + _OVERHEAD_BYTES)
     pickled, values = _parts(_decoded(text, limit))
     tensor = _two_dimensional(_loaded(pickled, values))
     _check_shape(tensor, hidden_size, max_rows)
     _check_values(tensor)
-    # A copy: a view would keep the whole of what it was cut from.
+    # A copy: a view would keep the whole original tensor in memory.
     own = tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
     return Embeds(len(own), own)
 
@@ -86,7 +86,7 @@ def _refused(message: str) -> InvalidRequest:
 def _decoded(text: str, limit: int) -> bytes:
     size = len(text) * 3 // 4
     if size > limit:
-        raise _refused(f"has {size} bytes; this model takes at most {limit}")
+        raise _refused(f"has {size} bytes; this model accepts at most {limit}")
     try:
         return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
@@ -94,7 +94,7 @@ def _decoded(text: str, limit: int) -> bytes:
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes]:
-    """The pickle and the numbers of the one tensor in the file."""
+    """Returns the pickle and the values of the one tensor in the file."""
     if data[:1] == b"\x80":
         raise _refused("is a bare pickle, which could hold code; save it in torch's zip format, the default")
     if _directory_bytes(data) > _MAX_DIRECTORY_BYTES:  # each entry costs memory when zipfile reads it
@@ -104,12 +104,12 @@ def _parts(data: bytes) -> tuple[bytes, bytes]:
             return _checked_parts(archive)
     except InvalidRequest:
         raise
-    except Exception as exc:  # zipfile raises what it stumbles over
+    except Exception as exc:  # zipfile raises many kinds of exceptions
         raise _refused(f"is not a file of torch.save; {_HELP}") from exc
 
 
 def _directory_bytes(data: bytes) -> int:
-    """The size of the zip's directory as its last record states it, and the one for large files before it."""
+    """Returns the size of the zip's directory, as its last record and the zip64 record before it state."""
     end, locator = data[-22:], data[-42:-22]
     if end[:4] != b"PK\x05\x06" or end[-2:] != b"\0\0":
         raise _refused(f"is not a file of torch.save; {_HELP}")
@@ -125,17 +125,17 @@ def _checked_parts(archive: zipfile.ZipFile) -> tuple[bytes, bytes]:
     storages = [name for name in found if name.startswith("data/")]
     pickled = found.get("data.pkl")
     if pickled is None or pickled.file_size > _MAX_PICKLE_BYTES:
-        raise _refused(f"is no file of one tensor; {_HELP}")
+        raise _refused(f"is not a file of one tensor; {_HELP}")
     _check_names(archive.read(pickled))
     if len(storages) != 1:
-        raise _refused(f"holds {len(storages)} tensors; {_HELP}")
+        raise _refused(f"has {len(storages)} tensors; {_HELP}")
     if "byteorder" in found and archive.read(found["byteorder"]) != b"little":
         raise _refused("is in big-endian order; save it on a little-endian machine")
     return archive.read(pickled), archive.read(found[storages[0]])
 
 
 def _check_names(pickled: bytes) -> None:
-    """torch.load(weights_only=True) would run a call of bytearray(2**40), which is not code but enough."""
+    """Refuses names that a tensor does not need: torch.load(weights_only=True) allows bytearray(2**40)."""
     try:
         names = [str(arg) for op, arg, _ in pickletools.genops(pickled) if op.name == "GLOBAL"]
     except (ValueError, IndexError, struct.error) as exc:
@@ -144,13 +144,11 @@ def _check_names(pickled: bytes) -> None:
         is_storage = name.startswith("torch ") and name.endswith("Storage")
         if not is_storage and name not in _NAMES_OF_A_TENSOR:
             named = name.replace(" ", ".")[:80]
-            raise _refused(
-                f"asks for {named!r}, which a dense tensor of floating-point numbers does not need"
-            )
+            raise _refused(f"imports {named!r}, which a dense tensor of floating-point numbers does not need")
 
 
 def _loaded(pickled: bytes, values: bytes) -> Any:
-    """What torch makes of the two parts, in a fresh archive: it must not read the client's its own way."""
+    """Loads the two parts from a new archive, because torch might interpret the client's differently."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as made:
         made.writestr("tensor/data.pkl", pickled)
@@ -160,19 +158,19 @@ def _loaded(pickled: bytes, values: bytes) -> Any:
     archive.seek(0)
     try:
         loaded = torch.load(archive, map_location="cpu", weights_only=True)
-    except Exception as exc:  # so does the unpickler
+    except Exception as exc:  # as does the unpickler
         raise _refused(f"is refused by torch.load; {_HELP}") from exc
     if type(loaded) not in (torch.Tensor, torch.nn.Parameter):
-        raise _refused(f"holds a {type(loaded).__name__}; {_HELP}")
+        raise _refused(f"is a {type(loaded).__name__}; {_HELP}")
     if loaded.dtype not in _DTYPES:
-        raise _refused(f"is of {loaded.dtype}; send float16, bfloat16, float32 or float64")
+        raise _refused(f"has dtype {loaded.dtype}; send float16, bfloat16, float32 or float64")
     if loaded.numel() * loaded.itemsize > len(values):
-        raise _refused(f"of shape {_shape(loaded)} carries {len(values)} bytes; send tensor.contiguous()")
+        raise _refused(f"has shape {_shape(loaded)} but only {len(values)} bytes; send tensor.contiguous()")
     return loaded
 
 
 def _two_dimensional(tensor: Any) -> Any:
-    """A batch of one prompt is that prompt, as in vLLM."""
+    """Removes the batch dimension of a batch of one prompt, as vLLM does."""
     return tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor
 
 
@@ -186,7 +184,7 @@ def _check_shape(tensor: Any, hidden_size: int, max_rows: int) -> None:
         raise _refused("has no rows; send at least one")
     if rows > max_rows:
         raise TooLong(
-            f"has {rows} rows; this model takes {max_rows} and at least one token of answer",
+            f"has {rows} rows; this model accepts {max_rows}, plus at least one generated token",
             parameter="prompt_embeds",
         )
 
@@ -194,7 +192,7 @@ def _check_shape(tensor: Any, hidden_size: int, max_rows: int) -> None:
 def _check_values(tensor: Any) -> None:
     low, high = torch.aminmax(tensor.detach())
     if not (float(low) >= -MAX_VALUE and float(high) <= MAX_VALUE):  # also for NaN
-        raise _refused(f"has a NaN or a value beyond ±{MAX_VALUE:g}; look at torch.isfinite(tensor).all()")
+        raise _refused(f"has a NaN or a value beyond ±{MAX_VALUE:g}; check tensor.abs().max()")
 
 
 def _shape(tensor: Any) -> str:

@@ -1,4 +1,4 @@
-"""Takes media as an encode worker left them, from the folder that both have."""
+"""Reads encoder outputs of an encode worker from their shared folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What an encode worker made of a medium: (rows, width), and what sizes its place in the prompt."""
+    """Holds an encoder output (rows, width), and the metadata that determines its number of prompt tokens."""
 
     tensor: torch.Tensor
     about: Mapping[str, Any]
 
 
 class EncodedFolder:
-    """The folder of engines that encode as this one does."""
+    """Reads the folder of engines with the same encoder as this one."""
 
     def __init__(self, folder: Folder, width: int, dtype: torch.dtype) -> None:
         self._folder = folder

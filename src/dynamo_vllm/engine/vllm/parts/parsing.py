@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def parser_class(settings: EngineSettings, model: ModelConfig) -> type[Parser] | None:
-    """Both parsers as one; None where none is named, or where the frontend parses."""
+    """Returns one class for both parsers; None if none is configured, or if the frontend parses."""
     if not settings.parses_answers:
         return None
     _refuse_unknown("--tool-call-parser", settings.tool_call_parser, ToolParserManager)
@@ -43,12 +43,12 @@ def _refuse_unknown(flag: str, name: str | None, manager: Any) -> None:
     known = manager.list_registered()
     if name is not None and name not in known:
         raise ConfigError(
-            f"{flag} {name}: with --use-vllm-tokenizer vLLM parses, and it has only {', '.join(known)}"
+            f"{flag} {name}: with --use-vllm-tokenizer vLLM parses, and it knows only {', '.join(known)}"
         )
 
 
 class Parsing:
-    """How the answer to one request is taken apart, and what the engine must know for it."""
+    """Parses the answer to one request, and adjusts the request as the parsers need it."""
 
     def __init__(
         self,
@@ -56,26 +56,26 @@ class Parsing:
         tokenizer: Any,
         model: ModelConfig,
         body: ChatBody,
-        template_wishes: Mapping[str, Any],
+        template_kwargs: Mapping[str, Any],
     ) -> None:
         request = _request(body)
         self._make = functools.partial(
-            parser, tokenizer, request.tools, chat_template_kwargs=dict(template_wishes), model_config=model
+            parser, tokenizer, request.tools, chat_template_kwargs=dict(template_kwargs), model_config=model
         )
-        # As vLLM's own server: without it, markup that a client wants no calls for stays hidden.
+        # As in vLLM's own server: with tool_choice "none" markup in special tokens stays hidden.
         if parser.reasoning_parser_cls is not None or request.tool_choice != "none":
             request = self._make().adjust_request(request)
         self._request = request
 
     @property
     def guide(self) -> Guide | None:
-        """What holds the model to the calls that the client asks for."""
+        """Returns the constraint that forces the tool calls which the client requires."""
         found = self._request.structured_outputs
         return None if found is None else Guide(**{kind: getattr(found, kind) for kind in GUIDE_KINDS})
 
     @property
     def reads_special_tokens(self) -> bool:
-        """In some models the marks of a call are special tokens, which are left out of texts."""
+        """Returns whether the text must include special tokens: some models mark tool calls with them."""
         return not self._request.skip_special_tokens
 
     def choice(self, prompt: Sequence[int]) -> Choice:
@@ -83,7 +83,7 @@ class Parsing:
 
 
 class Choice:
-    """Takes one choice of an answer apart, as it comes."""
+    """Parses one choice of an answer while it streams."""
 
     def __init__(self, parser: Parser, request: ChatCompletionRequest, prompt: list[int]) -> None:
         self._parser = parser
@@ -105,7 +105,7 @@ class Choice:
 
 
 def _request(body: ChatBody) -> ChatCompletionRequest:
-    """As vLLM's parsers want to see it; of the messages they count the calls."""
+    """Returns the request in vLLM's type; the parsers count the tool calls in its messages."""
     given: dict[str, Any] = {"messages": []}
     if body.tools:
         given["tools"] = body.tools

@@ -1,4 +1,4 @@
-"""Turns chats and texts into tokens with vLLM's renderer, and reads answers with its parsers (text mode)."""
+"""Tokenises chats and texts with vLLM's renderer, and creates parsers for answers (text mode)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VllmRenderer:
-    """Without a parser, answers are text and nothing else."""
+    """Renders prompts for one engine; without a parser, answers are only text."""
 
     def __init__(self, renderer: Renderer, parser: type[Parser] | None) -> None:
         self._renderer = renderer
@@ -36,11 +36,11 @@ class VllmRenderer:
         )
         renderer = self._renderer
         with refusing("messages"):
-            # vLLM 0.30 looks only once the template's text is tokenised, in the one thread there is for that.
+            # vLLM 0.30 checks the length only while it tokenises, in the only thread that it has for this.
             renderer.default_chat_tok_params.apply_pre_tokenization(
                 renderer.get_tokenizer(), {"prompt": "".join(_words(messages))}
             )
-            # Not the whole way of `render_chat_async`: media are put into the prompt by `see`.
+            # Not `render_chat_async`: `VllmMedia.process` puts media into the prompt.
             _, text = await renderer.render_messages_async(list(messages), params)
             tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
         return list(tokens["prompt_token_ids"])
@@ -50,16 +50,16 @@ class VllmRenderer:
             (rendered,) = await self._renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
 
-    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
+    def answer_parser(self, body: ChatBody, template_kwargs: Mapping[str, Any]) -> AnswerParser | None:
         if self._parser is None:
             return None
         tokenizer, model = self._renderer.get_tokenizer(), self._renderer.model_config
         with refusing("tools"):
-            return parsing.Parsing(self._parser, tokenizer, model, body, template_wishes)
+            return parsing.Parsing(self._parser, tokenizer, model, body, template_kwargs)
 
 
 def _words(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What the messages of a chat say."""
+    """Yields the texts in the messages of a chat."""
     for message in messages:
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"text": content}]
@@ -68,7 +68,7 @@ def _words(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def refusing(parameter: str) -> Iterator[None]:
-    """What vLLM's renderer refuses is refused with the name of the field it came from."""
+    """Converts refusals of vLLM's renderer to InvalidRequest with the name of the request's field."""
     try:
         yield
     except DynamoVllmError:

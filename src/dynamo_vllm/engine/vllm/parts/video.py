@@ -1,4 +1,4 @@
-"""Asks vLLM which frames of a video it would take for a model."""
+"""Chooses the frames of a video that vLLM would sample for a model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What vLLM 0.30's loaders ask for when nothing is configured. The others pad frames or shift times.
+# The defaults (frames, frames per second) of vLLM 0.30's loaders. Other loaders pad frames or shift times.
 _KNOWN = {"opencv": (32, -1), "qwen2_vl": (-1, 2), "qwen3_vl": (-1, 2)}
-_MAX_SECONDS = 300  # of vLLM's signature; none of these looks at it
+_MAX_SECONDS = 300  # vLLM's function needs it; none of these loaders uses it
 
 
 def frame_chooser(video_processor: str | None) -> tuple[str, Callable[[int, float], list[int]]] | None:
-    """vLLM's name for the way, and the way: (frames, frames a second) → indices. None: not known to us.
+    """Returns vLLM's name of the sampling method, and its function: (frames, frames per second) → indices.
 
-    `video_processor` is the name of the class of the model's video processor, if it has one.
+    `video_processor` is the class name of the model's video processor, if it has one. Returns None for a
+    method that we do not know.
     """
     from vllm.multimodal.video import VIDEO_LOADER_REGISTRY, get_video_loader_backend_for_processor
     from vllm.multimodal.video_decoders import VideoSourceMetadata, VideoTargetMetadata

@@ -1,8 +1,8 @@
-"""The processes that judge guides: one that has loaded what judging needs, and those that are forked from it.
+"""Runs inside the processes that check guides: a zygote that has loaded the checker, and forks of it.
 
-A schema of a few KB can take the compiler of grammars minutes and gigabytes, inside native code that nothing
-can interrupt. Here that ends a process which has little time, little memory and nothing else to lose. What
-judging means is a function's business; the processes know only its name.
+A schema of a few KB can take the grammar compiler minutes and gigabytes, inside native code that cannot be
+interrupted. In these processes the kernel enforces limits of CPU time and memory, and a crash harms nobody.
+The function that checks is passed by name, so this module does not depend on vLLM.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from dynamo_vllm.engine.process import preload
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Judge = Callable[[dict[str, Any]], dict[str, Any]]
+    Check = Callable[[dict[str, Any]], dict[str, Any]]
 
 MODULE = __name__
 TITLE = "dynamo-vllm guides"
 NICENESS = 5
-"""Of all of them: what streams to other clients comes first. Nobody but root can take it back."""
+"""The niceness of these processes: streaming to clients has priority. Only root could lower it again."""
 MOST_GUIDES = 500
-"""What a process judges before another takes its place."""
+"""How many guides a process checks before it is replaced."""
 WORN_SHARE = 0.25
-"""Of its memory: what a process may have kept of the guides before; the limit is for each guide alone."""
+"""The share of its memory limit that a process may retain from earlier guides before it is replaced."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LENGTH = struct.Struct("!I")
-_judge: list[Judge] = []
+_check: list[Check] = []
 
 
 def run(fds: Sequence[int], call: str, payload: bytes) -> int:
-    """Forked from a process that has imported vLLM: load, and become a zygote."""
+    """Loads and becomes a zygote, in a process forked from one that has imported vLLM."""
     begin(socket.socket(fileno=fds[0]), call, payload, os.getppid())
     return 0
 
 
 def main(argv: Sequence[str]) -> None:
-    """The same started afresh; call and payload come through the connection."""
+    """Does the same in a new process, which receives `call` and `payload` through the connection."""
     connection = socket.socket(fileno=int(argv[0]))
     with connection.makefile("rb") as sent:
         (length,) = _LENGTH.unpack(sent.read(_LENGTH.size))
@@ -55,21 +55,21 @@ def main(argv: Sequence[str]) -> None:
     begin(connection, call, payload, os.getppid())
 
 
-def order(call: str, payload: bytes) -> bytes:
-    """What `main` reads."""
+def start_message(call: str, payload: bytes) -> bytes:
+    """Encodes the message that `main` reads."""
     content = pickle.dumps((call, payload))
     return _LENGTH.pack(len(content)) + content
 
 
 def begin(connection: socket.socket, call: str, payload: bytes, owner: int) -> None:
-    """Load the judge, say whether judges can be forked from here, and fork them as asked."""
+    """Loads the checker, reports whether this process can fork, then forks on request."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it ends with its owner
+        signal.signal(number, signal.SIG_IGN)  # this process ends when its owner ends
     os.nice(NICENESS)
     preload.name_process(TITLE)
     module, _, name = call.partition(":")
     try:
-        _judge[:] = [getattr(importlib.import_module(module), name)(payload)]
+        _check[:] = [getattr(importlib.import_module(module), name)(payload)]
         found = forking.other_threads()
         why_not = f"other threads are running: {', '.join(found)}" if found else None
     except Exception as exc:
@@ -80,16 +80,16 @@ def begin(connection: socket.socket, call: str, payload: bytes, owner: int) -> N
             forking.serve(connection, owner)
 
 
-def judge_all(fds: Sequence[int], memory_bytes: int, more_niceness: int) -> int:
-    """Forked from that one: judge what comes, one guide after another."""
+def check_all(fds: Sequence[int], memory_bytes: int, more_niceness: int) -> int:
+    """Checks one guide after another, in a process forked from the zygote."""
     connection = socket.socket(fileno=fds[0])
-    preload.name_process(f"{TITLE}: judge")
+    preload.name_process(f"{TITLE}: checker")
     own_bytes = _data_bytes()
     _confine(own_bytes + memory_bytes, more_niceness)
     with connection.makefile("rwb") as lines:
         for count, line in enumerate(lines, 1):
             asked = json.loads(line)
-            answer = _judged(asked)
+            answer = _checked(asked)
             kept = _data_bytes() - own_bytes
             answer["worn"] = count >= MOST_GUIDES or kept > WORN_SHARE * memory_bytes
             lines.write(json.dumps(answer).encode() + b"\n")
@@ -100,7 +100,7 @@ def judge_all(fds: Sequence[int], memory_bytes: int, more_niceness: int) -> int:
 
 
 def _confine(memory_bytes: int, more_niceness: int) -> None:
-    """Limits that hold whatever native code does; the one of time is set for each guide."""
+    """Sets limits that native code cannot exceed; the limit of CPU time is set for each guide."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -108,28 +108,28 @@ def _confine(memory_bytes: int, more_niceness: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # where memory ends, this process goes first
+        score.write("1000")  # if the machine runs out of memory, the kernel kills this process first
 
 
-def _judged(asked: dict[str, Any]) -> dict[str, Any]:
-    # Of processor time, which a busy machine does not use up; the kernel ends the process by SIGPROF.
+def _checked(asked: dict[str, Any]) -> dict[str, Any]:
+    # ITIMER_PROF counts CPU time, so a busy machine does not matter; at the limit SIGPROF ends the process.
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     try:
-        return _judge[0](asked["guide"])
+        return _check[0](asked["guide"])
     except MemoryError:
         return {"over": "memory"}
-    except BaseException as exc:  # a panic of Rust is no Exception
+    except BaseException as exc:  # a Rust panic is not an Exception
         return {"refused": f"its compiler failed ({type(exc).__name__})"}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _data_bytes() -> int:
-    """What RLIMIT_DATA counts."""
+    """Returns the memory that RLIMIT_DATA counts."""
     with open("/proc/self/statm", "rb") as numbers:
         return int(numbers.read().split()[5]) * _PAGE
 
 
 if __name__ == "__main__":
-    # Under its own name: the function that judges is found there by the forked processes.
-    importlib.import_module("dynamo_vllm.engine.structured_output.judge_child").main(sys.argv[1:])
+    # Not as __main__: the forked processes import this module by name and find `_check` in it.
+    importlib.import_module("dynamo_vllm.engine.structured_output.checker_child").main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Bare AsyncLLM shown pictures: the ids it is given and the ids it says. Runs in a child of the zygote."""
+"""Runs bare AsyncLLM on images: returns its prompt ids and answer ids. Runs in a child of the zygote."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ async def answers(model: str, chats: list[Any], max_tokens: int) -> list[dict[st
     from vllm.renderers import ChatParams
 
     engine = bare_engine(model, limit_mm_per_prompt={"image": 2})
-    said = []
+    found = []
     try:
         for number, messages in enumerate(chats):
             settings = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tokenize": True})
             _, (prompt,) = await engine.renderer.render_chat_async([messages], settings)
             params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-            async for result in engine.generate(prompt, params, f"look-{number}"):
+            async for result in engine.generate(prompt, params, f"image-{number}"):
                 last = result
-            said.append({"prompt": list(last.prompt_token_ids), "said": list(last.outputs[0].token_ids)})
+            found.append({"prompt": list(last.prompt_token_ids), "said": list(last.outputs[0].token_ids)})
     finally:
         engine.shutdown()
-    return said
+    return found

@@ -1,4 +1,4 @@
-"""Prints what our engine makes of vLLM-Omni's types, as JSON; in a process of its own: they change vLLM."""
+"""Prints what our engine makes of vLLM-Omni's types, as JSON; in a separate process, as they patch vLLM."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RED = Image.new("RGB", (8, 8), "red")
 
 
 class Pipeline:
-    """Stands in for AsyncOmni: yields what a case says."""
+    """Replaces AsyncOmni and yields the results of a test case."""
 
     default_sampling_params_list = [SamplingParams(max_tokens=4), OmniDiffusionSamplingParams()]
 
@@ -120,7 +120,7 @@ async def outcome(results: list[Any]) -> tuple[Any, Pipeline]:
 
 
 async def written(results: list[Any], salt: str | None = None) -> tuple[Any, Any]:
-    """What becomes of a text job, and the prompt that the pipeline got."""
+    """Returns the outcome of a text job, and the prompt that the pipeline got."""
     pipeline = Pipeline(results)
     pipeline.default_sampling_params_list = pipeline.default_sampling_params_list[:1]
     engine = engine_of(pipeline)
@@ -134,7 +134,7 @@ async def written(results: list[Any], salt: str | None = None) -> tuple[Any, Any
 
 
 async def aborted_while_drawing() -> Any:
-    """As vLLM-Omni 0.30 ends it: finished, no picture, no error."""
+    """Ends the request as vLLM-Omni 0.30 ends an aborted one: finished, without image or error."""
 
     class Drawing(Pipeline):
         async def generate(self, prompt: Any, **asked: Any) -> AsyncIterator[Any]:
@@ -149,7 +149,7 @@ async def aborted_while_drawing() -> Any:
 
 
 class Dead(Pipeline):
-    """A stage of it has ended; the others take their time to."""
+    """Is a pipeline with a dead stage; the others end slowly."""
 
     def __init__(self) -> None:
         super().__init__([EngineDeadError("gone")])
@@ -163,7 +163,7 @@ class Dead(Pipeline):
 
 
 async def dead() -> dict[str, list[str]]:
-    """What a dead stage becomes, by who meets it first, and whether the other stages are waited for."""
+    """Returns the error for a dead stage, by who notices it first, and whether other stages are awaited."""
     omni_engine.DEAD_SECONDS = 0.01
     job = Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC)
     meetings: dict[str, Callable[[OmniEngine], Awaitable[None]]] = {
@@ -187,7 +187,7 @@ async def dead() -> dict[str, list[str]]:
 
 
 def goodbye() -> bool:
-    """Whether the client of a drawing stage that nobody listens at comes back from its shutdown."""
+    """Returns whether the client of a dead diffusion stage returns from its shutdown."""
     client = object.__new__(StageDiffusionClient)
     client._zmq_ctx, client._encoder, client._proc_manager = zmq.Context(), msgspec.msgpack.Encoder(), None
     client._request_socket = client._zmq_ctx.socket(zmq.PUSH)
@@ -200,7 +200,7 @@ def goodbye() -> bool:
 
 
 async def silence() -> dict[str, bool]:
-    """Whether outputs_seen grows while a job of that name is silent."""
+    """Returns whether outputs_seen grows while a job with this name gives no output."""
     found = {}
     for name in ("client", "canary-1", "warm-up"):
         begun = asyncio.Event()
@@ -309,13 +309,13 @@ async def main() -> None:
 
 
 def sound_file() -> bytes:
-    from dynamo_vllm.engine.omni.convert import sound
+    from dynamo_vllm.engine.omni.convert import audio_file
 
-    return sound([torch.zeros(240), torch.ones(240)], 16000).content
+    return audio_file([torch.zeros(240), torch.ones(240)], 16000).content
 
 
 def length() -> list[Any]:
-    """Frames and rate that a drawing stage is told."""
+    """Returns the frames and frame rate that a diffusion stage gets."""
     from dynamo_vllm.engine.omni.convert import stage_params
 
     spec = PictureSpec(prompt="a", seed=1, kind="video", frames=5, fps=8, format="mp4")
@@ -324,11 +324,11 @@ def length() -> list[Any]:
 
 
 def stereo() -> list[int]:
-    """Left is silent, right is loud."""
-    from dynamo_vllm.engine.omni.convert import sound
+    """Has a silent left channel and a loud right one."""
+    from dynamo_vllm.engine.omni.convert import audio_file
 
     samples = torch.stack([torch.zeros(100), torch.ones(100)]).unsqueeze(0)
-    with wave.open(io.BytesIO(sound(samples, 8000).content)) as file:
+    with wave.open(io.BytesIO(audio_file(samples, 8000).content)) as file:
         first = file.readframes(1)
         return [
             file.getnchannels(),
@@ -338,7 +338,7 @@ def stereo() -> list[int]:
 
 
 def checked() -> dict[str, Any]:
-    """What `check --omni` tells of a drawing model, with a flag that the user gave."""
+    """Returns what `check --omni` prints for a diffusion model with a flag that the user gave."""
     from dynamo_vllm.cli import check
 
     with tempfile.TemporaryDirectory() as folder:
@@ -352,7 +352,7 @@ def checked() -> dict[str, Any]:
 
 
 def eager() -> list[dict[str, Any]]:
-    """What `--enforce-eager` becomes: for a model that diffusers draws, and with a text stage before it."""
+    """Returns what `--enforce-eager` becomes for a diffusers model, alone and with a text stage before it."""
     index = {"_class_name": "StableDiffusionPipeline"}
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -366,7 +366,7 @@ def eager() -> list[dict[str, Any]]:
 
 
 def no_picture() -> str:
-    """A pipeline that makes videos, taken for one that draws."""
+    """Treats a video pipeline as one for images."""
     try:
         media_of(OmniRequestOutput.from_diffusion("j", images=[[RED, RED]]), SPEC)
     except EngineRequestFailed as exc:
@@ -375,7 +375,7 @@ def no_picture() -> str:
 
 
 async def filmed() -> dict[str, Any]:
-    """Frames, rate and sound of the files made of what pipelines give for a video."""
+    """Returns frames, rate and audio of the files made from the videos that pipelines give."""
     import av
     import numpy as np
 

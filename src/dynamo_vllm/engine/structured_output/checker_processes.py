@@ -1,4 +1,4 @@
-"""Starts the processes that judge guides, and speaks to them."""
+"""Starts the processes that check guides, and communicates with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dynamo_vllm import forking
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.engine.process.background import in_thread
-from dynamo_vllm.engine.structured_output import judge_child
+from dynamo_vllm.engine.structured_output import checker_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 logger = logging.getLogger(__name__)
 START_SECONDS = 300.0
-"""For a process that has to import vLLM and load a tokenizer."""
+"""The limit for a process that imports vLLM and loads a tokenizer."""
 FORK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A judge that ended without an answer."""
+    """Reports a checker process that ended without an answer."""
 
     code: int
-    """Below 0 it is the signal that ended it."""
+    """The exit code; a negative number is the signal that ended the process."""
 
 
-class Judge:
-    """One process that judges; the worker's child."""
+class CheckerProcess:
+    """Is one process that checks guides, a child of the worker."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
@@ -50,7 +50,10 @@ class Judge:
         self._exit: asyncio.Future[int] | None = None
 
     async def ask(self, line: bytes) -> dict[str, Any] | Ended:
-        """Its answer. Whoever stops waiting has to end it: it would answer the next one with this."""
+        """Returns the answer to one guide.
+
+        A caller that stops waiting must end the process: the next caller would get this answer.
+        """
         self._is_asked = True
         try:
             return await self._answer(line)
@@ -73,33 +76,33 @@ class Judge:
         return found
 
     def is_gone(self) -> bool:
-        """Whether somebody ended it while it had nothing to do."""
+        """Returns whether the process ended while it was idle."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self) -> None:
-        """At once, whatever it does and whoever waits for its answer; a second time has no effect."""
+        """Kills the process at once, even if somebody waits for its answer. Idempotent."""
         if self._is_over:
             return
         self._is_over = True
-        if self._exit is None:  # else its pid may be another's
+        if self._exit is None:  # otherwise the pid may belong to another process by now
             os.kill(self.pid, signal.SIGKILL)
             self._ended()
-        if not self._is_asked:  # else whoever asked closes it
+        if not self._is_asked:  # otherwise `ask` closes the connection
             self._close()
 
     def _close(self) -> None:
-        # The event loop lets go of it after this, and would else of another's with its number.
+        # Only after the event loop has removed the descriptor: its number may be reused at once.
         asyncio.get_running_loop().call_soon(self._connection.close)
 
     def _ended(self) -> asyncio.Future[int]:
-        """What it ended with, which can be read once."""
+        """Returns the future of the exit code, which can be read only once from the kernel."""
         if self._exit is None:
             self._exit = in_thread(lambda: os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
         return self._exit
 
 
 class Source:
-    """The process that judges are forked from; started again where it has ended. All its methods block."""
+    """Is the process that checkers are forked from; it is restarted if it ends. All its methods block."""
 
     def __init__(self, call: str, payload: bytes, environment: Mapping[str, str]) -> None:
         self._call = call
@@ -112,10 +115,10 @@ class Source:
         self._refusal: str | None = None
 
     def fork_from(self, zygote: forking.Zygote) -> None:
-        """Begin now, as a fork of a process that has imported vLLM; it loads while others start."""
+        """Starts the process as a fork of one that has imported vLLM; it loads while other parts start."""
         ours, theirs = socket.socketpair()
         task = forking.Task(
-            f"{judge_child.MODULE}:run", (self._call, self._payload), self._environment, signal.SIGKILL
+            f"{checker_child.MODULE}:run", (self._call, self._payload), self._environment, signal.SIGKILL
         )
         with theirs:
             try:
@@ -127,32 +130,32 @@ class Source:
 
     @property
     def is_loaded(self) -> bool:
-        """Judges can be forked at once."""
+        """Returns whether checkers can be forked at once."""
         return self._is_ready
 
     def load(self) -> None:
-        """Wait until judges can be forked. Raises CannotFork."""
+        """Waits until checkers can be forked. Raises CannotFork."""
         with self._lock:
             self._check_open()
-            self._guarded(self._wait_ready, self._zygote or self._start_afresh())
+            self._guarded(self._wait_ready, self._zygote or self._start_new())
 
-    def judge(self, memory_bytes: int, more_niceness: int) -> Judge:
-        """A new judge. Raises CannotFork."""
+    def checker(self, memory_bytes: int, more_niceness: int) -> CheckerProcess:
+        """Forks a new checker. Raises CannotFork."""
         with self._lock:
             self._check_open()
             if self._zygote is not None:
                 try:
-                    return self._judge(self._zygote, memory_bytes, more_niceness)
+                    return self._checker(self._zygote, memory_bytes, more_niceness)
                 except forking.CannotFork:
                     if self._is_closed or self._refusal is not None:
                         raise
-            return self._judge(self._start_afresh(), memory_bytes, more_niceness)
+            return self._checker(self._start_new(), memory_bytes, more_niceness)
 
     def _check_open(self) -> None:
         if self._is_closed or self._refusal is not None:
             raise forking.CannotFork(self._refusal or "the engine is closed")
 
-    def _judge(self, zygote: forking.Zygote, memory_bytes: int, more_niceness: int) -> Judge:
+    def _checker(self, zygote: forking.Zygote, memory_bytes: int, more_niceness: int) -> CheckerProcess:
         self._guarded(self._wait_ready, zygote)
         return self._guarded(self._fork, zygote, memory_bytes, more_niceness)
 
@@ -162,23 +165,23 @@ class Source:
         except (forking.CannotFork, OSError, ValueError) as exc:
             self._end()
             if not self._is_closed and self._refusal is None:
-                logger.warning("the process that judges of guides are forked from has ended: %s", exc)
+                logger.warning("the process that guide checkers are forked from has ended: %s", exc)
             raise forking.CannotFork(str(exc)) from exc
 
-    def _start_afresh(self) -> forking.Zygote:
+    def _start_new(self) -> forking.Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", judge_child.MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", checker_child.MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 env={**self._environment, **preload.ONE_THREAD},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        process.returncode = 0  # it is read where a zygote is closed
+        process.returncode = 0  # Zygote.close waits for the process, so Popen must not
         self._zygote = forking.Zygote(ours, process.pid)
-        with contextlib.suppress(OSError):  # what it ended with is heard next
-            ours.sendall(judge_child.order(self._call, self._payload))
+        with contextlib.suppress(OSError):  # if the process has ended, `_wait_ready` reports it
+            ours.sendall(checker_child.start_message(self._call, self._payload))
         return self._zygote
 
     def _wait_ready(self, zygote: forking.Zygote) -> None:
@@ -188,32 +191,32 @@ class Source:
         said = b""
         while not said.endswith(b"\n"):
             if not (more := zygote.connection.recv(4096)):
-                raise forking.CannotFork("the process that judges guides are forked from ended as it started")
+                raise forking.CannotFork("the process that guide checkers are forked from failed to start")
             said += more
         self._refusal = json.loads(said)["refusal"]
-        if self._refusal is not None:  # for good: it would be the same the next time
-            logger.error("guides cannot be judged, and all are refused: %s", self._refusal)
+        if self._refusal is not None:  # permanent: another attempt would fail in the same way
+            logger.error("guides cannot be checked, so all are refused: %s", self._refusal)
             raise forking.CannotFork(self._refusal)
         zygote.connection.settimeout(FORK_SECONDS)
         self._is_ready = True
 
-    def _fork(self, zygote: forking.Zygote, memory_bytes: int, more_niceness: int) -> Judge:
+    def _fork(self, zygote: forking.Zygote, memory_bytes: int, more_niceness: int) -> CheckerProcess:
         ours, theirs = socket.socketpair()
         task = forking.Task(
-            f"{judge_child.MODULE}:judge_all",
+            f"{checker_child.MODULE}:check_all",
             (memory_bytes, more_niceness),
             self._environment,
             signal.SIGKILL,
         )
         with theirs:
             try:
-                return Judge(zygote.fork(task, [theirs.fileno()]), ours)
+                return CheckerProcess(zygote.fork(task, [theirs.fileno()]), ours)
             except BaseException:
                 ours.close()
                 raise
 
     def close(self) -> None:
-        """It ends, and so does whatever waits for it."""
+        """Ends the process; callers that wait for it get CannotFork."""
         self._is_closed = True
         if (zygote := self._zygote) is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Probes and applies each patch in a process that has vLLM as it comes, and prints what was seen as JSON."""
+"""Probes and applies each patch in a process with unpatched vLLM, and prints the findings as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dynamo_vllm.engine.process import cpu_threads, preload
 from dynamo_vllm.engine.process.environment import NIXL_PAUSE_VARIABLE
 
 ASKED = {NIXL_PAUSE_VARIABLE: "1000", cpu_threads.BIND: "nobind"}
-"""What some patches are applied for."""
+"""The conditions under which some patches are applied."""
 
 
 def look(patch: Patch) -> dict[str, Any]:
-    """In a process of its own."""
+    """Runs in a forked process."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.gettempdir()  # after its library was imported
     needed = patch.still_needed()
     before = [found(target) for target in patch.targets]
@@ -40,7 +40,7 @@ def look(patch: Patch) -> dict[str, Any]:
 
 
 def found(target: str) -> Any:
-    """The object behind a dotted name, as its owner holds it; None where there is none."""
+    """Returns the object with a dotted name as its owner stores it; None if it does not exist."""
     names = target.split(".")
     inner: list[str] = []
     while True:
@@ -55,7 +55,7 @@ def found(target: str) -> Any:
 
 
 def apart(patch: Patch) -> dict[str, Any]:
-    """Forked, so that no patch sees another one, and vLLM is imported once."""
+    """Forks, so that the patches do not affect each other and vLLM is imported once."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:

@@ -1,9 +1,9 @@
-"""Decides which guides may reach the engine: those that were compiled within a time and a memory.
+"""Checks guides before they reach the engine: each must compile within limits of CPU time and memory.
 
-Each is compiled in a process that can be killed (`judge_processes`): the engine's own compiler cannot be
-stopped. Every guide goes through the quick lane first, the smallest before others. What takes longer than
-that begins anew in the slow lane, one at a time and with the whole limit, where others need not wait for it.
-What was found is kept, so that a guide costs this once.
+A guide is a structured-output constraint: a JSON schema, a regex, a grammar. Each is compiled in a process
+that can be killed (`checker_processes`), because the engine's own compiler cannot be interrupted. Every guide
+first enters the quick lane, small ones before large ones. A guide that takes too long there starts again in
+the slow lane with the full limit, so that others do not wait for it. Results are cached.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.process.background import in_thread
-from dynamo_vllm.engine.structured_output.lane import Lane, unable
+from dynamo_vllm.engine.structured_output.lane import Lane, overloaded_if_unable
 from dynamo_vllm.errors import InvalidRequest, Overloaded
 from dynamo_vllm.job import GUIDE_KINDS, Guide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dynamo_vllm.engine.structured_output.judge_processes import Source
+    from dynamo_vllm.engine.structured_output.checker_processes import Source
 
 QUICK_SECONDS = 0.25
-"""Of processor time. With a vocabulary of 150,000 tokens a usual schema takes 0.03 to 0.1."""
+"""The CPU time in the quick lane. With a vocabulary of 150,000 tokens a usual schema takes 0.03 to 0.1 s."""
 SLOW_NICENESS = 10
-"""More than that of the quick lane."""
+"""Is added to the niceness of the quick lane."""
 WAIT_SECONDS = 30.0
 WAIT_SHARE = 5.0
-"""How much longer than its processor time a guide may take by the clock, on a machine with other work."""
+"""The wall-clock time per second of CPU time that a guide may take, on a machine with other work."""
 KEPT_GUIDES = 4096
 KEPT_BYTES = 32 << 20
 _SIMPLER = "use fewer properties, alternatives or repetitions"
@@ -40,10 +40,10 @@ _SIMPLER = "use fewer properties, alternatives or repetitions"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """For one guide."""
+    """Limits what compiling one guide may use."""
 
     seconds: float = 2.0
-    """Of processor time."""
+    """The CPU time."""
     memory_bytes: int = 512 << 20
 
     @property
@@ -53,20 +53,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found about a guide, for as long as it is remembered."""
+    """Is the cached result of checking one guide."""
 
     refusal: str | None = None
     backend: str | None = None
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What the engine's checks made of it, as of choices a grammar."""
+    """The fields that the engine's validation changed: choices become a grammar, for example."""
 
     @property
     def size(self) -> int:
         return 200 + len(self.refusal or "") + sum(len(v) for v in self.changes.values() if v is not None)
 
 
-class Guides:
-    """The judge of one worker's guides."""
+class GuideChecker:
+    """Checks the guides of one worker, and caches the results."""
 
     def __init__(self, source: Source, limits: Limits) -> None:
         self._source = source
@@ -80,22 +80,23 @@ class Guides:
         self._slow = Lane("slow", source, limits.seconds, limits.memory_bytes, SLOW_NICENESS)
 
     def load(self) -> asyncio.Future[None]:
-        """Begin to make judges ready, unless that is under way."""
+        """Starts to load the process that checkers are forked from, unless that is under way."""
         if self._loading is None or self._loading.done():
             self._loading = in_thread(self._source.load)
-            self._loading.add_done_callback(_hear)
+            self._loading.add_done_callback(_retrieve_exception)
         return self._loading
 
-    async def judged(self, guide: Guide) -> Guide:
-        """The guide as the engine gets it. Raises InvalidRequest, and Overloaded where its turn did not come.
+    async def checked(self, guide: Guide) -> Guide:
+        """Returns the guide as the engine should get it.
 
-        Cancelled it ends at once, and with it the judging.
+        Raises InvalidRequest for a guide that is refused, and Overloaded if it waits too long. A cancelled
+        call also ends the compilation.
         """
         fields = {f.name: v for f in dataclasses.fields(guide) if (v := getattr(guide, f.name)) is not None}
         text = json.dumps(fields)
         key = hashlib.sha256(text.encode()).digest()
         if key not in self._known and not self._source.is_loaded:
-            with unable():
+            with overloaded_if_unable():
                 await asyncio.shield(self.load())
         try:
             async with asyncio.timeout(self._limits.wait_seconds) as wait:
@@ -104,30 +105,33 @@ class Guides:
             if not wait.expired():
                 raise
             seconds = self._limits.wait_seconds
-            raise Overloaded(f"{guide.parameter}: not judged within {seconds:g} s; try again") from None
+            raise Overloaded(f"{guide.parameter}: not checked within {seconds:g} s; try again") from None
         if verdict.refusal is not None:
             raise InvalidRequest(verdict.refusal, parameter=guide.parameter)
         return dataclasses.replace(guide, **verdict.changes, backend=verdict.backend)
 
     async def _found(self, key: bytes, text: str) -> Verdict:
-        """Of several requests with the same guide, the first has it judged; should it leave, the next has."""
+        """Returns the result for a guide, which is checked once for all requests that have it.
+
+        If the request that started the check is cancelled, the next one starts it again.
+        """
         while (verdict := self._recall(key)) is None:
             if (other := self._running.get(key)) is not None:
                 await asyncio.wait([other])
                 continue
             mine = self._running[key] = asyncio.get_running_loop().create_future()
             try:
-                verdict = await self._judge(text)
+                verdict = await self._check(text)
                 self._remember(key, verdict)
             finally:
                 del self._running[key]
                 mine.set_result(None)
         return verdict
 
-    async def _judge(self, text: str) -> Verdict:
-        answer = await self._quick.judge(text)
+    async def _check(self, text: str) -> Verdict:
+        answer = await self._quick.check(text)
         if answer.get("over") == "time" and self._slow.seconds > self._quick.seconds:
-            answer = await self._slow.judge(text)
+            answer = await self._slow.check(text)
         match answer:
             case {"over": "time"}:
                 why = f"takes more than {self._limits.seconds:g} s to compile; {_SIMPLER} (--guide-seconds)"
@@ -156,13 +160,13 @@ class Guides:
             self._known_bytes -= oldest.size
 
     def close(self) -> None:
-        """All processes end, and whoever still waits is told so."""
+        """Ends all processes; requests that still wait get an error."""
         for lane in (self._quick, self._slow):
             lane.close()
         in_thread(self._source.close)
 
 
-def _hear(loading: asyncio.Future[None]) -> None:
-    """Whoever needs it asks again; asyncio would complain of an error that nobody saw."""
+def _retrieve_exception(loading: asyncio.Future[None]) -> None:
+    """Keeps asyncio from logging an exception that was never retrieved; the next guide loads again."""
     if not loading.cancelled():
         loading.exception()

@@ -1,17 +1,16 @@
-"""Changes how vLLM-Omni draws through the diffusers adapter, and lets go of dead stages. Four patches.
+"""Fixes cancellation, guidance, logging and shutdown of vLLM-Omni's diffusion stages. Four patches.
 
 What is wrong in vLLM-Omni 0.30:
 
-- The adapter never looks whether its request was cancelled: pictures are drawn to the end when nobody waits
-  for them any more.
-- A request that names no guidance gets none from it, whatever the model's own pipeline would do by itself,
-  and draws much worse for it.
-- It writes every prompt and every step into the log.
-- To a drawing stage that died beside others the worker says goodbye, and waits for good until somebody
-  listens; every job on its way waits with it, and the worker's end too.
+- The diffusers adapter never checks whether its request was cancelled: it finishes images that nobody wants.
+- For a request without a guidance scale it turns guidance off instead of using the pipeline's default, and
+  the images are much worse.
+- It writes every prompt and every step to the log.
+- When one of several diffusion stages has died, the worker sends it a shutdown message and waits forever for
+  a receiver. Every running job, and the worker's own shutdown, waits with it.
 
-What we do: look after every step; leave guidance to the pipeline; log warnings only and show no progress bar;
-say goodbye without waiting.
+What we do: check after every step; leave guidance to the pipeline; log only warnings and show no progress
+bar; send the shutdown message without waiting.
 
 They can go one by one when vLLM-Omni does so.
 """
@@ -75,33 +74,33 @@ def guidance_is_always_given() -> bool:
     return "guidance_scale_provided" not in source(importlib.import_module(ADAPTER))
 
 
-def end_cancelled_drawings() -> None:
+def stop_cancelled_requests() -> None:
     adapter = _adapter()
-    wrap(adapter, _BUILD, _looking_after_every_step)
+    wrap(adapter, _BUILD, _checking_after_every_step)
     setattr(adapter, _CANCELLABLE, True)
 
 
-def _looking_after_every_step(build: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def _checking_after_every_step(build: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     from vllm_omni.diffusion.cancellation import check_request_cancellation
 
-    def look(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    def check(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         check_request_cancellation()
         return tensors
 
     def build_call_kwargs(self: Any, request: Any) -> dict[str, Any]:
         made = build(self, request)
         if self._accept_call_kwargs is None or _CALLBACK in self._accept_call_kwargs:
-            made.setdefault(_CALLBACK, look)
+            made.setdefault(_CALLBACK, check)
         return made
 
     return build_call_kwargs
 
 
-def cancelled_drawings_go_on() -> bool:
+def cancelled_requests_continue() -> bool:
     return not getattr(_adapter(), _CANCELLABLE, False)
 
 
-def say_goodbye_without_waiting() -> None:
+def shut_down_without_waiting() -> None:
     from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 
     wrap(StageDiffusionClient, "shutdown", _without_waiting)
@@ -109,13 +108,13 @@ def say_goodbye_without_waiting() -> None:
 
 def _without_waiting(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
     def shut_down(self: Any) -> None:
-        self._request_socket.sndtimeo = 0  # a stage that lives is connected, and gets it at once
+        self._request_socket.sndtimeo = 0  # a live stage is connected and gets the message at once
         shutdown(self)
 
     return shut_down
 
 
-def goodbye_waits() -> bool:
+def shutdown_waits() -> bool:
     from vllm_omni.diffusion.stage_diffusion_client import StageDiffusionClient
 
     text = source(StageDiffusionClient.shutdown)

@@ -1,4 +1,4 @@
-"""Sounds in real engines: the answers of bare vLLM, no sound taken for another, and refusals by name."""
+"""Tests audio in real engines: answers equal bare vLLM, no mix-ups, and refusals that name the cause."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from harness.stack import Stack, environment, stack
 from harness.warm import FORKED, Forked, Zygote
 
 TOKENS, TEXT_MODE = "tokens", "text-mode"
-"""The same model twice: as the frontend tokenises, and with vLLM's tokenizer."""
+"""The same model twice: tokenised by the frontend, and with vLLM's tokenizer."""
 USERS = 4
 MAX_SECONDS = 40
 Expected = dict[str, tuple[str, int]]
 
 
 def samples(seed: int, seconds: float, rate: int = RATE, channels: int = 1) -> np.ndarray[Any, Any]:
-    """A tune: each tenth of a second a tone of its own."""
+    """Returns a melody with a new tone every tenth of a second."""
     tones = np.random.default_rng(seed).uniform(100, 4000, (int(seconds * 10) + 1, channels))
     each = np.repeat(tones, rate // 10, axis=0)[: int(seconds * rate)]
     made: np.ndarray[Any, Any] = 0.3 * np.sin(2 * np.pi * np.cumsum(each, axis=0) / rate)
@@ -59,7 +59,7 @@ def flac(seed: int) -> bytes:
 
 
 def floats(*values: float) -> bytes:
-    """A WAV of half a second."""
+    """Returns a WAV file of half a second."""
     body = struct.pack("<f", values[0]) * (RATE // 2 - len(values)) + struct.pack(f"<{len(values)}f", *values)
     form = struct.pack("<HHIIHH", 3, 1, RATE, RATE * 4, 4, 32)
     chunks = b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body)) + body
@@ -76,7 +76,7 @@ def input_audio(data: bytes) -> dict[str, Any]:
 
 
 def of_user(number: int) -> Parts:
-    """Everybody with the same words and a sound of their own, of the same length."""
+    """Returns the same words for everybody, with different audio of the same length."""
     return [sound(wav(100 + number, 4.0)), LONG_TEXT]
 
 
@@ -105,7 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(warm: Zygote, folder: Path) -> Forked:
-    """Bare vLLM with its own fetching and decoding, which answers while the workers start."""
+    """Starts bare vLLM with its own fetching and decoding, which answers while the workers start."""
     at = folder / "bare"
     at.mkdir()
     model = make_tiny_sound_model(folder / "model")
@@ -137,13 +137,13 @@ def served(warm: Zygote, folder: Path, reference: Forked) -> Iterator[Stack]:
 
 
 def cached(made: Stack, parts: Parts) -> int:
-    """How many tokens of the prompt the engine had."""
+    """Returns how many tokens of the prompt were cached."""
     answer = made.post("/v1/chat/completions", body(TOKENS, parts)).json()
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 def test_sounds_change_the_answer(bare: Expected) -> None:
-    """Of the reference: equality with it would show little otherwise."""
+    """Checks the reference: without this, equality with it would show little."""
     texts = [text for text, _ in bare.values()]
     assert len(set(texts)) == len(texts), bare
 
@@ -168,7 +168,7 @@ async def test_sound_of_a_server(served: Stack, bare: Expected) -> None:
 
 
 def test_a_longer_sound_takes_more_of_the_prompt(served: Stack) -> None:
-    """25 tokens a second."""
+    """The model makes 25 tokens of a second."""
     counts = [ask(served, TOKENS, [sound(wav(7, seconds)), TEXT])[1] for seconds in (1, 2, 5)]
     assert [count - counts[0] for count in counts] == [0, 25, 100]
 
@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
         TEXT_MODE,
         [input_audio(wav(1, SECONDS + 1)), TEXT],
         400,
-        "this model hears up to 30 s",
+        "this model accepts up to 30 s",
     ),
     "too long for the worker": (TOKENS, [sound(wav(1, MAX_SECONDS + 1)), TEXT], 413, ""),
     "three": (TOKENS, [sound(wav(n)) for n in range(3)], 400, "3 sounds in one request; this worker takes 2"),
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
     ),
 }
 if "another rate" not in CASES:
-    REFUSED["another rate, with nothing to change it"] = (TOKENS, OTHER_RATE, 400, "takes 16000 Hz only")
+    REFUSED["another rate, with nothing to change it"] = (TOKENS, OTHER_RATE, 400, "accepts only 16000 Hz")
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -1,14 +1,18 @@
-"""Lets an engine on CPU check the guesses of speculative decoding. Two patches.
+"""Lets an engine on CPU verify the draft tokens of speculative decoding. Two patches.
 
-What is wrong: the sampler of vLLM 0.30 that checks guesses holds on to kernels of Triton, which a CPU does
-not have: vLLM replaces the names in the module, and the sampler looks at its own (`use_cpu_kernels`); 0.31
-registers its kernels where the sampler looks. In 0.30 to 0.32 the CPU kernel that gives every guess its
-request's temperature writes into a copy, and the caller reads memory that nobody wrote (`expand`). Either
-ends the engine with its first guess.
+What is wrong:
 
-What we do: give the sampler the kernels that vLLM wrote for CPUs, and expand the values with torch.
+- vLLM 0.30's rejection sampler uses Triton kernels, which a CPU does not have. vLLM replaces the kernels in
+  the module, but the sampler has its own references to them. 0.31 registers CPU kernels for the sampler.
+- In vLLM 0.30 to 0.32 the CPU kernel that gives every draft token the temperature of its request writes into
+  a copy, so the caller reads uninitialised memory.
 
-They can go when speculative decoding with n-grams runs in vLLM on CPU without Triton.
+Each crashes the engine at its first draft token.
+
+What we do: give the sampler vLLM's own CPU kernels (`use_cpu_kernels`), and expand the values with torch
+(`expand`).
+
+They can go when vLLM runs n-gram speculative decoding on CPU without Triton.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ def kernel_writes_into_a_copy() -> bool:
 def expanded(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """Each value as often as its request has guesses, which `cu_num_tokens` has added up."""
+    """Repeats each value for every draft token of its request; `cu_num_tokens` has the cumulative counts."""
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
