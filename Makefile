@@ -21,7 +21,7 @@ help:
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-long                 what make test leaves out to stay under 25 minutes: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
-	@echo "make test-versions ARGS=0.32.0 contract tests and a few others with every vLLM that has a lock, or with these"
+	@echo "make test-versions ARGS=0.31.0 contract tests and a few others with every vLLM that has a lock, or with these"
 	@echo "make coverage                  what the unit tier runs of src; fails below the floor in pyproject.toml"
 	@echo "make check                     lint, format, types, imports, generated docs, the site"
 	@echo "make fmt                       format and fix what can be fixed"

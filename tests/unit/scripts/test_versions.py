@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import setup_packages
 import versions
+import yaml
 
 from harness import omni
 
@@ -113,3 +114,16 @@ def test_unknown_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_files_of_the_suites_exist() -> None:
     paths = [path.partition("::")[0] for paths in versions.SUITES.values() for path in paths]
     assert [path for path in paths if not (versions.ROOT / path).exists()] == []
+
+
+def test_ci_tests_every_version_and_omni() -> None:
+    """Here by one command, hosted by a job each."""
+    script = Path(versions.ROOT, ".ci", "run").read_text()
+    (words,) = re.findall(r'test-versions ARGS="(--others[^"]*)"', script)
+    runs = Runs()
+    assert versions.main(words.split(), runs) == 0
+    others = [version for version in setup_packages.versions() if version != setup_packages.default_version()]
+    assert [*dict.fromkeys(version for version, *_ in runs.seen)] == others
+    assert any("tests/cpu/test_omni.py" in command for _, command, _ in runs.seen)
+    hosted = yaml.safe_load(Path(versions.ROOT, ".github", "workflows", "ci.yml").read_text())
+    assert hosted["jobs"]["test"]["strategy"]["matrix"]["vllm"] == ["default", *others]
