@@ -73,6 +73,7 @@ check: venv-dev
 	PYTHONPATH=scripts $(BIN)/python -m generate.docs --check
 	PYTHONPATH=scripts $(BIN)/python -m generate.manifests --check
 	PYTHONPATH=scripts $(BIN)/python -m generate.examples --check
+	PYTHONPATH=scripts $(BIN)/python -m generate.versions --check
 	@$(BIN)/python scripts/docs_site
 
 fmt: venv-dev
@@ -83,6 +84,7 @@ docs: venv
 	PYTHONPATH=scripts $(BIN)/python -m generate.docs
 	PYTHONPATH=scripts $(BIN)/python -m generate.manifests
 	PYTHONPATH=scripts $(BIN)/python -m generate.examples
+	PYTHONPATH=scripts $(BIN)/python -m generate.versions
 	@$(BIN)/python scripts/docs_site
 
 docs-serve: venv

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / ".versions"
 SUITES = {
     "contract": ("tests/contract",),
-    "cpu": tuple(
+    "short": tuple(
         f"tests/cpu/test_{name}.py"
         for name in ("parity", "direct", "cancel", "disaggregation", "lora", "multimodal")
     ),

@@ -35,12 +35,12 @@ def test_every_version_has_an_environment_and_its_suites() -> None:
     assert [version for version, *_ in runs.seen] == [
         version for version, count in counts.items() for _ in range(count)
     ]
-    (_, made, environment), (_, contract, _), (_, cpu, _) = runs.seen[-3:]
+    (_, made, environment), (_, contract, _), (_, short, _) = runs.seen[-3:]
     assert made[1:] == [str(versions.ROOT / "scripts" / "setup.py"), "dev"]
     folder = Path(environment["DYNAMO_VLLM_VENV"])
     assert environment["PATH"].startswith(f"{folder}/bin:") and folder.name == "0.32.0"
-    assert contract[0] == cpu[0] == str(folder / "bin" / "python")
-    assert "tests/contract" in contract and "tests/cpu/test_parity.py" in cpu
+    assert contract[0] == short[0] == str(folder / "bin" / "python")
+    assert "tests/contract" in contract and "tests/cpu/test_parity.py" in short
 
 
 def test_choice_of_versions_suites_and_tests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[
     assert [(row[1], row[-1]) for row in table] == [
         ("set-up", "passed"),
         ("contract", "FAILED"),
-        ("cpu", "passed"),
+        ("short", "passed"),
     ]
 
 

