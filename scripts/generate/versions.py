@@ -99,8 +99,7 @@ def read(text: str) -> list[Run]:
     """The runs, oldest first; a file that is named must exist."""
     found = []
     for entry in tomllib.loads(text)["run"]:
-        lists = {name: tuple(entry.pop(name, ())) for name in ("ran", "failed")}
-        run = Run(**entry, **lists)
+        run = Run(ran=tuple(entry.pop("ran")), failed=tuple(entry.pop("failed", ())), **entry)
         for name in (*run.ran, *run.failed):
             if not _exists(name):
                 raise SystemExit(f"tests/runs.toml: there is no tier, suite or file called {name!r}")

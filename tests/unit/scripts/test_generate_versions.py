@@ -11,7 +11,8 @@ import setup_packages
 from generate import versions
 from generate.versions import Run
 
-from dynamo_vllm.engine.vllm.compat.versions import EVERYTHING, NOT_PROVEN, ON_GPU
+from dynamo_vllm.engine.vllm.compat.not_proven import NOT_PROVEN
+from dynamo_vllm.engine.vllm.compat.versions import EVERYTHING, ON_GPU
 
 PAIRS = "prefill and decode apart"
 
