@@ -3,9 +3,6 @@
 NOT_PROVEN: dict[tuple[int, ...], tuple[str, ...]] = {
     (0, 30): ("serving on a GPU",),
     (0, 31): (
-        "the same tokens as bare vLLM",
-        "direct egress",
-        "cancellation",
         "KV events",
         "prefill and decode apart",
         "LoRA",
