@@ -4,8 +4,10 @@
 #   docker build --build-arg DEVICE=cpu  -t dynamo-vllm:0.3.0.dev0-cpu .
 #   docker build --build-arg DEVICE=cuda -t dynamo-vllm:0.3.0.dev0-cuda .
 #   docker build --build-arg DEVICE=cuda --build-arg EXTRAS=omni -t dynamo-vllm:0.3.0.dev0-cuda-omni .
+#   docker build --build-arg DEVICE=cuda --build-arg VLLM=0.31.0 -t dynamo-vllm:0.3.0.dev0-cuda-vllm0.31.0 .
 #
-# Python packages are those of scripts/setup.py, which installs what requirements/ pins for both devices.
+# Python packages are those of scripts/setup.py, which installs what requirements/ pins for both devices: the
+# default vLLM unless VLLM names another; with EXTRAS=omni the one that vLLM-Omni needs.
 
 ARG DEVICE=cpu
 
@@ -29,6 +31,7 @@ FROM ${DEVICE}-base AS build
 # A stage sees only the arguments it names.
 ARG DEVICE
 ARG EXTRAS=""
+ARG VLLM=""
 WORKDIR /opt/dynamo-vllm
 COPY LICENSE pyproject.toml ./
 COPY requirements requirements
@@ -36,7 +39,8 @@ COPY scripts/setup.py scripts/setup_packages.py scripts/setup_report.py scripts/
 COPY packages packages
 COPY src src
 # All bytecode now: whoever runs the image writes none.
-RUN DYNAMO_VLLM_DEVICE=$DEVICE DYNAMO_VLLM_EXTRAS=$EXTRAS PIP_NO_CACHE_DIR=1 UV_COMPILE_BYTECODE=1 \
+RUN DYNAMO_VLLM_DEVICE=$DEVICE DYNAMO_VLLM_EXTRAS=$EXTRAS DYNAMO_VLLM_VLLM=$VLLM \
+    PIP_NO_CACHE_DIR=1 UV_COMPILE_BYTECODE=1 \
     python3 scripts/setup.py \
     && rm -rf .venv/uv
 COPY deploy/docker/healthy.py deploy/docker/

@@ -21,7 +21,7 @@ help:
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-long                 what make test leaves out to stay under 25 minutes: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
-	@echo "make test-versions ARGS=0.32.0 contract tests and a few others with every vLLM that has a lock, or with these"
+	@echo "make test-versions ARGS=0.31.0 contract tests and a few others with every vLLM that has a lock, or with these"
 	@echo "make coverage                  what the unit tier runs of src; fails below the floor in pyproject.toml"
 	@echo "make check                     lint, format, types, imports, generated docs, the site"
 	@echo "make fmt                       format and fix what can be fixed"
@@ -73,6 +73,7 @@ check: venv-dev
 	PYTHONPATH=scripts $(BIN)/python -m generate.docs --check
 	PYTHONPATH=scripts $(BIN)/python -m generate.manifests --check
 	PYTHONPATH=scripts $(BIN)/python -m generate.examples --check
+	PYTHONPATH=scripts $(BIN)/python -m generate.versions --check
 	@$(BIN)/python scripts/docs_site
 
 fmt: venv-dev
@@ -83,6 +84,7 @@ docs: venv
 	PYTHONPATH=scripts $(BIN)/python -m generate.docs
 	PYTHONPATH=scripts $(BIN)/python -m generate.manifests
 	PYTHONPATH=scripts $(BIN)/python -m generate.examples
+	PYTHONPATH=scripts $(BIN)/python -m generate.versions
 	@$(BIN)/python scripts/docs_site
 
 docs-serve: venv

@@ -1,6 +1,6 @@
 """Writes `requirements/`: the version of every package, for both devices and architectures.
 
-`cpu.txt`, `cuda.txt` and `dev.txt` are for the default vLLM, `cpu-0.32.0.txt` and so on for others.
+`cpu.txt`, `cuda.txt` and `dev.txt` are for the default vLLM, `cpu-0.30.0.txt` and so on for others.
 
     python scripts/lock.py               keeps the versions that still fit pyproject.toml
     python scripts/lock.py --upgrade     takes the newest of all
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "requirements"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
-DEFAULT = "0.30.0"
+DEFAULT = "0.32.0"
 VLLM: "dict[str, tuple[str, ...]]" = {
     "0.30.0": ("transformers<5.15",),  # it names no newest, and was proven with this one
     "0.31.0": (),

@@ -6,7 +6,7 @@
 Runs with nothing but a Python 3.11 to 3.14. uv installs what `requirements/` pins (`setup_packages`).
 Settings, all optional:
   DYNAMO_VLLM_DEVICE=cpu|cuda        instead of looking for an NVIDIA GPU
-  DYNAMO_VLLM_VLLM=0.32.0            another vLLM than the default; it stays until `make distclean`
+  DYNAMO_VLLM_VLLM=0.31.0            another vLLM than the default; it stays until `make distclean`
   DYNAMO_VLLM_VENV=folder            instead of `.venv`
   DYNAMO_VLLM_EXTRAS=lmcache,omni    further extras of pyproject.toml; they stay until `make distclean`
 """
@@ -119,6 +119,7 @@ def set_up(device: str, extras: list[str], choice: str) -> None:
                 return
         if os.path.exists(STAMP):
             os.unlink(STAMP)  # from here on, and after a failure, the environment is not ready
+        tell_version(device, extras, version_of(choice))
         for number, (title, step) in enumerate(steps(device, extras, version_of(choice)), start=1):
             print(f"[{number}/3] {title}", flush=True)
             step()
@@ -180,10 +181,25 @@ def choose_version(extras: list[str]) -> str:
         return choice
     if choice != DEFAULT:
         raise SetupError(
-            f"the extra omni needs vLLM {' or '.join(fitting)}, and {choice} was asked for; "
-            "set DYNAMO_VLLM_VLLM to that, or run 'make distclean' and leave the extra out"
+            f"the extra omni needs vLLM {fitting[-1]}, and {choice} was asked for, now or earlier; "
+            f"run 'DYNAMO_VLLM_VLLM={fitting[-1]} DYNAMO_VLLM_EXTRAS=omni make venv', "
+            f"or 'make distclean' and then 'DYNAMO_VLLM_VLLM={choice} make venv' without omni"
         )
     return fitting[-1]
+
+
+def tell_version(device: str, extras: list[str], version: str) -> None:
+    """Of a vLLM that nobody named: one that an extra needs, or that takes the place of another."""
+    default = version_of(DEFAULT)
+    if "omni" in extras and version != default and not os.environ.get("DYNAMO_VLLM_VLLM"):
+        print(f"the extra omni needs vLLM {version}; it is installed instead of the default, {default}")
+    there, wanted = installed_vllm().split("-"), [PACKAGES[device], version]
+    if there not in ([""], wanted):
+        said = f"{os.path.relpath(VENV)} has {' '.join(there)} and is made anew with {' '.join(wanted)}"
+        is_newer_default = there[0] == wanted[0] and version == default
+        print(
+            f"{said}; to keep the other: DYNAMO_VLLM_VLLM={there[1]} make venv" if is_newer_default else said
+        )
 
 
 def version_of(choice: str) -> str:
@@ -307,7 +323,8 @@ def venv_fits(device: str, version: str) -> bool:
 
 def installed_vllm() -> str:
     """Which vLLM the environment has, by its distribution; those of the devices share the module name."""
-    names = [name.removesuffix(".dist-info") for name in os.listdir(site_packages())]
+    found = os.listdir(site_packages()) if os.path.isdir(site_packages()) else []
+    names = [name.removesuffix(".dist-info") for name in found]
     return next((name for name in names if name.partition("-")[0] in PACKAGES.values()), "")
 
 

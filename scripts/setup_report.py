@@ -133,7 +133,7 @@ def advice(output: str) -> str:
             f"for CPU, {TORCH_CPU_INDEX}, or a mirror with torch's +cpu build (see PIP_INDEX_URL)."
         ),
         "No matching distribution found|requires a different Python|is not a supported wheel": (
-            f"A package has no build for Python {PYTHON_VERSION} on this machine. vLLM 0.30 and torch 2.13 "
+            f"A package has no build for Python {PYTHON_VERSION} on this machine. vLLM and torch 2.13 "
             "have builds for 3.11 to 3.14 on Linux x86_64 and aarch64; try: make PYTHON=python3.12 venv"
         ),
         "Permission denied": "A file could not be written: check who owns this folder and its .venv.",

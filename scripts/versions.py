@@ -1,11 +1,12 @@
 """Runs the contract tests and a short choice of the others with every vLLM that has a lock.
 
     python scripts/versions.py                            all versions
-    python scripts/versions.py 0.32.0                     this one
+    python scripts/versions.py 0.31.0                     this one
+    python scripts/versions.py --others                   all but the default, which `make test` tests
     python scripts/versions.py --suite contract           without those that load a model
 
-Each version has an environment of its own in `.versions/`, which scripts/setup.py makes once. Further
-arguments for pytest come from PYTEST_ARGS.
+Each version has an environment of its own in `.versions/`, which scripts/setup.py makes once; the one that
+vLLM-Omni is for has it too. Further arguments for pytest come from PYTEST_ARGS.
 """
 
 import argparse
@@ -23,11 +24,22 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / ".versions"
 SUITES = {
     "contract": ("tests/contract",),
-    "cpu": tuple(
+    "short": tuple(
         f"tests/cpu/test_{name}.py"
         for name in ("parity", "direct", "cancel", "disaggregation", "lora", "multimodal")
     ),
+    "omni": (
+        "tests/contract/test_omni.py",
+        "tests/cpu/test_omni.py",
+        "tests/cpu/test_demo_training.py::test_diffusers_draws_the_same_pictures",
+        "packages/omni-cpu/tests",
+    ),
 }
+WITHOUT = {"contract": ("--deselect", "tests/contract/test_omni.py")}
+"""What another suite of the same version runs."""
+OMNI_EXPECTED = {"DYNAMO_VLLM_TEST_OMNI": "1"}
+"""With it a test that needs vLLM-Omni and does not find it fails; without, it is skipped."""
+UNWANTED = ("DYNAMO_VLLM_EXTRAS", "DYNAMO_VLLM_TEST_OMNI", "PYTHONDONTWRITEBYTECODE")
 Run = Callable[[Sequence[str], Mapping[str, str]], int]
 
 
@@ -37,15 +49,24 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
     parser.add_argument(
         "versions", nargs="*", metavar="VERSION", help=f"of {', '.join(known)} (default: all)"
     )
-    parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be repeated")
+    parser.add_argument("--others", action="store_true", help="all but the default")
+    parser.add_argument(
+        "--suite",
+        action="append",
+        choices=SUITES,
+        help="only this one; may be repeated; omni is for those that vLLM-Omni is for",
+    )
     options = parser.parse_args(arguments)
     if unknown := [version for version in options.versions if version not in known]:
         parser.error(f"no lock for vLLM {', '.join(unknown)}; there are {', '.join(known)}")
-    rows = [
-        (version, *row)
-        for version in options.versions or known
-        for row in tried(version, options.suite or [*SUITES], run or call)
-    ]
+    left_out = {setup_packages.default_version()} if options.others else set()
+    chosen = [version for version in options.versions or known if version not in left_out]
+    suites = options.suite or [*SUITES]
+    if suites == ["omni"]:
+        chosen = [version for version in chosen if has_omni(version)]
+    if not chosen:
+        parser.error(f"nothing is left to run; vLLM-Omni is for vLLM {setup_packages.OMNI_NEEDS}x")
+    rows = [(version, *row) for version in chosen for row in tried(version, suites, run or call)]
     print(
         "\n"
         + "\n".join(f"{version:<10}{suite:<10}{taken:7.1f} s  {told}" for version, suite, taken, told in rows)
@@ -56,10 +77,12 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
 def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, str]]:
     """Suite, seconds and outcome; without an environment there are no tests."""
     environment = environment_of(version)
-    steps = {"set-up": [sys.executable, str(ROOT / "scripts" / "setup.py"), "dev"]}
     more = ["-m", "not long", *shlex.split(environment.pop("PYTEST_ARGS", ""))]
     python = str(ENVIRONMENTS / version / "bin" / "python")
-    steps |= {suite: [python, "-m", "pytest", "-q", *SUITES[suite], *more] for suite in suites}
+    steps = {"set-up": [sys.executable, str(ROOT / "scripts" / "setup.py"), "dev"]}
+    for suite in suites:
+        if suite != "omni" or has_omni(version):
+            steps[suite] = [python, "-m", "pytest", "-q", *SUITES[suite], *WITHOUT.get(suite, ()), *more]
     rows = []
     for name, command in steps.items():
         print(f"\n== vLLM {version}: {name} ==", flush=True)
@@ -71,12 +94,22 @@ def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, s
     return rows
 
 
+def has_omni(version: str) -> bool:
+    return version.startswith(setup_packages.OMNI_NEEDS)
+
+
 def environment_of(version: str) -> dict[str, str]:
-    """Without extras: some are not for every version, and these tests need none."""
+    """Without the extras that were asked for elsewhere: some are not for every version."""
     folder = ENVIRONMENTS / version
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    given = {name: value for name, value in os.environ.items() if name != "DYNAMO_VLLM_EXTRAS"}
-    return {**given, "DYNAMO_VLLM_VENV": str(folder), "DYNAMO_VLLM_VLLM": version, "PATH": path}
+    given = {name: value for name, value in os.environ.items() if name not in UNWANTED}
+    if has_omni(version):
+        given |= {"DYNAMO_VLLM_EXTRAS": "omni", **OMNI_EXPECTED}
+    return {
+        **given,
+        "DYNAMO_VLLM_VENV": str(folder),
+        "DYNAMO_VLLM_VLLM": version,
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
 
 
 def call(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -3,7 +3,7 @@
 All get the same engine flags and variables. Ours and upstream publish KV events, as a deployment with a KV
 router does; `vllm serve` and bare AsyncLLM have nobody to publish to. Routers: ours has its default (kv),
 `upstream` its own default (round-robin), `upstream-kv` the same as ours. Migration is at its default too
-(ours 3, upstream 0). Upstream 1.6.1 names vLLM 0.31 in its `vllm` extra; here it runs on the 0.30 of all.
+(ours 3, upstream 0). Upstream 1.6.1 names vLLM 0.31 in its `vllm` extra; here it runs on that of all.
 """
 
 from __future__ import annotations

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-try:
-    metadata.version("vllm-omni")
-except metadata.PackageNotFoundError:
-    pytest.skip("vLLM-Omni is not installed", allow_module_level=True)
+from harness import omni
+
+if omni.lacks("vllm-omni"):
+    omni.skip()
 
 
 @pytest.fixture(scope="module")

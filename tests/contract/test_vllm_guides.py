@@ -15,6 +15,7 @@ import pytest
 from vllm.v1.structured_output import StructuredOutputManager
 
 from dynamo_vllm.engine.patches import grammar_steps, grammar_threads, guides
+from dynamo_vllm.engine.patches.patch import installed
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.structured_output import vllm_grammars
 from dynamo_vllm.engine.structured_output.checker import GuideChecker, Limits
@@ -161,7 +162,13 @@ def test_engine_core_compiles_guides_side_by_side_and_behind_its_steps() -> None
 @pytest.mark.parametrize(
     "guide",
     [
-        Guide(regex="(((a{0,9}){0,9}){0,9}){0,9}"),
+        pytest.param(
+            Guide(regex="(((a{0,9}){0,9}){0,9}){0,9}"),
+            marks=pytest.mark.skipif(
+                installed("xgrammar") == "0.2.7",
+                reason="that of vLLM 0.31 takes 10 ms at most for one of the first 64 tokens, others 200",
+            ),
+        ),
         Guide(regex="(((((a{0,9}){0,9}){0,9}){0,9}){0,9}){0,9}"),
         Guide(grammar="root ::= r0 | r1\nr0 ::= ([a-z]{1,20} | r1)*\nr1 ::= ([a-z]{1,21} | r0)*"),
     ],

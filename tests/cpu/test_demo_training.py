@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness import omni
+
 
 @pytest.fixture
 def made(demo_models: Path) -> Path:
@@ -115,7 +117,9 @@ def test_transformers_reads_prompts_as_the_drawing_model_does(made: Path) -> Non
 
 @pytest.mark.parametrize(("steps", "guidance"), [(3, 7.5), (2, 1.0)])
 def test_diffusers_draws_the_same_pictures(made: Path, steps: int, guidance: float) -> None:
-    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed; it comes with vLLM-Omni")
+    if omni.lacks("diffusers"):
+        omni.skip()
+    import diffusers
     import numpy as np
     import torch
     from demo.image.export import load

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,14 @@ from demo.image.scenes import COLOURS
 
 from harness import listening
 from harness.bad_pictures import BAD_PICTURES
+from harness.omni import lacks, skip
 from harness.processes import survivors
 from harness.served import served
 from harness.stack import Stack, Worker, stack
 from harness.waiting import Promptness, until
 
-try:
-    for package in ("vllm-omni", "vllm-omni-cpu"):
-        metadata.version(package)
-except metadata.PackageNotFoundError:
-    pytest.skip("DYNAMO_VLLM_EXTRAS=omni make venv", allow_module_level=True)
+if lacks("vllm-omni", "vllm-omni-cpu"):
+    skip()
 
 import av
 from PIL import Image

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import setup_packages
 
 from dynamo_vllm import __version__
 from dynamo_vllm.export.settings import USER
@@ -73,7 +74,7 @@ def test_device_chooses_the_base_of_one_image() -> None:
     assert default in [f"DEVICE={device}" for device in DEVICES]
 
 
-@pytest.mark.parametrize("argument", ["DEVICE", "EXTRAS"])
+@pytest.mark.parametrize("argument", ["DEVICE", "EXTRAS", "VLLM"])
 def test_stages_name_the_arguments_they_use(argument: str) -> None:
     """One that was not named in a stage is empty there, and the build says nothing."""
     for name, found in stages().items():
@@ -105,7 +106,7 @@ def test_packages_are_those_of_the_setup() -> None:
     (run,) = of("build", "RUN")
     words = shlex.split(run.partition("&&")[0])
     assert words[-2:] == ["python3", "scripts/setup.py"], "without dev"
-    assert "DYNAMO_VLLM_DEVICE=$DEVICE" in words
+    assert "DYNAMO_VLLM_DEVICE=$DEVICE" in words and "DYNAMO_VLLM_VLLM=$VLLM" in words
     assert "UV_COMPILE_BYTECODE=1" in words
     assert not [rest for word, rest in instructions() if word == "RUN" and "pip " in rest]
 
@@ -150,7 +151,8 @@ def test_docs_build_devices_there_are() -> None:
     for line in built:
         words = shlex.split(line)
         given = dict(words[at + 1].split("=") for at, word in enumerate(words) if word == "--build-arg")
-        assert given.keys() <= {"DEVICE", "EXTRAS"}, line
+        assert given.keys() <= {"DEVICE", "EXTRAS", "VLLM"}, line
+        assert given.get("VLLM") in (None, *setup_packages.versions()), line
         assert given["DEVICE"] in DEVICES, line
         assert "--target" not in words, line
         assert words[words.index("-t") + 1].startswith(f"dynamo-vllm:{__version__}-{given['DEVICE']}"), line

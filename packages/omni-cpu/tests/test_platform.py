@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
-if "cpu" not in {entry.name for entry in metadata.entry_points(group="vllm_omni.platform_plugins")}:
-    pytest.skip("vllm-omni-cpu is not installed", allow_module_level=True)
+if not {"vllm-omni", "vllm-omni-cpu"} <= {found.metadata["Name"] for found in metadata.distributions()}:
+    reason = "vLLM-Omni and vllm-omni-cpu are not installed"
+    if os.environ.get("DYNAMO_VLLM_TEST_OMNI"):
+        pytest.fail(f"DYNAMO_VLLM_TEST_OMNI is set, but {reason}", pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
 
 pytestmark = pytest.mark.timeout(300)
 

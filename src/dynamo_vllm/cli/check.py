@@ -18,6 +18,7 @@ from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.worker import model_is_named
 from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.engine.patches import table
+from dynamo_vllm.engine.vllm.compat import versions as compat
 from dynamo_vllm.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Port:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
     versions: Mapping[str, str]
+    not_proven: Sequence[str]
+    """With the installed vLLM."""
     patches: Sequence[Mapping[str, Any]]
     """Of other packages, by their installed versions."""
     facts: Mapping[str, str]
@@ -153,6 +156,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
         problems += [complaint] if complaint else []
     return CheckReport(
         versions=versions.found(),
+        not_proven=compat.unproven(),
         patches=[patch.described() for patch in table.PATCHES],
         facts=facts_of(plan),
         settings=list(settings_of(named, vars(given))),
@@ -271,7 +275,6 @@ def engine_defaults(
     from dynamo_vllm.engine.omni import arguments as omni_arguments
     from dynamo_vllm.engine.process import environment as vllm_environment
     from dynamo_vllm.engine.vllm import arguments as vllm_arguments
-    from dynamo_vllm.engine.vllm.compat import versions
     from dynamo_vllm.serving.factories import engine_settings
 
     # A worker makes a new folder at every start.
@@ -281,7 +284,7 @@ def engine_defaults(
         # vLLM logs to stdout, which is ours.
         with contextlib.redirect_stdout(sys.stderr):
             machine.refuse_missing_library()
-            versions.refuse_older()
+            compat.refuse_older()
             settings = engine_settings(plan, environment, scratch)
             if plan.options.omni:
                 return omni_arguments.preview(settings), None
@@ -299,6 +302,7 @@ def text(found: CheckReport) -> str:
     defaults = found.engine_defaults or ()
     parts = [
         _block("versions", found.versions.items()),
+        f"not proven with this vLLM\n  {', '.join(found.not_proven)}" if found.not_proven else "",
         _block("worker", found.facts.items()),
         _block("set", [(s.name, f"{_shown(s.value)}  ({s.source})") for s in found.settings]),
         _block("for vLLM", [("flags", " ".join(found.engine_flags))] if found.engine_flags else []),

