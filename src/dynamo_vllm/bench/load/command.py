@@ -175,25 +175,17 @@ class LoadRun:
         after, hits_after = self._watch.look(), await self._cache_hits()
         answers = sorted((answer for part in done for answer in part.answers), key=lambda a: a.sent)
         seconds = max((answer.ended for answer in answers), default=time.monotonic()) - begun
-        found = figures.figures(answers, seconds, self._slo)
+        answered = StageAnswers(stage.name, begun, seconds, answers)
+        found = figures.stage_figures(answered, self._slo)
         tokens = found.tokens
         if hits is not None and hits_after is not None:
             tokens = msgspec.structs.replace(tokens, cached=int(hits_after - hits), cached_from="metrics")
-        self.stages.append(StageAnswers(stage.name, begun, seconds, answers))
+        self.stages.append(answered)
         self.reports.append(
             report.StageReport(
-                name=stage.name,
-                seconds=round(seconds, 4),
-                requests=found.requests,
-                tokens=tokens,
-                ttft_ms=found.ttft_ms,
-                itl_ms=found.itl_ms,
-                tpot_ms=found.tpot_ms,
-                e2e_ms=found.e2e_ms,
-                goodput=found.goodput,
+                **msgspec.structs.asdict(msgspec.structs.replace(found, tokens=tokens)),
                 processes=processes.between(before, after, tokens.output),
                 client=_client_figures(done, seconds, tokens.output),
-                errors=found.errors,
             )
         )
 

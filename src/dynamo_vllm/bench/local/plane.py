@@ -8,7 +8,6 @@ is busier than a worker, so the worker's ceiling is what its processor time per 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynamo_vllm.bench.load import command as load
+from dynamo_vllm.bench.local.command import run_local
 from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, tail
-from dynamo_vllm.bench.report.rounds import Range, alternating, json_file, ratios, say, spread, write_json
+from dynamo_vllm.bench.report.rounds import Range, alternating, print_line, ratios, spread
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions, PlaneOptions
@@ -62,14 +62,7 @@ def add_arguments(parser: build.Parser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    environment = build.environment()
-    options = build.from_values(PlaneOptions, vars(given), environment)
-    checks.check_plane(options)
-    file = json_file(options.json)
-    measured = measure(options, environment)
-    say(report(measured))
-    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "measured": measured})
-    return 0
+    return run_local(given, PlaneOptions, checks.check_plane, measure, report, "measured")
 
 
 def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, Measured]:
@@ -87,7 +80,7 @@ def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, 
             measured[name].direct.append(call_directly(places[name], options))
             if options.frontend:
                 measured[name].frontend.append(call_frontend(places[name], options))
-            say(f"round {number + 1} of {options.rounds}: {name}")
+            print_line(f"round {number + 1} of {options.rounds}: {name}")
     return measured
 
 

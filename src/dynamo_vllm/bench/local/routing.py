@@ -7,7 +7,6 @@ first when a cache is full, and every replay has the whole cache to itself.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import tempfile
@@ -18,8 +17,9 @@ import msgspec
 
 from dynamo_vllm.bench.load import command as load
 from dynamo_vllm.bench.load import trace
+from dynamo_vllm.bench.local.command import run_local
 from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, get
-from dynamo_vllm.bench.report.rounds import alternating, json_file, ratios, say, spread, write_json
+from dynamo_vllm.bench.report.rounds import alternating, print_line, ratios, spread
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions, RoutingOptions
@@ -87,14 +87,7 @@ def add_arguments(parser: build.Parser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    environment = build.environment()
-    options = build.from_values(RoutingOptions, vars(given), environment)
-    checks.check_routing(options)
-    file = json_file(options.json)
-    outcome = measure(options, environment)
-    say(report(outcome))
-    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "outcome": outcome})
-    return 0
+    return run_local(given, RoutingOptions, checks.check_routing, measure, report, "outcome")
 
 
 def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingOutcome:
@@ -114,7 +107,7 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingO
                 replay, context = replay_once(frontend, workers, file, seed, options)
                 replays[mode].append(replay)
                 here.stop(frontend)
-                say(f"round {number + 1} of {options.rounds}, {mode}: {line(replay)}")
+                print_line(f"round {number + 1} of {options.rounds}, {mode}: {line(replay)}")
         assert cache is not None
         return RoutingOutcome(cache, ceilings(file, context, cache, options), replays)
 

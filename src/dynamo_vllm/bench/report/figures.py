@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynamo_vllm.bench.http.answers import Answer
+    from dynamo_vllm.bench.http.answers import Answer, StageAnswers
 
 _ITL_QUANTILE = 0.99
 
@@ -52,10 +51,11 @@ class Goodput(msgspec.Struct, frozen=True):
     per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class StageFigures:
-    """What the answers of one stage say."""
+class StageFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answers of one stage show."""
 
+    name: str
+    seconds: float
     requests: Requests
     tokens: Tokens
     ttft_ms: Spread
@@ -66,28 +66,31 @@ class StageFigures:
     errors: dict[str, int]
 
 
-def figures(answers: Sequence[Answer], seconds: float, slo: Mapping[str, float]) -> StageFigures:
-    """The figures of a stage that took this long. Only complete answers have times and tokens."""
+def stage_figures(stage: StageAnswers, slo: Mapping[str, float]) -> StageFigures:
+    """Compute the figures of a stage. Only complete answers count for times and tokens."""
+    answers, seconds = stage.answers, stage.seconds
     good = [answer for answer in answers if is_ok(answer)]
     failed = [answer for answer in answers if answer.error]
     left = sum(answer.aborted for answer in answers)
     cached = [answer.cached_tokens for answer in good if answer.cached_tokens is not None]
     output = sum(answer.output_tokens for answer in good)
     return StageFigures(
-        Requests(len(good), len(failed), left, _per(len(good), seconds)),
-        Tokens(
+        name=stage.name,
+        seconds=round(seconds, 4),
+        requests=Requests(len(good), len(failed), left, _per(len(good), seconds)),
+        tokens=Tokens(
             prompt=sum(answer.prompt_tokens for answer in good),
             cached=sum(cached) if cached else None,
             cached_from="usage" if cached else None,
             output=output,
             output_per_second=_per(output, seconds),
         ),
-        spread([ttft(answer) for answer in good]),
-        spread([gap for answer in good for gap in gaps(answer)]),
-        spread([value for answer in good if (value := tpot(answer)) is not None]),
-        spread([e2e(answer) for answer in good]),
-        goodput(good, len(failed), seconds, slo) if slo else None,
-        dict(Counter(answer.error for answer in failed).most_common()),
+        ttft_ms=spread([ttft(answer) for answer in good]),
+        itl_ms=spread([gap for answer in good for gap in gaps(answer)]),
+        tpot_ms=spread([value for answer in good if (value := tpot(answer)) is not None]),
+        e2e_ms=spread([e2e(answer) for answer in good]),
+        goodput=goodput(good, len(failed), seconds, slo) if slo else None,
+        errors=dict(Counter(answer.error for answer in failed).most_common()),
     )
 
 

@@ -47,7 +47,8 @@ def alternating(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
             yield number, name
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line at once, also where standard output is a pipe."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

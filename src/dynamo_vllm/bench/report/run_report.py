@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynamo_vllm.bench.report.figures import Goodput, Requests, Spread, Tokens
+from dynamo_vllm.bench.report.figures import StageFigures
 from dynamo_vllm.bench.report.processes import ProcessFigures
 
 if TYPE_CHECKING:
@@ -29,19 +29,11 @@ class ClientFigures(msgspec.Struct, frozen=True):
     """How much later than due a request was sent, at worst."""
 
 
-class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    seconds: float
-    requests: Requests
-    tokens: Tokens
-    ttft_ms: Spread
-    itl_ms: Spread
-    tpot_ms: Spread
-    e2e_ms: Spread
-    goodput: Goodput | None
+class StageReport(StageFigures, frozen=True, kw_only=True):
+    """What one stage showed, and what the processes used for it."""
+
     processes: dict[str, ProcessFigures | None]
     client: ClientFigures
-    errors: dict[str, int]
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):

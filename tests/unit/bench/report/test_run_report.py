@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_vllm.bench.http.answers import Answer
+from dynamo_vllm.bench.http.answers import Answer, StageAnswers
 from dynamo_vllm.bench.report import figures, processes, run_report
 from dynamo_vllm.errors import ConfigError
 
@@ -18,20 +18,13 @@ SPREAD = {"mean", "p50", "p90", "p95", "p99", "max"}
 
 def stage(name: str = "c=8", **more: Any) -> run_report.StageReport:
     answers = [Answer(0.0, 0.1, 0.1, 0.2, b"", 1, 10, 1, 5), Answer(0.0, ended=0.1, error="HTTP 500: no")]
-    found = figures.figures(answers, 2.0, {"ttft": 200.0})
+    found = figures.stage_figures(StageAnswers(name, 0.0, 2.0, answers), {"ttft": 200.0})
     given: dict[str, Any] = {
-        "requests": found.requests,
-        "tokens": found.tokens,
-        "ttft_ms": found.ttft_ms,
-        "itl_ms": found.itl_ms,
-        "tpot_ms": found.tpot_ms,
-        "e2e_ms": found.e2e_ms,
-        "goodput": found.goodput,
+        **msgspec.structs.asdict(found),
         "processes": {"worker": processes.ProcessFigures(1.5, 150.0, 2.5, 250.0, 99.0), "gone": None},
         "client": run_report.ClientFigures(2, 0.35, 11.0, 0.0),
-        "errors": found.errors,
     }
-    return run_report.StageReport(name=name, seconds=2.0, **given | more)
+    return run_report.StageReport(**given | more)
 
 
 def run(*stages: run_report.StageReport, interrupted: bool = False) -> run_report.RunReport:
