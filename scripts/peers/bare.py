@@ -96,7 +96,7 @@ class Bare:
             seed=seed,
             stage="0",  # the first of its run
         )
-        return list(msgspec.json.decode(Conversation(spec, number).question(()))["prompt"])
+        return list(msgspec.json.decode(Conversation(spec, number).next_body(()))["prompt"])
 
     def close(self) -> None:
         self._engine.shutdown()

@@ -70,7 +70,7 @@ def test_way_out_of_a_command_is_its_exit_code(
         (["bench", "quick"], "bench: 'quick' is unknown; choose one of load"),
         (["bench", "load", "--colour"], "unrecognized arguments: --colour"),
         (["bench", "load", "--requests", "0"], "--requests 0 must be 1 or more"),
-        (["bench", "load", "ftp://host"], "'ftp://host' is no URL of a server; write http://host:port"),
+        (["bench", "load", "ftp://host"], "'ftp://host' is not the URL of a server; write http://host:port"),
         (["bench", "load", "--json", "/no/such/folder/x"], "--json /no/such/folder/x cannot be written"),
         (["bench", "load", "--prompts", "trace", "--trace", "/no/file"], "--trace /no/file cannot be read"),
         (["bench", "load", "--watch", "x=999999999"], "--watch x=999999999: there is no such process"),

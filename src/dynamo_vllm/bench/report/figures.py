@@ -1,4 +1,4 @@
-"""From answers to figures. Pure."""
+"""Computes figures from answers: percentiles, rates, goodput."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ITL_QUANTILE = 0.99
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How a quantity is spread, in ms; None where there was nothing to measure."""
+    """The distribution of a quantity, in ms; None if there was nothing to measure."""
 
     mean: float | None = None
     p50: float | None = None
@@ -31,14 +31,14 @@ class Requests(msgspec.Struct, frozen=True):
     ok: int
     failed: int
     unfinished: int
-    """We left before they were answered."""
+    """Aborted by the client before the answer was complete."""
     per_second: float
 
 
 class Tokens(msgspec.Struct, frozen=True):
     prompt: int
     cached: int | None
-    """Prompt tokens the server took from a cache; None where it does not say."""
+    """Prompt tokens that the server took from a cache; None if it does not report them."""
     cached_from: str | None
     """`usage` or `metrics`."""
     output: int
@@ -99,7 +99,7 @@ def is_ok(answer: Answer) -> bool:
 
 
 def ttft(answer: Answer) -> float:
-    """Seconds to the first token; of an empty answer, to its end."""
+    """Return the seconds to the first token; for an empty answer, to its end."""
     return (answer.first or answer.ended) - answer.sent
 
 
@@ -108,26 +108,26 @@ def e2e(answer: Answer) -> float:
 
 
 def gaps(answer: Answer) -> array[float]:
-    """Seconds between events."""
+    """Return the seconds between events."""
     found = array("f")
     found.frombytes(answer.gaps)
     return found
 
 
 def tpot(answer: Answer) -> float | None:
-    """Seconds per token behind the first one."""
+    """Return the seconds per token after the first one."""
     if answer.output_tokens < 2 or not answer.first:
         return None
     return (answer.last - answer.first) / (answer.output_tokens - 1)
 
 
 def goodput(good: Sequence[Answer], failed: int, seconds: float, slo: Mapping[str, float]) -> Goodput:
-    kept = sum(keeps(answer, slo) for answer in good)
+    kept = sum(meets(answer, slo) for answer in good)
     return Goodput(dict(slo), kept / max(1, len(good) + failed), _per(kept, seconds))
 
 
-def keeps(answer: Answer, slo: Mapping[str, float]) -> bool:
-    """Whether an answer stays within every limit."""
+def meets(answer: Answer, slo: Mapping[str, float]) -> bool:
+    """Return whether an answer is within every limit."""
     seen = {"ttft": ttft(answer), "tpot": tpot(answer) or 0.0, "e2e": e2e(answer)}
     if "itl" in slo:
         seen["itl"] = quantile(sorted(gaps(answer)) or [0.0], _ITL_QUANTILE)
@@ -135,7 +135,7 @@ def keeps(answer: Answer, slo: Mapping[str, float]) -> bool:
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Mean, percentiles and largest of what is given in seconds, in ms."""
+    """Return mean, percentiles and maximum in ms of values in seconds."""
     if not seconds:
         return Spread()
     ordered = sorted(seconds)
@@ -144,7 +144,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Between two neighbours, as far as q lies between them."""
+    """Return a quantile, interpolated linearly between its two neighbours."""
     place = q * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -152,7 +152,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def timeline(answers: Sequence[Answer], begun: float, width: float) -> list[float]:
-    """Events per second in steps of `width` seconds from `begun` on."""
+    """Return events per second, in steps of `width` seconds from `begun`."""
     counts: Counter[int] = Counter()
     for answer in answers:
         if not answer.first:

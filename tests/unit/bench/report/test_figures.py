@@ -90,7 +90,7 @@ def test_server_that_says_nothing_of_its_cache() -> None:
     ],
 )
 def test_limits(slo: dict[str, float], kept: bool) -> None:
-    assert figures.keeps(answer(0.1, (0.01, 0.03)), slo) is kept
+    assert figures.meets(answer(0.1, (0.01, 0.03)), slo) is kept
 
 
 def test_goodput_counts_failures_as_not_good() -> None:

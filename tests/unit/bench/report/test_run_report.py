@@ -102,24 +102,24 @@ def test_interrupted_run_says_so() -> None:
 
 
 def test_watched_process_is_counted_by_itself_and_with_its_children() -> None:
-    def look(own: float, **children: float) -> processes.Look:
+    def look(own: float, **children: float) -> processes.ProcessSample:
         cpu = {(1, 0.0): own} | {(int(name[1:]), 0.0): value for name, value in children.items()}
-        return processes.Look(cpu, own, 3 * 1024 * 1024)
+        return processes.ProcessSample(cpu, own, 3 * 1024 * 1024)
 
     before, after = look(1.0, c2=5.0, c3=7.0), look(1.5, c2=6.0, c4=2.0)
-    found = processes.between({"a": before, "b": before}, {"a": after}, 100)
+    found = processes.usage_between({"a": before, "b": before}, {"a": after}, 100)
     assert found == {"a": processes.ProcessFigures(0.5, 5000.0, 3.5, 35000.0, 3.0), "b": None}
-    without_tokens = processes.between({"a": before}, {"a": after}, 0)["a"]
+    without_tokens = processes.usage_between({"a": before}, {"a": after}, 0)["a"]
     assert without_tokens is not None and without_tokens.cpu_us_per_token is None
 
 
 def test_processor_time_of_this_process_is_seen() -> None:
     watch = processes.ProcessWatch({"me": os.getpid()})
-    before = watch.look()
+    before = watch.sample()
     end = os.times().user + 0.05
     while os.times().user < end:
         pass
-    used = processes.between(before, watch.look(), 1)["me"]
+    used = processes.usage_between(before, watch.sample(), 1)["me"]
     assert used is not None and used.cpu_seconds >= 0.03 and used.rss_mb > 1
 
 

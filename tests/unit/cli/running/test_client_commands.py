@@ -253,7 +253,7 @@ def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None
         ):
             asked.get("/live")
         asked.close()
-        with pytest.raises(target.Unmeasurable, match="certificate verify failed"):
+        with pytest.raises(target.BenchError, match="certificate verify failed"):
             target.get(f"https://127.0.0.2:{port}/live", 5)
 
 
