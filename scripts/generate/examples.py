@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.cli import export, size
+from dynamo_vllm.cli import export, size, size_report
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.export import yaml_files
 from dynamo_vllm.sizing import config_file
+from dynamo_vllm.sizing.estimate import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,10 +85,10 @@ def _block(words: str, root: Path) -> str:
 def _answer(argv: list[str], root: Path) -> str:
     options, rest = build.parse(SizeOptions, ["--model", *argv], {}, size.PROG, "")
     if rest:
-        raise ConfigError(f"{rest[0]} is no option of size")
+        raise ConfigError(f"{rest[0]} is not an option of size")
     path = config_file.find(str(root / str(options.model)), {})
-    found = size.answer(size.asked(options, str(path), config_file.load(path)))
-    return "\n".join(size.text(found, options.brief))
+    found = estimate(size.size_request(options, str(path), config_file.load(path)))
+    return "\n".join(size_report.text(found, options.brief))
 
 
 # --- manifests ------------------------------------------------------------------------------------------
