@@ -88,7 +88,7 @@ def test_files_of_an_earlier_export_are_named_and_kept(capsys: pytest.CaptureFix
     Path("two.yaml").write_text("model: org/model\nworkers: [{role: prefill}, {role: decode}]\n")
     assert run("k8s", "--config", "two.yaml", "-o", "out") == 0
     assert run("k8s", "--config", "serve.yaml", "-o", "out", "--force") == 0
-    assert "out/decode.yaml is of an earlier export and not used any more" in capsys.readouterr().err
+    assert "out/decode.yaml is from an earlier export and no longer used" in capsys.readouterr().err
     assert yaml_files.is_ours(Path("out/decode.yaml"))
 
 
@@ -192,7 +192,7 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
         ),
         ("model: org/model\nfrontend: {port: 80}", (), "frontend: port 80: name one from 1024 on"),
         ("model: org/model\nfrontend: {port: 0}", (), "--port 0 takes no free port here; name one"),
-        ("model: org/model", ("--max-model-len", "8"), "--max-model-len is no option of export"),
+        ("model: org/model", ("--max-model-len", "8"), "--max-model-len is not an option of export"),
         ("model: org/model\nworker: []", (), "did you mean 'workers'?"),
     ],
 )
@@ -297,7 +297,7 @@ def test_gpus_that_a_group_names_are_its_containers(capsys: pytest.CaptureFixtur
 
 
 def test_unknown_kind_and_missing_file_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'helm' is no kind of export; use k8s or compose" in refused(capsys, "helm")
+    assert "'helm' is not a kind of export; use k8s or compose" in refused(capsys, "helm")
     assert "--config FILE is missing" in refused(capsys, "k8s", "-o", "out")
     assert "cannot be read" in refused(capsys, "k8s", "--config", "gone.yaml", "-o", "out")
 
