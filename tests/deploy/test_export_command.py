@@ -110,7 +110,8 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
     assert "system_port 9000 is left out" in said
     assert "CUDA_VISIBLE_DEVICES of a group is left out" in said
     assert (
-        "DYN_VLLM_ADMIN_TOKEN is written nowhere; put it into the Secret dynamo-vllm-secrets before" in said
+        "DYN_VLLM_ADMIN_TOKEN is not written to any file; put it into the Secret dynamo-vllm-secrets before"
+        in said
     )
     written = "".join(path.read_text() for path in Path("out").iterdir())
     assert "s3cret" not in written
@@ -248,7 +249,7 @@ def test_secret_in_the_environment_of_a_group_is_pointed_out(capsys: pytest.Capt
     )
     assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"note: workers[0]: env: {name} is written as it stands; a Secret is a better place"
+        f"note: workers[0]: env: {name} is written in plain text; a Secret is a better place"
         for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
     ]
 

@@ -74,7 +74,10 @@ def test_way_out_of_a_command_is_its_exit_code(
         (["bench", "load", "--json", "/no/such/folder/x"], "--json /no/such/folder/x cannot be written"),
         (["bench", "load", "--prompts", "trace", "--trace", "/no/file"], "--trace /no/file cannot be read"),
         (["bench", "load", "--watch", "x=999999999"], "--watch x=999999999: there is no such process"),
-        (["check", "--live", "http://127.0.0.1:1", "--block-size", "8"], "--block-size cannot be combined with --live"),
+        (
+            ["check", "--live", "http://127.0.0.1:1", "--block-size", "8"],
+            "--block-size cannot be combined with --live",
+        ),
     ],
 )
 def test_bad_setting_ends_with_code_2_and_one_line(

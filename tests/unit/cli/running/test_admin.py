@@ -100,7 +100,7 @@ def test_nobody_in_discovery_ends_with_code_1_and_the_fix(capsys: pytest.Capture
 def test_help_says_whom_it_asks(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
-    assert ("Every worker is asked" in text) is command.startswith("lora")
+    assert ("applies to every worker" in text) is command.startswith("lora")
     assert ("give --all or --worker" in text) is not command.startswith("lora")
 
 
