@@ -217,13 +217,13 @@ ADAPTERS = Row(
     panel("Requests by model and adapter", "reqps", rate(REQUESTS, M, "model")),
 )
 MEDIA = Row(
-    "Pictures, video, sound",
+    "Images, video, audio",
     panel(
         "Media per second",
         "short",
-        rate("dynamo_frontend_images_per_request_sum", M, name="pictures"),
+        rate("dynamo_frontend_images_per_request_sum", M, name="images"),
         rate("dynamo_frontend_videos_per_request_sum", M, name="videos"),
-        rate("dynamo_frontend_audio_per_request_sum", M, name="sounds"),
+        rate("dynamo_frontend_audio_per_request_sum", M, name="audio"),
     ),
     panel(
         "Requests no encode worker helped with",

@@ -1,4 +1,4 @@
-"""Builds the site, in an environment of its own that is made when it is not there yet."""
+"""Builds the site in its own virtual environment, which it creates if needed."""
 
 from __future__ import annotations
 

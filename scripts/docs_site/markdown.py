@@ -1,4 +1,4 @@
-"""What is in a Markdown page: fenced blocks, headings and their anchors, links, code in the text."""
+"""Finds the parts of a Markdown page: fenced blocks, headings with anchors, links, inline code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make docs` writes what pages show of `size`, and the manifests of recipes."""
+"""Writes the output of `size` into pages, and the manifests of recipes, for `make docs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make docs` writes what is below deploy/k8s and deploy/compose."""
+"""Writes the files in deploy/k8s and deploy/compose, for `make docs`."""
 
 from __future__ import annotations
 

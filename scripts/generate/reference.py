@@ -1,4 +1,4 @@
-"""The text of docs/cli.md: what every command says of itself, asked from the commands."""
+"""Creates the text of docs/cli.md from the help of every command."""
 
 from __future__ import annotations
 

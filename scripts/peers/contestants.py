@@ -1,4 +1,4 @@
-"""What takes part: a server behind HTTP or the bare engine, started, asked and measured in the same way."""
+"""Starts and measures what takes part: servers behind HTTP, and the bare engine."""
 
 from __future__ import annotations
 

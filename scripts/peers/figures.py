@@ -1,4 +1,4 @@
-"""From measurements to ratios and tables. Pure."""
+"""Computes ratios and tables from measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stage of load on one server, by `dynamo-vllm bench load`."""
+"""Runs one stage of load on one server with `dynamo-vllm bench load`."""
 
 from __future__ import annotations
 

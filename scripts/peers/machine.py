@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine of a measurement."""
 
 from __future__ import annotations
 

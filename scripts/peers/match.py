@@ -1,4 +1,4 @@
-"""Runs the rounds: all contestants up, asked the same, measured in turns, each figure saved at once."""
+"""Runs the rounds: starts all contestants, measures them by turns, and saves each figure at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run sees of the servers from outside: the CPU they use, and what they answer."""
+"""Observes the servers of a run from outside: the CPU time they use, and their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a run as text for the terminal and as a section of docs/performance.md."""
+"""Writes the result of a run as text for the terminal and as a section of docs/performance.md."""
 
 from __future__ import annotations
 

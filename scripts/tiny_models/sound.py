@@ -1,4 +1,4 @@
-"""Makes a tiny model that hears, with random weights: a Qwen2-Audio, as `vision` makes those that see."""
+"""Creates a tiny audio model with random weights: a Qwen2-Audio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tiny models that see or hear share: their sizes, the half that writes, and names of weights."""
+"""Defines what tiny vision and audio models share: their sizes, the language model, and names of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny LLaVA."""
+"""Creates a tiny LLaVA."""
 
 from __future__ import annotations
 

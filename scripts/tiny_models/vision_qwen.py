@@ -1,4 +1,4 @@
-"""Tiny Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+"""Creates tiny Qwen2-VL, Qwen2.5-VL and Qwen3-VL models."""
 
 from __future__ import annotations
 
