@@ -54,7 +54,7 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
 
 
 def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, str]]:
-    """Suite, seconds and outcome; without an environment there are no tests."""
+    """Return suite, seconds and outcome of each; without an environment no tests run."""
     environment = environment_of(version)
     steps = {"set-up": [sys.executable, str(ROOT / "scripts" / "setup.py"), "dev"]}
     more = ["-m", "not long", *shlex.split(environment.pop("PYTEST_ARGS", ""))]
@@ -72,7 +72,7 @@ def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, s
 
 
 def environment_of(version: str) -> dict[str, str]:
-    """Without extras: some are not for every version, and these tests need none."""
+    """Return the variables for a version, without extras: some are not for every version."""
     folder = ENVIRONMENTS / version
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     given = {name: value for name, value in os.environ.items() if name != "DYNAMO_VLLM_EXTRAS"}

@@ -64,7 +64,7 @@ def make_environment() -> int:
 
 
 def build() -> int:
-    """Whatever the builder warns of is an error: a link that leads nowhere, a page that nothing leads to."""
+    """Build with warnings as errors: a broken link, a page without a link to it."""
     began = time.monotonic()
     pages.stage(STAGE)
     shutil.rmtree(SITE, ignore_errors=True)

@@ -44,7 +44,7 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     ),
     "omni": ("--name", "omni", "--kube-namespace", "omni", "--image", "dynamo-vllm:0.3.0.dev0-cuda-omni"),
 }
-"""Folders of recipes with a serve.yaml, and what their export is told beside it."""
+"""Folders of recipes with a serve.yaml, and further options of their export."""
 _BLOCK = re.compile(r"^```console\n\$ dynamo-vllm size (?P<words>[^\n]*)\n.*?^```$", re.M | re.S)
 
 
@@ -69,12 +69,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def pages(root: Path) -> list[Path]:
-    """The pages of a checkout that may have blocks which begin with `$ dynamo-vllm size`."""
+    """Return the pages of a checkout that may have blocks which begin with `$ dynamo-vllm size`."""
     return [*sorted(root.glob("docs/*.md")), *sorted(root.glob(f"{RECIPES}/*/README.md"))]
 
 
 def filled(page: str, root: Path) -> str:
-    """The page with today's answers; models are named relative to `root`."""
+    """Return the page with current output; models are named relative to `root`."""
     return _BLOCK.sub(lambda found: _block(found["words"], root), page)
 
 
@@ -95,7 +95,7 @@ def _answer(argv: list[str], root: Path) -> str:
 
 
 def command(folder: str) -> list[str]:
-    """As it is run in the root of the repository; the claim is made by the recipe's prepare.yaml."""
+    """Return the command for the root of the repository; the recipe's prepare.yaml creates the claim."""
     below = f"{RECIPES}/{folder}"
     argv = ["k8s", "--config", f"{below}/serve.yaml", "-o", f"{below}/k8s"]
     return [*argv, *EXPORTS[folder], "--cache-claim", "model-cache"]
@@ -108,14 +108,14 @@ def texts(folder: str) -> dict[str, str]:
 
 
 def write(folder: str) -> None:
-    """Also takes away what an earlier version made and this one does not."""
+    """Write the files, and remove those that only an earlier version wrote."""
     place = ROOT / RECIPES / folder
     for left in yaml_files.write(place / "k8s", texts(folder), force=True, beside=place / "serve.yaml"):
         (place / "k8s" / left).unlink()
 
 
 def old(folder: str) -> list[str]:
-    """Names of files that are not what the code makes, are missing, or are left over."""
+    """Return the names of files that differ from what the code writes, are missing, or are left over."""
     place, wanted = ROOT / RECIPES / folder / "k8s", texts(folder)
     there = {path.name: path.read_text() for path in place.glob("*.yaml")}
     return sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))
