@@ -81,7 +81,7 @@ def judged(url: str, release: Release) -> list[str]:
     found = known(url, release)
     if found is None:
         return [f"{release.name} {release.version}: not judged, the index does not have it"]
-    return [f"{release.name} {release.version}: {told(each)}" for each in found]
+    return [f"{release.name} {release.version}: {described(each)}" for each in found]
 
 
 def known(url: str, release: Release) -> list[dict[str, Any]] | None:
@@ -100,7 +100,7 @@ def known(url: str, release: Release) -> list[dict[str, Any]] | None:
     return [each for each in found if not each.get("withdrawn")]
 
 
-def told(advisory: dict[str, Any]) -> str:
+def described(advisory: dict[str, Any]) -> str:
     names = ", ".join([advisory["id"], *advisory.get("aliases", [])])
     fixed = ", ".join(advisory.get("fixed_in") or ["no release yet"])
     return f"{names}; fixed in {fixed}; {advisory.get('link', '')}"

@@ -48,9 +48,11 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
     ]
     print(
         "\n"
-        + "\n".join(f"{version:<10}{suite:<10}{taken:7.1f} s  {told}" for version, suite, taken, told in rows)
+        + "\n".join(
+            f"{version:<10}{suite:<10}{taken:7.1f} s  {outcome}" for version, suite, taken, outcome in rows
+        )
     )
-    return int(any(told == "FAILED" for *_, told in rows))
+    return int(any(outcome == "FAILED" for *_, outcome in rows))
 
 
 def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, str]]:
@@ -64,9 +66,9 @@ def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, s
     for name, command in steps.items():
         print(f"\n== vLLM {version}: {name} ==", flush=True)
         began = time.monotonic()
-        told = "FAILED" if run(command, environment) else "passed"
-        rows.append((name, time.monotonic() - began, told))
-        if name == "set-up" and told == "FAILED":
+        outcome = "FAILED" if run(command, environment) else "passed"
+        rows.append((name, time.monotonic() - began, outcome))
+        if name == "set-up" and outcome == "FAILED":
             break
     return rows
 

@@ -74,8 +74,8 @@ def main(arguments: list[str]) -> int:
         if options.all or verdict.state is not State.THERE:
             print(verdict)
     counts = {state: sum(one.state is state for one in verdicts) for state in State}
-    declared = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    print(f"vLLM {release.version()}: {len(verdicts)} names; {declared}")
+    counted = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    print(f"vLLM {release.version()}: {len(verdicts)} names; {counted}")
     return 1 if counts[State.MISSING] or counts[State.PARAMETERS] else 0
 
 
