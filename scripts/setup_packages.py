@@ -1,4 +1,4 @@
-"""Installs the packages that `requirements/` pins: with uv, and with pip where uv cannot be had or fails."""
+"""Installs the packages that `requirements/` pins: with uv, or with pip if uv is unavailable or fails."""
 
 import os
 import sys
@@ -19,11 +19,11 @@ PYPI = "https://pypi.org/simple"
 LOCKS = os.path.join(ROOT, "requirements")
 OMNI_CPU_PACKAGE = os.path.join(ROOT, "packages", "omni-cpu")
 LOCKED_EXTRAS = ("dev", "omni")
-"""Extras with a lock of their own, beside that of the device, which has NIXL in it."""
+"""Extras with their own lock; the lock of the device includes NIXL."""
 OMNI_NEEDS = "0.30."
-"""How the versions of vLLM begin that vLLM-Omni runs with."""
+"""The prefix of the vLLM versions that vLLM-Omni supports."""
 CORES_TO_COMPILE_ALL = 8
-"""With as many, compiling all 20,000 modules takes less time than compiling 5,000 while they are imported."""
+"""From this many cores, compiling all 20,000 modules is faster than compiling 5,000 at import."""
 FOR_UV = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -35,7 +35,7 @@ FOR_UV = {
     "client-cert": ("SSL_CLIENT_CERT", " "),
     "proxy": ("ALL_PROXY", " "),
 }
-"""pip's settings by uv's variables, with what stands between several values. uv reads nothing of pip's."""
+"""uv's variable for each setting of pip, with the separator of several values: uv reads no pip settings."""
 OLDER_NAMES = {"UV_DEFAULT_INDEX": "UV_INDEX_URL", "UV_INDEX": "UV_EXTRA_INDEX_URL"}
 
 
@@ -71,7 +71,7 @@ def install_with(
 
 
 def commands(words: list[str], venv: str, device: str, extras: list[str], version: str) -> list[list[str]]:
-    """One for what is locked, which needs no resolver, and one for extras that have no lock."""
+    """Return the commands: one for locked packages, without a resolver, and one for extras without a lock."""
     pinned, known = os.path.join(venv, "requirements.txt"), os.path.join(venv, "constraints.txt")
     write(pinned, pins(device, extras, version))
     editable = ["--editable", ROOT]
@@ -97,7 +97,7 @@ def pins(device: str, extras: list[str], version: str) -> list[str]:
 
 
 def lock_files(device: str, extras: list[str], version: str) -> list[str]:
-    """What each holds comes on top of the first; the tests need the same on every device."""
+    """Return the lock files; each adds to the first. Tests need the same packages on every device."""
     suffix = "" if version == default_version() else f"-{version}"
     by_extra = {"dev": f"dev{suffix}", "omni": f"{device}-omni"}
     names = [f"{device}{suffix}", *(by_extra[name] for name in LOCKED_EXTRAS if name in extras)]
@@ -105,7 +105,7 @@ def lock_files(device: str, extras: list[str], version: str) -> list[str]:
 
 
 def versions() -> list[str]:
-    """Those of vLLM that have locks, oldest first."""
+    """Return the versions of vLLM that have locks, oldest first."""
     named = [name[len("cpu-") : -len(".txt")] for name in os.listdir(LOCKS) if name.startswith("cpu-")]
     found = [default_version(), *(name for name in named if name[0].isdigit())]
     return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
@@ -146,7 +146,7 @@ def write(path: str, lines: list[str]) -> None:
 
 
 def fetch_uv(venv: str) -> str:
-    """uv's path, as a wheel from the package index pip uses; empty when that has none."""
+    """Return the path of uv, from a wheel of pip's package index; empty if the index has none."""
     folder = os.path.join(venv, "uv")
     path = os.path.join(folder, "bin", "uv")
     if os.path.exists(os.path.join(folder, UV.replace("==", "-") + ".dist-info")) and os.path.exists(path):
@@ -164,13 +164,13 @@ def fetch_uv(venv: str) -> str:
 
 
 def uv_options(device: str, settings: dict[str, str]) -> list[str]:
-    """On GPU machines all is compiled at once: an engine imports far more there, in several processes."""
+    """Return uv's flags. On GPU machines everything is compiled now: an engine imports much more there."""
     compiles = device == "cuda" or len(os.sched_getaffinity(0)) >= CORES_TO_COMPILE_ALL
     return ["--compile-bytecode"] * compiles + ["--no-index"] * ("no-index" in settings)
 
 
 def uv_environment(venv: str, settings: dict[str, str]) -> dict[str, str]:
-    """This process's variables, with pip's settings for uv where uv has none of its own."""
+    """Return this process's variables, with pip's settings for uv where uv has no own setting."""
     import ssl
 
     found = dict(os.environ)
@@ -195,14 +195,14 @@ def uv_environment(venv: str, settings: dict[str, str]) -> dict[str, str]:
 
 
 def listed_by(pip: list[str]) -> str:
-    """Not by way of the log: indexes may have passwords in their addresses."""
+    """Read pip's settings without the log, because addresses of indexes may contain passwords."""
     import subprocess
 
     return subprocess.run([*pip, "config", "list"], capture_output=True, text=True).stdout
 
 
 def pip_settings(listed: str) -> dict[str, str]:
-    """What `pip config list` says, as pip ranks it: its variables before `install` before `global`."""
+    """Return the settings of `pip config list` by priority: variables, then `install`, then `global`."""
     import ast
 
     ranked: dict[str, tuple[int, str]] = {}
@@ -223,7 +223,7 @@ def pip_settings(listed: str) -> dict[str, str]:
 
 
 def can_cache(env: dict[str, str], settings: dict[str, str]) -> bool:
-    """A home that is missing or read-only has no room for uv's cache."""
+    """Return whether uv can have a cache: not with a missing or read-only home."""
     home = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.path.join(home, "uv")
     try:
@@ -238,7 +238,7 @@ def own_cache(venv: str) -> str:
 
 
 def remove_cache(venv: str) -> None:
-    """The one in the environment only: its files stay, as they are linked to where they belong."""
+    """Remove the cache in the environment; installed files stay, because they are linked."""
     import shutil
 
     shutil.rmtree(own_cache(venv), ignore_errors=True)
@@ -248,7 +248,7 @@ def remove_cache(venv: str) -> None:
 
 
 def some_pip(venv: str) -> list[str]:
-    """A pip that fetches and reads settings: that of the Python at work, which need not be made first."""
+    """Return a pip that downloads and reads settings: that of the running Python, which exists already."""
     import importlib.util
 
     if importlib.util.find_spec("pip") is not None:
@@ -257,7 +257,7 @@ def some_pip(venv: str) -> list[str]:
 
 
 def pip_of(venv: str) -> list[str]:
-    """The environment's own pip; the standard library has one for where there is none."""
+    """Return the environment's own pip, installed from the standard library if it is missing."""
     import importlib.util
     import subprocess
 

@@ -25,11 +25,11 @@ NO_NETWORK = (
 
 
 class SetupError(Exception):
-    """What went wrong and what to do, for the person at the terminal."""
+    """The set-up failed; the message says what went wrong and what to do."""
 
 
 def run(command: list[str], failure: str, env: "dict[str, str] | None" = None) -> str:
-    """Run a short command; what it wrote is returned, and shown when it fails."""
+    """Run a short command and return its output, which is shown if it fails."""
     import subprocess
 
     done = subprocess.run(
@@ -44,7 +44,7 @@ def run(command: list[str], failure: str, env: "dict[str, str] | None" = None) -
 def follow(
     command: list[str], env: "dict[str, str] | None" = None, saying: "Saying | None" = None
 ) -> tuple[int, str]:
-    """Run what takes long, its output to the log, a line on the terminal that says how far it is."""
+    """Run a long command with its output in the log, and show its progress on the terminal."""
     import subprocess
     import threading
     import time
@@ -70,7 +70,7 @@ def follow(
 
 
 def tell(lines: list[str], began: float, done: "threading.Event", saying: "Saying") -> None:
-    """On a terminal one line that changes; in a file or a CI log a new line every 30 s."""
+    """Show progress: one changing line on a terminal, a new line every 30 s in a file or CI log."""
     import time
 
     live = sys.stdout.isatty()
@@ -84,7 +84,7 @@ def tell(lines: list[str], began: float, done: "threading.Event", saying: "Sayin
 
 
 def doing(lines: list[str]) -> str:
-    """The last thing uv or pip says it does, in a few words."""
+    """Summarise the last step that uv or pip reports."""
     for line in reversed(lines):
         words = line.split()
         if words[:1] == ["Downloading"]:
@@ -116,7 +116,7 @@ def failed(what: str, output: str) -> SetupError:
 
 
 def is_fault_of_machine(output: str) -> bool:
-    """Whether another installer would fail in the same way."""
+    """Return whether another installer would fail in the same way."""
     import re
 
     return re.search(f"{FULL_DISK}|{NO_NETWORK}", output) is not None

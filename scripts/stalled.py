@@ -1,4 +1,4 @@
-"""What clients that stop reading do to the others: the gaps between their tokens, and the memory it takes.
+"""Measures what clients that stop reading do to others: gaps between their tokens, and memory.
 
     python scripts/stalled.py [--stalled 1 8 64] [--kind plain logprobs n16] [--seconds 30] [-- serve flags …]
 
@@ -49,7 +49,7 @@ class Served:
         self.port, self.model = self._serving.stack.port, self._serving.models[0]
 
     def memory(self) -> dict[str, int]:
-        """MB that each process has to itself."""
+        """Return the private memory of each process in MB."""
         found: dict[str, int] = {}
         for process in self._serving.below():
             with contextlib.suppress(psutil.Error):
@@ -59,14 +59,14 @@ class Served:
         return found
 
     def stop(self) -> float:
-        """Seconds it took."""
+        """Stop it; return the seconds that it took."""
         began = time.monotonic()
         self._serving.stop(signal.SIGTERM, 120)
         return time.monotonic() - began
 
 
 async def ask(served: Served, small: bool = False, **body: Any) -> tuple[Any, Any]:
-    """A stream whose first byte has come."""
+    """Open a stream and wait for its first byte."""
     made = socket.socket()
     if small:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -85,7 +85,7 @@ async def ask(served: Served, small: bool = False, **body: Any) -> tuple[Any, An
 
 
 async def hold(served: Served, number: int, small: bool, options: argparse.Namespace, kind: str) -> list[Any]:
-    """Streams of the kind, one for each further client."""
+    """Open streams of this kind, one per client."""
     return [
         await ask(
             served,
@@ -99,7 +99,7 @@ async def hold(served: Served, number: int, small: bool, options: argparse.Names
 
 
 def read_all(served: Served, number: int, options: argparse.Namespace, kind: str, begun: Any) -> None:
-    """Reads whatever comes, in a process of its own: it takes no time from the clock of the others."""
+    """Read streams; runs in a separate process, so that it does not delay the measured clients."""
 
     async def read() -> None:
         held = await hold(served, number, False, options, kind)
@@ -114,7 +114,7 @@ def read_all(served: Served, number: int, options: argparse.Namespace, kind: str
 
 
 async def read_gaps(served: Served, number: int, seconds: float, tokens: int, gaps: list[float]) -> None:
-    """Asks again and again until the time is over."""
+    """Send requests one after the other until the time is over, and collect the gaps between tokens."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         asked = [{"role": "user", "content": f"What is {17 + number} + 25, and why?"}]

@@ -29,7 +29,7 @@ ANSWER_SECONDS = 120
 
 
 def kill_engine(serving: Serving) -> float:
-    """Seconds from the kill to the next answer."""
+    """Kill an engine core; return the seconds until the next answer."""
     serving.engine_core().kill()
     began = time.monotonic()
     processes.wait_until("an answer", [serving.process], lambda: answers(serving), ANSWER_SECONDS)
@@ -45,7 +45,7 @@ def answers(serving: Serving) -> bool:
 
 
 def memory(serving: Serving) -> str:
-    """What only one process has (unique) and all of it with shared pages counted once (proportional)."""
+    """Return memory that only one process has (unique), and with shared pages counted once (proportional)."""
     found = []
     for process in serving.below():
         info = process.memory_full_info()
@@ -55,7 +55,7 @@ def memory(serving: Serving) -> str:
 
 @contextlib.contextmanager
 def started(folder: Path, *words: str) -> Iterator[tuple[Serving, float]]:
-    """`serve`, ready, and the seconds that took."""
+    """Start `serve`; yield it when ready, with the seconds that took."""
     folder.mkdir(parents=True)
     began = time.monotonic()
     serving = served.start(folder, *words, "--run-dir", str(folder / "run"), env=os.environ)

@@ -1,4 +1,4 @@
-"""Runs the test tiers given and says what each took; a tier without tests does not fail.
+"""Runs the given test tiers and prints the time of each; a tier without tests does not fail.
 
 Further arguments for pytest come from PYTEST_ARGS. Tests marked `long` run only when these ask for them.
 """
@@ -38,10 +38,10 @@ SECONDS = {
     "test_foreign_attributes.py": 1.7,
     "test_shutdown.py": 1.5,
 }
-"""What the slowest files of those tiers take; of the others the size says enough."""
+"""The seconds of the slowest files of those tiers; the others are estimated by size."""
 SECONDS_PER_BYTE = 40e-6
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
-"""Packages of this repository have tests of their own."""
+"""The packages of this repository that have their own tests."""
 NO_TESTS = 5  # pytest's exit status
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,8 +75,8 @@ def run_tier(tier: str) -> tuple[str, float, str]:
 
 
 def parts(folder: Path, count: int) -> list[list[Path]]:
-    """The test files of a folder in lists that take about the same time: the longest first, each to the
-    list that has least; the same ones in each run."""
+    """Divide the test files of a folder into lists that take about the same time, the same in each run:
+    each file, the longest first, goes to the list with the least time."""
     found: list[tuple[float, list[Path]]] = [(0.0, []) for _ in range(count)]
     for path in sorted(folder.rglob("test_*.py"), key=lambda path: (-seconds_of(path), path)):
         least = min(range(count), key=lambda number: found[number][0])
@@ -90,7 +90,7 @@ def seconds_of(path: Path) -> float:
 
 
 def run_parts(parts: Sequence[Sequence[Path]], arguments: Sequence[str]) -> set[int]:
-    """The exit statuses of one pytest for each; the output of all but the first comes at the end."""
+    """Run one pytest for each list and return the exit codes; all output but the first's comes at the end."""
     with ExitStack() as open_files:
         outputs = [None, *(open_files.enter_context(TemporaryFile()) for _ in parts[1:])]
         processes = [
@@ -118,7 +118,7 @@ def pytest(paths: Sequence[Path], arguments: Sequence[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Where bytecode is forbidden, each of the hundreds of processes would compile the package anew."""
+    """Return the variables with bytecode allowed, so that not every process compiles the package."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

@@ -69,13 +69,15 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
     rows = [(version, *row) for version in chosen for row in tried(version, suites, run or call)]
     print(
         "\n"
-        + "\n".join(f"{version:<10}{suite:<10}{taken:7.1f} s  {told}" for version, suite, taken, told in rows)
+        + "\n".join(
+            f"{version:<10}{suite:<10}{taken:7.1f} s  {outcome}" for version, suite, taken, outcome in rows
+        )
     )
-    return int(any(told == "FAILED" for *_, told in rows))
+    return int(any(outcome == "FAILED" for *_, outcome in rows))
 
 
 def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, str]]:
-    """Suite, seconds and outcome; without an environment there are no tests."""
+    """Return suite, seconds and outcome of each; without an environment no tests run."""
     environment = environment_of(version)
     more = ["-m", "not long", *shlex.split(environment.pop("PYTEST_ARGS", ""))]
     python = str(ENVIRONMENTS / version / "bin" / "python")
@@ -87,9 +89,9 @@ def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, s
     for name, command in steps.items():
         print(f"\n== vLLM {version}: {name} ==", flush=True)
         began = time.monotonic()
-        told = "FAILED" if run(command, environment) else "passed"
-        rows.append((name, time.monotonic() - began, told))
-        if name == "set-up" and told == "FAILED":
+        outcome = "FAILED" if run(command, environment) else "passed"
+        rows.append((name, time.monotonic() - began, outcome))
+        if name == "set-up" and outcome == "FAILED":
             break
     return rows
 
@@ -99,7 +101,7 @@ def has_omni(version: str) -> bool:
 
 
 def environment_of(version: str) -> dict[str, str]:
-    """Without the extras that were asked for elsewhere: some are not for every version."""
+    """Return the variables for a version, without the extras that were asked for elsewhere: some are not for every version."""
     folder = ENVIRONMENTS / version
     given = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     if has_omni(version):

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = ("src", "tests", "scripts", "packages")
 DESCRIBED = ROOT / "src/dynamo_vllm/engine/vllm/names.py"
 COMPARED = ROOT / "tests/contract/test_vllm_names.py"
-"""Says which class of vLLM each of `names.py` describes."""
+"""The table that maps each class of `names.py` to the class of vLLM that it describes."""
 
 
 class State(StrEnum):
@@ -40,13 +40,13 @@ class State(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """One name that we rely on."""
+    """One name that we use."""
 
     name: str
     why: str
-    """imported, preloaded, described or patched"""
+    """How we use it: imported, preloaded, described or patched."""
     where: str
-    """Our file, or the patch."""
+    """Our file, or the patch, that uses it."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def main(arguments: list[str]) -> int:
         if options.all or verdict.state is not State.THERE:
             print(verdict)
     counts = {state: sum(one.state is state for one in verdicts) for state in State}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    print(f"vLLM {release.version()}: {len(verdicts)} names; {told}")
+    counted = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    print(f"vLLM {release.version()}: {len(verdicts)} names; {counted}")
     return 1 if counts[State.MISSING] or counts[State.PARAMETERS] else 0
 
 
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 @functools.cache
 def uses() -> tuple[Use, ...]:
-    """Each once; of several files that import a name, the first."""
+    """Return each name once, with the first file that imports it."""
     found: dict[tuple[str, str], Use] = {}
     for use in (*imported(), *preloaded(), *described(), *patched()):
         found.setdefault((use.name, use.why), use)
@@ -112,7 +112,7 @@ def is_vllm(name: str) -> bool:
 
 
 def preloaded() -> Iterator[Use]:
-    """Modules that a worker imports by name before it needs them."""
+    """Return the modules that a worker imports by name before it needs them."""
     path = "src/dynamo_vllm/engine/process/preload.py"
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Constant) and re.fullmatch(r"vllm(\.\w+)+", str(node.value)):
@@ -120,7 +120,7 @@ def preloaded() -> Iterator[Use]:
 
 
 def described() -> Iterator[Use]:
-    """Attributes and methods of the classes in `names.py`, by the names that vLLM gives the classes."""
+    """Return the attributes and methods of the classes in `names.py`, by vLLM's names of the classes."""
     classes = {
         node.name: node for node in ast.parse(DESCRIBED.read_text()).body if isinstance(node, ast.ClassDef)
     }
@@ -133,7 +133,7 @@ def described() -> Iterator[Use]:
 
 
 def counterparts() -> dict[str, str]:
-    """Classes of `names.py` by those of vLLM, from the table of the contract test."""
+    """Return the classes of `names.py` by those of vLLM, from the table of the contract test."""
     tree = ast.parse(COMPARED.read_text())
     known = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
@@ -179,7 +179,7 @@ def judge(use: Use, release: Release, older: Release | None = None) -> Verdict:
 
 
 def refused(use: Use, found: Found) -> str:
-    """What our description of a method passes and vLLM's does not take, or the other way round."""
+    """Return how our description of a method differs from vLLM's parameters."""
     ours = next(
         (
             node
@@ -204,11 +204,11 @@ def refused(use: Use, found: Found) -> str:
 
 
 def parameters(function: Function) -> tuple[set[str], set[str]]:
-    """All, and those without a default."""
-    told = function.args
-    plain = [one.arg for one in (*told.posonlyargs, *told.args) if one.arg != "self"]
-    optional = set(plain[len(plain) - len(told.defaults) :] if told.defaults else ())
-    named = {one.arg: default for one, default in zip(told.kwonlyargs, told.kw_defaults, strict=True)}
+    """Return all parameters, and those without a default."""
+    declared = function.args
+    plain = [one.arg for one in (*declared.posonlyargs, *declared.args) if one.arg != "self"]
+    optional = set(plain[len(plain) - len(declared.defaults) :] if declared.defaults else ())
+    named = {one.arg: default for one, default in zip(declared.kwonlyargs, declared.kw_defaults, strict=True)}
     optional |= {name for name, default in named.items() if default is not None}
     every = {*plain, *named}
     return every, every - optional

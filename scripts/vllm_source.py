@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MOST_STEPS = 12
-"""Re-exports and base classes that are followed; more is a circle."""
+"""The limit of re-exports and base classes to follow; more means a cycle."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a dotted name stands for: where it is defined, and its syntax tree."""
+    """The definition of a dotted name: its module and its syntax tree."""
 
     module: str
     node: ast.AST
 
     def text(self) -> str:
-        """Without comments, docstrings and layout: two that are alike do the same."""
+        """Return the code without comments, docstrings and layout; equal texts mean equal behaviour."""
         bare = ast.parse(ast.unparse(self.node))
         for node in ast.walk(bare):
             if isinstance(node, Function | ast.ClassDef) and ast.get_docstring(node) is not None:
@@ -63,7 +63,7 @@ class Release:
         return f"{name.replace('.', '/')}/__init__.py" in self._files
 
     def lookup(self, dotted: str, steps: int = MOST_STEPS) -> Found | None:
-        """A module, or what is defined in one, through re-exports and base classes; None where it is not."""
+        """Find a module or a name in one, through re-exports and base classes; None if there is none."""
         parts = dotted.split(".")
         for length in range(len(parts), 0, -1):
             module = ".".join(parts[:length])
@@ -120,7 +120,7 @@ class Release:
                 yield found
 
     def defined(self, name: str) -> list[str]:
-        """Modules that define a class or function of this name, for what is not where it was."""
+        """Return the modules that define a class or function of this name, to find one that has moved."""
         found = []
         for file in sorted(self._files):
             if file.startswith("vllm/") and f" {name}".encode() in self._read(file):
@@ -134,7 +134,7 @@ class Release:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a module or class, also under `if` and `try`."""
+    """Yield the statements of a module or class, also under `if` and `try`."""
     for statement in body:
         yield statement
         for name in ("body", "orelse", "finalbody"):
@@ -145,7 +145,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement gives a meaning to."""
+    """Return the names that a statement defines."""
     if isinstance(statement, Function | ast.ClassDef):
         return {statement.name}
     if isinstance(statement, ast.AnnAssign):
@@ -160,7 +160,7 @@ def bound(statement: ast.stmt) -> set[str]:
 
 
 def assigned(kind: ast.ClassDef) -> dict[str, ast.AST]:
-    """What methods of a class set on `self`."""
+    """Return the attributes that methods of a class set on `self`."""
     found: dict[str, ast.AST] = {}
     for node in ast.walk(kind):
         targets = (

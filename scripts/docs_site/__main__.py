@@ -1,4 +1,4 @@
-"""`python scripts/docs_site [--serve]`: the documentation as a site in build/site."""
+"""Runs `python scripts/docs_site [--serve]`, which builds the documentation as a site in build/site."""
 
 import sys
 from pathlib import Path

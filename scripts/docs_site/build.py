@@ -1,4 +1,4 @@
-"""Builds the site, in an environment of its own that is made when it is not there yet."""
+"""Builds the site in its own virtual environment, which it creates if needed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_environment() -> int:
 
 
 def build() -> int:
-    """Whatever the builder warns of is an error: a link that leads nowhere, a page that nothing leads to."""
+    """Build with warnings as errors: a broken link, a page without a link to it."""
     began = time.monotonic()
     pages.stage(STAGE)
     shutil.rmtree(SITE, ignore_errors=True)

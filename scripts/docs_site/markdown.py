@@ -1,4 +1,4 @@
-"""What is in a Markdown page: fenced blocks, headings and their anchors, links, code in the text."""
+"""Finds the parts of a Markdown page: fenced blocks, headings with anchors, links, inline code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Block:
     """A fenced block."""
 
     line: int
-    """Of its first line, counted from 1."""
+    """The number of its first line, counted from 1."""
     language: str
     text: str
 
@@ -28,7 +28,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def prose(page: str) -> str:
-    """The page without its fenced blocks and comments, line for line."""
+    """Return the page without its fenced blocks and comments; line numbers stay the same."""
     lines: list[str] = []
     for part in parts(page):
         lines += [""] * (part.text.count("\n") + 3) if isinstance(part, Block) else [part]
@@ -36,7 +36,7 @@ def prose(page: str) -> str:
 
 
 def parts(page: str) -> Iterator[Block | str]:
-    """Fenced blocks, and every line outside of them."""
+    """Yield the fenced blocks, and every line outside of them."""
     lines = enumerate(page.splitlines(), 1)
     for number, line in lines:
         if not (opened := _FENCE.match(line)):
@@ -52,13 +52,13 @@ def parts(page: str) -> Iterator[Block | str]:
 
 
 def title(page: str) -> str | None:
-    """The first heading."""
+    """Return the first heading."""
     found = (_HEADING.match(part) for part in parts(page) if isinstance(part, str))
     return next((match[2] for match in found if match), None)
 
 
 def anchors(page: str) -> set[str]:
-    """Where links into the page may lead, named as code hosts do."""
+    """Return the anchors of the page, named as code hosts do."""
     found: set[str] = set()
     for part in parts(page):
         if isinstance(part, str) and (heading := _HEADING.match(part)):
@@ -75,7 +75,7 @@ def _slug(heading: str) -> str:
 
 
 def links(page: str) -> list[tuple[int, str]]:
-    """Line and target of every link and picture outside of code."""
+    """Return line and target of every link and image outside of code."""
     found = []
     for number, line in enumerate(prose(page).splitlines(), 1):
         found += [(number, match["target"]) for match in _LINK.finditer(_CODE.sub(_blank, line))]
@@ -83,7 +83,7 @@ def links(page: str) -> list[tuple[int, str]]:
 
 
 def code(page: str) -> list[tuple[int, str]]:
-    """Line and text of every piece of code in the prose."""
+    """Return line and text of every piece of inline code."""
     found = []
     for number, line in enumerate(prose(page).splitlines(), 1):
         found += [(number, match[2].replace("\\|", "|").strip()) for match in _CODE.finditer(line)]
@@ -91,7 +91,7 @@ def code(page: str) -> list[tuple[int, str]]:
 
 
 def with_links(page: str, change: Mapping[str, str | None]) -> str:
-    """The page with some targets of links replaced; of a link to None its words are left."""
+    """Return the page with some link targets replaced; a link to None becomes plain text."""
 
     def changed(match: re.Match[str]) -> str:
         target = change.get(match["target"], match["target"])

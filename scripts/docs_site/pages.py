@@ -1,4 +1,4 @@
-"""Which pages the site has, in which order, and how a page of the repository becomes one of the site."""
+"""Defines the pages of the site and their order, and converts the repository's pages for it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NAVIGATION: dict[str, dict[str, str]] = {
     "Capabilities": {
         "docs/requests.md": "Requests",
         "docs/routing.md": "Routing and migration",
-        "docs/disaggregation.md": "Prefill and decode apart",
+        "docs/disaggregation.md": "Disaggregated prefill and decode",
         "docs/data-parallel.md": "Ranks and nodes",
         "docs/lora.md": "LoRA adapters",
-        "docs/multimodal.md": "Pictures, video, sound",
+        "docs/multimodal.md": "Images, video, audio",
         "docs/multimodal-encoder.md": "Encode workers",
-        "docs/media.md": "Limits of media",
-        "docs/omni.md": "Omni: models that draw",
+        "docs/media.md": "Media limits",
+        "docs/omni.md": "Image models (vLLM-Omni)",
         "docs/prompt-embeddings.md": "Prompt embeddings",
     },
     "Deploy": {
@@ -33,7 +33,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/hosts.md": "Several hosts",
         "docs/kubernetes.md": "Kubernetes",
         "docs/containers.md": "Containers",
-        "docs/sizing.md": "What fits where",
+        "docs/sizing.md": "Sizing GPU memory",
         "deploy/README.md": "Deployment files",
         "deploy/recipes/README.md": "Recipes",
         "deploy/*/README.md": "",
@@ -41,7 +41,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
     },
     "Operate": {
         "docs/operate.md": "Operator commands",
-        "docs/operations.md": "When something goes wrong",
+        "docs/operations.md": "Troubleshooting",
         "docs/observability.md": "Metrics, alerts, traces",
         "docs/errors.md": "Errors and exit codes",
         "docs/security.md": "Security",
@@ -51,7 +51,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/cli.md": "Command line",
         "docs/configuration.md": "Configuration",
         "docs/performance.md": "Performance",
-        "docs/bench.md": "Measuring",
+        "docs/bench.md": "Benchmarks",
     },
     "Project": {
         "docs/architecture.md": "Architecture",
@@ -68,12 +68,12 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "packages/*/README.md": "",
     },
 }
-"""Pages and patterns by section, with the title in the navigation; without one it is the page's own heading.
-A page that is not there is left out, and so are links to it."""
+"""Pages and patterns by section, with their navigation titles; an empty title means the page's heading.
+A page that does not exist is left out, and so are links to it."""
 
 
 def navigation(root: Path = ROOT) -> dict[str, dict[str, str]]:
-    """Sections with the pages that are there, each once, and their titles."""
+    """Return the sections with their existing pages, each page once, and their titles."""
     seen: set[str] = set()
     sections = {}
     for section, wanted in NAVIGATION.items():
@@ -90,12 +90,12 @@ def navigation(root: Path = ROOT) -> dict[str, dict[str, str]]:
 
 
 def pages(root: Path = ROOT) -> list[str]:
-    """Every page of the site, from the root of the repository."""
+    """Return the path of every page, relative to the root of the repository."""
     return [HOME, *(page for found in navigation(root).values() for page in found)]
 
 
 def stage(folder: Path, root: Path = ROOT) -> None:
-    """Put the pages, and the files they link to, into a folder as the builder wants them."""
+    """Copy the pages, and the files they link to, into a folder for the builder."""
     shutil.rmtree(folder, ignore_errors=True)
     for page in pages(root):
         text = (root / page).read_text()
@@ -106,7 +106,7 @@ def stage(folder: Path, root: Path = ROOT) -> None:
 
 
 def contents(root: Path = ROOT) -> str:
-    """The navigation, in the builder's words."""
+    """Return the navigation in the builder's syntax."""
     parts = []
     for section, found in navigation(root).items():
         entries = [f"{title} <{page.removesuffix('.md')}>" for page, title in found.items()]
@@ -115,12 +115,12 @@ def contents(root: Path = ROOT) -> str:
 
 
 def is_left_out(page: str, root: Path = ROOT) -> bool:
-    """A page that the navigation names and that is not there."""
+    """Return whether the navigation names a page that does not exist."""
     return not (root / page).exists() and any(page in wanted for wanted in NAVIGATION.values())
 
 
 def _changes(page: str, text: str, folder: Path, root: Path) -> dict[str, str | None]:
-    """New targets for links to the home page, to folders and to pages left out; linked files are copied."""
+    """Return new targets for links to the home page, folders and missing pages; copy linked files."""
     change: dict[str, str | None] = {}
     for _, target in markdown.links(text):
         path, mark, anchor = target.partition("#")
@@ -140,7 +140,7 @@ def _changes(page: str, text: str, folder: Path, root: Path) -> dict[str, str | 
 
 
 def _show_folder(place: str, folder: Path, root: Path) -> str:
-    """Name of the page that stands for a folder: its README, or its files one after the other."""
+    """Return the page for a folder: its README, or a new page that shows its files."""
     if (root / place / HOME).is_file():
         return HOME
     lines = ["---", "orphan: true", "---", "", f"# `{place}`"]

@@ -1,1 +1,1 @@
-"""Attacks and faults against a running `dynamo-vllm serve`, each as often as it is asked for."""
+"""Runs attacks and faults against a running `dynamo-vllm serve`, each as often as requested."""

@@ -1,4 +1,4 @@
-"""`python scripts/faults …`, which is what `make faults` runs."""
+"""Runs `python scripts/faults …`, the command of `make faults`."""
 
 import os
 import sys

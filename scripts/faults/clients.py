@@ -1,4 +1,4 @@
-"""Clients that harm others: that do not read, that hold ports and places, that turn the service off."""
+"""Scenarios of harmful clients: they do not read, hold connections, or try to turn the service off."""
 
 from __future__ import annotations
 

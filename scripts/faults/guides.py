@@ -1,4 +1,4 @@
-"""Schemas that no compiler masters, with a real engine: vLLM on CPU and the demo model that chats."""
+"""Scenarios of schemas that no compiler can handle, with a real engine: vLLM on CPU and the chat demo."""
 
 from __future__ import annotations
 

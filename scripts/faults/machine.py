@@ -1,4 +1,4 @@
-"""What a machine and its operator do: a disk without room, signals in an unlucky order."""
+"""Scenarios of the machine and its operator: a full disk, signals in an unusual order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other users of the machine, and other machines: what they plant, what they listen to."""
+"""Scenarios of other users and other machines: files they plant, ports they reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that do nothing wrong, and notice whether they are answered rightly and without a pause."""
+"""Runs well-behaved clients during a scenario, and checks that their answers are right and steady."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of outcomes, alone and within its page."""
+"""Writes the table of outcomes, alone or into its page."""
 
 from __future__ import annotations
 

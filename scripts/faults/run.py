@@ -1,4 +1,4 @@
-"""Runs scenarios as often as wanted and tells the outcome as a table.
+"""Runs scenarios as often as requested and prints the outcomes as a table.
 
     python scripts/faults [--runs 3] [--only stalled,fifo] [--page docs/faults.md] [--logs build/faults]
 

@@ -1,4 +1,4 @@
-"""What a scenario is, and what it leaves behind for the table."""
+"""Defines a scenario and its outcome for the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make docs` writes docs/configuration.md and docs/cli.md from the code; `--check` only compares."""
+"""Writes docs/configuration.md and docs/cli.md from the code, for `make docs`; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def page() -> str:
 
 
 def section(command: str, cls: type, note: str) -> str:
-    """One command: a table per group, in the order of the declarations."""
+    """Return the section of one command: a table per group, in the order of the declarations."""
     name = command.split()[0]
     about = commands.COMMANDS[name][1] if name == command else (cls.__doc__ or "").splitlines()[0]
     lines = [
@@ -152,7 +152,7 @@ def row(item: build.Declared) -> tuple[str, ...]:
 
 
 def flags(item: build.Declared) -> str:
-    """Every spelling, newest first, with what it takes."""
+    """Return every spelling of a flag, newest first, with its value."""
     if item.kind is bool:
         value = ""
     else:
@@ -173,7 +173,7 @@ def default(item: build.Declared) -> str:
 
 
 def engine_defaults() -> str:
-    """What each rule sets on either device, asked from the rules themselves."""
+    """Return what each rule sets on either device, by running the rules."""
     about = (
         "What we set over vLLM's own defaults, unless you set the argument yourself. "
         "`dynamo-vllm check --model …` shows which of them apply to your settings."
@@ -199,7 +199,7 @@ _CASES: dict[str, dict[str, Any]] = {
     " (on 8 cores, say)": {"cores": 8},
     _SLEEP: {},
 }
-"""Situations a rule may wait for, the ordinary one first."""
+"""The situations in which a rule may apply, the usual one first."""
 
 
 def _rule(rule: engine_rules.Rule) -> list[str]:

@@ -1,4 +1,4 @@
-"""`make docs` writes what pages show of `size`, and the manifests of recipes."""
+"""Writes the output of `size` into pages, and the manifests of recipes, for `make docs`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.cli import export, size
+from dynamo_vllm.cli import export, size, size_report
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.export import yaml_files
 from dynamo_vllm.sizing import config_file
+from dynamo_vllm.sizing.estimate import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     ),
     "omni": ("--name", "omni", "--kube-namespace", "omni", "--image", "dynamo-vllm:0.3.0.dev0-cuda-omni"),
 }
-"""Folders of recipes with a serve.yaml, and what their export is told beside it."""
+"""Folders of recipes with a serve.yaml, and further options of their export."""
 _BLOCK = re.compile(r"^```console\n\$ dynamo-vllm size (?P<words>[^\n]*)\n.*?^```$", re.M | re.S)
 
 
@@ -68,12 +69,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def pages(root: Path) -> list[Path]:
-    """The pages of a checkout that may have blocks which begin with `$ dynamo-vllm size`."""
+    """Return the pages of a checkout that may have blocks which begin with `$ dynamo-vllm size`."""
     return [*sorted(root.glob("docs/*.md")), *sorted(root.glob(f"{RECIPES}/*/README.md"))]
 
 
 def filled(page: str, root: Path) -> str:
-    """The page with today's answers; models are named relative to `root`."""
+    """Return the page with current output; models are named relative to `root`."""
     return _BLOCK.sub(lambda found: _block(found["words"], root), page)
 
 
@@ -84,17 +85,17 @@ def _block(words: str, root: Path) -> str:
 def _answer(argv: list[str], root: Path) -> str:
     options, rest = build.parse(SizeOptions, ["--model", *argv], {}, size.PROG, "")
     if rest:
-        raise ConfigError(f"{rest[0]} is no option of size")
+        raise ConfigError(f"{rest[0]} is not an option of size")
     path = config_file.find(str(root / str(options.model)), {})
-    found = size.answer(size.asked(options, str(path), config_file.load(path)))
-    return "\n".join(size.text(found, options.brief))
+    found = estimate(size.size_request(options, str(path), config_file.load(path)))
+    return "\n".join(size_report.text(found, options.brief))
 
 
 # --- manifests ------------------------------------------------------------------------------------------
 
 
 def command(folder: str) -> list[str]:
-    """As it is run in the root of the repository; the claim is made by the recipe's prepare.yaml."""
+    """Return the command for the root of the repository; the recipe's prepare.yaml creates the claim."""
     below = f"{RECIPES}/{folder}"
     argv = ["k8s", "--config", f"{below}/serve.yaml", "-o", f"{below}/k8s"]
     return [*argv, *EXPORTS[folder], "--cache-claim", "model-cache"]
@@ -107,14 +108,14 @@ def texts(folder: str) -> dict[str, str]:
 
 
 def write(folder: str) -> None:
-    """Also takes away what an earlier version made and this one does not."""
+    """Write the files, and remove those that only an earlier version wrote."""
     place = ROOT / RECIPES / folder
     for left in yaml_files.write(place / "k8s", texts(folder), force=True, beside=place / "serve.yaml"):
         (place / "k8s" / left).unlink()
 
 
 def old(folder: str) -> list[str]:
-    """Names of files that are not what the code makes, are missing, or are left over."""
+    """Return the names of files that differ from what the code writes, are missing, or are left over."""
     place, wanted = ROOT / RECIPES / folder / "k8s", texts(folder)
     there = {path.name: path.read_text() for path in place.glob("*.yaml")}
     return sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))

@@ -1,4 +1,4 @@
-"""`make docs` writes what is below deploy/k8s and deploy/compose."""
+"""Writes the files in deploy/k8s and deploy/compose, for `make docs`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "compose/disaggregated": (),
     "compose/prompt-embeds": ("--device", "cpu"),
 }
-"""Folders with a serve.yaml, and what their export is told beside it."""
+"""Folders with a serve.yaml, and further options of their export."""
 
 
 def command(folder: str) -> list[str]:
-    """As it is run in the root of the repository."""
+    """Return the command for the root of the repository."""
     kind, below = folder.split("/")[0], f"deploy/{folder}"
     return [kind, "--config", f"{below}/serve.yaml", "-o", below, *EXAMPLES[folder]]
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(folder: str) -> list[str]:
-    """Also takes away what an earlier version made and this one does not."""
+    """Write the files, and remove those that only an earlier version wrote."""
     place = ROOT / "deploy" / folder
     for left in yaml_files.write(place, texts(folder), force=True, beside=place / "serve.yaml"):
         (place / left).unlink()

@@ -1,4 +1,4 @@
-"""The text of docs/cli.md: what every command says of itself, asked from the commands."""
+"""Creates the text of docs/cli.md from the help of every command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGES = {
     "size": "sizing.md",
     "lora": "lora.md",
 }
-"""Where a command is explained; the others are in operate.md."""
+"""The page that explains a command; the others are in operate.md."""
 
 
 def page() -> str:
@@ -45,7 +45,7 @@ def page() -> str:
 
 
 def below(name: str) -> list[tuple[str, ...]]:
-    """The words that may follow a command's name; none is one of them."""
+    """Return the words that may follow a command's name, with the empty choice."""
     words = [command.split()[1] for command in admin.COMMANDS if command.startswith(f"{name} ")]
     words += bench.KINDS if name == "bench" else ()
     return [(), *((word,) for word in words)]
@@ -59,7 +59,7 @@ def explained(words: tuple[str, ...]) -> list[str]:
 
 
 def asked(words: tuple[str, ...]) -> str:
-    """What the command prints, at a width that does not depend on the terminal."""
+    """Return what the command prints, at a fixed width."""
     os.environ["COLUMNS"] = COLUMNS
     try:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -70,7 +70,7 @@ def asked(words: tuple[str, ...]) -> str:
 
 
 def shortened(text: str, command: str, shown: dict[str, str]) -> str:
-    """The text without groups of options that an earlier command has word for word."""
+    """Return the text without groups of options that are the same as an earlier command's."""
     kept = []
     for group in text.split("\n\n"):
         name, colon, options = group.partition(":\n")

@@ -1,1 +1,1 @@
-"""Ours beside every other server of the same model: started, measured in turns, compared."""
+"""Compares dynamo-vllm with other servers of the same model, measured by turns."""

@@ -1,4 +1,4 @@
-"""`python scripts/peers …`, which is what `make bench-peers` runs."""
+"""Runs `python scripts/peers …`, the command of `make bench-peers`."""
 
 import sys
 from pathlib import Path

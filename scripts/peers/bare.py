@@ -1,4 +1,4 @@
-"""Bare AsyncLLM in one process, asked without HTTP: what the engine gives when no server is around it.
+"""Measures bare AsyncLLM in one process, without HTTP: the speed of the engine without a server.
 
     PYTHONPATH=scripts python -m peers.bare --concurrency 1,8 --requests 32 --model FOLDER [vLLM flags]
 
@@ -33,7 +33,7 @@ LABEL = "bare"
 
 @dataclass
 class Stream:
-    """When one answer began and what came when."""
+    """The start of one answer, and the times of its outputs."""
 
     sent: float
     times: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Bare:
         return report(stage, streams, seconds, time.process_time() - own, tree_cpu_seconds() - tree)
 
     def _prompt(self, stage: Stage, seed: int, number: int) -> list[int]:
-        """The same that `bench load` sends."""
+        """Return the same prompt that `bench load` sends."""
         spec = PromptSpec(
             kind="random",
             api="completions",
@@ -96,7 +96,7 @@ class Bare:
             seed=seed,
             stage="0",  # the first of its run
         )
-        return list(msgspec.json.decode(Conversation(spec, number).question(()))["prompt"])
+        return list(msgspec.json.decode(Conversation(spec, number).next_body(()))["prompt"])
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -105,7 +105,7 @@ class Bare:
 def report(
     stage: Stage, streams: Sequence[Stream], seconds: float, own: float, tree: float
 ) -> dict[str, Any]:
-    """A stage as `bench load` reports it, as far as there is something to report without HTTP."""
+    """Return a stage in the form of `bench load`, as far as it applies without HTTP."""
     tokens = sum(stream.tokens for stream in streams)
     spreads = {
         "ttft_ms": [s.times[0] - s.sent for s in streams],
@@ -185,7 +185,7 @@ async def main() -> None:
 
 
 def order(stage: Stage, seed: int) -> dict[str, Any]:
-    """What --serve reads for a stage."""
+    """Return the line that --serve reads for a stage."""
     return {"stage": dataclasses.asdict(stage), "seed": seed}
 
 

@@ -1,4 +1,4 @@
-"""Cold start: from the start of a command to its first answered request, in turns."""
+"""Measures cold starts by turns: from the start of a command to its first answered request."""
 
 from __future__ import annotations
 

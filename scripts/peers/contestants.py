@@ -1,4 +1,4 @@
-"""What takes part: a server behind HTTP or the bare engine, started, asked and measured in the same way."""
+"""Starts and measures what takes part: servers behind HTTP, and the bare engine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Served:
 
 
 class BareEngine:
-    """`peers.bare` as a process that is told stage after stage."""
+    """`peers.bare` in a process that gets one stage after the other."""
 
     name, title, main, roots = BARE, BARE_TITLE, bare.LABEL, (bare.LABEL,)
 
@@ -152,7 +152,7 @@ class Starter:
     clients: int | None = None
 
     def start(self, name: str) -> Contestant:
-        """Raises NotHere or StartFailed with the reason."""
+        """Start a contestant; raises NotHere or StartFailed with the reason."""
         folder = self.folder / name
         if name == BARE:
             return BareEngine(self.setting, folder)

@@ -1,4 +1,4 @@
-"""The Python each peer runs with: the project's own, or an environment under .bench made once.
+"""Provides the Python of each peer: the project's own, or an environment under .bench, created once.
 
 Upstream's lies over the project's environment: a `.pth` adds that one's packages behind its own, so torch and
 vLLM are the same files for every peer, and only what upstream adds is installed.
@@ -41,7 +41,7 @@ class Environments:
     this_interpreter_only: bool = False
 
     def python(self, name: str) -> str:
-        """The interpreter of an environment, made when it is not there yet."""
+        """Return the interpreter of an environment, which is created if needed."""
         if name == "own" or self.this_interpreter_only:
             return sys.executable
         home, maker = self.folder / "envs" / name, MAKERS[name]
@@ -107,7 +107,7 @@ def create(home: Path) -> None:
 
 
 def pip(home: Path, *words: str, seconds: float = 600) -> None:
-    """Run pip as the project's own set-up does: its output to the log, how far it is on the terminal."""
+    """Run pip as the project's set-up does: output in the log, progress on the terminal."""
     report: Any = importlib.import_module("setup_report")
     report.LOG = f"{home}.log"
     command = [str(home / "bin" / "python"), "-m", "pip", words[0], *PIP_OPTIONS, *words[1:]]

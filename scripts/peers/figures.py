@@ -1,4 +1,4 @@
-"""From measurements to ratios and tables. Pure."""
+"""Computes ratios and tables from measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with the smallest and largest value beside it."""
+    """A median with the smallest and the largest value."""
 
     median: float
     low: float
@@ -38,7 +38,7 @@ class Row:
     stage: str
     report: Mapping[str, Any]
     main: str
-    """Label of the process whose CPU per token is compared."""
+    """The label of the process whose CPU time per token is compared."""
     roots: tuple[str, ...]
     """Labels of the processes that together, with all below them, are the peer."""
 
@@ -97,7 +97,7 @@ def spread(rows: Sequence[Row], peer: str, measure: Measure) -> Spread | None:
 
 
 def ratios(rows: Sequence[Row], ours: str, peer: str, measure: Measure) -> list[float]:
-    """Ours over the peer's in each round that has both: what slows the machine for a while cancels out."""
+    """Return ours divided by the peer's, for each round with both, so that the machine's load cancels out."""
     found: dict[tuple[int, str], float] = {}
     for row in rows:
         if (value := measure.of(row)) is not None:
@@ -133,7 +133,7 @@ class Table:
 
 
 def values_table(rows: Sequence[Row], titles: Mapping[str, str]) -> Table:
-    """The figures of one stage, a line per peer."""
+    """Return the figures of one stage, a line per peer."""
     shown = [m for m in MEASURES if any(m.of(row) is not None for row in rows)]
     head = ("", *(f"{m.name}, {m.unit}" if m.unit else m.name for m in shown))
     body = []
@@ -144,7 +144,7 @@ def values_table(rows: Sequence[Row], titles: Mapping[str, str]) -> Table:
 
 
 def ratio_table(rows: Sequence[Row], ours: str, titles: Mapping[str, str]) -> Table:
-    """Ours over each peer, a line per stage and peer."""
+    """Return ours divided by each peer's, a line per stage and peer."""
     shown = [m for m in MEASURES if m.name in COMPARED]
     body = []
     for stage, found in by_stage(rows).items():
@@ -159,7 +159,7 @@ def ratio_table(rows: Sequence[Row], ours: str, titles: Mapping[str, str]) -> Ta
 
 
 def seconds_table(seconds: Mapping[str, Sequence[float]]) -> Table:
-    """The cold starts."""
+    """Return the table of cold starts."""
     body = []
     for title, values in seconds.items():
         found = Spread.of(values)
@@ -171,7 +171,7 @@ def seconds_table(seconds: Mapping[str, Sequence[float]]) -> Table:
 
 
 def between_markers(page: str, name: str, text: str) -> str:
-    """The page with what stands between the markers replaced; missing markers are added at its end."""
+    """Return the page with the text between the markers replaced; missing markers are added at its end."""
     begin, end = BEGIN.format(name=name), END.format(name=name)
     block = f"{begin}\n{text.strip()}\n{end}"
     if begin not in page:
@@ -183,7 +183,7 @@ def between_markers(page: str, name: str, text: str) -> str:
 
 
 def differing(answers: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each peer whose greedy answers are not those of the first one."""
+    """Return a line for each peer whose greedy answers differ from those of the first one."""
     lines = []
     (first, wanted), *others = answers.items() or [("", [])]
     for peer, got in others:

@@ -1,4 +1,4 @@
-"""One stage of load on one server, by `dynamo-vllm bench load`."""
+"""Runs one stage of load on one server with `dynamo-vllm bench load`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STAGE_SECONDS = 300
 
 
 class LoadFailed(Exception):
-    """The load generator ended with an error; the text is what it said."""
+    """The load generator failed; the text is its message."""
 
 
 def words(url: str, stage: Stage, seed: int, clients: int | None) -> list[str]:
-    """Arguments that say what is sent: the same for every peer of a round."""
+    """Return the arguments of the load, the same for every peer of a round."""
     return [
         *(url, "--model", MODEL_NAME, "--api", "completions", "--prompts", "random"),
         *("--input-tokens", str(stage.input_tokens), "--output-tokens", str(stage.output_tokens)),
@@ -36,7 +36,7 @@ def words(url: str, stage: Stage, seed: int, clients: int | None) -> list[str]:
 def run(
     url: str, stage: Stage, seed: int, watched: Mapping[str, int], clients: int | None = None
 ) -> dict[str, Any]:
-    """The stage's part of the report."""
+    """Run a stage; return its part of the report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "load.json")
         watch = [word for label, pid in watched.items() for word in ("--watch", f"{label}={pid}")]

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine of a measurement."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gpu_name() -> str:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """One sentence for the page."""
+    """Return one sentence for the page."""
     packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
     card = f", {found['gpu']}" if found.get("gpu") else ""
     named = f" ({found['cpu']})" if found["cpu"] != "not named" else ""

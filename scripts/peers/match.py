@@ -1,4 +1,4 @@
-"""Runs the rounds: all contestants up, asked the same, measured in turns, each figure saved at once."""
+"""Runs the rounds: starts all contestants, measures them by turns, and saves each figure at once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from peers.load import LoadFailed
 from peers.settings import Stage
 
 IDLE_SHARE = 0.05
-"""Of all cores: what an idle server may use; one that uses more is stopped while others are measured."""
+"""The share of all cores that an idle server may use; one that uses more is stopped between its turns."""
 
 
 @dataclass
 class Record:
-    """All that a run found, written to its file after every step."""
+    """The results of a run, written to its file after every step."""
 
     path: Path
     command: str
@@ -42,7 +42,7 @@ class Record:
 
 
 def rows_of(record: Mapping[str, Any]) -> list[Row]:
-    """The measurements of a saved record."""
+    """Return the measurements of a saved record."""
     return [
         Row(r["round"], r["peer"], r["stage"], r["report"], r["main"], tuple(r["roots"]))
         for r in record["rows"]
@@ -69,7 +69,7 @@ class Match:
         self._up.clear()
 
     def bring_up(self, names: Sequence[str], together: bool = False) -> None:
-        """Start them, one after the other or all at once, and compare what they say."""
+        """Start them, one after the other or all at once, and compare their answers."""
         with ThreadPoolExecutor(len(names) if together else 1) as pool:
             self._ready = [
                 name for name, is_up in zip(names, pool.map(self._start, names), strict=True) if is_up
@@ -170,7 +170,7 @@ class Match:
 
 
 def warm(stage: Stage) -> Stage:
-    """A short stage of the same shape, before the first measured one."""
+    """Return a short stage of the same shape, to run before the first measured one."""
     return Stage(stage.concurrency, stage.concurrency, stage.input_tokens, stage.output_tokens)
 
 

@@ -1,4 +1,4 @@
-"""What a run sees of the servers from outside: the CPU they use, and what they answer."""
+"""Observes the servers of a run from outside: the CPU time they use, and their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.processes import Started
 
 
 def cpu_share(processes: Sequence[Started], seconds: float) -> float:
-    """Cores that the trees of these processes use just now."""
+    """Return how many cores these processes and their descendants use now."""
     members = [member for process in processes for member in process.tree()]
     before = _cpu_seconds(members)
     time.sleep(seconds)
@@ -35,7 +35,7 @@ def _cpu_seconds(members: Sequence[psutil.Process]) -> float:
 
 
 def find_below(process: Started, words: Sequence[str]) -> int | None:
-    """The id of the process below this one whose name or command holds one of the words."""
+    """Return the id of the descendant whose name or command contains one of the words."""
     for member in process.below():
         with contextlib.suppress(psutil.NoSuchProcess):
             text = " ".join([member.name(), *member.cmdline()])
@@ -45,7 +45,7 @@ def find_below(process: Started, words: Sequence[str]) -> int | None:
 
 
 def ask(url: str, body: dict[str, Any] | None = None, seconds: float = 60) -> Any | None:
-    """The JSON of a good answer, None otherwise."""
+    """Return the JSON of a successful response; None otherwise."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
@@ -56,7 +56,7 @@ def ask(url: str, body: dict[str, Any] | None = None, seconds: float = 60) -> An
 
 
 def write_json(path: Path, value: Any) -> None:
-    """At once or not at all: a run may be killed at any moment."""
+    """Write the file atomically, because a run may be killed at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

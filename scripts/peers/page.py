@@ -1,4 +1,4 @@
-"""The result of a run as text for the terminal and as a section of docs/performance.md."""
+"""Writes the result of a run as text for the terminal and as a section of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Measured figures, each written by the command that its section names.
 
 
 def text(record: Mapping[str, Any]) -> str:
-    """The tables as they are printed."""
+    """Return the tables for the terminal."""
     rows, named = rows_of(record), titles()
     parts = [
         f"{stage}\n{figures.values_table(found, named).text()}"
@@ -38,7 +38,7 @@ def text(record: Mapping[str, Any]) -> str:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The section between the markers."""
+    """Return the section between the markers."""
     rows, named = rows_of(record), titles()
     setting = record["setting"]
     parts = [

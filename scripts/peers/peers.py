@@ -1,4 +1,4 @@
-"""The peers: what each one starts, when it is ready, and which of its processes are watched under which name.
+"""Defines the peers: what each starts, when it is ready, and which of its processes are watched.
 
 All get the same engine flags and variables. Ours and upstream publish KV events, as a deployment with a KV
 router does; `vllm serve` and bare AsyncLLM have nobody to publish to. Routers: ours has its default (kv),
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """What a peer is told about where it runs."""
+    """The settings of the place where a peer runs."""
 
     python: str
     setting: Setting
@@ -100,7 +100,7 @@ def ours_without_events(place: Place) -> tuple[Part, ...]:
 
 
 def our_serve(place: Place) -> tuple[Part, ...]:
-    """The one command a user types, for the cold start."""
+    """Return the one command that a user types, for the cold start."""
     command = (place.python, "-m", "dynamo_vllm.cli.main", "serve", *place.engine_flags)
     return (Part("serve", (*command, "--port", str(place.port), "--run-dir", str(place.folder / "run"))),)
 
@@ -236,7 +236,7 @@ def watched(peer: Peer, running: list[Started]) -> dict[str, int]:
 
 
 def show(part: Part) -> str:
-    """The command as it would be typed, without the folders of this machine."""
+    """Return the command as a user would type it, without the folders of this machine."""
     words = ["python" if index == 0 else word for index, word in enumerate(part.command)]
     variables = [f"{name}={value}" for name, value in part.variables.items() if value]
     shown = [Path(w).name if w.startswith("/") else f"'{w}'" if " " in w or "{" in w else w for w in words]

@@ -1,4 +1,4 @@
-"""Where the time of a process goes: py-spy beside a stage of load."""
+"""Profiles a process with py-spy during a stage of load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench-peers ARGS='…'`: ours beside every peer on this machine.
+"""Runs `make bench-peers ARGS='…'`: measures dynamo-vllm and every peer on this machine.
 
 Each peer is started once, one after the other, and stays up; an idle server uses no CPU, and one that does is
 stopped between its turns. Rounds alternate the order. Prompts are the same for all in a round, new in each.
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace, argv: Sequence[str]) -> Path:
-    """Run it all; the file with the result."""
+    """Run everything; return the file with the result."""
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     setting = cpu_setting(BENCH / "models", stages(options.stages, options.quick))
     command = f"make bench-peers ARGS='{' '.join(argv)}'" if argv else "make bench-peers"

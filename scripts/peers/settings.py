@@ -1,4 +1,4 @@
-"""What is measured: the model, the engine flags that every peer gets, and the stages of load."""
+"""Defines what is measured: the model, the engine flags of every peer, and the stages of load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes tiny pipelines with random weights, some hundred thousand numbers, as diffusers folders.
+"""Creates tiny pipelines with random weights, some hundred thousand numbers, as diffusers folders.
 
 A Stable Diffusion and its sister for videos. They draw coloured noise, but different noise for every prompt,
 seed, size and number of steps. Needs diffusers and torch, which come with the `omni` extra.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_TOKENS = 77
 SIDE = 64
-"""Of a picture whose request names no size."""
+"""The default size of an image."""
 _TEXT_WIDTH = 32
 _CHANNELS = (8, 16)
 _LATENT_CHANNELS = 4
@@ -45,7 +45,7 @@ _VIDEO_INDEX = {name: part for name, part in _INDEX.items() if part not in (Fals
 
 
 def make_tiny_image_model(folder: Path, *, rewriter: bool = False) -> Path:
-    """Put the model into `folder` and return it; a folder that already holds one is left as it is.
+    """Create the model in `folder` and return it; a folder that has one is left as it is.
 
     With `rewriter`, a tiny language model inside rewrites prompts: a pipeline of two stages.
     """

@@ -1,4 +1,4 @@
-"""Makes a tiny model that hears, with random weights: a Qwen2-Audio, as `vision` makes those that see."""
+"""Creates a tiny audio model with random weights: a Qwen2-Audio."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 RATE = 16_000
 SECONDS = 30
-"""The model's window; a shorter sound is filled up with silence."""
+"""The model's window in seconds; shorter audio is padded with silence."""
 _HOP = 160
-_EAR, _EAR_INTERMEDIATE, _EAR_HEADS, _EAR_LAYERS, _MELS = 64, 128, 2, 2, 40
-"""The half that hears."""
+_ENCODER, _ENCODER_INTERMEDIATE, _ENCODER_HEADS, _ENCODER_LAYERS, _MELS = 64, 128, 2, 2, 40
+"""The sizes of the audio encoder."""
 _FRAMES = RATE * SECONDS // _HOP
 
 
 def make_tiny_sound_model(folder: Path) -> Path:
-    """Put the model into `folder`; a folder that already holds it is left as it is."""
+    """Create the model in `folder`; a folder that has it is left as it is."""
     return vision.make(folder, "qwen2-audio", QWEN2_AUDIO)
 
 
@@ -35,10 +35,10 @@ def _config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
         "audio_config": {
             "model_type": "qwen2_audio_encoder",
             "activation_function": "gelu",
-            "d_model": _EAR,
-            "encoder_attention_heads": _EAR_HEADS,
-            "encoder_ffn_dim": _EAR_INTERMEDIATE,
-            "encoder_layers": _EAR_LAYERS,
+            "d_model": _ENCODER,
+            "encoder_attention_heads": _ENCODER_HEADS,
+            "encoder_ffn_dim": _ENCODER_INTERMEDIATE,
+            "encoder_layers": _ENCODER_LAYERS,
             "max_source_positions": _FRAMES // 2,
             "num_mel_bins": _MELS,
         },
@@ -50,22 +50,22 @@ def _config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
 
 def _shapes(vocab_size: int) -> Shapes:
     yield from text_shapes(vocab_size, "language_model.model", "language_model.lm_head", has_bias=True)
-    yield from linear("multi_modal_projector.linear", HIDDEN, _EAR)
+    yield from linear("multi_modal_projector.linear", HIDDEN, _ENCODER)
     ear = "audio_tower"
-    for name, channels in (("conv1", _MELS), ("conv2", _EAR)):
-        yield f"{ear}.{name}.weight", (_EAR, channels, 3)
-        yield f"{ear}.{name}.bias", (_EAR,)
-    yield f"{ear}.embed_positions.weight", (_FRAMES // 2, _EAR)
-    yield from norm(f"{ear}.layer_norm", _EAR)
-    for index in range(_EAR_LAYERS):
+    for name, channels in (("conv1", _MELS), ("conv2", _ENCODER)):
+        yield f"{ear}.{name}.weight", (_ENCODER, channels, 3)
+        yield f"{ear}.{name}.bias", (_ENCODER,)
+    yield f"{ear}.embed_positions.weight", (_FRAMES // 2, _ENCODER)
+    yield from norm(f"{ear}.layer_norm", _ENCODER)
+    for index in range(_ENCODER_LAYERS):
         at = f"{ear}.layers.{index}"
-        yield from norm(f"{at}.self_attn_layer_norm", _EAR)
-        yield from norm(f"{at}.final_layer_norm", _EAR)
-        yield f"{at}.self_attn.k_proj.weight", (_EAR, _EAR)
+        yield from norm(f"{at}.self_attn_layer_norm", _ENCODER)
+        yield from norm(f"{at}.final_layer_norm", _ENCODER)
+        yield f"{at}.self_attn.k_proj.weight", (_ENCODER, _ENCODER)
         for name in ("q_proj", "v_proj", "out_proj"):
-            yield from linear(f"{at}.self_attn.{name}", _EAR, _EAR)
-        yield from linear(f"{at}.fc1", _EAR_INTERMEDIATE, _EAR)
-        yield from linear(f"{at}.fc2", _EAR, _EAR_INTERMEDIATE)
+            yield from linear(f"{at}.self_attn.{name}", _ENCODER, _ENCODER)
+        yield from linear(f"{at}.fc1", _ENCODER_INTERMEDIATE, _ENCODER)
+        yield from linear(f"{at}.fc2", _ENCODER, _ENCODER_INTERMEDIATE)
 
 
 QWEN2_AUDIO = Family(

@@ -1,7 +1,7 @@
-"""Makes tiny vision models with random weights: LLaVA, Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+"""Creates tiny vision models with random weights: LLaVA, Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
 Each is what vLLM and transformers take for a model of its family, with about a million parameters. They say
-nonsense in the words of `tiny`, other nonsense for every picture. No torch and no transformers here either:
+nonsense in the words of `tiny`, other nonsense for every image. No torch and no transformers here either:
 the names and shapes of the weights are written down.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tiny_models.vision_base import Family
 
 REVISION = 2
-"""Raise it with every change to what the files hold, also for `sound`."""
+"""Increase it with every change of the files' content, also for `sound`."""
 FAMILY_KEY = "dynamo_vllm_tiny_family"
 _SEED = 7
 _TEMPLATE = """\
@@ -55,7 +55,7 @@ _TEMPLATE = """\
 
 
 def make_tiny_vision_model(folder: Path, family: str) -> Path:
-    """Put a model of one of `FAMILIES` into `folder`; a folder that already holds it is left as it is."""
+    """Create a model of one of `FAMILIES` in `folder`; a folder that has it is left as it is."""
     return make(folder, family, FAMILIES[family])
 
 

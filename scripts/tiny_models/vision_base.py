@@ -1,4 +1,4 @@
-"""What tiny models that see or hear share: their sizes, the half that writes, and names of weights."""
+"""Defines what tiny vision and audio models share: their sizes, the language model, and names of weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 128, 256, 2, 4, 2, 32
-EYE, EYE_INTERMEDIATE, EYE_HEADS = 64, 128, 2
-"""The half that sees."""
+VISION, VISION_INTERMEDIATE, VISION_HEADS = 64, 128, 2
+"""The sizes of the vision encoder."""
 MAX_POSITIONS = 4096
-MERGED = 4 * EYE  # Qwen joins squares of 2 by 2 patches
+MERGED = 4 * VISION  # Qwen joins squares of 2 by 2 patches
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 256 * 256
-# transformers takes the sizes from `size`, the frontend, which counts a picture's tokens, from the others.
+# transformers takes the sizes from `size`, the frontend, which counts an image's tokens, from the others.
 PIXELS = {
     "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
     "min_pixels": MIN_PIXELS,
@@ -26,7 +26,7 @@ PIXELS = {
 }
 COLOURS = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
 STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
-LOOK = {**COLOURS, **STEPS, "rescale_factor": 1 / 255, "resample": 3}
+PREPROCESSING = {**COLOURS, **STEPS, "rescale_factor": 1 / 255, "resample": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class Family:
 
     specials: tuple[str, ...]
     image: str
-    """What stands for a picture in a prompt."""
+    """The placeholder of an image in a prompt."""
     video: str
     config: Callable[[Mapping[str, int]], dict[str, Any]]
     shapes: Callable[[int], Shapes]
     projections: tuple[str, ...]
-    """The layers whose output stands among the embeddings of tokens."""
+    """The layers whose output replaces embeddings of tokens."""
     additions: tuple[str, ...]
     """The layers whose output is added to the stream later."""
     processors: Mapping[str, Mapping[str, Any]]
-    """More files, by name."""
+    """Further files, by name."""
     audio: str = ""
 
 

@@ -1,16 +1,16 @@
-"""A tiny LLaVA."""
+"""Creates a tiny LLaVA."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tiny_models.vision_base import (
-    EYE,
-    EYE_HEADS,
-    EYE_INTERMEDIATE,
     HEAD_DIM,
     HIDDEN,
-    LOOK,
+    PREPROCESSING,
+    VISION,
+    VISION_HEADS,
+    VISION_INTERMEDIATE,
     Family,
     linear,
     norm,
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from tiny_models.vision_base import Shapes
 
-_SIZE, _PATCH, _EYE_LAYERS = 56, 14, 3
+_SIZE, _PATCH, _VISION_LAYERS = 56, 14, 3
 _TOKENS = (_SIZE // _PATCH) ** 2
-"""Of every picture."""
+"""How many tokens every image has."""
 
 
 def _config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
@@ -42,13 +42,13 @@ def _config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
         "vision_config": {
             "model_type": "clip_vision_model",
             "hidden_act": "quick_gelu",
-            "hidden_size": EYE,
+            "hidden_size": VISION,
             "image_size": _SIZE,
-            "intermediate_size": EYE_INTERMEDIATE,
-            "num_attention_heads": EYE_HEADS,
-            "num_hidden_layers": _EYE_LAYERS,
+            "intermediate_size": VISION_INTERMEDIATE,
+            "num_attention_heads": VISION_HEADS,
+            "num_hidden_layers": _VISION_LAYERS,
             "patch_size": _PATCH,
-            "projection_dim": EYE,
+            "projection_dim": VISION,
         },
         "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default",
@@ -57,22 +57,22 @@ def _config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
 
 def _shapes(vocab_size: int) -> Shapes:
     yield from text_shapes(vocab_size, "language_model.model", "language_model.lm_head")
-    yield from linear("multi_modal_projector.linear_1", HIDDEN, EYE)
+    yield from linear("multi_modal_projector.linear_1", HIDDEN, VISION)
     yield from linear("multi_modal_projector.linear_2", HIDDEN, HIDDEN)
     eye = "vision_tower.vision_model"  # vLLM 0.30 does not find these under the names transformers writes
-    yield f"{eye}.embeddings.class_embedding", (EYE,)
-    yield f"{eye}.embeddings.patch_embedding.weight", (EYE, 3, _PATCH, _PATCH)
-    yield f"{eye}.embeddings.position_embedding.weight", (_TOKENS + 1, EYE)
-    yield from norm(f"{eye}.pre_layrnorm", EYE)
-    yield from norm(f"{eye}.post_layernorm", EYE)
-    for index in range(_EYE_LAYERS):
+    yield f"{eye}.embeddings.class_embedding", (VISION,)
+    yield f"{eye}.embeddings.patch_embedding.weight", (VISION, 3, _PATCH, _PATCH)
+    yield f"{eye}.embeddings.position_embedding.weight", (_TOKENS + 1, VISION)
+    yield from norm(f"{eye}.pre_layrnorm", VISION)
+    yield from norm(f"{eye}.post_layernorm", VISION)
+    for index in range(_VISION_LAYERS):
         at = f"{eye}.encoder.layers.{index}"
-        yield from norm(f"{at}.layer_norm1", EYE)
-        yield from norm(f"{at}.layer_norm2", EYE)
+        yield from norm(f"{at}.layer_norm1", VISION)
+        yield from norm(f"{at}.layer_norm2", VISION)
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from linear(f"{at}.self_attn.{name}", EYE, EYE)
-        yield from linear(f"{at}.mlp.fc1", EYE_INTERMEDIATE, EYE)
-        yield from linear(f"{at}.mlp.fc2", EYE, EYE_INTERMEDIATE)
+            yield from linear(f"{at}.self_attn.{name}", VISION, VISION)
+        yield from linear(f"{at}.mlp.fc1", VISION_INTERMEDIATE, VISION)
+        yield from linear(f"{at}.mlp.fc2", VISION, VISION_INTERMEDIATE)
 
 
 LLAVA = Family(
@@ -85,7 +85,7 @@ LLAVA = Family(
     additions=(),
     processors={
         "preprocessor_config.json": {
-            **LOOK,
+            **PREPROCESSING,
             "image_processor_type": "CLIPImageProcessor",
             "processor_class": "LlavaProcessor",
             "crop_size": {"height": _SIZE, "width": _SIZE},

@@ -1,18 +1,18 @@
-"""Tiny Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+"""Creates tiny Qwen2-VL, Qwen2.5-VL and Qwen3-VL models."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tiny_models.vision_base import (
-    EYE,
-    EYE_HEADS,
-    EYE_INTERMEDIATE,
     HEAD_DIM,
     HIDDEN,
-    LOOK,
     MERGED,
     PIXELS,
+    PREPROCESSING,
+    VISION,
+    VISION_HEADS,
+    VISION_INTERMEDIATE,
     Family,
     linear,
     norm,
@@ -45,7 +45,7 @@ def _config(
         "vision_config": {
             "model_type": f"{model_type}_vision",
             "in_channels": 3,
-            "num_heads": EYE_HEADS,
+            "num_heads": VISION_HEADS,
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
             **vision,
@@ -54,7 +54,7 @@ def _config(
 
 
 def _processors(name: str, video_processor: str, patch: int) -> dict[str, dict[str, Any]]:
-    shared = {**LOOK, **PIXELS, "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}
+    shared = {**PREPROCESSING, **PIXELS, "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}
     return {
         "preprocessor_config.json": {
             **shared,
@@ -76,11 +76,11 @@ def _blocks(eye: str, depth: int, mlp: Sequence[tuple[str, int, int]], has_norm_
     for index in range(depth):
         at = f"{eye}.blocks.{index}"
         for name in ("norm1", "norm2"):
-            yield f"{at}.{name}.weight", (EYE,)
+            yield f"{at}.{name}.weight", (VISION,)
             if has_norm_bias:
-                yield f"{at}.{name}.bias", (EYE,)
-        yield from linear(f"{at}.attn.qkv", 3 * EYE, EYE)
-        yield from linear(f"{at}.attn.proj", EYE, EYE)
+                yield f"{at}.{name}.bias", (VISION,)
+        yield from linear(f"{at}.attn.qkv", 3 * VISION, VISION)
+        yield from linear(f"{at}.attn.proj", VISION, VISION)
         for name, out, into in mlp:
             yield from linear(f"{at}.mlp.{name}", out, into)
 
@@ -88,10 +88,10 @@ def _blocks(eye: str, depth: int, mlp: Sequence[tuple[str, int, int]], has_norm_
 def _qwen2_vl_config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
     vision = {
         "depth": 2,
-        "embed_dim": EYE,
+        "embed_dim": VISION,
         "hidden_act": "quick_gelu",
         "hidden_size": HIDDEN,
-        "mlp_ratio": EYE_INTERMEDIATE // EYE,
+        "mlp_ratio": VISION_INTERMEDIATE // VISION,
         "patch_size": 14,
     }
     return _config(vocabulary, "Qwen2VL", "qwen2_vl", vision)
@@ -99,10 +99,10 @@ def _qwen2_vl_config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
 
 def _qwen2_vl_shapes(vocab_size: int) -> Shapes:
     yield from text_shapes(vocab_size, "model", "lm_head", has_bias=True)
-    yield "visual.patch_embed.proj.weight", (EYE, 3, 2, 14, 14)
-    mlp = (("fc1", EYE_INTERMEDIATE, EYE), ("fc2", EYE, EYE_INTERMEDIATE))
+    yield "visual.patch_embed.proj.weight", (VISION, 3, 2, 14, 14)
+    mlp = (("fc1", VISION_INTERMEDIATE, VISION), ("fc2", VISION, VISION_INTERMEDIATE))
     yield from _blocks("visual", 2, mlp, has_norm_bias=True)
-    yield from norm("visual.merger.ln_q", EYE)
+    yield from norm("visual.merger.ln_q", VISION)
     yield from linear("visual.merger.mlp.0", MERGED, MERGED)
     yield from linear("visual.merger.mlp.2", HIDDEN, MERGED)
 
@@ -124,8 +124,8 @@ def _qwen2_5_vl_config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
         "depth": 2,
         "fullatt_block_indexes": [1],
         "hidden_act": "silu",
-        "hidden_size": EYE,
-        "intermediate_size": EYE_INTERMEDIATE,
+        "hidden_size": VISION,
+        "intermediate_size": VISION_INTERMEDIATE,
         "out_hidden_size": HIDDEN,
         "patch_size": 14,
         "tokens_per_second": 2,
@@ -136,14 +136,14 @@ def _qwen2_5_vl_config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
 
 def _qwen2_5_vl_shapes(vocab_size: int) -> Shapes:
     yield from text_shapes(vocab_size, "model", "lm_head", has_bias=True)
-    yield "visual.patch_embed.proj.weight", (EYE, 3, 2, 14, 14)
+    yield "visual.patch_embed.proj.weight", (VISION, 3, 2, 14, 14)
     mlp = (
-        ("gate_proj", EYE_INTERMEDIATE, EYE),
-        ("up_proj", EYE_INTERMEDIATE, EYE),
-        ("down_proj", EYE, EYE_INTERMEDIATE),
+        ("gate_proj", VISION_INTERMEDIATE, VISION),
+        ("up_proj", VISION_INTERMEDIATE, VISION),
+        ("down_proj", VISION, VISION_INTERMEDIATE),
     )
     yield from _blocks("visual", 2, mlp, has_norm_bias=False)
-    yield "visual.merger.ln_q.weight", (EYE,)
+    yield "visual.merger.ln_q.weight", (VISION,)
     yield from linear("visual.merger.mlp.0", MERGED, MERGED)
     yield from linear("visual.merger.mlp.2", HIDDEN, MERGED)
 
@@ -167,8 +167,8 @@ def _qwen3_vl_config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
         "deepstack_visual_indexes": list(_QWEN3_STACKED),
         "depth": _QWEN3_DEPTH,
         "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": EYE,
-        "intermediate_size": EYE_INTERMEDIATE,
+        "hidden_size": VISION,
+        "intermediate_size": VISION_INTERMEDIATE,
         "num_position_embeddings": 64,
         "out_hidden_size": HIDDEN,
         "patch_size": 16,
@@ -185,13 +185,13 @@ def _qwen3_vl_config(vocabulary: Mapping[str, int]) -> dict[str, Any]:
 def _qwen3_vl_shapes(vocab_size: int) -> Shapes:
     yield from text_shapes(vocab_size, "model.language_model", "lm_head", has_head_norms=True)
     eye = "model.visual"
-    yield f"{eye}.patch_embed.proj.weight", (EYE, 3, 2, 16, 16)
-    yield f"{eye}.patch_embed.proj.bias", (EYE,)
-    yield f"{eye}.pos_embed.weight", (64, EYE)
-    mlp = (("linear_fc1", EYE_INTERMEDIATE, EYE), ("linear_fc2", EYE, EYE_INTERMEDIATE))
+    yield f"{eye}.patch_embed.proj.weight", (VISION, 3, 2, 16, 16)
+    yield f"{eye}.patch_embed.proj.bias", (VISION,)
+    yield f"{eye}.pos_embed.weight", (64, VISION)
+    mlp = (("linear_fc1", VISION_INTERMEDIATE, VISION), ("linear_fc2", VISION, VISION_INTERMEDIATE))
     yield from _blocks(eye, _QWEN3_DEPTH, mlp, has_norm_bias=True)
     mergers = [(f"{eye}.deepstack_merger_list.{index}", MERGED) for index in range(len(_QWEN3_STACKED))]
-    for merger, norm_size in (*mergers, (f"{eye}.merger", EYE)):
+    for merger, norm_size in (*mergers, (f"{eye}.merger", VISION)):
         yield from norm(f"{merger}.norm", norm_size)
         yield from linear(f"{merger}.linear_fc1", MERGED, MERGED)
         yield from linear(f"{merger}.linear_fc2", HIDDEN, MERGED)

@@ -105,7 +105,7 @@ def test_bad_link_is_found_with_its_line(small: Path, link: str, fault: str) -> 
 def test_pages_that_are_not_there_are_left_out_of_the_navigation(small: Path) -> None:
     assert pages.navigation(small) == {
         "Start": {"docs/start.md": "Five minutes"},
-        "Capabilities": {"docs/omni.md": "Omni: models that draw"},
+        "Capabilities": {"docs/omni.md": "Image models (vLLM-Omni)"},
     }
 
 

@@ -15,7 +15,7 @@ SECTIONS = (
     "It is slow",
     "Prefill and decode",
     "Adapters",
-    "Pictures, video, sound",
+    "Images, video, audio",
     "Omni",
     "KV routing",
     "The cluster",

@@ -88,7 +88,7 @@ def test_files_of_an_earlier_export_are_named_and_kept(capsys: pytest.CaptureFix
     Path("two.yaml").write_text("model: org/model\nworkers: [{role: prefill}, {role: decode}]\n")
     assert run("k8s", "--config", "two.yaml", "-o", "out") == 0
     assert run("k8s", "--config", "serve.yaml", "-o", "out", "--force") == 0
-    assert "out/decode.yaml is of an earlier export and not used any more" in capsys.readouterr().err
+    assert "out/decode.yaml is from an earlier export and no longer used" in capsys.readouterr().err
     assert yaml_files.is_ours(Path("out/decode.yaml"))
 
 
@@ -110,7 +110,8 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
     assert "system_port 9000 is left out" in said
     assert "CUDA_VISIBLE_DEVICES of a group is left out" in said
     assert (
-        "DYN_VLLM_ADMIN_TOKEN is written nowhere; put it into the Secret dynamo-vllm-secrets before" in said
+        "DYN_VLLM_ADMIN_TOKEN is not written to any file; put it into the Secret dynamo-vllm-secrets before"
+        in said
     )
     written = "".join(path.read_text() for path in Path("out").iterdir())
     assert "s3cret" not in written
@@ -190,9 +191,9 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
             (),
             "--event-plane nats needs a server; add --nats nats://HOST:4222",
         ),
-        ("model: org/model\nfrontend: {port: 80}", (), "frontend: port 80: name one from 1024 on"),
+        ("model: org/model\nfrontend: {port: 80}", (), "frontend: port 80: give one from 1024 on"),
         ("model: org/model\nfrontend: {port: 0}", (), "--port 0 takes no free port here; name one"),
-        ("model: org/model", ("--max-model-len", "8"), "--max-model-len is no option of export"),
+        ("model: org/model", ("--max-model-len", "8"), "--max-model-len is not an option of export"),
         ("model: org/model\nworker: []", (), "did you mean 'workers'?"),
     ],
 )
@@ -248,7 +249,7 @@ def test_secret_in_the_environment_of_a_group_is_pointed_out(capsys: pytest.Capt
     )
     assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"note: workers[0]: env: {name} is written as it stands; a Secret is a better place"
+        f"note: workers[0]: env: {name} is written in plain text; a Secret is a better place"
         for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
     ]
 
@@ -297,7 +298,7 @@ def test_gpus_that_a_group_names_are_its_containers(capsys: pytest.CaptureFixtur
 
 
 def test_unknown_kind_and_missing_file_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'helm' is no kind of export; use k8s or compose" in refused(capsys, "helm")
+    assert "'helm' is not a kind of export; use k8s or compose" in refused(capsys, "helm")
     assert "--config FILE is missing" in refused(capsys, "k8s", "-o", "out")
     assert "cannot be read" in refused(capsys, "k8s", "--config", "gone.yaml", "-o", "out")
 

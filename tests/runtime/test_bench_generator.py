@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.bench.http.stream_client import StreamClient
-from dynamo_vllm.bench.http.target import target
+from dynamo_vllm.bench.http.target import parse_target
 from dynamo_vllm.bench.load import messages, trace
 from dynamo_vllm.bench.load.generator import Stage
 from dynamo_vllm.bench.load.prompts import PromptSpec
@@ -56,7 +56,7 @@ async def timed(
 ) -> tuple[Stage, sse.Server, list[float]]:
     """And how long after its begin each request was sent."""
     async with sse.scripted(script) as server:
-        client = StreamClient(target(server.url), "/v1/completions", 60)
+        client = StreamClient(parse_target(server.url), "/v1/completions", 60)
         run = Stage(stage, client, 0, 1)
         assert await run.prepare() == []
         began = time.monotonic()
@@ -122,7 +122,7 @@ async def test_warm_up_is_whole_over_several_processes(load: dict[str, Any]) -> 
     """With fewer in flight than there are processes, some have nothing to do."""
     async with sse.scripted(sse.answer) as server:
         for part in range(4):
-            client = StreamClient(target(server.url), "/v1/completions", 60)
+            client = StreamClient(parse_target(server.url), "/v1/completions", 60)
             await Stage(spec(requests=8, warmup=6, **load), client, part, 4).prepare()
             client.close()
     assert len({str(prompt) for prompt in texts(server)}) == len(server.asked) == 6
@@ -135,7 +135,7 @@ async def test_warm_up_does_not_give_a_trace_away() -> None:
 
 async def test_failures_of_the_warm_up_are_told() -> None:
     async with sse.scripted(lambda _: [sse.plain(500, b'{"message": "no"}')]) as server:
-        client = StreamClient(target(server.url), "/v1/completions", 60)
+        client = StreamClient(parse_target(server.url), "/v1/completions", 60)
         errors = await Stage(spec(concurrency=2, requests=4, warmup=3), client, 0, 1).prepare()
         client.close()
     assert errors == ["HTTP 500: no"] * 3
@@ -160,7 +160,7 @@ async def test_stop_leaves_what_is_in_flight_and_keeps_what_is_done(load: dict[s
         yield sse.HEAD  # and then nothing
 
     async with sse.scripted(script) as server:
-        client = StreamClient(target(server.url), "/v1/completions", 60)
+        client = StreamClient(parse_target(server.url), "/v1/completions", 60)
         run = Stage(spec(seconds=60.0, **load), client, 0, 1)
         running = asyncio.create_task(run.run(time.monotonic()))
         await asked.wait()

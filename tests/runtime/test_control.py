@@ -82,7 +82,7 @@ def test_of_two_workers_each_is_told_and_one_refusal_is_code_1(start: Any, env: 
     first, second = start({"wake_up": {"seconds": 1}}, {"wake_up": REFUSES})
     refused = run(env, "wake")
     assert refused.returncode == 2
-    assert "there are 2 workers; say --all, or --worker ID" in refused.stderr
+    assert "there are 2 workers; give --all or --worker ID" in refused.stderr
     done = run(env, "wake", "--all")
     assert done.returncode == 1
     assert done.stdout == f"{short(first)}: awake after 1.0 s\n"

@@ -130,7 +130,7 @@ async def test_repository_that_is_no_adapter_or_too_large(remote: Hub) -> None:
     with pytest.raises(AdapterRefused, match=f"has {TOTAL} bytes, the limit is {TOTAL - 1}"):
         await fetch(max_bytes=TOTAL - 1)
     remote.files["adapter_model.bin"] = remote.files.pop(WEIGHTS)
-    with pytest.raises(AdapterRefused, match="adapter_model.bin, which may hold code"):
+    with pytest.raises(AdapterRefused, match="adapter_model.bin, which may contain code"):
         await fetch()
     assert remote.downloads == []
 

@@ -6,6 +6,7 @@ import sys
 from array import array
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dynamo_vllm.bench.http.answers import Answer, StageAnswers
@@ -29,23 +30,9 @@ def test_every_plot_is_drawn_also_of_a_stage_without_answers(tmp_path: Path) -> 
     stages = [StageAnswers("c=1", 0.0, 20.0, good), StageAnswers("c=2", 0.0, 1.0, bad)]
     reports = []
     for stage in stages:
-        found = figures.figures(stage.answers, stage.seconds, {})
-        reports.append(
-            run_report.StageReport(
-                name=stage.name,
-                seconds=stage.seconds,
-                requests=found.requests,
-                tokens=found.tokens,
-                ttft_ms=found.ttft_ms,
-                itl_ms=found.itl_ms,
-                tpot_ms=found.tpot_ms,
-                e2e_ms=found.e2e_ms,
-                goodput=None,
-                processes={},
-                client=run_report.ClientFigures(1, 0.1, 10.0, 0.0),
-                errors=found.errors,
-            )
-        )
+        found = msgspec.structs.asdict(figures.stage_figures(stage, {}))
+        client = run_report.ClientFigures(1, 0.1, 10.0, 0.0)
+        reports.append(run_report.StageReport(**found, processes={}, client=client))
     folder = tmp_path / "new" / "plots"
     plots.require(folder)
     plots.draw(run_report.RunReport(url="http://x", settings={}, stages=reports), stages, folder)

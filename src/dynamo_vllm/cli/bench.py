@@ -1,4 +1,4 @@
-"""`dynamo-vllm bench KIND`: finds the kind of measurement and imports only that."""
+"""Runs `dynamo-vllm bench KIND`: imports and runs the module of that measurement."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 PROG = "dynamo-vllm bench"
 # Each module has add_arguments(parser) and run(options) -> exit code.
 KINDS = {
-    "load": ("dynamo_vllm.bench.load.command", "put a load on an OpenAI server and measure how it answers"),
-    "plane": ("dynamo_vllm.bench.local.plane", "measure everything around the engine, over a fake one"),
-    "routing": (
-        "dynamo_vllm.bench.local.routing",
-        "replay a trace over several workers, once per way of routing",
-    ),
+    "load": ("dynamo_vllm.bench.load.command", "send requests to an OpenAI server and measure its answers"),
+    "plane": ("dynamo_vllm.bench.local.plane", "measure everything around the engine, with a fake engine"),
+    "routing": ("dynamo_vllm.bench.local.routing", "replay a trace over several workers, once per router"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`dynamo-vllm check`: what a worker would do with these settings; with --live, proof that a system works."""
+"""Runs `dynamo-vllm check`: shows what a worker would do with its settings; --live tests a running system."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What to look at, and how to print it."""
+    """The options of `check`."""
 
     live: str | None = opt(
         None, "check", "Frontend of a running system to prove.", env="DYN_VLLM_CHECK_LIVE", metavar="URL"
@@ -68,14 +68,14 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
-    """What --live takes beside the options of check."""
+    """The further options of `check --live`."""
 
     model: str | None = opt(None, "check", "Served model to ask.", env="DYN_VLLM_CHECK_MODEL", metavar="NAME")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option that is not at its default, and the flag or variable that says so."""
+    """An option that differs from its default, and the flag or variable that sets it."""
 
     name: str
     value: Any
@@ -95,12 +95,12 @@ class CheckReport:
     not_proven: Sequence[str]
     """With the installed vLLM."""
     patches: Sequence[Mapping[str, Any]]
-    """Of other packages, by their installed versions."""
+    """Our patches of other packages, with their state for the installed versions."""
     facts: Mapping[str, str]
     settings: Sequence[Setting]
     engine_flags: Sequence[str]
     engine_defaults: Sequence[Fired] | None
-    """None where they were not looked at."""
+    """None if they were not computed."""
     ports: Sequence[Port]
     problems: Sequence[str]
 
@@ -121,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
 def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, str]) -> int:
     chosen, unknown = build.parse(LiveOptions, rest, environment, PROG, DESCRIPTION)
     if unknown:
-        raise ConfigError(f"{unknown[0]} says nothing about a running system; --live takes --model only")
+        raise ConfigError(f"{unknown[0]} cannot be combined with --live, which takes only --model")
     from dynamo_vllm.cli.running.frontend_client import FrontendClient
     from dynamo_vllm.cli.running.prove import OK, Proof, prove
 
@@ -141,6 +141,7 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
 
 
 def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, str]) -> CheckReport:
+    """Resolve a worker's settings and collect every problem; nothing is started."""
     given, engine_argv = build.parser(WorkerOptions, PROG, DESCRIPTION).parse_known_args(list(argv))
     named = build.from_values(WorkerOptions, vars(given), environment)
     plan = WorkerPlan.of(named, engine_argv)
@@ -148,12 +149,14 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
     ports = list(ports_of(plan, environment))
     problems = list(refusals(plan))
     problems += [
-        f"port {p.port} ({p.use}) is taken; choose another or end what holds it" for p in ports if not p.free
+        f"port {p.port} ({p.use}) is in use; choose another or stop the process that uses it"
+        for p in ports
+        if not p.free
     ]
     defaults = None
     if options.engine and worker.model and worker.engine == "vllm" and not problems:
-        defaults, complaint = engine_defaults(plan, environment)
-        problems += [complaint] if complaint else []
+        defaults, problem = engine_defaults(plan, environment)
+        problems += [problem] if problem else []
     return CheckReport(
         versions=versions.found(),
         not_proven=compat.unproven(),
@@ -168,7 +171,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
 
 
 def settings_of(worker: WorkerOptions, given: Mapping[str, Any]) -> Iterator[Setting]:
-    """The options that differ from their defaults."""
+    """Yield the options that differ from their defaults."""
     values = build.shown(worker)
     for item in build.declared(WorkerOptions):
         if values[item.name] != item.default:
@@ -177,7 +180,7 @@ def settings_of(worker: WorkerOptions, given: Mapping[str, Any]) -> Iterator[Set
 
 
 def facts_of(plan: WorkerPlan) -> dict[str, str]:
-    """What follows from the options, in words."""
+    """Describe what follows from the options."""
     worker = plan.options
     named = worker.served_model_name or ((worker.model,) if worker.model else ())
     return {
@@ -224,7 +227,7 @@ def _nodes(node: Node) -> str:
 
 
 def ports_of(plan: WorkerPlan, environment: Mapping[str, str]) -> Iterator[Port]:
-    """The ports that are named; all others are free ones that the system picks."""
+    """Yield the ports that the options name; the system picks free ones for the rest."""
     for use, host, port in _named_ports(plan, environment):
         if 0 < port <= MAX_PORT:
             yield Port(use, port, is_free(host, port))
@@ -256,9 +259,9 @@ def is_free(host: str, port: int) -> bool:
 
 
 def refusals(plan: WorkerPlan) -> Iterator[str]:
-    """Every refusal, where a start would stop at the first."""
+    """Yield every error of the options; a start would report only the first."""
     for rule in (lambda o, _: checks.check_runtime(o), *checks.WORKER_RULES):
-        # Somebody who only wants to see versions and settings has no model to name.
+        # Without a model, versions and settings can still be shown.
         if rule is model_is_named:
             continue
         try:
@@ -270,18 +273,18 @@ def refusals(plan: WorkerPlan) -> Iterator[str]:
 def engine_defaults(
     plan: WorkerPlan, environment: Mapping[str, str]
 ) -> tuple[Sequence[Fired] | None, str | None]:
-    """The defaults we set over vLLM's or vLLM-Omni's, or the complaint about the flags."""
+    """Return the defaults that we set instead of vLLM's or vLLM-Omni's, or the error of the flags."""
     from dynamo_vllm.engine import machine
     from dynamo_vllm.engine.omni import arguments as omni_arguments
     from dynamo_vllm.engine.process import environment as vllm_environment
     from dynamo_vllm.engine.vllm import arguments as vllm_arguments
     from dynamo_vllm.serving.factories import engine_settings
 
-    # A worker makes a new folder at every start.
+    # A worker creates a new folder at every start.
     scratch = f"{tempfile.gettempdir()}/dynamo-vllm-…"
     print("importing vLLM, about 10 s (--no-engine leaves it out) …", file=sys.stderr, flush=True)
     try:
-        # vLLM logs to stdout, which is ours.
+        # vLLM logs to stdout, which must hold only the report.
         with contextlib.redirect_stdout(sys.stderr):
             machine.refuse_missing_library()
             compat.refuse_older()

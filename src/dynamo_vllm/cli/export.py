@@ -1,4 +1,4 @@
-"""`dynamo-vllm export k8s|compose`: a `serve` file as documents for a cluster or for containers."""
+"""Runs `dynamo-vllm export k8s|compose`: converts a `serve` file into manifests or a compose file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROG = "dynamo-vllm export"
 DESCRIPTION = """\
-Turn the file of 'dynamo-vllm serve --config' into what a cluster or docker compose takes.
+Convert the file of 'dynamo-vllm serve --config' into Kubernetes manifests or a docker compose file.
 
   dynamo-vllm export k8s --config serve.yaml -o manifests       plain Kubernetes objects
   dynamo-vllm export k8s --operator --config serve.yaml -o manifests
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     for name in left:
-        print(f"note: {folder / name} is of an earlier export and not used any more", file=sys.stderr)
+        print(f"note: {folder / name} is from an earlier export and no longer used", file=sys.stderr)
     print(f"wrote {', '.join(texts)} to {folder}")
     print(f"next: {next_step(kind, options, folder)}")
     return 0
@@ -61,32 +61,34 @@ def main(argv: Sequence[str]) -> int:
 def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ExportOptions]:
     kind, rest = argv[0], argv[1:]
     if kind not in KINDS:
-        raise ConfigError(f"{kind!r} is no kind of export; use {' or '.join(KINDS)}: {PROG} k8s --config …")
+        raise ConfigError(
+            f"{kind!r} is not a kind of export; use {' or '.join(KINDS)}: {PROG} k8s --config …"
+        )
     options, unknown = build.parse(ExportOptions, rest, environment, PROG, DESCRIPTION)
     if unknown:
         raise ConfigError(
-            f"{unknown[0]} is no option of export; flags of workers and of vLLM belong into the file"
+            f"{unknown[0]} is not an option of export; flags of workers and of vLLM belong in the file"
         )
     checks.check_export(options)
     if kind == "compose":
-        refuse_what_is_for_kubernetes(options)
+        refuse_kubernetes_options(options)
     return kind, options
 
 
-def refuse_what_is_for_kubernetes(options: ExportOptions) -> None:
-    """What a compose file has no place for, or of its own."""
+def refuse_kubernetes_options(options: ExportOptions) -> None:
+    """Raise for an option that has no meaning in a compose file."""
     for item in build.declared(ExportOptions):
         if item.name in FOR_KUBERNETES and getattr(options, item.name) != item.default:
             raise ConfigError(f"{item.flags[0]} is for 'export k8s'; leave it out")
 
 
 def shown(argv: Sequence[str]) -> str:
-    """The command for the files' first line; how it was run twice does not matter."""
+    """Return the command for the first line of the files, without --force."""
     return shlex.join(word for word in argv if word != "--force")
 
 
 def export(kind: str, options: ExportOptions, command: str, root: Path) -> tuple[dict[str, str], list[str]]:
-    """Text by file name, and what was left out; the file is looked for below `root`."""
+    """Return texts by file name, and notes on what was left out; the `serve` file's path starts at `root`."""
     wanted = from_file(str(root / str(options.config)))
     if options.model:
         wanted = dataclasses.replace(wanted, model=options.model)

@@ -1,4 +1,4 @@
-"""The `dynamo-vllm` command: finds the sub-command and imports only that."""
+"""Runs the `dynamo-vllm` command: imports and runs the module of the sub-command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ADMIN = "dynamo_vllm.cli.running.admin"
-"""Runs several commands and is told which."""
+"""The module of several commands; it gets the command's name as its first argument."""
 COMMANDS = {
     "serve": ("dynamo_vllm.cli.start.serve", "serve a model on this machine: frontend, router and workers"),
     "worker": ("dynamo_vllm.cli.start.worker", "run one worker of a deployment"),
@@ -28,15 +28,15 @@ COMMANDS = {
     "size": ("dynamo_vllm.cli.size", "compute what a model needs in GPU memory, and what fits"),
     "status": ("dynamo_vllm.cli.running.status", "show what a running system serves and how its workers are"),
     "lora": (ADMIN, "load, unload and list LoRA adapters of running workers"),
-    "sleep": (ADMIN, "take workers out of service and give back their memory"),
+    "sleep": (ADMIN, "take workers out of service and free their memory"),
     "wake": (ADMIN, "wake sleeping workers"),
-    "pause": (ADMIN, "stop workers computing, with everything kept in memory"),
-    "resume": (ADMIN, "let paused workers go on"),
-    "clear-kv": (ADMIN, "forget the cached KV blocks of workers"),
-    "reset-caches": (ADMIN, "forget caches of workers: prefix, multimodal, encoder"),
+    "pause": (ADMIN, "pause workers; everything stays in memory"),
+    "resume": (ADMIN, "resume paused workers"),
+    "clear-kv": (ADMIN, "clear the cached KV blocks of workers"),
+    "reset-caches": (ADMIN, "clear caches of workers: prefix, multimodal, encoder"),
     "profile": (ADMIN, "start and stop a profile of workers' engines"),
-    "chat": ("dynamo_vllm.cli.running.chat", "talk to a running system"),
-    "bench": ("dynamo_vllm.cli.bench", "measure a running system, or parts of this one"),
+    "chat": ("dynamo_vllm.cli.running.chat", "chat with a model of a running system"),
+    "bench": ("dynamo_vllm.cli.bench", "measure a running system, or parts of this package"),
 }
 EXIT_CODES = (
     "Exit codes: 0 done, 1 could not start or serve, 2 bad settings, 3 the engine died, 128+n signal n."
@@ -61,7 +61,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the command; never returns."""
+    """Run the command and exit with its code; never returns."""
     code = run(list(sys.argv[1:] if argv is None else argv))
     from dynamo_vllm.cli.process import exit_process
 
@@ -78,14 +78,14 @@ def run(argv: Sequence[str]) -> int:
         print(report())
         return 0
     if argv[0] not in COMMANDS:
-        print(f"dynamo-vllm: {argv[0]!r} is no command\n\n{usage()}", file=sys.stderr)
+        print(f"dynamo-vllm: {argv[0]!r} is not a command\n\n{usage()}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[argv[0]]
     return run_command(module, argv if module == ADMIN else argv[1:])
 
 
 def run_command(module: str, argv: Sequence[str]) -> int:
-    """A sub-command's exit code; its refusals become one line on stderr."""
+    """Run a sub-command and return its exit code; its own errors become one line on stderr."""
     try:
         return int(importlib.import_module(module).main(argv))
     except ConfigError as exc:
@@ -98,16 +98,16 @@ def run_command(module: str, argv: Sequence[str]) -> int:
         return 130
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 1
-    except Exception as exc:  # a bug or a foreign error: all of it for the log, one line for a person
-        if isinstance(exc, BrokenPipeError) and nobody_reads():
+    except Exception as exc:  # a bug, or an error of another package: the traceback, and one line
+        if isinstance(exc, BrokenPipeError) and is_output_closed():
             return 128 + signal.SIGPIPE
         traceback.print_exc()
         print(f"error: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
 
 
-def nobody_reads() -> bool:
-    """Whether who read our output has enough of it, such as `head`."""
+def is_output_closed() -> bool:
+    """Return whether the reader of our standard output, such as `head`, has closed it."""
     poller = select.poll()
     poller.register(1, 0)
     return any(event & select.POLLERR for _, event in poller.poll(0))

@@ -1,4 +1,4 @@
-"""What every long-running process of ours does at its start and end."""
+"""Starts and ends the processes of commands: checks ports, handles signals, exits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def refuse_taken_port(flag: str, host: str, port: int) -> None:
-    """Say so now: the Rust servers would only log it and go on without the port."""
+    """Raise if the port is in use: the Rust servers would only log it and run without the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,13 +31,13 @@ def refuse_taken_port(flag: str, host: str, port: int) -> None:
 
 
 def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
-    """Run a process' life; a signal during the start ends it, later the life itself handles signals."""
+    """Run a process until it ends. A signal during the start ends it; later `life` handles signals."""
     import uvloop
 
     for number in end_signals():
         if number != signal.SIGINT:
             signal.signal(number, _end_now)
-    # A signal of a forked engine core would wake our loop, which would take it for its own.
+    # A signal to a forked engine core would wake our event loop, which would handle it as its own.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     try:
         return uvloop.run(life)
@@ -46,13 +46,13 @@ def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
 
 
 def ask_quietly(life: Coroutine[Any, Any, int], environment: Mapping[str, str]) -> int:
-    """Run a command that calls others through the runtime, without the runtime's words on the terminal.
+    """Run a command that calls workers through the runtime, without the runtime's log on the terminal.
 
-    Runtime 1.6.1 writes a line for every call to file descriptor 2, and no filter in DYN_LOG stops it. Who
-    sets DYN_LOG wants to see what it says.
+    Runtime 1.6.1 writes a line for every call to file descriptor 2, and no filter in DYN_LOG stops it. If
+    the user sets DYN_LOG, the log is shown.
     """
     if "DYN_LOG" not in environment:
-        with contextlib.suppress(OSError):  # there may be none
+        with contextlib.suppress(OSError):  # the descriptor may be closed
             ours = os.dup(2)
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
@@ -68,6 +68,6 @@ def _end_now(number: int, _: object) -> None:
 def exit_process(code: int) -> None:
     """End without waiting for the runtime's or the engine's threads."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads any more
+        with contextlib.suppress(OSError):  # the reader has closed it
             stream.flush()
     os._exit(code)

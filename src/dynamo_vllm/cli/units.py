@@ -1,4 +1,4 @@
-"""Writes numbers with their units, for a person."""
+"""Formats numbers with their units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: float | None) -> str:
-    """Writes a number of bytes."""
+    """Format a number of bytes."""
     if count is None:
         return "?"
     for unit in UNITS:

@@ -1,4 +1,4 @@
-"""Versions of this package and its parts, without importing them."""
+"""Reads the versions of this package and of the packages it uses, without importing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = (
 
 
 def found() -> dict[str, str]:
-    """Installed parts; one that is missing is left out."""
+    """Return the versions of the installed packages."""
     versions = {
         "dynamo-vllm": __version__,
         "python": platform.python_version(),

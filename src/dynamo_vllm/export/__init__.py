@@ -1,1 +1,1 @@
-"""Turns a `serve` file into documents for a cluster: pure functions, from topology and settings to text."""
+"""Converts a `serve` file into documents for a cluster, with pure functions from topology to text."""

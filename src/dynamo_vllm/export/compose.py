@@ -36,7 +36,7 @@ def document(found: Workloads, settings: Settings) -> Document:
 
 
 def etcd() -> Document:
-    """Nothing in it outlives the processes it knows; the volume is for a restart of its own."""
+    """Return the service of etcd. Its data matters only while workers run; the volume is for its restart."""
     return {
         "image": ETCD_IMAGE,
         "command": [
@@ -72,7 +72,7 @@ def service(workload: Workload, found: Workloads, settings: Settings) -> Documen
         "stop_grace_period": f"{workload.grace_seconds}s",
         "init": True,
         "user": f"{USER}:{USER}",
-        # Compiled kernels are loaded from there.
+        # Compiled kernels are loaded from this folder.
         "tmpfs": ["/tmp:exec,mode=1777"],
         "volumes": [f"models:{MODELS}"],
         **_HARDENED,
@@ -108,7 +108,7 @@ def environment(workload: Workload, settings: Settings) -> Document:
 
 
 def healthcheck(workload: Workload, settings: Settings) -> Document:
-    """The start has its time; a frontend is there before it has a model."""
+    """Return the health check, with the time that a start may take; a frontend is healthy without a model."""
     path = "health" if workload.is_worker else "live"
     url = f"{_LOOPBACK}:{workload.port}/{path}"
     ask = f"import urllib.request as r; r.urlopen('http://{url}', timeout=4)"

@@ -20,13 +20,13 @@ DISCOVERY_LABELS = {
     f"{GROUP}/dynamo-discovery-backend": "kubernetes",
     f"{GROUP}/dynamo-discovery-enabled": "true",
 }
-"""On a Service, from which Kubernetes copies them to its EndpointSlices, where the runtime looks."""
+"""Labels of a Service. Kubernetes copies them to its EndpointSlices, which the runtime reads."""
 CRD_FILE, MONITORING_FILE, KUSTOMIZATION = "crd.yaml", "monitoring.yaml", "kustomization.yaml"
 Files = dict[str, list["Document"]]
 
 
 def files(found: Workloads, settings: Settings) -> Files:
-    """By name, in the order in which they are applied."""
+    """Return the documents by file name, in the order in which they are applied."""
     made: Files = {}
     if settings.discovery == "kubernetes":
         made[CRD_FILE] = [crd()]
@@ -41,7 +41,7 @@ def files(found: Workloads, settings: Settings) -> Files:
 
 
 def kustomization(made: Files) -> Document:
-    """What a deployment needs; the rest is for the whole cluster, or for Prometheus' operator."""
+    """Return the kustomization with what a deployment needs, without what is for the whole cluster."""
     apart = (CRD_FILE, MONITORING_FILE)
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -50,11 +50,11 @@ def kustomization(made: Files) -> Document:
     }
 
 
-# --- the deployment's surroundings ----------------------------------------------------------------------
+# --- objects shared by all groups -----------------------------------------------------------------------
 
 
 def crd() -> Document:
-    """The runtime's record of each worker. The Dynamo operator installs the same one."""
+    """Define the runtime's record of each worker. The Dynamo operator installs the same definition."""
     data = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     spec = {"type": "object", "required": ["data"], "properties": {"data": data}}
     version = {
@@ -82,7 +82,7 @@ def crd() -> Document:
 
 
 def access(settings: Settings) -> list[Document]:
-    """The pods' account and its rights in the cluster: none, except with Kubernetes discovery."""
+    """Return the pods' account. It has rights only with Kubernetes discovery."""
     found = []
     if settings.options.kube_namespace:
         metadata = {"name": settings.options.kube_namespace, "labels": settings.labels()}
@@ -107,7 +107,7 @@ def access(settings: Settings) -> list[Document]:
 
 
 def rules() -> list[Document]:
-    """Runtime 1.6.1 watches both kinds; each process writes one record, by server-side apply."""
+    """Return the rights that runtime 1.6.1 needs: watch both kinds, and write a record for each process."""
     return [
         {
             "apiGroups": ["discovery.k8s.io"],
@@ -150,7 +150,7 @@ def _claim(settings: Settings, name: str, gib: int) -> Document:
 
 
 def objects(workload: Workload, settings: Settings) -> list[Document]:
-    """The objects of one group: Service, workload and disruption budget."""
+    """Return the objects of one group: Service, workload and disruption budget."""
     found = [service(workload, settings)]
     if workload.nodes > 1:
         for number in range(workload.count):
@@ -161,7 +161,7 @@ def objects(workload: Workload, settings: Settings) -> list[Document]:
 
 
 def service(workload: Workload, settings: Settings) -> Document:
-    """Clients use the frontend's; a worker's is how the runtime learns which pods are ready."""
+    """Return a Service. Clients use the frontend's; a worker's tells the runtime which pods are ready."""
     name = settings.full_name(workload.name)
     metadata = settings.metadata(name, workload.name)
     if settings.discovery == "kubernetes":
@@ -190,7 +190,7 @@ def deployment(workload: Workload, settings: Settings) -> Document:
             "replicas": replicas,
             "selector": {"matchLabels": settings.labels(workload.name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": _steps(workload, settings, replicas)},
-            # A new pod takes its time; the startup probe handles that.
+            # A new pod starts slowly; the startup probe allows for that.
             "progressDeadlineSeconds": round(settings.options.start_seconds) + 600,
             "template": template(workload, settings, settings.labels(workload.name)),
         },
@@ -198,7 +198,7 @@ def deployment(workload: Workload, settings: Settings) -> Document:
 
 
 def _steps(workload: Workload, settings: Settings, replicas: int) -> Document:
-    """GPU workers stop before their successors start if others serve; all others wait for them."""
+    """Return the rollout strategy: if others serve, a GPU worker stops before its successor starts."""
     makes_room = settings.gpus(workload) > 0 and replicas > 1
     return {"maxUnavailable": int(makes_room), "maxSurge": int(not makes_room)}
 
@@ -214,7 +214,7 @@ def template(workload: Workload, settings: Settings, labels: Document) -> Docume
 
 
 def env(workload: Workload, settings: Settings) -> list[Document]:
-    """The variables of discovery. A separate namespace keeps two deployments apart."""
+    """Return the variables of discovery. A separate namespace keeps two deployments apart."""
     found = [pod.variable("DYN_NAMESPACE", settings.name)]
     if settings.discovery == "kubernetes":
         found += [
@@ -249,7 +249,7 @@ def reach(workload: Workload) -> list[Document]:
 
 
 def spread(workload: Workload, settings: Settings, number: int) -> list[Document]:
-    """One worker over several pods: the first leads and serves, the others run engines for it.
+    """Return one worker over several pods: the first serves, the others run engines for it.
 
     They are identified by index, and by name before they are ready. All must have the same version, so
     nothing replaces them one by one.
@@ -300,11 +300,11 @@ def disruption_budget(workload: Workload, settings: Settings) -> Document:
     }
 
 
-# --- figures --------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------------
 
 
 def monitoring(found: Workloads, settings: Settings) -> list[Document]:
-    """For Prometheus' operator: the frontend by its Service, each worker by its pod."""
+    """Return the monitors for Prometheus' operator: the frontend by its Service, each worker by its pod."""
     return [
         _monitor("ServiceMonitor", "endpoints", settings, [found.frontend]),
         _monitor("PodMonitor", "podMetricsEndpoints", settings, found.workers),
@@ -314,14 +314,14 @@ def monitoring(found: Workloads, settings: Settings) -> list[Document]:
 def _monitor(kind: str, key: str, settings: Settings, workloads: Sequence[Workload]) -> Document:
     part = "app.kubernetes.io/component"
     job = "dynamo-vllm-frontend" if kind == "ServiceMonitor" else "dynamo-vllm-worker"
-    # As the rules and the dashboard in deploy/observability know them.
+    # The names that the rules and the dashboard in deploy/observability use.
     labels = [
         {"targetLabel": "job", "replacement": job},
         {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "process"},
     ]
     scraped: Document = {"port": pod.port_name(workloads[0]), "path": "/metrics", "interval": "15s"}
     if workloads[0].has_tls:
-        # Pods are asked by their addresses, for which no certificate is.
+        # Pods are scraped by address, and no certificate is for an address.
         scraped |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     values = [workload.name for workload in workloads]
     return {

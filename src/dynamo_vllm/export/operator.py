@@ -18,7 +18,7 @@ FILE = "graph.yaml"
 KIND = "DynamoGraphDeployment"
 MAX_COMPONENTS = 25
 HTTP_PORT = 8000
-"""The operator's Service of a frontend leads there."""
+"""The port to which the operator's Service of a frontend leads."""
 
 
 def files(found: Workloads, settings: Settings) -> Files:
@@ -57,11 +57,11 @@ def _refuse(found: Workloads) -> None:
             f"frontend: port {found.frontend.port}: the operator's Service leads to {HTTP_PORT}; leave it out"
         )
     if len(found.all) > MAX_COMPONENTS:
-        raise ConfigError(f"{len(found.all)} groups are more than the operator takes ({MAX_COMPONENTS})")
+        raise ConfigError(f"{len(found.all)} groups are more than the operator accepts ({MAX_COMPONENTS})")
 
 
 def _type(workload: Workload) -> str:
-    """The operator knows frontends, prefill and decode workers, and workers."""
+    """Return the operator's type: it knows frontends, prefill and decode workers, and workers."""
     if workload.role is None:
         return "frontend"
     card = CARDS[workload.role]
@@ -69,7 +69,7 @@ def _type(workload: Workload) -> str:
 
 
 def component(workload: Workload, settings: Settings) -> Document:
-    """The operator gives namespace, discovery and the pod's identity to the container called main."""
+    """Return the component; the operator sets namespace, discovery and identity of the container `main`."""
     env = [*k8s.planes(settings), *k8s.reach(workload)]
     main = pod.container(workload, settings, env, "main")
     found: Document = {
@@ -79,7 +79,7 @@ def component(workload: Workload, settings: Settings) -> Document:
         "replicas": workload.count if workload.is_worker else settings.options.frontends,
     }
     if workload.is_worker:
-        # It mounts this at /dev/shm itself.
+        # The operator mounts this at /dev/shm.
         found["sharedMemorySize"] = f"{settings.options.shm_gb}Gi"
         main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] != "shm"]
     return {**found, "podTemplate": {"spec": pod.spec(workload, settings, main, shm=False)}}

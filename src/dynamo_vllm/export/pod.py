@@ -41,7 +41,7 @@ def container(workload: Workload, settings: Settings, env: Sequence[Document], n
 
 
 def own_env(workload: Workload, settings: Settings) -> list[Document]:
-    """Caches in writable folders, tokens from secrets, then the user's variables of the file."""
+    """Return the variables: caches in writable folders, tokens from secrets, then those of the file."""
     found: list[Document] = [variable("HOME", "/tmp"), variable("HF_HOME", f"{MODELS}/huggingface")]
     found.append(_from_secret("HF_TOKEN", settings.options.hf_secret, optional=True))
     found += [_from_secret(name, settings.secret, optional=False) for name in workload.secrets]
@@ -91,7 +91,7 @@ def _probe(path: str, workload: Workload, period: int, seconds: float) -> Docume
 def spec(workload: Workload, settings: Settings, main: Document, *, shm: bool = True) -> Document:
     return {
         "terminationGracePeriodSeconds": workload.grace_seconds,
-        # Of a Service called vllm Kubernetes would make VLLM_PORT=tcp://…, at which vLLM ends.
+        # For a Service called vllm, Kubernetes would set VLLM_PORT=tcp://…, with which vLLM fails.
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
@@ -107,7 +107,7 @@ def spec(workload: Workload, settings: Settings, main: Document, *, shm: bool = 
 
 
 def _mounts(workload: Workload) -> list[tuple[str, str]]:
-    """The frontend reads tokenizers that workers put there, and may fetch them itself."""
+    """Return the mounts. The frontend has the models too: it reads their tokenizers, or downloads them."""
     mounts = [("scratch", "/tmp"), ("models", MODELS)]
     if workload.is_worker:
         mounts.append(("shm", "/dev/shm"))
@@ -133,7 +133,7 @@ def _volumes(workload: Workload, settings: Settings, shm: bool) -> list[Document
 
 
 def _escaped(word: str) -> str:
-    """Kubernetes substitutes $(NAME); only our own may be substituted."""
+    """Escape $(NAME) in the user's words, because Kubernetes would substitute it."""
     if word == "$(NODE_RANK)" or LEADER in word or word.endswith(".svc.cluster.local"):
         return word
     return word.replace("$(", "$$(")

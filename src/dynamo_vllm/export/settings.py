@@ -1,4 +1,4 @@
-"""The resolved settings of an export, besides the topology."""
+"""Resolves the settings of an export that are not part of the topology."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 RUNTIME = "1.6.1"
-"""ai-dynamo-runtime, which the operator must be told: our images have a version of their own."""
+"""The version of ai-dynamo-runtime, for the operator: it cannot derive it from our images' versions."""
 USER = 10001
-"""Whom containers run as; the Dockerfile makes it."""
+"""The user id of containers, which the Dockerfile creates."""
 _CPUS, _MEMORY_GB = 4, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options with their defaults filled in, and the words every object carries."""
+    """The options with their defaults, and the names that all objects share."""
 
     options: ExportOptions
     request_plane: str = "tcp"
@@ -69,7 +69,7 @@ class Settings:
         return workload.gpus if self.on_gpu else 0
 
     def resources(self, workload: Workload) -> Document:
-        """No limit on cores: a worker that waits for CPU is late for everybody."""
+        """Return the resources of a worker, without a CPU limit: throttling would delay all its requests."""
         if not workload.is_worker:
             return {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
         times = max(1, self.gpus(workload))

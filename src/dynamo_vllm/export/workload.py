@@ -1,4 +1,4 @@
-"""Turns a topology into what runs in a cluster: the processes of `serve`, without what is local."""
+"""Converts a topology into the workloads of a cluster: the processes of `serve`, without local settings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SHARED = "/shared"
 """The shared folder of encode workers."""
 SYSTEM_PORT = 9090
 MIN_PORT = 1024
-"""Below it a process needs a capability."""
+"""A process needs a capability for ports below this one."""
 LEADER = "leader.invalid"
 """Placeholder for the address of a worker's first node until it has a name."""
 GPUS = "CUDA_VISIBLE_DEVICES"
 PRE_STOP_SECONDS = 5
-"""Between a pod's removal from discovery and its SIGTERM: nobody sends it new requests then."""
+"""The pause between a pod's removal from discovery and its SIGTERM, after which it gets no new requests."""
 SPARE_SECONDS = 5
 _LIMITS = SupervisorLimits()
 _ENDS_WITH = len(plans.COMMAND)
@@ -43,7 +43,7 @@ _PLANES = ("request_plane", "event_plane")
 _LOCAL = (*PLANES, "bind_host", "system_host", "system_port")
 _LOCAL_OF_FRONTEND = (*_LOCAL, "host")
 _PORTS = ("kv_event_port", "side_channel_port", "card_port")
-"""First ports of several processes on one machine; in containers each has them for itself."""
+"""Options for the first ports of several processes on one machine; containers do not share ports."""
 _FILES = ("model", "custom_jinja_template", "stage_configs_path", "media_folder", "lora_path")
 _FILES_OF_FRONTEND = ("tls_cert_path", "tls_key_path")
 _FILES_OF_VLLM = ("tokenizer", "hf_config_path", "generation_config", "download_dir")
@@ -59,30 +59,30 @@ _BALANCED = ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_paral
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Identical processes."""
+    """A group of identical processes."""
 
     name: str
     role: str | None
     """The role of a worker; None for the frontend."""
     args: tuple[str, ...]
-    """After the command: `worker --model=…`."""
+    """The arguments of the command: `worker --model=…`."""
     env: Mapping[str, str]
-    """The user's variables of the file."""
+    """The environment variables of the user's file."""
     drain_seconds: float
     count: int = 1
     gpus: int = 0
-    """Of one process."""
+    """The GPUs of one process."""
     gpu_ids: tuple[str, ...] = ()
-    """On one machine: which."""
+    """The numbers of these GPUs, on a single machine."""
     nodes: int = 1
     """Processes that make up one worker."""
     port: int = SYSTEM_PORT
     secrets: tuple[str, ...] = ()
     """Variables whose values are secret."""
     has_tls: bool = False
-    """Its port speaks HTTPS."""
+    """Whether its port uses HTTPS."""
     shares_embeddings: bool = False
-    """It needs the folder of encode workers, and the others must see the same."""
+    """Whether it needs the folder that encode workers and their users share."""
 
     @property
     def is_worker(self) -> bool:
@@ -90,18 +90,18 @@ class Workload:
 
     @property
     def grace_seconds(self) -> int:
-        """From the request to stop until the kill: as long as `serve` waits, after the pause before it."""
+        """Return the seconds from SIGTERM to SIGKILL: as long as `serve` waits, plus the pause before it."""
         return math.ceil(PRE_STOP_SECONDS + self.drain_seconds + _LIMITS.stop_seconds + SPARE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Workloads:
-    """Everything a file describes."""
+    """All workloads of a file."""
 
     frontend: Workload
     workers: tuple[Workload, ...]
     host: str
-    """Where the file wants the frontend to listen."""
+    """The host on which the frontend listens."""
     notes: tuple[str, ...] = ()
     """What was left out or replaced."""
     request_plane: str = "tcp"
@@ -114,19 +114,19 @@ class Workloads:
 
 @dataclass(slots=True)
 class _Notes:
-    told: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
-    def say(self, text: str) -> None:
-        if text not in self.told:
-            self.told.append(text)
+    def add(self, text: str) -> None:
+        if text not in self.texts:
+            self.texts.append(text)
 
 
 def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") -> Workloads:
-    """One workload per group; a worker may span nodes."""
+    """Return one workload per group, for a cluster; a worker may span nodes."""
     notes = _Notes()
     groups = [_for_cluster(group) for group in wanted.workers]
     if any(GPUS in group.env for group in wanted.workers):
-        notes.say(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
+        notes.add(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
     ready = dataclasses.replace(wanted, workers=tuple(group for group, _ in groups))
     bare = _bare(ready, discovery, notes, secrets)
     one_each = tuple(dataclasses.replace(group, count=1) for group in bare.workers)
@@ -144,7 +144,7 @@ def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") 
 
 
 def of_machine(wanted: Topology, gpus: bool) -> Workloads:
-    """One workload per process, each with its own GPUs."""
+    """Return one workload per process, for a single machine; each has its own GPUs."""
     notes = _Notes()
     for group in wanted.workers:
         if _nodes(group) > 1:
@@ -173,7 +173,7 @@ def of_machine(wanted: Topology, gpus: bool) -> Workloads:
 def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Notes) -> Workloads:
     if plan.port < MIN_PORT:
         raise ConfigError(
-            f"frontend: port {plan.port}: name one from {MIN_PORT} on; containers have no right to lower ones"
+            f"frontend: port {plan.port}: give one from {MIN_PORT} on; containers may not use lower ones"
         )
     front = plan.processes[0]
     frontend = Workload(
@@ -186,11 +186,11 @@ def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Note
         has_tls=plan.front.tls_cert_path is not None,
     )
     host = str(wanted.frontend.get("host", plan.host))
-    return Workloads(frontend, tuple(workers), host, tuple(notes.told), **_planes(wanted))
+    return Workloads(frontend, tuple(workers), host, tuple(notes.texts), **_planes(wanted))
 
 
 def _planes(wanted: Topology) -> dict[str, str]:
-    """Of the frontend, or of the first group that names one: all processes must have the same."""
+    """Return the planes of the frontend, or of the first group that names one; all processes share them."""
     given = [wanted.frontend, *(group.options for group in wanted.workers)]
     return {name: str(values[name]) for name in _PLANES for values in reversed(given) if name in values}
 
@@ -216,7 +216,7 @@ def _plan(wanted: Topology, gpus: Sequence[str] = ()) -> Plan:
 
 
 def _kind(name: str) -> str:
-    """worker-1 → worker, worker-2 → worker-2: the first of its kind needs no number."""
+    """Return worker for worker-1, and worker-2 as it is: the first of its kind needs no number."""
     return name.removesuffix("-1")
 
 
@@ -247,9 +247,9 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None =
         _refuse_unwritable(options)
         if secret := topology.secrets(WorkerOptions, options):
             where = "into .env" if secrets is None else f"into the Secret {secrets} before you apply this"
-            notes.say(f"the value of {', '.join(secret)} is written nowhere; put it {where}")
+            notes.add(f"the value of {', '.join(secret)} is not written to any file; put it {where}")
         for name in filter(_SECRET.search, group.env):
-            notes.say(f"workers[{number}]: env: {name} is written as it stands; a Secret is a better place")
+            notes.add(f"workers[{number}]: env: {name} is written in plain text; a Secret is a better place")
         kept = {name: value for name, value in options.items() if name not in _PORTS}
         workers.append(dataclasses.replace(group, options=kept))
     return dataclasses.replace(wanted, frontend=frontend, workers=tuple(workers))
@@ -262,18 +262,16 @@ def _without(
         if name in _PLANES or name not in values:
             continue
         if name == "nats_server":
-            notes.say(f"{where}: {name} {values[name]} is replaced: --nats names the server")
+            notes.add(f"{where}: {name} {values[name]} is replaced: --nats names the server")
         elif name in PLANES:
-            notes.say(f"{where}: {name} {values[name]} is replaced: processes find each other by {discovery}")
+            notes.add(f"{where}: {name} {values[name]} is replaced: processes find each other by {discovery}")
         elif name != "host":
-            notes.say(
-                f"{where}: {name} {values[name]} is left out: every container has an address of its own"
-            )
+            notes.add(f"{where}: {name} {values[name]} is left out: every container has its own address")
     return {name: value for name, value in values.items() if name not in names}
 
 
 def _refuse_files(values: Values, names: Sequence[str]) -> None:
-    """A path of this machine means nothing elsewhere."""
+    """Raise for a path of this machine, which containers cannot see."""
     for name in names:
         value = values.get(name)
         may_be_a_name = name == "model" or name in _FILES_OF_VLLM
@@ -297,7 +295,7 @@ def _refuse_unwritable(values: Values) -> None:
 
 
 def _adapters(options: Values) -> Values:
-    """The first of them that is a folder."""
+    """Return the first adapter that is a local folder outside the model volume."""
     modules = build.from_values(
         WorkerOptions, {"lora_modules": options.get("lora_modules", ())}, {}
     ).lora_modules
@@ -313,7 +311,7 @@ def _is_below(path: str, places: Sequence[str]) -> bool:
 
 
 def _is_path(model: str) -> bool:
-    """A hub id has one slash at most and begins with a letter or a digit."""
+    """Return whether it is a path; a hub id has at most one slash and begins with a letter or digit."""
     return model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
 
 

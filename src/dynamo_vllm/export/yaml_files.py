@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.export.settings import Document
 
 MARK = "# Made by: dynamo-vllm export "
-"""The first line of every file of ours."""
+"""The beginning of the first line of every file that export writes."""
 
 
 def yaml_text(documents: Iterable[Document], command: str) -> str:
@@ -60,7 +60,7 @@ def _entries(folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as exc:
-        raise ConfigError(f"-o {folder} is no folder that can be read: {exc.strerror}") from None
+        raise ConfigError(f"-o {folder} cannot be read as a folder: {exc.strerror}") from None
 
 
 def is_ours(path: Path) -> bool:

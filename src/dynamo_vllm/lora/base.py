@@ -29,7 +29,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFacts:
-    """What an adapter's files say about it."""
+    """The facts about an adapter that its files give."""
 
     rank: int
     alpha: float

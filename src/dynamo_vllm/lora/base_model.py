@@ -28,7 +28,7 @@ _PARTS = {
 
 
 class BaseModel:
-    """Looked up by module name, as an adapter writes it; checkpoints may put other prefixes before
+    """The modules of a model, by the name that an adapter uses; checkpoints may put other prefixes before
     the layers.
     """
 
@@ -67,14 +67,14 @@ class BaseModel:
 
 
 def _plain_shape(tensor: tensors.Tensor | None) -> Shape | None:
-    """None for quantised weights and fused experts: vLLM handles them."""
+    """Return the shape; None for quantised weights and fused experts, which vLLM handles."""
     if tensor is None or tensor.dtype not in tensors.NOT_FINITE or len(tensor.shape) != 2:
         return None
     return tensor.shape[0], tensor.shape[1]
 
 
 def _tail(module: str) -> str:
-    """model.language_model.layers.0.mlp.up_proj → layers.0.mlp.up_proj; model.embed_tokens → embed_tokens."""
+    """Strip prefixes: model.language_model.layers.0.mlp.up_proj becomes layers.0.mlp.up_proj."""
     found = _LAYER.search(module)
     return found.group(1) if found else module.rpartition(".")[2]
 

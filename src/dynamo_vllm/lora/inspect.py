@@ -46,7 +46,9 @@ def inspect(folder: Path, base: BaseModel, max_rank: int) -> AdapterFacts:
     except OSError as exc:
         raise AdapterRefused(f"{path.name} cannot be read: {exc.strerror}") from exc
     if broken is not None:
-        raise AdapterRefused(f"tensor {broken} holds NaN or an infinity; the adapter was broken in training")
+        raise AdapterRefused(
+            f"tensor {broken} contains NaN or an infinity; the training of the adapter failed"
+        )
     return AdapterFacts(
         rank=rank,
         alpha=alpha,
@@ -76,14 +78,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
         state = "is not JSON" if raw.strip() else "is empty"
         raise AdapterRefused(f"{CONFIG} {state}") from None
     if not isinstance(config, dict):
-        raise AdapterRefused(f"{CONFIG} is no JSON object")
+        raise AdapterRefused(f"{CONFIG} is not a JSON object")
     return config
 
 
 def _check_config(config: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
     """Return rank and alpha."""
     if config.get("peft_type") != "LORA":
-        raise AdapterRefused(f"peft_type is {config.get('peft_type')!r}; vLLM serves LORA alone")
+        raise AdapterRefused(f"peft_type is {config.get('peft_type')!r}; vLLM serves only LORA")
     if not isinstance(config.get("target_modules"), list | str):
         raise AdapterRefused("target_modules is missing")
     _refuse_what_vllm_cannot(config)
@@ -106,10 +108,10 @@ def _refuse_what_vllm_cannot(config: Mapping[str, Any]) -> None:
         raise AdapterRefused("use_dora: vLLM does not serve DoRA adapters")
     if config.get("modules_to_save"):
         raise AdapterRefused(
-            f"modules_to_save is {config['modules_to_save']!r}: vLLM takes no whole modules from adapters"
+            f"modules_to_save is {config['modules_to_save']!r}: vLLM loads no whole modules from adapters"
         )
     if config.get("bias", "none") != "none":
-        raise AdapterRefused(f"bias is {config['bias']!r}: vLLM takes no biases from adapters")
+        raise AdapterRefused(f"bias is {config['bias']!r}: vLLM does not load biases from adapters")
 
 
 def _rank(what: str, value: Any, max_rank: int) -> int:
@@ -148,7 +150,7 @@ def _weights_file(folder: Path) -> Path:
 
 
 def pickle_refusal(name: str) -> str:
-    return f"the weights are in {name}, which may hold code; save them as {WEIGHTS}"
+    return f"the weights are in {name}, which may contain code; save them as {WEIGHTS}"
 
 
 @dataclass(slots=True)
@@ -175,13 +177,13 @@ def _pair_up(found: Mapping[str, Tensor]) -> dict[str, _Pair]:
         else:
             pair.b = tensor
     if not pairs:
-        raise AdapterRefused(f"{WEIGHTS} holds no LoRA tensors, such as ….q_proj.lora_A.weight")
+        raise AdapterRefused(f"{WEIGHTS} contains no LoRA tensors, such as ….q_proj.lora_A.weight")
     return pairs
 
 
 def _check_pair(module: str, pair: _Pair, rank: int, base: BaseModel, config: Mapping[str, Any]) -> None:
     if pair.a is None or pair.b is None:
-        raise AdapterRefused(f"module {module} has lora_{'B' if pair.a is None else 'A'} alone")
+        raise AdapterRefused(f"module {module} has only lora_{'B' if pair.a is None else 'A'}")
     wanted = base.shapes(module)
     if base.is_known and not wanted:
         made_for = _base_name(config)
@@ -198,16 +200,16 @@ def _check_pair(module: str, pair: _Pair, rank: int, base: BaseModel, config: Ma
     if wanted and None not in wanted and not fits:
         sizes = " or ".join(f"{known[0]} x {known[1]}" for known in dict.fromkeys(wanted) if known)
         raise AdapterRefused(
-            f"module {module} is made for a weight of {shape[0]} x {shape[1]}; "
+            f"module {module} is for a weight of {shape[0]} x {shape[1]}; "
             f"the base model {base.name} has {sizes}"
         )
 
 
 def _matrices(module: str, a: Tensor, b: Tensor, rank: int) -> Shape:
-    """Return out and in of B x A."""
+    """Return the output and input size of B x A."""
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise AdapterRefused(
-            f"module {module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} are no matrices"
+            f"module {module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} are not matrices"
         )
     (a_rank, columns), (rows, b_rank) = a.shape, b.shape
     if a_rank != b_rank:

@@ -16,7 +16,7 @@ _OTHER = re.compile(r"[^a-z0-9_-]")
 
 
 def check(name: str, reserved: Collection[str]) -> None:
-    """`reserved` are the base model's names."""
+    """Raise if the name cannot be used; `reserved` are the base model's names."""
     if name in reserved:
         raise AdapterConflict(f"{name!r} is the base model's name; give the adapter another one")
     if (
@@ -26,7 +26,7 @@ def check(name: str, reserved: Collection[str]) -> None:
         or not card(name)  # the base model's own card, which it would replace
     ):
         raise BadCommand(
-            f"{name[:MAX_NAME]!r} is no name for an adapter; use letters, digits and . _ - / : "
+            f"{name[:MAX_NAME]!r} is not a valid name of an adapter; use letters, digits and . _ - / : "
             f"(at most {MAX_NAME} characters, one letter or digit, "
             "no empty, . or .. parts between slashes)"
         )

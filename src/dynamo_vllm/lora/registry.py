@@ -39,15 +39,15 @@ class Steps(Protocol):
 
     async def fetch(self, name: str, uri: str, on_progress: OnProgress) -> Fetched: ...
     async def verify(self, fetched: Fetched) -> AdapterFacts:
-        """Raises AdapterRefused."""
+        """Check the files; raises AdapterRefused."""
 
     async def add(self, adapter: Adapter) -> None: ...
     async def remove(self, adapter: Adapter) -> None:
-        """Also for an adapter that the engine does not have."""
+        """Remove the adapter from the engine, which may not have it."""
 
     async def publish(self, adapter: Adapter) -> None: ...
     async def withdraw(self, adapter: Adapter) -> None:
-        """Also for an adapter that was not published."""
+        """Withdraw the adapter from discovery, which may not have it."""
 
 
 class Registry:
@@ -74,10 +74,10 @@ class Registry:
         self._ids = itertools.count(1)
         self._is_hidden = False
 
-    # -- asked by operators ------------------------------------------------------------------------
+    # -- called by admin verbs ---------------------------------------------------------------------
 
     async def load(self, name: str, uri: str) -> AdapterEntry:
-        """Raises BadCommand, AdapterConflict, NoRoom, WrongState, and what the steps raise."""
+        """Load an adapter. Raises BadCommand, AdapterConflict, NoRoom, WrongState, or an error of a step."""
         names.check(name, self._reserved)
         return await self._acts.join(name, ("load", uri), lambda: self._load(name, uri))
 
@@ -92,7 +92,7 @@ class Registry:
         """Return the name of an adapter that is being loaded or unloaded."""
         return self._acts.changing()
 
-    # -- asked by requests -------------------------------------------------------------------------
+    # -- called by requests ------------------------------------------------------------------------
 
     def lease(self, name: str) -> Lease:
         """Grant a lease, from publishing on until an unload has settled."""
@@ -101,7 +101,7 @@ class Registry:
             raise UnknownModel(f"there is no adapter {name!r} on this worker", parameter="model")
         return Lease(slot, slot.known_adapter)
 
-    # -- asked by the worker's life ----------------------------------------------------------------
+    # -- called by the worker's lifecycle ----------------------------------------------------------
     # Each returns name → reason for those that failed; the others are done.
 
     async def withdraw_all(self) -> dict[str, str]:
@@ -150,7 +150,7 @@ class Registry:
         taken = sum(slot.takes_room for slot in self._slots.values() if slot.name != name)
         if taken >= self.capacity:
             raise NoRoom(
-                f"{taken} of {self.capacity} adapters are loaded or on their way; "
+                f"{taken} of {self.capacity} adapters are loaded or loading; "
                 "unload one, or start the worker with a larger --max-loras"
             )
         self._slots.pop(name, None)  # so that the newest is the last to be forgotten
@@ -228,7 +228,7 @@ class Registry:
             logger.info("adapter %s: unloaded", name)
 
     async def _take_away(self, slot: Slot) -> None:
-        """From then on nobody uses it."""
+        """Withdraw it and wait until no request uses it."""
         slot.state = AdapterState.UNLOADING
         try:
             await self._withdraw(slot)

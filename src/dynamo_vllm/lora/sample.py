@@ -46,7 +46,7 @@ def write(folder: Path, base: Path, max_rank: int) -> Path:
 
 
 def _safetensors(shapes: dict[str, list[int]]) -> bytes:
-    """All zero, in bfloat16."""
+    """Write tensors of zeros, in bfloat16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (rows, columns) in shapes.items():

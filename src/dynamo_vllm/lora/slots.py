@@ -1,4 +1,4 @@
-"""One adapter of a worker: its state, its leases, and how it is described to others."""
+"""Holds one adapter of a worker: its state, its leases, and its description for status replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AdapterState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntry:
-    """One adapter at one moment."""
+    """The state of one adapter at one moment."""
 
     name: str
     uri: str
@@ -37,7 +37,7 @@ class AdapterEntry:
     error: str | None
     facts: AdapterFacts | None
     already_loaded: bool = False
-    """In the answer to a load: it was loaded before."""
+    """In the reply to a load: whether it was loaded before."""
 
 
 class Lease:
@@ -51,7 +51,7 @@ class Lease:
         slot.leases += 1
 
     def release(self) -> None:
-        """Idempotent."""
+        """End the lease; further calls do nothing."""
         slot, self._slot = self._slot, None
         if slot is None:
             return

@@ -41,12 +41,12 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """From the beginning of the file."""
+    """The offset from the beginning of the file."""
     bytes: int
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Raises BrokenFile, OSError."""
+    """Read the header; raises BrokenFile, OSError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -54,7 +54,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             raise BrokenFile(f"{path.name} has {size} bytes; it is empty or cut short")
         (length,) = struct.unpack("<Q", prefix)
         if length > MAX_HEADER_BYTES:
-            raise BrokenFile(f"{path.name} is no safetensors file: its header would have {length} bytes")
+            raise BrokenFile(f"{path.name} is not a safetensors file: its header would have {length} bytes")
         if 8 + length > size:
             raise BrokenFile(f"{path.name} is cut short: a header of {length} bytes in a file of {size}")
         header = _json(path, file.read(length))
@@ -71,9 +71,9 @@ def _json(path: Path, raw: bytes) -> Mapping[str, Any]:
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError):
-        raise BrokenFile(f"{path.name} is no safetensors file: its header is not JSON") from None
+        raise BrokenFile(f"{path.name} is not a safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise BrokenFile(f"{path.name} is no safetensors file: its header is no object")
+        raise BrokenFile(f"{path.name} is not a safetensors file: its header is not an object")
     return header
 
 

@@ -14,7 +14,7 @@ _DESCRIPTIONS = ("config.json", "adapter_config.json", "model_index.json")
 
 
 def served_name(name: str) -> str:
-    """The name for clients; folders under build/demo have it too."""
+    """Return the name for clients; folders under build/demo have it too."""
     return f"demo-{name}"
 
 

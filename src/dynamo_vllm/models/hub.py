@@ -58,7 +58,7 @@ def fetch(wanted: Wanted) -> str:
         from huggingface_hub import HfApi, errors
     except ImportError:
         raise StartError(
-            f"--model {wanted.model}: not a folder, and to ask the hub for it takes huggingface_hub; "
+            f"--model {wanted.model}: not a folder, and huggingface_hub is needed to download it; "
             "run: pip install huggingface_hub"
         ) from None
     model, revision = wanted.model, wanted.revision
@@ -70,18 +70,18 @@ def fetch(wanted: Wanted) -> str:
     except errors.RevisionNotFoundError:
         raise StartError(f"--model {model} has no --revision {revision}") from None
     except (httpx.HTTPError, OSError, RuntimeError, errors.XetDownloadError) as exc:
-        reason, fix = _told(exc)
+        reason, fix = _reason_and_fix(exc)
         folder = _from_cache(wanted)
         if folder is None:
             raise StartError(
-                f"--model {model}: not a folder, the hub does not give it ({reason}), "
+                f"--model {model}: not a folder, the hub does not provide it ({reason}), "
                 f"and the cache does not have all of it; {fix}"
             ) from exc
-    logger.warning("%s comes from the cache as it is there: the hub does not give it (%s)", model, reason)
+    logger.warning("%s is used as it is in the cache: the hub does not provide it (%s)", model, reason)
     return folder
 
 
-def _told(exc: Exception) -> tuple[str, str]:
+def _reason_and_fix(exc: Exception) -> tuple[str, str]:
     """Describe why the hub failed, and what to do."""
     from huggingface_hub import errors
 
@@ -95,7 +95,7 @@ def _told(exc: Exception) -> tuple[str, str]:
 
 
 def _download(wanted: Wanted, names: Collection[str]) -> str:
-    """Weights last: if they are there, the rest is complete."""
+    """Download the weights last: if they are there, the rest is complete."""
     from huggingface_hub import snapshot_download
 
     def bring(some: Collection[str], revision: str | None) -> str:
@@ -165,7 +165,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _is_read(name: str) -> bool:
-    """`original/` is the same model in its vendor's own format, which vLLM skips too."""
+    """Return whether vLLM reads a file; `original/` is the same model in a format that it skips."""
     path = PurePosixPath(name)
     unread = _FOR_READERS | _OTHER_FRAMEWORKS
     return path.parts[0] != "original" and path.suffix not in unread and path.name not in unread

@@ -1,5 +1,4 @@
-"""Chat templates for the frontend: one from a line with placeholders, for models whose own has no place for
-media, and one that notices `input_audio`."""
+"""Creates chat templates for the frontend: with placeholders for media, or detecting `input_audio`."""
 
 from __future__ import annotations
 
@@ -40,14 +39,14 @@ _TEMPLATE = """\
 
 # The frontend (1.6.1) passes these parts only to the template. The expressions at both ends keep the text
 # between them from being trimmed.
-_BEFORE_SOUND = """\
-{%- set dropped = namespace(sounds=false) -%}
+_BEFORE_AUDIO = """\
+{%- set dropped = namespace(audio=false) -%}
 {%- for message in messages if message['content'] and message['content'] is not string -%}
 {%- for part in message['content'] if part['type'] == 'input_audio' -%}
-{%- set dropped.sounds = true -%}
+{%- set dropped.audio = true -%}
 {%- endfor -%}
 {%- endfor -%}
-{%- if not dropped.sounds %}{{ '' }}"""
+{%- if not dropped.audio %}{{ '' }}"""
 _BEHIND_SOUND = "{{ '' }}{% endif %}"
 
 
@@ -67,7 +66,7 @@ def _written(text: str) -> str:
 def without_input_audio(template: str) -> str:
     """Return `template`, but rendering nothing for a chat with an `input_audio` part: an empty prompt can be
     refused."""
-    return _BEFORE_SOUND + template.removesuffix("\n") + _BEHIND_SOUND
+    return _BEFORE_AUDIO + template.removesuffix("\n") + _BEHIND_SOUND
 
 
 def of_model(folder: Path) -> str | None:

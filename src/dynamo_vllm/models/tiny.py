@@ -1,4 +1,4 @@
-"""Makes a tiny text model with random weights that vLLM loads as an ordinary Qwen3.
+"""Generates a tiny text model with random weights that vLLM loads as an ordinary Qwen3.
 
 It answers nonsense, but in whole readable words: every token id decodes to plain ASCII, so a stream never
 shows half a character. All printable ASCII characters are tokens of their own, which lets a grammar (JSON,
@@ -83,12 +83,12 @@ def make_tiny_model(folder: Path) -> Path:
 
 
 def make(folder: Path, kind: Kind) -> Path:
-    """The files appear all at once, so that processes may race for the same folder."""
+    """Create all files at once with a rename, so that processes may race for the same folder."""
     folder = Path(folder)
     if _holds_model(folder, kind):
         return folder
     if folder.exists() and any(folder.iterdir()) and _mark(folder, kind) is None:
-        raise FileExistsError(f"{folder} holds something else than a tiny model; give a new folder")
+        raise FileExistsError(f"{folder} contains something other than a tiny model; give a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # One scratch folder beside the target: a rename is atomic only within a file system.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:

@@ -30,7 +30,7 @@ def test_usage_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixt
 def test_unknown_command_is_refused_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["srve"]) == 2
     text = capsys.readouterr().err
-    assert "'srve' is no command" in text
+    assert "'srve' is not a command" in text
     assert "usage: dynamo-vllm" in text
 
 
@@ -63,19 +63,22 @@ def test_way_out_of_a_command_is_its_exit_code(
         (["worker"], "--model is missing"),
         (["worker", "--model", "m", "--system-port", "x"], "--system-port='x' is not a whole number"),
         (["frontend", "--router", "best"], "--router='best' is unknown"),
-        (["frontend", "--max-model-len", "5"], "--max-model-len is no option of the frontend"),
-        (["status", "--colour"], "--colour is no option of status"),
-        (["status", "ftp://host"], "'ftp://host' is no URL of a frontend"),
-        (["chat", "--colour", "-m", "hello"], "--colour is no option of chat"),
-        (["chat", "-m", ""], "there is nothing to say"),
+        (["frontend", "--max-model-len", "5"], "--max-model-len is not an option of the frontend"),
+        (["status", "--colour"], "--colour is not an option of status"),
+        (["status", "ftp://host"], "'ftp://host' is not the URL of a frontend"),
+        (["chat", "--colour", "-m", "hello"], "--colour is not an option of chat"),
+        (["chat", "-m", ""], "the message is empty"),
         (["bench", "quick"], "bench: 'quick' is unknown; choose one of load"),
         (["bench", "load", "--colour"], "unrecognized arguments: --colour"),
         (["bench", "load", "--requests", "0"], "--requests 0 must be 1 or more"),
-        (["bench", "load", "ftp://host"], "'ftp://host' is no URL of a server; write http://host:port"),
+        (["bench", "load", "ftp://host"], "'ftp://host' is not the URL of a server; write http://host:port"),
         (["bench", "load", "--json", "/no/such/folder/x"], "--json /no/such/folder/x cannot be written"),
         (["bench", "load", "--prompts", "trace", "--trace", "/no/file"], "--trace /no/file cannot be read"),
         (["bench", "load", "--watch", "x=999999999"], "--watch x=999999999: there is no such process"),
-        (["check", "--live", "http://127.0.0.1:1", "--block-size", "8"], "--block-size says nothing"),
+        (
+            ["check", "--live", "http://127.0.0.1:1", "--block-size", "8"],
+            "--block-size cannot be combined with --live",
+        ),
     ],
 )
 def test_bad_setting_ends_with_code_2_and_one_line(

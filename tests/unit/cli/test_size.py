@@ -51,7 +51,7 @@ def test_what_was_said_of_the_weights_is_said_to_the_worker(
 
 def test_weights_that_no_flag_makes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     found = said(capsys, str(QWEN), "--gpus", "L40S", "--tp", "1", "--quantization", "int4")
-    assert "note      weights in int4 are other files: no flag makes them of these\nflags     none" in found
+    assert "note      weights in int4 need other files: no flag converts these\nflags     none" in found
 
 
 def test_weights_that_are_so_already_need_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,19 +137,22 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
         (["org/unfetched"], "org/unfetched is neither a folder nor in the hub's cache"),
         ([str(RECIPES)], "has no config.json"),
         ([__file__], "is not JSON"),
-        ([str(QWEN), "--colour"], "--colour is no option of size"),
-        ([str(QWEN), "--tp", "2"], "a layout says nothing without GPUs; add --gpus"),
+        ([str(QWEN), "--colour"], "--colour is not an option of size"),
+        ([str(QWEN), "--tp", "2"], "a layout needs GPUs; add --gpus"),
         (
             [str(QWEN), "--gpus", "4xH100", "--tp", "8"],
             "--tp 8 --pp 1 --dp 1 take 8 GPUs; --gpus 4xH100 has 4",
         ),
-        ([str(QWEN), "--gpus", "8xH100", "--nodes", "3"], "8xH100 cannot be shared out alike to --nodes 3"),
+        ([str(QWEN), "--gpus", "8xH100", "--nodes", "3"], "8xH100 cannot be divided evenly among --nodes 3"),
         (
             [str(QWEN), "--gpus", "8xH100", "--nodes", "2", "--pp", "5"],
-            "5 GPUs cannot be shared out alike to 2",
+            "5 GPUs cannot be divided evenly among 2",
         ),
         ([str(QWEN), "--gpus", "H100", "--max-model-len", "0"], "--max-model-len 0 must be 1 or more"),
-        ([str(QWEN), "--gpu-memory-utilization", "92"], "--gpu-memory-utilization 92.0 is no part of a GPU"),
+        (
+            [str(QWEN), "--gpu-memory-utilization", "92"],
+            "--gpu-memory-utilization 92.0 must be above 0 and at most 1",
+        ),
         ([str(QWEN), "--quantization", "int3"], "--quantization='int3' is unknown"),
         ([str(QWEN), "--reserve-gib", "-1"], "--reserve-gib -1.0 must be 0 or more"),
     ],

@@ -102,7 +102,7 @@ def test_alpha_pattern_that_changes_nothing_passes(tmp_path: Path, base_folder: 
         ("  \n", "adapter_config.json is empty"),
         ("{", "adapter_config.json is not JSON"),
         ("[" * 100_000, "adapter_config.json is not JSON"),
-        ("[]", "adapter_config.json is no JSON object"),
+        ("[]", "adapter_config.json is not a JSON object"),
         (" " * ((1 << 20) + 1), "more than 1048576 bytes"),
     ],
 )
@@ -116,7 +116,7 @@ def test_missing_files(tmp_path: Path, base_folder: Path) -> None:
     folder = make_adapter(tmp_path / "a", base_folder)
     weights = folder / "adapter_model.safetensors"
     weights.rename(folder / "adapter_model.bin")
-    assert "adapter_model.bin, which may hold code; save them as" in refusal(folder, base_folder)
+    assert "adapter_model.bin, which may contain code; save them as" in refusal(folder, base_folder)
     (folder / "adapter_model.bin").unlink()
     assert refusal(folder, base_folder) == "there is no adapter_model.safetensors"
     (folder / "adapter_config.json").unlink()
@@ -134,7 +134,7 @@ def tensor(begin: int, end: int, shape: list[Any] | None = None, dtype: str = "F
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        ([], b"", "its header is no object"),
+        ([], b"", "its header is not an object"),
         ({"x": {"dtype": "F32"}}, b"", "tensor x has no dtype, shape and data_offsets"),
         ({"x": tensor(0, 8)}, b"1234", "is cut short: tensor x ends at"),
         ({"x": tensor(0, 8)}, b"12345678extra", "its tensors take"),
@@ -159,7 +159,7 @@ def test_header_that_does_not_fit_the_file(
     ("raw", "message"),
     [
         (b"", "has 0 bytes; it is empty or cut short"),
-        (b"PK\x03\x04" + b"\0\xff" * 50, "is no safetensors file: its header would have"),
+        (b"PK\x03\x04" + b"\0\xff" * 50, "is not a safetensors file: its header would have"),
         (struct.pack("<Q", 100_000_001) + b"{}", "its header would have 100000001 bytes"),
         (struct.pack("<Q", 1000) + b"{}", "a header of 1000 bytes in a file of 10"),
         (struct.pack("<Q", 2) + b"{]", "its header is not JSON"),
@@ -182,8 +182,8 @@ def test_truncated_weights(tmp_path: Path, base_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({f"{Q0}.lora_B.weight": None}, "layers.0.self_attn.q_proj has lora_A alone"),
-        ({f"{Q0}.lora_A.weight": None}, "layers.0.self_attn.q_proj has lora_B alone"),
+        ({f"{Q0}.lora_B.weight": None}, "layers.0.self_attn.q_proj has only lora_A"),
+        ({f"{Q0}.lora_A.weight": None}, "layers.0.self_attn.q_proj has only lora_B"),
         ({f"{Q0}.lora_A.weight": np.zeros((8, 16), np.float32)}, "32 x 16; the base model tiny has 32 x 32"),
         ({f"{Q0}.lora_B.weight": np.zeros((64, 8), np.float32)}, "64 x 32; the base model tiny has 32 x 32"),
         ({f"{Q0}.lora_A.weight": np.zeros((4, 32), np.float32)}, "lora_A has rank 4, lora_B 8"),
@@ -194,7 +194,7 @@ def test_truncated_weights(tmp_path: Path, base_folder: Path) -> None:
             },
             "has rank 4, the adapter r = 8",
         ),
-        ({f"{Q0}.lora_A.weight": np.zeros((8, 32, 1), np.float32)}, "are no matrices"),
+        ({f"{Q0}.lora_A.weight": np.zeros((8, 32, 1), np.float32)}, "are not matrices"),
         ({f"{Q0}.lora_A.weight": np.zeros((8, 32), np.int32)}, "is of type I32; use one of F64, F32"),
     ],
 )
@@ -207,7 +207,7 @@ def test_tensors_that_do_not_fit(
 def test_adapter_without_lora_tensors(tmp_path: Path, base_folder: Path) -> None:
     folder = make_adapter(tmp_path / "a", base_folder)
     write_safetensors(folder / "adapter_model.safetensors", {"junk.weight": np.zeros((2, 2), np.float32)})
-    assert "holds no LoRA tensors" in refusal(folder, base_folder)
+    assert "contains no LoRA tensors" in refusal(folder, base_folder)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_nan_and_infinity_are_refused(dtype: Any, bad: Any, tmp_path: Path, base
     values = np.ones((8, HIDDEN), dtype)
     values[-1, -1] = bad
     folder = make_adapter(tmp_path / "a", base_folder, tensors={f"{Q0}.lora_A.weight": values})
-    assert f"tensor {Q0}.lora_A.weight holds NaN or an infinity" in refusal(folder, base_folder)
+    assert f"tensor {Q0}.lora_A.weight contains NaN or an infinity" in refusal(folder, base_folder)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_embeddings_and_head(tmp_path: Path, base_folder: Path) -> None:
     folder = make_adapter(tmp_path / "a", base_folder, targets=["q_proj", "lm_head"], tensors=good)
     assert look(folder, base_folder).modules == ("embed_tokens", "lm_head", "q_proj")
     bad = good | {f"{name}_A": np.zeros((8, VOCAB + 1), np.float32)}
-    assert "embed_tokens is made for a weight of 51 x 32; the base model tiny has 50 x 32" in refusal(
+    assert "embed_tokens is for a weight of 51 x 32; the base model tiny has 50 x 32" in refusal(
         make_adapter(tmp_path / "b", base_folder, tensors=bad), base_folder
     )
 

@@ -76,7 +76,9 @@ async def test_address_that_names_nothing_says_what_would(uri: str) -> None:
 
 
 async def test_unknown_scheme_lists_the_known_ones() -> None:
-    with pytest.raises(BadCommand, match="gs:// is unknown; known are /folder, file:///folder, hf://.*s3://"):
+    with pytest.raises(
+        BadCommand, match="gs:// is unknown; give one of /folder, file:///folder, hf://.*s3://"
+    ):
         await fetch("gs://bucket/x")
 
 
@@ -127,7 +129,7 @@ async def test_digest_is_of_the_content_alone(tmp_path: Path) -> None:
 
 
 async def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(SourceFailed, match="No such file or directory; the path is one of the worker's"):
+    with pytest.raises(SourceFailed, match="No such file or directory; the path must exist on the worker's"):
         await fetch(str(tmp_path / "none"))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(SourceFailed):
@@ -144,7 +146,7 @@ async def test_file_instead_of_a_folder(folder: Path, tmp_path: Path) -> None:
 
 async def test_folder_without_the_needed_files(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "adapter_model.bin")
-    with pytest.raises(AdapterRefused, match="adapter_model.bin, which may hold code"):
+    with pytest.raises(AdapterRefused, match="adapter_model.bin, which may contain code"):
         await fetch(str(folder))
     (folder / "adapter_model.bin").unlink()
     with pytest.raises(AdapterRefused, match=f"there is no {WEIGHTS}"):
@@ -208,10 +210,10 @@ async def test_size_limit(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
-        ((), SourceFailed, "there is nothing here"),
+        ((), SourceFailed, "it is empty or does not exist"),
         (("adapter.zip",), AdapterRefused, "but the archive adapter.zip; archives are not unpacked"),
         ((CONFIG, "x/" + WEIGHTS), AdapterRefused, f"there is no {WEIGHTS}"),
-        ((CONFIG, "adapter_model.pt"), AdapterRefused, "adapter_model.pt, which may hold code"),
+        ((CONFIG, "adapter_model.pt"), AdapterRefused, "adapter_model.pt, which may contain code"),
     ],
 )
 def test_place_that_is_no_adapter(names: tuple[str, ...], error: type[Exception], message: str) -> None:

@@ -123,7 +123,7 @@ def test_model_with_a_lost_file_is_made_whole(tmp_path: Path) -> None:
 
 def test_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="something else than a tiny model"):
+    with pytest.raises(FileExistsError, match="something other than a tiny model"):
         make_tiny_model(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

@@ -1,4 +1,4 @@
-"""What a streamed answer is made of, and what is kept of one."""
+"""The types of a streamed answer: the events that a server sends, and the record kept of each request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StreamChoice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     def only_announces(self) -> bool:
-        """A first event that names the speaker, before there is a token."""
+        """Return whether this event only names the role, as some servers send before the first token."""
         delta = self.delta
         return (
             delta is not None
@@ -36,6 +36,7 @@ class StreamChoice(msgspec.Struct, gc=False):
         )
 
     def added(self) -> str:
+        """Return the text that this event adds to the answer."""
         return self.text or (self.delta.content if self.delta else None) or ""
 
 
@@ -49,11 +50,11 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 class Answer(msgspec.Struct, gc=False):
-    """One request and what came back; times are of the monotonic clock, which all processes share."""
+    """The record of one request. Times are of the monotonic clock, which all processes share."""
 
     sent: float
     first: float = 0.0
-    """When the first token came; 0 when none did."""
+    """The time of the first token; 0 if none arrived."""
     last: float = 0.0
     ended: float = 0.0
     gaps: bytes = b""
@@ -64,13 +65,13 @@ class Answer(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
     error: str = ""
     aborted: bool = False
-    """We left before it was complete."""
+    """The client ended the request before the answer was complete."""
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StageAnswers:
-    """Everything that came back in one stage."""
+    """All answers of one stage."""
 
     name: str
     begun: float

@@ -1,6 +1,6 @@
-"""One HTTP connection that reads streamed answers: one read of the socket costs a few microseconds per event.
+"""Reads streamed answers from one HTTP connection, at a cost of a few microseconds per event.
 
-Several events that arrive in one read get the same time; nobody outside the server could tell them apart.
+All events of one read from the socket get the same time: a client cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _SHOWN_CHARACTERS = 200
 
 
 class Stale(Exception):
-    """A kept connection was closed by the server before it read the request: send it again."""
+    """The server closed an idle connection before it read the request; the client sends it again."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """A connection that sends one request at a time."""
 
     def __init__(self) -> None:
         self.used = False
         self.closed = False
-        self.heard = 0.0
+        self.last_read = 0.0
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._done: asyncio.Future[Answer] | None = None
 
     async def ask(self, request: bytes, keep_text: bool = False) -> Answer:
-        """Send a whole request; the answer, complete or with an error in it."""
+        """Send a whole request and return the answer, which is complete or holds an error."""
         assert self._answer is None and self._transport is not None
         if self.closed:
             raise Stale
         self._begin(keep_text)
-        # Kept apart: the answer may be complete before the future is awaited.
+        # A local variable, because the answer may be complete before the future is awaited.
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._done = done
         self._transport.write(request)
@@ -56,43 +56,40 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def give_up(self, reason: str) -> None:
-        """End the running request as failed."""
-        self._fail(reason)
+    def fail(self, reason: str) -> None:
+        """End the running request with an error."""
+        if self._answer is not None:
+            self._answer.error = self._answer.error or reason
+            self._keeps_alive = False
+            self._complete()
 
     def abort(self) -> None:
-        """Leave the running request; its answer says so."""
+        """End the running request and mark its answer as aborted."""
         if self._answer is not None:
             self._answer.aborted = True
-            self._fail("")
+            self.fail("")
 
     @property
     def events(self) -> int:
-        """Tokens seen of the running request."""
+        """How many tokens of the running request have arrived."""
         return self._answer.events if self._answer is not None else 0
 
     # --- one answer ---------------------------------------------------------------------------------------
 
     def _begin(self, keep_text: bool) -> None:
-        self.heard = time.monotonic()
-        self._answer = Answer(sent=self.heard)
+        self.last_read = time.monotonic()
+        self._answer = Answer(sent=self.last_read)
         self._gaps = array("f")
         self._pieces: list[str] | None = [] if keep_text else None
         self._status = 0
         self._has_length = False
         self._is_stream = False
-        self._kind = ""
-        self._keep = True
+        self._content_type = ""
+        self._keeps_alive = True
         self._finished = False
         self._is_silent = True
         self._parser = httptools.HttpResponseParser(self)
         self._text = b""
-
-    def _fail(self, reason: str) -> None:
-        if self._answer is not None:
-            self._answer.error = self._answer.error or reason
-            self._keep = False
-            self._complete()
 
     def _complete(self) -> None:
         answer, done = self._answer, self._done
@@ -105,12 +102,12 @@ class Connection(asyncio.Protocol):
             answer.text = "".join(self._pieces)
         if not answer.error and not answer.aborted and self._status == 200:
             if not self._is_stream:
-                answer.error = f"the answer is no stream but {self._kind or 'of no type'}"
+                answer.error = f"the answer is not a stream; its type is {self._content_type or 'not given'}"
             elif not self._finished:
                 answer.error = f"the stream ended early, after {answer.events} events"
             elif not answer.output_tokens:
-                answer.output_tokens = answer.events  # a server that sends no usage
-        if not self._keep:
+                answer.output_tokens = answer.events  # the server sends no usage
+        if not self._keeps_alive:
             self.close()
         if not done.done():
             done.set_result(answer)
@@ -118,21 +115,21 @@ class Connection(asyncio.Protocol):
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
-        self.heard = time.monotonic()
-        if self._answer is None:  # nothing was asked
+        self.last_read = time.monotonic()
+        if self._answer is None:  # no request is running
             self.close()
             return
         self._is_silent = False
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError:  # a fault of ours
+        except httptools.HttpParserCallbackError:  # a bug in this class
             raise
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            framing = "the answer is not chunked as its head says"
-            self._fail(framing if self._status else "the server does not speak HTTP")
+            framing = "the chunks of the answer are malformed"
+            self.fail(framing if self._status else "the server does not speak HTTP")
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -144,30 +141,30 @@ class Connection(asyncio.Protocol):
             self._answer = self._done = None
             if not done.done():
                 done.set_exception(Stale())
-        elif self._status and not self._has_length and exc is None:  # the connection's end is the answer's
+        elif self._status and not self._has_length and exc is None:  # the end of the connection ends the body
             self._end_of_body()
         else:
             after = f"after {answer.events} events" if self._status else "before an answer"
-            self._fail(f"the connection was closed {after}")
+            self.fail(f"the connection was closed {after}")
 
-    # --- what httptools calls -----------------------------------------------------------------------------
+    # --- callbacks of httptools ---------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self._answer is None:  # one that was not asked for follows the answer
+        if self._answer is None:  # the server sends a second answer to one request
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         match name.lower():
             case b"content-type":
-                self._kind = value.decode("latin-1").lower()
+                self._content_type = value.decode("latin-1").lower()
             case b"content-length" | b"transfer-encoding":
                 self._has_length = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status >= 200:  # those below come before the answer itself
+        if status >= 200:  # lower ones are informational and precede the answer
             self._status = status
-            self._is_stream = self._kind.startswith("text/event-stream")
+            self._is_stream = self._content_type.startswith("text/event-stream")
 
     def on_body(self, body: bytes) -> None:
         text = self._text + body if self._text else body
@@ -175,7 +172,7 @@ class Connection(asyncio.Protocol):
             self._text = text
             return
         if b"\r" in text:
-            text = _with_plain_ends(text)
+            text = _with_unix_line_ends(text)
         events = text.split(b"\n\n")
         self._text = events.pop()
         for event in events:
@@ -183,7 +180,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._status and self._answer is not None:
-            self._keep = self._keep and self._parser.should_keep_alive()
+            self._keeps_alive = self._keeps_alive and self._parser.should_keep_alive()
             self._end_of_body()
 
     def _end_of_body(self) -> None:
@@ -202,7 +199,7 @@ class Connection(asyncio.Protocol):
         else:
             data, kind = _fields(event)
         if kind == b"error":
-            self._note(_message(data) if data else _comment(event))
+            self._set_error(_message(data) if data else _comment(event))
             return
         if data == b"[DONE]":
             self._finished = True
@@ -215,11 +212,11 @@ class Connection(asyncio.Protocol):
         try:
             chunk = decode_chunk(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            self._note(f"an event of the stream cannot be read: {exc}")
+            self._set_error(f"an event of the stream cannot be read: {exc}")
             return
         if chunk.error is not None:
-            self._note(_message(data))
-        now = self.heard
+            self._set_error(_message(data))
+        now = self.last_read
         for choice in chunk.choices:
             finish = choice.finish_reason
             if finish is not None:
@@ -232,7 +229,7 @@ class Connection(asyncio.Protocol):
                 answer.first = now
             elif finish is None or choice.added():
                 self._gaps.append(now - answer.last)
-            else:  # the end of the answer in an event of its own
+            else:  # this event only ends the answer
                 continue
             answer.last = now
             answer.events += 1
@@ -242,18 +239,18 @@ class Connection(asyncio.Protocol):
             cached = (chunk.usage.prompt_tokens_details or {}).get("cached_tokens")
             answer.cached_tokens = cached if isinstance(cached, int) else None
 
-    def _note(self, error: str) -> None:
+    def _set_error(self, error: str) -> None:
         if self._answer is not None:
             self._answer.error = self._answer.error or error
 
 
-def _with_plain_ends(text: bytes) -> bytes:
-    """Line ends of one byte; a last \\r stays, for a \\n may follow."""
+def _with_unix_line_ends(text: bytes) -> bytes:
+    """Replace CR LF by LF. A CR at the end stays, because its LF may be in the next read."""
     return text.replace(b"\r\n", b"\n")
 
 
 def _fields(event: bytes) -> tuple[bytes, bytes]:
-    """Data and kind of an event."""
+    """Return the data and the type of a server-sent event."""
     data, kind = [], b""
     for line in event.split(b"\n"):
         name, _, value = line.partition(b":")
@@ -265,13 +262,13 @@ def _fields(event: bytes) -> tuple[bytes, bytes]:
 
 
 def _comment(event: bytes) -> str:
-    """The Dynamo frontend puts the reason of an error into a comment."""
+    """Return the comment of an event, where the Dynamo frontend puts the reason of an error."""
     lines = (line[1:].strip() for line in event.split(b"\n") if line.startswith(b":"))
     return _message(b" ".join(lines))
 
 
 def _message(body: bytes) -> str:
-    """The words of an error answer, whatever its shape."""
+    """Return the message of an error response, of any shape."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""A lean HTTP client for streamed answers, over connections that are kept."""
+"""Sends requests to one server over a pool of kept-alive connections."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.bench.http.answers import Answer
 from dynamo_vllm.bench.http.connection import Connection, Stale
-from dynamo_vllm.bench.http.target import trust
+from dynamo_vllm.bench.http.target import tls_context
 
 if TYPE_CHECKING:
     from dynamo_vllm.bench.http.target import Target
 
 
 class StreamClient:
-    """Kept connections to one server. A request that fails is an answer with an error, never an exception."""
+    """A pool of connections to one server. A failed request returns an answer with an error; none raises."""
 
     def __init__(self, target: Target, path: str, timeout: float) -> None:
         self._target = target
         self._head = target.head(path)
         self._timeout = timeout
-        self._tls = trust(target.host) if target.tls else None
+        self._tls = tls_context(target.host) if target.tls else None
         self._idle: list[Connection] = []
-        self._is_left = False
+        self._is_aborted = False
         self._busy: dict[Connection, asyncio.TimerHandle] = {}
 
     async def open(self, count: int) -> None:
-        """Have this many connections before the first request."""
+        """Open connections until this many are idle."""
         missing = count - len(self._idle)
         self._idle += await asyncio.gather(*(self._connect() for _ in range(missing)))
 
     async def ask(self, body: bytes, keep_text: bool = False) -> Answer:
-        """The answer; its time begins here, so that a connection which has to be made counts."""
+        """Send a request and return its answer. Its time includes opening a connection, if none is idle."""
         begun = time.monotonic()
         request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
         while True:
@@ -41,7 +41,7 @@ class StreamClient:
                 connection = self._idle.pop() if self._idle else await self._connect()
             except OSError as exc:
                 return Answer(sent=begun, ended=time.monotonic(), error=f"cannot connect: {_reason(exc)}")
-            if self._is_left:  # while it connected
+            if self._is_aborted:  # while it connected
                 connection.close()
                 return Answer(sent=begun, ended=time.monotonic(), aborted=True)
             try:
@@ -53,7 +53,7 @@ class StreamClient:
 
     async def _ask(self, connection: Connection, request: bytes, keep_text: bool) -> Answer:
         loop = asyncio.get_running_loop()
-        self._busy[connection] = loop.call_later(self._timeout, self._look, connection)
+        self._busy[connection] = loop.call_later(self._timeout, self._check_silence, connection)
         try:
             return await connection.ask(request, keep_text)
         finally:
@@ -61,13 +61,14 @@ class StreamClient:
             if not connection.closed:
                 self._idle.append(connection)
 
-    def _look(self, connection: Connection) -> None:
-        silent = time.monotonic() - connection.heard
+    def _check_silence(self, connection: Connection) -> None:
+        """End a request whose server has sent nothing for the timeout."""
+        silent = time.monotonic() - connection.last_read
         if silent >= self._timeout:
-            connection.give_up(f"nothing came for {self._timeout:g} s")
+            connection.fail(f"the server sent nothing for {self._timeout:g} s")
             return
         loop = asyncio.get_running_loop()
-        self._busy[connection] = loop.call_later(self._timeout - silent, self._look, connection)
+        self._busy[connection] = loop.call_later(self._timeout - silent, self._check_silence, connection)
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -78,7 +79,7 @@ class StreamClient:
 
     @property
     def events(self) -> int:
-        """Tokens seen of the requests in flight."""
+        """How many tokens of the requests in flight have arrived."""
         return sum(connection.events for connection in self._busy)
 
     @property
@@ -86,8 +87,8 @@ class StreamClient:
         return len(self._busy)
 
     def abort(self) -> None:
-        """Leave every request in flight, those that still connect too; it asks no more."""
-        self._is_left = True
+        """End every request in flight, also those that still connect. The client sends no more requests."""
+        self._is_aborted = True
         for connection in list(self._busy):
             connection.abort()
 

@@ -1,4 +1,4 @@
-"""The server under load: its address, and what it says of itself before the first request."""
+"""Finds the server under load: parses its URL and asks which models it serves."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dynamo_vllm.errors import ConfigError, DynamoVllmError
 _PORTS = {"http": 80, "https": 443}
 
 
-class Unmeasurable(DynamoVllmError):
-    """The server cannot be reached or does not answer a single request; the message is for the terminal."""
+class BenchError(DynamoVllmError):
+    """The measurement cannot run, for example because the server does not answer."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where requests go."""
+    """The address of a server."""
 
     host: str
     port: int
     tls: bool
     path: str
-    """What stands before /v1."""
+    """The part of the URL before /v1."""
     headers: dict[str, str] = {}
 
     @property
@@ -35,7 +35,7 @@ class Target(msgspec.Struct, frozen=True):
         return f"{'https' if self.tls else 'http'}://{name}:{self.port}{self.path}"
 
     def head(self, path: str) -> bytes:
-        """The request line and headers of a POST, up to the value of Content-Length."""
+        """Return the request line and headers of a POST, up to the value of Content-Length."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
             f"POST {self.path}{path} HTTP/1.1",
@@ -48,8 +48,8 @@ class Target(msgspec.Struct, frozen=True):
         return "\r\n".join(lines).encode()
 
 
-def target(url: str, api_key: str | None = None) -> Target:
-    """`host:8000`, `http://host:8000/` and `http://host:8000/v1` all name the same server."""
+def parse_target(url: str, api_key: str | None = None) -> Target:
+    """Parse a URL. `host:8000`, `http://host:8000/` and `http://host:8000/v1` name the same server."""
     whole = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(whole)
@@ -57,9 +57,9 @@ def target(url: str, api_key: str | None = None) -> Target:
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ConfigError(f"{url!r} is no URL of a server; write http://host:port")
+        raise ConfigError(f"{url!r} is not the URL of a server; write http://host:port")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise ConfigError("--api-key holds characters that no HTTP header takes")
+        raise ConfigError("--api-key contains characters that are not allowed in an HTTP header")
     return Target(
         host=parts.hostname,
         port=port or _PORTS[parts.scheme],
@@ -71,14 +71,14 @@ def target(url: str, api_key: str | None = None) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What /v1/models says of one model."""
+    """One model of /v1/models."""
 
     name: str
     context: int | None
 
 
-def served(where: Target, timeout: float) -> list[ServedModel]:
-    """The models of a server; none where it does not list them."""
+def served_models(where: Target, timeout: float) -> list[ServedModel]:
+    """Return the models of a server; none if it does not list them."""
     reply = get(f"{where.url}/v1/models", timeout, where.headers)
     if reply is None:
         return []
@@ -90,35 +90,35 @@ def served(where: Target, timeout: float) -> list[ServedModel]:
 
 
 def _context(entry: dict[str, Any]) -> int | None:
-    """vLLM and SGLang say max_model_len, the Dynamo frontend context_window."""
+    """Return the model's context: vLLM and SGLang call it max_model_len, Dynamo context_window."""
     found = entry.get("max_model_len") or entry.get("context_window")
     return found if isinstance(found, int) else None
 
 
-def trust(host: str | None) -> ssl.SSLContext:
-    """What the system trusts; on this machine a certificate is for another name than that of loopback."""
+def tls_context(host: str | None) -> ssl.SSLContext:
+    """Return a context that verifies certificates, except for loopback, whose name no certificate has."""
     return ssl._create_unverified_context() if host in LOOPBACK_HOSTS else ssl.create_default_context()
 
 
 def get(url: str, timeout: float, headers: dict[str, str] | None = None) -> bytes | None:
-    """A page of the server; None when it has no such page."""
-    import httpx  # 0.2 s, which the client processes and --help need not pay
+    """Fetch a page of the server; return None if its status is not 200."""
+    import httpx  # 0.2 s; the client processes and --help do not need it
 
     parts = urlsplit(url)
     place = f"{parts.scheme}://{parts.netloc}"
-    # A proxy of the environment must not swallow what is meant for this machine.
+    # A proxy from the environment must not get requests to this machine.
     try:
         reply = httpx.get(
             url,
             timeout=timeout,
             headers=headers,
             trust_env=parts.hostname not in LOOPBACK_HOSTS,
-            verify=trust(parts.hostname) if parts.scheme == "https" else False,
+            verify=tls_context(parts.hostname) if parts.scheme == "https" else False,
         )
     except httpx.ConnectError as exc:
-        raise Unmeasurable(f"nothing answers at {place} ({exc}); start the server or give its URL") from None
+        raise BenchError(f"nothing answers at {place} ({exc}); start the server or give its URL") from None
     except httpx.TimeoutException:
-        raise Unmeasurable(f"{place} did not answer within {timeout:g} s; is the server busy?") from None
+        raise BenchError(f"{place} did not answer within {timeout:g} s; is the server busy?") from None
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise Unmeasurable(f"{place}: the connection failed: {exc or type(exc).__name__}") from None
+        raise BenchError(f"{place}: the connection failed: {exc or type(exc).__name__}") from None
     return reply.content if reply.status_code == 200 else None

@@ -1,4 +1,4 @@
-"""When requests are sent. Pure: every client process works out the same moments and takes its share."""
+"""Computes when requests are sent. Every client process computes the same times and sends its share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def moments(rate: float, kind: str, seed: str) -> Iterator[float]:
-    """Seconds from the start at which requests are due, without end."""
+    """Yield the times of requests, in seconds from the start, without end."""
     if kind == "even":
         return (number / rate for number in itertools.count())
     return _poisson(rate, seed)
@@ -25,7 +25,7 @@ def _poisson(rate: float, seed: str) -> Iterator[float]:
 
 
 def ramp(first: float, last: float, steps: int) -> list[float]:
-    """Rates from the first to the last in even steps, both included."""
+    """Return rates from the first to the last in equal steps, both included."""
     if steps == 1:
         return [last]
     return [first + (last - first) * step / (steps - 1) for step in range(steps)]

@@ -1,4 +1,4 @@
-"""`dynamo-vllm bench load`: load from several client processes, stage by stage, and how it was answered."""
+"""Runs `dynamo-vllm bench load`: sends requests from several client processes and reports the figures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dynamo_vllm.bench.http import metrics, target
 from dynamo_vllm.bench.http.answers import StageAnswers
 from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.load import messages, stage_specs
-from dynamo_vllm.bench.load.crew import Crew
+from dynamo_vllm.bench.load.client_processes import ClientProcesses
 from dynamo_vllm.bench.load.progress_line import ProgressLine
 from dynamo_vllm.bench.load.prompts import PATHS, Conversation, as_random
 from dynamo_vllm.bench.report import figures, processes, rounds
 from dynamo_vllm.bench.report import run_report as report
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions
-from dynamo_vllm.config.rules import bench as written
+from dynamo_vllm.config.rules import bench as rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,10 +43,10 @@ def add_arguments(parser: build.Parser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """The command. 1 when a stage had no answer, 130 when it was interrupted."""
+    """Run the command; return 1 if a stage had no complete answer, and 130 if it was interrupted."""
     options = build.from_values(LoadOptions, vars(given), build.environment())
     checks.check_load(options)
-    draw = _drawing(options)
+    draw = _plotter(options)
     file = None if options.json == "-" else rounds.json_file(options.json)
     outcome = measure(options, ProgressLine(None if options.quiet else sys.stderr))
     if not options.quiet:
@@ -70,9 +70,9 @@ class LoadOutcome:
 
 
 def measure(options: LoadOptions, line: ProgressLine | None = None) -> LoadOutcome:
-    """Run every stage of a load. For the command and for other benches; the options have been checked."""
-    where = target.target(options.url, options.api_key)
-    watch = processes.ProcessWatch(written.watched(options))
+    """Run every stage of a load, for the command and for other benches. The caller checks the options."""
+    where = target.parse_target(options.url, options.api_key)
+    watch = processes.ProcessWatch(rules.watched(options))
     lines = stage_specs.trace_lines(options)
     model, context = _model(options, where)
     replay = stage_specs.replay(options, lines, context)
@@ -95,29 +95,29 @@ def measure(options: LoadOptions, line: ProgressLine | None = None) -> LoadOutco
 
 
 def _model(options: LoadOptions, where: target.Target) -> tuple[str, int | None]:
-    """Whom to ask, and the longest prompt and answer it takes, where that is known."""
-    known = {found.name: found.context for found in target.served(where, options.timeout)}
+    """Return the model to send requests to, and its context if known."""
+    known = {found.name: found.context for found in target.served_models(where, options.timeout)}
     model = options.model or next(iter(known), None)
     if model is None:
-        raise target.Unmeasurable(f"{where.url} lists no model; give --model NAME")
+        raise target.BenchError(f"{where.url} lists no model; give --model NAME")
     return model, options.context or known.get(model)
 
 
 def _settings(options: LoadOptions, model: str, context: int | None, replay: Trace) -> dict[str, Any]:
-    """What the figures depend on; never the key."""
+    """Return the settings that the figures depend on, without the API key."""
     given = dataclasses.asdict(options)
     for name in ("api_key", "url", "json", "plots", "quiet"):
         del given[name]
     return given | {
         "model": model,
         "context": context,
-        "clients": stage_specs.client_processes(options),
+        "clients": stage_specs.client_count(options),
         "trace_clipped": replay.clipped,
     }
 
 
 class LoadRun:
-    """A run: client processes, and one stage after the other."""
+    """Runs the stages of a load one after the other and collects their figures."""
 
     def __init__(
         self, options: LoadOptions, where: target.Target, watch: processes.ProcessWatch, line: ProgressLine
@@ -126,79 +126,71 @@ class LoadRun:
         self._target = where
         self._watch = watch
         self._line = line
-        self._slo = written.slo(options)
+        self._slo = rules.slo(options)
         self._interrupted = asyncio.Event()
         self.reports: list[report.StageReport] = []
         self.stages: list[StageAnswers] = []
 
     async def run(self, stages: Sequence[messages.StageSpec]) -> bool:
-        """Whether it was interrupted; what there is by then is kept."""
+        """Run the stages; return whether SIGINT interrupted them. Finished stages are kept."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupted.set)
-        crew: Crew | None = None
+        clients: ClientProcesses | None = None
         try:
             await self._probe(stages[0])
-            crew = await Crew.start(self._target, self._options, self._interrupted)
+            clients = await ClientProcesses.start(self._target, self._options, self._interrupted)
             for stage in stages:
-                await self._stage(crew, stage)
+                await self._stage(clients, stage)
                 if self._interrupted.is_set():
                     break
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             self._line.end()
-            if crew is not None:
-                await crew.end()
+            if clients is not None:
+                await clients.end()
         return self._interrupted.is_set()
 
     async def _probe(self, stage: messages.StageSpec) -> None:
-        """One short request: a server that refuses has a reason worth one line, not thousands of failures."""
+        """Send one short request, so that a server which refuses ends the run with one message."""
         prompts = msgspec.structs.replace(
             as_random(stage.prompts), input_tokens=_PROBE_TOKENS, output_tokens=1, stage="probe"
         )
         client = StreamClient(self._target, PATHS[prompts.api], self._options.timeout)
         try:
-            answer = await client.ask(Conversation(prompts, 0).question(()))
+            answer = await client.ask(Conversation(prompts, 0).next_body(()))
         finally:
             client.close()
         if answer.error:
-            raise target.Unmeasurable(f"{self._target.url} did not answer a first request: {answer.error}")
+            raise target.BenchError(f"{self._target.url} did not answer a first request: {answer.error}")
 
-    async def _stage(self, crew: Crew, stage: messages.StageSpec) -> None:
-        failed = await crew.prepare(stage)
+    async def _stage(self, clients: ClientProcesses, stage: messages.StageSpec) -> None:
+        failed = await clients.prepare(stage)
         if failed:
             self._line.say(f"{stage.name}: {len(failed)} warm-up requests failed: {failed[0]}")
-        before, hits = self._watch.look(), await self._cache_hits()
+        before, hits = self._watch.sample(), await self._cache_hits()
         self._line.begin(stage.name)
-        begun, done = await crew.go(self._line)
+        begun, done = await clients.go(self._line)
         if self._interrupted.is_set() and not any(part.answers for part in done):
             return
-        after, hits_after = self._watch.look(), await self._cache_hits()
+        after, hits_after = self._watch.sample(), await self._cache_hits()
         answers = sorted((answer for part in done for answer in part.answers), key=lambda a: a.sent)
         seconds = max((answer.ended for answer in answers), default=time.monotonic()) - begun
-        found = figures.figures(answers, seconds, self._slo)
+        answered = StageAnswers(stage.name, begun, seconds, answers)
+        found = figures.stage_figures(answered, self._slo)
         tokens = found.tokens
         if hits is not None and hits_after is not None:
             tokens = msgspec.structs.replace(tokens, cached=int(hits_after - hits), cached_from="metrics")
-        self.stages.append(StageAnswers(stage.name, begun, seconds, answers))
+        self.stages.append(answered)
         self.reports.append(
             report.StageReport(
-                name=stage.name,
-                seconds=round(seconds, 4),
-                requests=found.requests,
-                tokens=tokens,
-                ttft_ms=found.ttft_ms,
-                itl_ms=found.itl_ms,
-                tpot_ms=found.tpot_ms,
-                e2e_ms=found.e2e_ms,
-                goodput=found.goodput,
-                processes=processes.between(before, after, tokens.output),
+                **msgspec.structs.asdict(msgspec.structs.replace(found, tokens=tokens)),
+                processes=processes.usage_between(before, after, tokens.output),
                 client=_client_figures(done, seconds, tokens.output),
-                errors=found.errors,
             )
         )
 
     async def _cache_hits(self) -> float | None:
-        """Prompt tokens found in the caches of all engines so far; None when nobody says."""
+        """Return how many prompt tokens all engines have found in their caches; None if no metric says so."""
         pages = [await asyncio.to_thread(target.get, url, _PAGE_SECONDS) for url in self._options.metrics_url]
         found = [metrics.total(page.decode("utf-8", "replace"), _HITS) for page in pages if page is not None]
         known = [hits for hits in found if hits is not None]
@@ -215,8 +207,8 @@ def _client_figures(done: Sequence[messages.Done], seconds: float, tokens: int) 
     )
 
 
-def _drawing(options: LoadOptions) -> Callable[..., None] | None:
-    """What draws the plots; refused now where it cannot work, and not after an hour of load."""
+def _plotter(options: LoadOptions) -> Callable[..., None] | None:
+    """Return the function that draws the plots. An error is raised now, not after an hour of load."""
     if options.plots is None:
         return None
     from dynamo_vllm.bench.report import plots

@@ -1,6 +1,6 @@
-"""One client process of a load: sends its share of the requests and hands back every answer.
+"""Runs one client process of a load: sends its share of the requests and reports every answer.
 
-It is started by `bench.load`, is told what to do on standard input and ends when that is closed.
+`bench load` starts it, sends it orders on standard input, and ends it by closing that.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PROGRESS_SECONDS = 0.25
 _OPEN_LOOP_CONNECTIONS = 8
 _PREPARED_BYTES = 64 * 2**20
 _FAILURE_PAUSE_SECONDS = 0.05
-"""A server that refuses at once must not be asked thousands of times a second."""
+"""The pause after a failure, so that a server which refuses at once does not get thousands of requests."""
 
 
 class Stage:
-    """A stage as far as one client process has to do with it."""
+    """One client process's part of a stage."""
 
     def __init__(self, spec: messages.StageSpec, client: StreamClient, part: int, parts: int) -> None:
         self._spec = spec
@@ -52,22 +52,22 @@ class Stage:
         self.events = 0
 
     async def prepare(self) -> list[str]:
-        """Make what can be made beforehand; the errors of the warm-up."""
+        """Create request bodies, warm up the server and open connections; return errors of the warm-up."""
         spec = self._spec
         if spec.prompts.kind != "turns" and self._count() is not None:
             self._make_bodies()
         slots = len(self._slots()) if spec.concurrency else _OPEN_LOOP_CONNECTIONS
         errors = await self._warm_up(slots)
-        with contextlib.suppress(OSError):  # the requests will tell
+        with contextlib.suppress(OSError):  # the requests will report it
             await self._client.open(slots)
         return errors
 
     def _make_bodies(self) -> None:
         size = 0
         for number in self._numbers():
-            body = self._bodies[number] = Conversation(self._spec.prompts, number).question(())
+            body = self._bodies[number] = Conversation(self._spec.prompts, number).next_body(())
             size += len(body)
-            if size > _PREPARED_BYTES:  # the others are made when they are sent
+            if size > _PREPARED_BYTES:  # the others are created when they are sent
                 break
 
     async def run(self, begin: float) -> messages.Done:
@@ -91,27 +91,27 @@ class Stage:
             ok, self.failed, self._client.in_flight, self.events + self._client.events
         )
 
-    # --- whose work is it ---------------------------------------------------------------------------------
+    # --- this process's share -----------------------------------------------------------------------------
 
     def _slots(self) -> list[int]:
         return [slot for slot in range(self._spec.concurrency or 0) if slot % self._parts == self._part]
 
     def _count(self) -> int | None:
-        """Conversations of the whole stage, as far as known."""
+        """Return how many conversations the whole stage has; None if only time limits it."""
         spec = self._spec
         if spec.requests is None:
             return len(spec.prompts.requests) or None
         return -(-spec.requests // (spec.prompts.turns if spec.prompts.kind == "turns" else 1))
 
     def _numbers(self) -> Iterator[int]:
-        """The conversations of this process, without end where time is the limit."""
+        """Yield the numbers of this process's conversations, without end if only time limits them."""
         count, width = self._count(), self._spec.concurrency
         for number in itertools.count() if count is None else range(count):
             if (number % width if width else number) % self._parts == self._part:
                 yield number
 
     def _turns(self, number: int, talk: Conversation) -> int:
-        """Turns of a conversation; the last one is cut where the number of requests is."""
+        """Return the turns of a conversation; the last conversation has only the requests that are left."""
         if self._spec.requests is None:
             return talk.turns
         return min(talk.turns, self._spec.requests - number * talk.turns)
@@ -144,7 +144,7 @@ class Stage:
             await asyncio.wait(tasks)
 
     def _due(self) -> Iterator[tuple[int, float]]:
-        """Number and moment of each conversation of this process."""
+        """Yield the number and the time of each conversation of this process."""
         spec = self._spec
         moments: Iterator[float]
         if spec.rate is None:
@@ -161,7 +161,7 @@ class Stage:
         for turn in range(self._turns(number, talk)):
             if self._stop.is_set() or (turn and time.monotonic() >= end):
                 return
-            body = self._bodies.pop(number, None) or talk.question(said)
+            body = self._bodies.pop(number, None) or talk.next_body(said)
             answer = await self._client.ask(body, talk.keeps_text)
             said.append(answer.text)
             self._keep(answer)
@@ -176,11 +176,11 @@ class Stage:
         self.events += answer.events
 
     async def _warm_up(self, slots: int) -> list[str]:
-        """Send requests that nobody counts; their errors."""
+        """Send requests that do not count; return their errors."""
         prompts = self._spec.prompts
-        if prompts.kind == "trace":  # its own prompts must not be known yet
+        if prompts.kind == "trace":  # the server must not have its prompts in a cache yet
             prompts = as_random(prompts)
-        # Where fewer are in flight than there are processes, those without a slot send nothing.
+        # With fewer requests in flight than processes, the processes without a slot send nothing.
         senders = min(self._parts, self._spec.concurrency or self._parts)
         numbers = iter(range(-1 - self._part, -1 - self._spec.warmup, -senders))
         errors: list[str] = []
@@ -189,7 +189,7 @@ class Stage:
             for number in numbers:
                 if self._stop.is_set():
                     return
-                answer = await self._client.ask(Conversation(prompts, number).question(()))
+                answer = await self._client.ask(Conversation(prompts, number).next_body(()))
                 if answer.error:
                     errors.append(answer.error)
 
@@ -198,14 +198,14 @@ class Stage:
 
 
 class Generator:
-    """Follows the orders of the bench."""
+    """Executes the orders of the bench."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._decoder = msgspec.msgpack.Decoder(messages.Order)
         self._coming: asyncio.Task[messages.Order | None] | None = None
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         begin = await self._next()
         if not isinstance(begin, messages.Begin):
             return
@@ -223,7 +223,7 @@ class Generator:
                 client.close()
 
     async def _stage(self, stage: Stage) -> None:
-        send(messages.Ready(await self._until_told(stage, stage.prepare())))
+        send(messages.Ready(await self._run_until_order(stage, stage.prepare())))
         go = await self._next()
         if not isinstance(go, messages.Go):
             send(messages.Done([], 0.0, 0.0))
@@ -231,12 +231,12 @@ class Generator:
         gc.collect()
         gc.disable()  # a collection would show up as a gap between tokens
         try:
-            send(await self._until_told(stage, stage.run(go.at)))
+            send(await self._run_until_order(stage, stage.run(go.at)))
         finally:
             gc.enable()
 
-    async def _until_told(self, stage: Stage, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work and tell how far it is; an order, or the end of orders, stops the stage."""
+    async def _run_until_order(self, stage: Stage, work: Coroutine[Any, Any, T]) -> T:
+        """Run the work and report its progress; an order, or the end of orders, stops the stage."""
         working = asyncio.create_task(work)
         while not working.done():
             order = self._order()
@@ -248,7 +248,7 @@ class Generator:
         return await working
 
     def _order(self) -> asyncio.Task[messages.Order | None]:
-        """The order that comes next. It is kept until it is taken: half a message must not be lost."""
+        """Return the task that reads the next order; it is kept, since cancelling it could lose a message."""
         if self._coming is None:
             self._coming = asyncio.create_task(messages.receive(self._reader, self._decoder))
         return self._coming
@@ -260,8 +260,8 @@ class Generator:
 
 
 def send(report: messages.Report) -> None:
-    """To the bench; who does not read any more has left."""
-    with contextlib.suppress(OSError):
+    """Send a report to the bench."""
+    with contextlib.suppress(OSError):  # the bench has ended
         sys.stdout.buffer.write(messages.pack(report))
         sys.stdout.buffer.flush()
 
@@ -270,11 +270,11 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=2**30)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
-    await Generator(reader).live()
+    await Generator(reader).run()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench is told, and tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench handles it and sends an order
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     uvloop.run(main())

@@ -1,4 +1,4 @@
-"""What the bench and its client processes say to each other: msgpack with its length in front, over pipes."""
+"""Defines the messages between the bench and its client processes: length-prefixed msgpack over pipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a load: closed loop with `concurrency`, open loop with `rate`, or the times of a trace."""
+    """One stage of a load: a closed loop with `concurrency`, an open loop with `rate`, or a trace's times."""
 
     name: str
     prompts: PromptSpec
@@ -30,7 +30,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Whom to ask, and which part of the work this client process does."""
+    """The server, and this client process's share of the work."""
 
     target: Target
     timeout: float
@@ -39,19 +39,19 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Get ready for a stage: make the prompts, connect, warm the server up."""
+    """Prepare a stage: create the prompts, connect, warm the server up."""
 
     stage: StageSpec
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """Start at this moment of the monotonic clock."""
+    """Start at this time of the monotonic clock."""
 
     at: float
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave what is in flight and tell what there is."""
+    """Abort the requests in flight and report what is complete."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -68,9 +68,9 @@ class StageProgress(msgspec.Struct, frozen=True, tag=True):
 class Done(msgspec.Struct, frozen=True, tag=True):
     answers: list[Answer]
     cpu_seconds: float
-    """Processor time of the process in the stage."""
+    """CPU time of the process in the stage."""
     late_seconds: float
-    """How much later than due a request was sent, at worst."""
+    """The longest delay with which a request was sent."""
 
 
 Order = Begin | Prepare | Go | Stop
@@ -83,7 +83,7 @@ def pack(message: Order | Report) -> bytes:
 
 
 async def receive(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
-    """The next message; None when the other side is gone."""
+    """Return the next message; None if the other side has closed the pipe."""
     try:
         length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
         return decoder.decode(await reader.readexactly(length))

@@ -1,4 +1,4 @@
-"""How far a stage is: one line that is written over on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a stage: one overwritten line on a terminal, a new line every 5 s elsewhere."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CLEAR = "\r\x1b[2K"
 
 
 class ProgressLine:
-    """The line of the running stage."""
+    """The progress line of the running stage."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        """Without a stream nothing is said."""
+        """Without a stream nothing is shown."""
         self._stream = stream
         self._live = stream is not None and stream.isatty()
         self._name = ""
@@ -31,7 +31,7 @@ class ProgressLine:
         self._begun = self._said = time.monotonic()
 
     def show(self, parts: Iterable[StageProgress]) -> None:
-        """What all client processes have done so far."""
+        """Show the sum over all client processes."""
         now = time.monotonic()
         if self._stream is None or (not self._live and now - self._said < EVERY_SECONDS):
             return
@@ -49,17 +49,17 @@ class ProgressLine:
             self._write(text + "\n")
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line of its own."""
         self.end()
         self._write(text + "\n")
 
     def end(self) -> None:
-        """Clear the line for what comes next."""
+        """Clear the line, so that other output can follow."""
         if self._live:
             self._write(_CLEAR)
 
     def _write(self, text: str) -> None:
         if self._stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # nobody reads: the load goes on
+            with contextlib.suppress(OSError, ValueError):  # the reader has gone; the load continues
                 self._stream.write(text)
                 self._stream.flush()

@@ -1,4 +1,4 @@
-"""What is asked. Request number n of a stage is the same whichever client process sends it."""
+"""Creates the requests of a stage. Request number n is the same whichever client process sends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo_vllm.bench.load import trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Common words: most tokenizers have a token of its own for each of them behind a blank.
+# Common words: most tokenizers have one token for each of them with a leading space.
 _COMMON = (
     "time year people way day man thing woman life child world school state family student group country "
     "problem hand part place case week company system program question work government number night point "
@@ -28,7 +28,7 @@ _encode = msgspec.json.encode
 
 
 class PromptSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the prompts of a stage depend on."""
+    """Everything that determines the prompts of a stage."""
 
     kind: str
     api: str
@@ -41,39 +41,41 @@ class PromptSpec(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1
     seed: int = 1
     stage: str = ""
-    """Stages ask different things, so that none answers from the cache of the one before."""
+    """Part of the seed, so that no stage finds its prompts in the cache of an earlier one."""
     ignore_eos: bool = True
     more: dict[str, Any] = {}
-    """Further fields of every request."""
+    """More fields for every request."""
     requests: list[trace.TraceRequest] = []
-    """With kind `trace`."""
+    """The requests of a trace, if the kind is `trace`."""
 
 
 def as_random(spec: PromptSpec) -> PromptSpec:
-    """Random prompts to the same model."""
+    """Return the specification of random prompts to the same model."""
     return msgspec.structs.replace(spec, kind="random", requests=[])
 
 
 class Conversation:
-    """One conversation; most have a single question."""
+    """One conversation; most have a single turn."""
 
     def __init__(self, spec: PromptSpec, number: int) -> None:
         self._spec = spec
         self._number = number
         self.turns = spec.turns if spec.kind == "turns" else 1
-        self._said: list[str] = []
+        self._questions: list[str] = []
 
     @property
     def keeps_text(self) -> bool:
-        """Whether the next question needs the answer's text."""
+        """Whether the next turn needs the text of the answer."""
         return self.turns > 1
 
-    def question(self, answers: Sequence[str]) -> bytes:
-        """The body of the next request, with what was said so far."""
+    def next_body(self, answers: Sequence[str]) -> bytes:
+        """Return the body of the next request, with all earlier turns."""
         spec, number = self._spec, self._number
         if spec.kind == "turns":
-            self._said.append(_words(f"{spec.seed}/{spec.stage}/{number}/{len(answers)}", spec.input_tokens))
-            return _turn(spec, self._said, answers)
+            self._questions.append(
+                _words(f"{spec.seed}/{spec.stage}/{number}/{len(answers)}", spec.input_tokens)
+            )
+            return _turn(spec, self._questions, answers)
         if spec.kind == "trace":
             request = spec.requests[number]
             ids = trace.prompt_ids(request, spec.seed, spec.vocab)
@@ -85,13 +87,13 @@ class Conversation:
 
 
 def shared_prefix(spec: PromptSpec, number: int) -> list[int]:
-    """The prefix of request `number`, one of a few at random."""
+    """Return the prefix of request `number`, chosen at random from a few."""
     chosen = random.Random(f"{spec.seed}/{spec.stage}/choice/{number}").randrange(spec.prefixes)
-    return _kept_ids(f"{spec.seed}/{spec.stage}/prefix/{chosen}", spec.prefix_tokens, spec.vocab)
+    return _cached_ids(f"{spec.seed}/{spec.stage}/prefix/{chosen}", spec.prefix_tokens, spec.vocab)
 
 
 @functools.lru_cache(maxsize=256)
-def _kept_ids(seed: str, count: int, vocab: tuple[int, int]) -> list[int]:
+def _cached_ids(seed: str, count: int, vocab: tuple[int, int]) -> list[int]:
     return _ids(seed, count, vocab)
 
 
@@ -104,7 +106,7 @@ def _words(seed: str, count: int) -> str:
 
 
 def _body(spec: PromptSpec, ids: list[int], output_tokens: int) -> bytes:
-    """A request with one prompt: ids as they are, or for chat a word for each."""
+    """Return a request with one prompt: the token ids, or for chat one word for each."""
     if spec.api == "chat":
         text = " ".join(WORDS[number % len(WORDS)] for number in ids)
         return _encode(_fields(spec, output_tokens) | {"messages": [{"role": "user", "content": text}]})

@@ -1,4 +1,4 @@
-"""From the options of `bench load` to the stages it runs. Pure but for reading the trace."""
+"""Turns the options of `bench load` into the stages it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.bench.load import arrivals, trace
 from dynamo_vllm.bench.load.messages import StageSpec
 from dynamo_vllm.bench.load.prompts import PromptSpec
-from dynamo_vllm.config.rules import bench as written
+from dynamo_vllm.config.rules import bench as rules
 from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.errors import ConfigError
 
@@ -21,17 +21,17 @@ DEFAULT_SECONDS = 10.0
 
 
 def stages(options: LoadOptions, model: str, context: int | None, scaled: trace.Trace) -> list[StageSpec]:
-    """Every stage in its order; `context` is the longest prompt and answer, where it is known."""
-    _fits(options, context)
+    """Return all stages in order; `context` is how many tokens prompt and answer may have, if known."""
+    _refuse_too_long(options, context)
     loads: list[tuple[str, int | None, float | None]]
     if options.prompts == "trace" and not (options.concurrency or options.rate or options.ramp):
         loads = [("trace", None, None)]
     elif options.rate:
-        loads = [(f"rate={rate:g}", None, rate) for rate in written.rates(options)]
+        loads = [(f"rate={rate:g}", None, rate) for rate in rules.rates(options)]
     elif options.ramp:
-        loads = [(f"rate={rate:g}", None, rate) for rate in arrivals.ramp(*written.ramp(options))]
+        loads = [(f"rate={rate:g}", None, rate) for rate in arrivals.ramp(*rules.ramp(options))]
     else:
-        loads = [(f"c={count}", count, None) for count in written.concurrencies(options)]
+        loads = [(f"c={count}", count, None) for count in rules.concurrencies(options)]
     return [
         StageSpec(
             name=name,
@@ -54,34 +54,34 @@ def prompts(options: LoadOptions, model: str, stage: str, scaled: trace.Trace) -
         model=model,
         input_tokens=options.input_tokens,
         output_tokens=options.output_tokens,
-        vocab=written.vocab(options),
+        vocab=rules.vocab(options),
         prefix_tokens=options.prefix_tokens,
         prefixes=options.prefixes,
         turns=options.turns,
         seed=options.seed,
         stage=stage,
         ignore_eos=options.ignore_eos,
-        more=written.body(options),
+        more=rules.body(options),
         requests=scaled.requests,
     )
 
 
 def trace_lines(options: LoadOptions) -> list[trace.Line]:
-    """The lines of the trace; none where no trace is asked for."""
+    """Return the lines of the trace; none if the prompts are not a trace."""
     if options.prompts != "trace" or options.trace is None:
         return []
     return trace.read(Path(options.trace), options.trace_limit)
 
 
 def replay(options: LoadOptions, lines: Sequence[trace.Line], context: int | None) -> trace.Trace:
-    """The trace as it will be sent."""
+    """Return the trace, scaled to the model's context."""
     if not lines:
         return trace.Trace([])
     return trace.scale(lines, block=options.trace_block, speed=options.trace_speed, context=context)
 
 
-def client_processes(options: LoadOptions, cores: int | None = None) -> int:
-    """As many as asked for, or half the cores: the other half is for the server."""
+def client_count(options: LoadOptions, cores: int | None = None) -> int:
+    """Return how many client processes to start; by default half the cores, the rest is for the server."""
     return options.clients or max(1, (cores or usable_cores()) // 2)
 
 
@@ -97,7 +97,7 @@ def _seconds(options: LoadOptions) -> float | None:
     return options.seconds
 
 
-def _fits(options: LoadOptions, context: int | None) -> None:
+def _refuse_too_long(options: LoadOptions, context: int | None) -> None:
     if context is None or options.prompts == "trace":
         return
     prefix = options.prefix_tokens if options.prompts == "prefix" else 0
@@ -105,6 +105,6 @@ def _fits(options: LoadOptions, context: int | None) -> None:
     wanted = prefix + turns * (options.input_tokens + options.output_tokens)
     if wanted > context:
         raise ConfigError(
-            f"prompt and answer of {wanted} tokens do not fit into the model's context of {context}; "
+            f"prompt and answer have {wanted} tokens, and the model's context is {context}; "
             "lower --input-tokens or --output-tokens"
         )

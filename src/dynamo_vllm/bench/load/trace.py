@@ -1,7 +1,7 @@
-"""Traces in the Mooncake format, and how often one worker could reuse what it has computed.
+"""Reads traces in the Mooncake format, and computes the best cache hit rate one worker could reach.
 
 A line is one request: `timestamp` (ms), `input_length`, `output_length`, and one id in `hash_ids` for every
-512 tokens of the prompt. Equal ids are equal text, so each id is given a block of token ids of its own.
+512 tokens of the prompt. Equal ids mean equal text, so each id stands for one random block of token ids.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK = 512
-"""Tokens behind one hash id in a trace file."""
+"""How many tokens one hash id stands for in a trace file."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line of the file."""
+    """One line of the file."""
 
     timestamp: float
     input_length: int
@@ -33,7 +33,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
-    """A request of the trace as it will be sent."""
+    """A request of the trace, scaled for sending."""
 
     at: float
     """Seconds from the start."""
@@ -41,7 +41,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
     output_tokens: int
     hash_ids: list[int]
     block: int
-    """Tokens behind one hash id."""
+    """How many tokens one hash id stands for."""
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def read(path: Path, limit: int | None = None) -> list[Line]:
-    """The lines of a trace file, in the order of their timestamps."""
+    """Read the lines of a trace file and return them in the order of their timestamps."""
     lines = []
     try:
         with path.open("rb") as file:
@@ -65,7 +65,7 @@ def read(path: Path, limit: int | None = None) -> list[Line]:
     except OSError as exc:
         raise ConfigError(f"--trace {path} cannot be read: {exc.strerror}") from None
     if not lines:
-        raise ConfigError(f"--trace {path} holds no request")
+        raise ConfigError(f"--trace {path} contains no request")
     return sorted(lines, key=lambda line: line.timestamp)
 
 
@@ -76,16 +76,16 @@ def _line(path: Path, number: int, text: bytes) -> Line:
         raise ConfigError(f"--trace {path}:{number}: {exc}; the Mooncake format is needed") from None
     if line.input_length < 1 or len(line.hash_ids) < -(-line.input_length // BLOCK):
         raise ConfigError(
-            f"--trace {path}:{number}: {line.input_length} tokens need one hash id per {BLOCK}, "
-            f"there are {len(line.hash_ids)}"
+            f"--trace {path}:{number}: {line.input_length} tokens need one hash id per {BLOCK}; "
+            f"the line has {len(line.hash_ids)}"
         )
     return line
 
 
 def scale(lines: Sequence[Line], *, block: int, speed: float, context: int | None) -> Trace:
-    """Blocks of `block` tokens instead of 512 and lengths in proportion, no longer than the context.
+    """Scale lengths to blocks of `block` tokens instead of 512, and cut requests to fit the context.
 
-    A prompt is cut at its end, where it shares least with others.
+    A prompt is cut at its end, where it has least in common with others.
     """
     start = lines[0].timestamp
     requests, clipped = [], 0
@@ -101,7 +101,7 @@ def scale(lines: Sequence[Line], *, block: int, speed: float, context: int | Non
 
 
 def prompt_ids(request: TraceRequest, seed: int, vocab: tuple[int, int]) -> list[int]:
-    """The token ids of a request: equal hash ids give equal tokens, in every request and process."""
+    """Return the token ids of a request. Equal hash ids give equal tokens, in every request and process."""
     ids: list[int] = []
     for hash_id in request.hash_ids:
         if len(ids) >= request.input_tokens:
@@ -115,11 +115,11 @@ def block_ids(hash_id: int, block: int, seed: int, vocab: tuple[int, int]) -> li
     return random.Random(f"{seed}/block/{hash_id}").choices(range(*vocab), k=block)
 
 
-# --- what a cache could do --------------------------------------------------------------------------------
+# --- the best possible hit rate ---------------------------------------------------------------------------
 
 
 class Ceiling(msgspec.Struct, frozen=True):
-    """Prompt tokens one worker would find in its cache if it served the whole trace in order."""
+    """How many prompt tokens one worker would find in its cache if it served the whole trace in order."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -130,12 +130,12 @@ class Ceiling(msgspec.Struct, frozen=True):
 
 
 def ceiling(requests: Iterable[TraceRequest], block_size: int, cache_blocks: int | None = None) -> Ceiling:
-    """The best hit rate of one worker whose engine caches blocks of `block_size` tokens.
+    """Return the best hit rate of one worker whose engine caches blocks of `block_size` tokens.
 
-    Without `cache_blocks` the cache is infinite; with it, the block unused for longest goes first, and of a
-    prompt its end before its beginning, as in vLLM. Prompts are taken one after the other and answers take
-    no room, so a real worker stays below. As in vLLM, only whole blocks are found, and never a whole prompt:
-    its last token is always computed.
+    Without `cache_blocks` the cache is infinite. With it, the least recently used block is evicted first, and
+    a prompt's end before its beginning, as in vLLM. Prompts are served one after the other and answers use
+    no blocks, so a real worker stays below this rate. As in vLLM, only whole blocks are reused, and never
+    a whole prompt: its last token is always computed.
     """
     cache: OrderedDict[tuple[int, int], None] = OrderedDict()
     chains: dict[tuple[int, int], int] = {}
@@ -160,9 +160,9 @@ def ceiling(requests: Iterable[TraceRequest], block_size: int, cache_blocks: int
 def _block_keys(
     request: TraceRequest, block_size: int, chains: dict[tuple[int, int], int]
 ) -> list[tuple[int, int]]:
-    """One key per whole block of the engine: equal for equal text up to the block's end.
+    """Return one key per whole block of the engine; equal keys mean equal text up to the block's end.
 
-    `chains` numbers every sequence of hash ids by its last id and the number of what stands before.
+    `chains` gives a number to every sequence of hash ids, keyed by its last id and the number of the rest.
     """
     known, chain = [], -1
     for hash_id in request.hash_ids:

@@ -1,8 +1,7 @@
-"""Calls a worker on the request plane, past the frontend, and says how fast it answers.
+"""Calls a worker directly on the request plane, without a frontend, and measures how fast it answers.
 
-Run as `python -m dynamo_vllm.bench.local.caller` with the environment of the deployment. It writes one JSON
-object.
-It is busier than the worker it calls: read the worker's processor time before the tokens per second.
+Run it as `python -m dynamo_vllm.bench.local.caller` with the environment of the deployment. It writes one
+JSON object. It uses more CPU time than the worker, so the worker's CPU time says more than tokens per second.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FIRST_ID, _LAST_ID = 10, 900
 
 
 def request_of(number: int, options: argparse.Namespace) -> dict[str, Any]:
-    """A greedy request of the token protocol; prompts differ in their first token."""
+    """Return a greedy request of the token protocol; prompts differ in their tokens."""
     first = _FIRST_ID + number % (_LAST_ID - _FIRST_ID)
     return {
         "model": options.model,
@@ -57,18 +56,18 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def drive(client: Any, options: argparse.Namespace, requests: int) -> tuple[int, int]:
-    """Frames and tokens of so many requests, a fixed number of them at a time."""
+    """Send this many requests, `concurrency` at a time; return how many frames and tokens came back."""
     numbers = iter(range(requests))
     frames = tokens = 0
 
-    async def one_after_the_other() -> None:
+    async def send() -> None:
         nonlocal frames, tokens
         for number in numbers:
             async for frame in await client.round_robin(request_of(number, options), annotated=False):
                 frames += 1
                 tokens += len(frame["token_ids"])
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(options.concurrency)))
+    await asyncio.gather(*(send() for _ in range(options.concurrency)))
     return frames, tokens
 
 

@@ -1,4 +1,4 @@
-"""Frontends and workers on this machine for a measurement: free ports, loopback, a folder of their own."""
+"""Starts frontends and workers on this machine for a measurement: free ports, loopback, their own folder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ STOP_SECONDS = 10.0
 FOLDER_PREFIX = "dynamo-vllm-bench-"
 _PAGE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-# The runtime takes no system port above 32767.
+# The runtime does not accept a system port above 32767.
 _PORTS = range(20000, 32000)
-# What the caller's own settings may not change in a measurement.
-_OURS = ("DYN_", "VLLM_", "PROMETHEUS_")
-# The runtime's variables of our --bind-host, for workers that are not ours.
+# Variables with these prefixes are not passed on, so that they cannot change a measurement.
+_DROPPED_PREFIXES = ("DYN_", "VLLM_", "PROMETHEUS_")
+# The runtime's variables that --bind-host sets, for workers of other projects.
 _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 
@@ -53,12 +53,12 @@ class LocalProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def counters(self, names: Sequence[str]) -> dict[str, float]:
-        """The sums over the series of each Prometheus metric."""
+        """Return each Prometheus counter, summed over its series."""
         page = get(f"{self.url}/metrics") or ""
         return {name: metrics.total(page, name) or 0.0 for name in names}
 
     def stop(self) -> None:
-        """The process and everything below it; SIGTERM first, so that discovery forgets it."""
+        """End the process and its descendants; SIGTERM first, so that it leaves discovery."""
         with contextlib.suppress(psutil.NoSuchProcess):
             tree = psutil.Process(self.pid).children(recursive=True)
             self.process.terminate()
@@ -73,7 +73,7 @@ class LocalProcess:
 
 @dataclass
 class Deployment:
-    """What shares one discovery folder."""
+    """The processes that share one discovery folder."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -88,7 +88,7 @@ class Deployment:
         return self._start(name, [*COMMAND, "worker", "--system-port", str(port), *args], port)
 
     def start_command(self, name: str, command: Sequence[str]) -> LocalProcess:
-        """Somebody else's worker; it gets its system port over the environment."""
+        """Start a worker of another project; it gets its system port from the environment."""
         port = free_port()
         return self._start(name, command, port, DYN_SYSTEM_PORT=str(port))
 
@@ -104,7 +104,9 @@ class Deployment:
 
     @property
     def env(self) -> dict[str, str]:
-        kept = {name: value for name, value in self.environment.items() if not name.startswith(_OURS)}
+        kept = {
+            name: value for name, value in self.environment.items() if not name.startswith(_DROPPED_PREFIXES)
+        }
         return kept | {
             **dict.fromkeys(_HOSTS, "127.0.0.1"),
             "DYN_FILE_KV": str(self.folder / "discovery"),
@@ -119,28 +121,28 @@ class Deployment:
         }
 
     def wait_for_workers(self, frontend: LocalProcess, count: int) -> None:
-        """The frontend sees so many workers and can answer."""
+        """Wait until the frontend sees this many workers and is ready."""
         self.wait(f"{count} workers at {frontend.name}", lambda: len(self.instances(frontend)) == count)
-        self.wait(f"{frontend.name} ready", lambda: get(f"{frontend.url}/health") is not None)
+        self.wait(f"{frontend.name} to be ready", lambda: get(f"{frontend.url}/health") is not None)
 
     def instances(self, frontend: LocalProcess) -> list[dict[str, Any]]:
         text = get(f"{frontend.url}/instances")
         found = json.loads(text)["instances"] if text else []
         return [instance for instance in found if instance["endpoint"] == "generate"]
 
-    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
+    def wait(self, what: str, is_done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not is_so():
+        while not is_done():
             for started in self.running:
                 if started.process.poll() is not None:
                     raise StartError(f"{started.name} ended:\n{tail(started.log)}")
             if time.monotonic() > deadline:
                 last = "".join(f"\n{started.name}:\n{tail(started.log, 500)}" for started in self.running)
-                raise StartError(f"waited {START_SECONDS:.0f} s in vain for {what}{last}")
+                raise StartError(f"waited {START_SECONDS:.0f} s for {what}{last}")
             time.sleep(_POLL_SECONDS)
 
     def stop(self, *which: LocalProcess) -> None:
-        """These, or all; the last started first."""
+        """Stop these processes, or all; the last one started stops first."""
         for started in reversed(which or tuple(self.running)):
             started.stop()
             self.running.remove(started)
@@ -157,10 +159,10 @@ def deployment(folder: Path, environment: Mapping[str, str]) -> Iterator[Deploym
 
 
 def get(url: str) -> str | None:
-    """The body of a 200; None for anything else."""
+    """Fetch a page; return None if its status is not 200 or nothing answers."""
     try:
         page = target.get(url, _PAGE_SECONDS)
-    except target.Unmeasurable:
+    except target.BenchError:
         return None
     return None if page is None else page.decode()
 

@@ -1,14 +1,13 @@
-"""`bench plane`: everything around the engine, with an engine that costs next to nothing.
+"""Runs `bench plane`: measures everything around the engine, with a fake engine that costs almost nothing.
 
-A worker over the fake engine is driven twice in each round: straight on the request plane, which shows what
-the worker itself can do, and through a frontend, which shows the whole path. The caller on the request plane
-is busier than a worker, so the worker's ceiling is what its processor time per token allows.
+Each round sends requests to a worker twice: directly on the request plane, which measures the worker alone,
+and through a frontend, which measures the whole path. The direct caller uses more CPU time than a worker, so
+the worker's limit is computed from its CPU time per token.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynamo_vllm.bench.load import command as load
+from dynamo_vllm.bench.local.command import run_local
 from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, tail
-from dynamo_vllm.bench.report.rounds import Range, alternating, json_file, ratios, say, spread, write_json
+from dynamo_vllm.bench.report.rounds import Range, alternating, print_line, ratios, spread
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions, PlaneOptions
@@ -41,17 +41,17 @@ ROUND_SECONDS = 300.0
 
 
 class PlaneFigures(msgspec.Struct, frozen=True):
-    """One way through one worker, in one round."""
+    """The figures of one worker on one path, in one round."""
 
     tokens_per_second: float
     worker_us: float
-    """Processor time of the worker per token, in microseconds."""
+    """CPU time of the worker per token, in microseconds."""
     frontend_us: float | None = None
     client_us: float | None = None
 
 
 class Measured(msgspec.Struct):
-    """All rounds of one worker."""
+    """The figures of one worker in all rounds, by path."""
 
     direct: list[PlaneFigures] = []
     frontend: list[PlaneFigures] = []
@@ -62,18 +62,11 @@ def add_arguments(parser: build.Parser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    environment = build.environment()
-    options = build.from_values(PlaneOptions, vars(given), environment)
-    checks.check_plane(options)
-    file = json_file(options.json)
-    measured = measure(options, environment)
-    say(report(measured))
-    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "measured": measured})
-    return 0
+    return run_local(given, PlaneOptions, checks.check_plane, measure, report, "measured")
 
 
 def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, Measured]:
-    """Every worker in every round, driven both ways."""
+    """Measure every worker in every round, on both paths."""
     peers = bench_local.peers(options)
     measured = {name: Measured() for name in (OURS, *peers)}
     with contextlib.ExitStack() as stack:
@@ -87,12 +80,12 @@ def measure(options: PlaneOptions, environment: Mapping[str, str]) -> dict[str, 
             measured[name].direct.append(call_directly(places[name], options))
             if options.frontend:
                 measured[name].frontend.append(call_frontend(places[name], options))
-            say(f"round {number + 1} of {options.rounds}: {name}")
+            print_line(f"round {number + 1} of {options.rounds}: {name}")
     return measured
 
 
 class PlaneSite(msgspec.Struct, frozen=True):
-    """A worker and its frontend, in a discovery of their own."""
+    """A worker and its frontend, with a discovery folder of their own."""
 
     here: Deployment
     worker: LocalProcess
@@ -136,11 +129,11 @@ def call_frontend(place: PlaneSite, options: PlaneOptions) -> PlaneFigures:
         warmup=options.concurrency,
         watch=(f"worker={place.worker.pid}", f"frontend={place.frontend.pid}"),
     )
-    return from_load(load.measure(asked).report.stages[0])
+    return figures_from_load(load.measure(asked).report.stages[0])
 
 
-def from_load(stage: StageReport) -> PlaneFigures:
-    """From the figures of `bench load`."""
+def figures_from_load(stage: StageReport) -> PlaneFigures:
+    """Take the figures from those of `bench load`."""
     worker, frontend = stage.processes["worker"], stage.processes["frontend"]
     if stage.requests.failed or worker is None or frontend is None:
         raise StartError(f"{stage.requests.failed} requests failed: {stage.errors}")
@@ -169,21 +162,21 @@ def output_of(command: Sequence[str], here: Deployment) -> str:
 
 
 def report(measured: dict[str, Measured]) -> str:
-    """A row for each way through each worker, and what ours is to the others'."""
-    rows, ways = [], ("direct", "frontend")
+    """Return a table with a row per worker and path, and lines that compare our worker with the others."""
+    rows, paths = [], ("direct", "frontend")
     for name, rounds in measured.items():
-        for way in ways:
-            found: list[PlaneFigures] = getattr(rounds, way)
+        for path in paths:
+            found: list[PlaneFigures] = getattr(rounds, path)
             if found:
-                rows.append([f"{name}, {way}", *cells(found)])
-    head = ["", "TOK/S", "WORKER µs/token", "ITS TOK/S PER CORE", "FRONTEND µs/token", "CLIENT µs/token"]
+                rows.append([f"{name}, {path}", *cells(found)])
+    head = ["", "TOK/S", "WORKER µs/token", "WORKER TOK/S/core", "FRONTEND µs/token", "CLIENT µs/token"]
     lines = [table(head, rows)]
     ours, *others = measured.items()
     for name, rounds in others:
         lines += [
-            compare(way, name, getattr(ours[1], way), getattr(rounds, way))
-            for way in ways
-            if getattr(rounds, way)
+            compare(path, name, getattr(ours[1], path), getattr(rounds, path))
+            for path in paths
+            if getattr(rounds, path)
         ]
     return "\n".join(lines)
 
@@ -201,10 +194,10 @@ def cells(found: Sequence[PlaneFigures]) -> list[str]:
     ]
 
 
-def compare(way: str, name: str, ours: Sequence[PlaneFigures], theirs: Sequence[PlaneFigures]) -> str:
+def compare(path: str, name: str, ours: Sequence[PlaneFigures], theirs: Sequence[PlaneFigures]) -> str:
     faster = ratios([one.tokens_per_second for one in ours], [one.tokens_per_second for one in theirs])
     cheaper = ratios([one.worker_us for one in theirs], [one.worker_us for one in ours])
-    return f"{OURS} against {name}, {way}: tokens/s × {text(faster)}, worker CPU per token ÷ {text(cheaper)}"
+    return f"{OURS} against {name}, {path}: tokens/s × {text(faster)}, worker CPU per token ÷ {text(cheaper)}"
 
 
 def text(found: Range | None) -> str:

@@ -1,13 +1,12 @@
-"""`bench routing`: a trace over several workers, once per way of routing, beside what one cache could do.
+"""Runs `bench routing`: replays a trace over several workers, once per router, and compares the hit rates.
 
-Workers stay up, and each replay has a frontend and prompts (another seed) of its own: nothing is in a cache
-that the replay itself did not put there. Blocks of earlier replays are older than all of its own, so they go
-first when a cache is full, and every replay has the whole cache to itself.
+All replays use the same workers. Each replay has its own frontend and its own prompts (another seed), so it
+finds only its own blocks in a cache. Blocks of earlier replays are older, so a full cache evicts them first:
+every replay can use the whole cache.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import tempfile
@@ -18,8 +17,9 @@ import msgspec
 
 from dynamo_vllm.bench.load import command as load
 from dynamo_vllm.bench.load import trace
+from dynamo_vllm.bench.local.command import run_local
 from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, get
-from dynamo_vllm.bench.report.rounds import alternating, json_file, ratios, say, spread, write_json
+from dynamo_vllm.bench.report.rounds import alternating, print_line, ratios, spread
 from dynamo_vllm.bench.report.run_report import table
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions, RoutingOptions
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.bench.report.run_report import StageReport
 
-NAME = "model"
+MODEL = "model"
 WARM_UP_REQUESTS = 4
-# Flags under which the tiny model's prefill is one thread's steady work; the user's own come behind them.
+# With these flags the tiny model's prefill takes one thread a steady time; the user's flags follow them.
 TINY_FLAGS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096", "--block-size", "32")
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 DONE, PREEMPTED = "vllm:request_success_total", "vllm:num_preemptions_total"
@@ -43,35 +43,35 @@ COUNTERS = (QUERIES, HITS, DONE, PREEMPTED)
 
 
 class PrefixCache(msgspec.Struct, frozen=True):
-    """The prefix cache of one worker."""
+    """The size of one worker's prefix cache."""
 
     blocks: int
     block_size: int
 
 
 class Ceilings(msgspec.Struct, frozen=True):
-    """The hit rate of one worker that sees every request in order."""
+    """The hit rates of a single worker that gets every request in order."""
 
     infinite: float
-    """Its cache holds everything."""
+    """With a cache that holds everything."""
     within_cache: float
-    """Its cache is as large as all workers' together, and forgets what was not used for longest."""
+    """With a cache as large as those of all workers together, and least-recently-used eviction."""
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """One mode in one round."""
+    """The figures of one router mode in one round."""
 
     hit_rate: float
-    """Cached prompt tokens of all prompt tokens, as the answers say."""
+    """The cached share of all prompt tokens, from the usage of the answers."""
     engine_hit_rate: float
-    """The same from vLLM's counters."""
+    """The same share from vLLM's counters."""
     ttft_p50_ms: float
     ttft_p95_ms: float
     requests_per_second: float
     prompt_tokens_per_second: float
     output_tokens_per_second: float
     shares: list[float]
-    """Of the requests, by worker."""
+    """The share of the requests that each worker got."""
     preemptions: int
     client_late_ms: float
 
@@ -87,14 +87,7 @@ def add_arguments(parser: build.Parser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    environment = build.environment()
-    options = build.from_values(RoutingOptions, vars(given), environment)
-    checks.check_routing(options)
-    file = json_file(options.json)
-    outcome = measure(options, environment)
-    say(report(outcome))
-    write_json(file, {"version": 1, "settings": dataclasses.asdict(options), "outcome": outcome})
-    return 0
+    return run_local(given, RoutingOptions, checks.check_routing, measure, report, "outcome")
 
 
 def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingOutcome:
@@ -102,19 +95,19 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingO
     replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name:
         folder = Path(name)
-        file = shortened(options, folder)
-        with deployment(folder / "run", threads_shared(options, environment)) as here:
+        file = write_short_trace(options, folder)
+        with deployment(folder / "run", with_thread_limit(options, environment)) as here:
             workers = start_workers(here, options, folder)
             cache, context = None, None
             for number, mode in alternating(tuple(modes), options.rounds):
                 frontend = here.start_frontend(f"{mode}-{number}", *modes[mode])
                 here.wait_for_workers(frontend, len(workers))
-                cache = cache or cache_of(workers[0])
+                cache = cache or cache_size(workers[0])
                 seed = options.seed * 10_000 + number * len(modes) + list(modes).index(mode)
                 replay, context = replay_once(frontend, workers, file, seed, options)
                 replays[mode].append(replay)
                 here.stop(frontend)
-                say(f"round {number + 1} of {options.rounds}, {mode}: {line(replay)}")
+                print_line(f"round {number + 1} of {options.rounds}, {mode}: {summary_line(replay)}")
         assert cache is not None
         return RoutingOutcome(cache, ceilings(file, context, cache, options), replays)
 
@@ -125,18 +118,18 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingO
 def start_workers(here: Deployment, options: RoutingOptions, folder: Path) -> list[LocalProcess]:
     flags = [] if options.model else list(TINY_FLAGS)
     model = options.model or str(make_tiny_model(folder / "tiny"))
-    flags = ["--model", model, "--served-model-name", NAME, *flags, *bench_local.engine_args(options)]
+    flags = ["--model", model, "--served-model-name", MODEL, *flags, *bench_local.engine_args(options)]
     return [here.start_worker(f"worker-{number}", *flags) for number in range(options.workers)]
 
 
-def threads_shared(options: RoutingOptions, environment: Mapping[str, str]) -> dict[str, str]:
-    """On CPU every worker would compute with a thread per core, and they would wait for each other."""
+def with_thread_limit(options: RoutingOptions, environment: Mapping[str, str]) -> dict[str, str]:
+    """Limit the threads of each worker: on CPU each would use all cores and slow the others down."""
     threads = max(1, (os.cpu_count() or 1) // options.workers)
     return {"OMP_NUM_THREADS": str(threads), **environment}
 
 
-def cache_of(worker: LocalProcess) -> PrefixCache:
-    """As vLLM's metrics describe it."""
+def cache_size(worker: LocalProcess) -> PrefixCache:
+    """Return the size of a worker's cache, from vLLM's metrics."""
     return read_cache(get(f"{worker.url}/metrics") or "")
 
 
@@ -145,7 +138,7 @@ def read_cache(metrics: str) -> PrefixCache:
     try:
         return PrefixCache(int(found["num_gpu_blocks"]), int(found["block_size"]))
     except KeyError:
-        raise StartError("the worker's metrics do not tell the size of its cache") from None
+        raise StartError("the worker's metrics do not give the size of its cache") from None
 
 
 def info_line(metrics: str) -> str:
@@ -158,10 +151,10 @@ def info_line(metrics: str) -> str:
 def replay_once(
     frontend: LocalProcess, workers: Sequence[LocalProcess], file: Path, seed: int, options: RoutingOptions
 ) -> tuple[Replay, int | None]:
-    """The figures, and the context to which prompts were cut."""
+    """Replay the trace once; return the figures, and the context to which prompts were cut."""
     asked = LoadOptions(
         url=frontend.url,
-        model=NAME,
+        model=MODEL,
         prompts="trace",
         trace=str(file),
         trace_block=options.trace_block,
@@ -180,7 +173,7 @@ def replay_once(
 
 
 def replay_of(stage: StageReport, grown: Sequence[Mapping[str, float]]) -> Replay:
-    """From the answers, and from what each worker's counters have grown by."""
+    """Compute the figures from the stage's report and from the growth of each worker's counters."""
     if stage.requests.failed or not stage.requests.ok:
         raise StartError(f"{stage.requests.failed} requests failed: {stage.errors}")
     totals = {name: sum(worker[name] for worker in grown) for name in COUNTERS}
@@ -201,8 +194,8 @@ def replay_of(stage: StageReport, grown: Sequence[Mapping[str, float]]) -> Repla
 # --- the trace ------------------------------------------------------------------------------------------
 
 
-def shortened(options: RoutingOptions, folder: Path) -> Path:
-    """The trace with short answers: what is routed is the prompt, and a decode step costs a worker more."""
+def write_short_trace(options: RoutingOptions, folder: Path) -> Path:
+    """Write the trace with short answers: only prompts matter for routing, and decoding takes most time."""
     longest = options.output_tokens * trace.BLOCK // options.trace_block
     if not longest:
         raise ConfigError(
@@ -228,7 +221,7 @@ def ceilings(file: Path, context: int | None, cache: PrefixCache, options: Routi
 # --- the report -----------------------------------------------------------------------------------------
 
 
-def line(replay: Replay) -> str:
+def summary_line(replay: Replay) -> str:
     shares = "/".join(f"{share:.0%}" for share in replay.shares)
     return (
         f"hit rate {replay.hit_rate:.1%}, TTFT p50 {replay.ttft_p50_ms:.0f} ms, "
@@ -263,7 +256,7 @@ def cells(found: Sequence[Replay], limit: Ceilings) -> list[str]:
 
 
 def compare(first: str, ours: Sequence[Replay], mode: str, theirs: Sequence[Replay]) -> str:
-    """How many times longer the others let wait, round by round."""
+    """Compare the times to first token with those of the first mode, round by round."""
     p50 = ratios([one.ttft_p50_ms for one in theirs], [one.ttft_p50_ms for one in ours])
     p95 = ratios([one.ttft_p95_ms for one in theirs], [one.ttft_p95_ms for one in ours])
     return f"{mode} against {first}: TTFT p50 × {p50}, p95 × {p95}"

@@ -1,10 +1,9 @@
-"""From answers to figures. Pure."""
+"""Computes figures from answers: percentiles, rates, goodput."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,13 +11,13 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynamo_vllm.bench.http.answers import Answer
+    from dynamo_vllm.bench.http.answers import Answer, StageAnswers
 
 _ITL_QUANTILE = 0.99
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How a quantity is spread, in ms; None where there was nothing to measure."""
+    """The distribution of a quantity, in ms; None if there was nothing to measure."""
 
     mean: float | None = None
     p50: float | None = None
@@ -32,14 +31,14 @@ class Requests(msgspec.Struct, frozen=True):
     ok: int
     failed: int
     unfinished: int
-    """We left before they were answered."""
+    """Aborted by the client before the answer was complete."""
     per_second: float
 
 
 class Tokens(msgspec.Struct, frozen=True):
     prompt: int
     cached: int | None
-    """Prompt tokens the server took from a cache; None where it does not say."""
+    """Prompt tokens that the server took from a cache; None if it does not report them."""
     cached_from: str | None
     """`usage` or `metrics`."""
     output: int
@@ -52,10 +51,11 @@ class Goodput(msgspec.Struct, frozen=True):
     per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class StageFigures:
-    """What the answers of one stage say."""
+class StageFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answers of one stage show."""
 
+    name: str
+    seconds: float
     requests: Requests
     tokens: Tokens
     ttft_ms: Spread
@@ -66,28 +66,31 @@ class StageFigures:
     errors: dict[str, int]
 
 
-def figures(answers: Sequence[Answer], seconds: float, slo: Mapping[str, float]) -> StageFigures:
-    """The figures of a stage that took this long. Only complete answers have times and tokens."""
+def stage_figures(stage: StageAnswers, slo: Mapping[str, float]) -> StageFigures:
+    """Compute the figures of a stage. Only complete answers count for times and tokens."""
+    answers, seconds = stage.answers, stage.seconds
     good = [answer for answer in answers if is_ok(answer)]
     failed = [answer for answer in answers if answer.error]
     left = sum(answer.aborted for answer in answers)
     cached = [answer.cached_tokens for answer in good if answer.cached_tokens is not None]
     output = sum(answer.output_tokens for answer in good)
     return StageFigures(
-        Requests(len(good), len(failed), left, _per(len(good), seconds)),
-        Tokens(
+        name=stage.name,
+        seconds=round(seconds, 4),
+        requests=Requests(len(good), len(failed), left, _per(len(good), seconds)),
+        tokens=Tokens(
             prompt=sum(answer.prompt_tokens for answer in good),
             cached=sum(cached) if cached else None,
             cached_from="usage" if cached else None,
             output=output,
             output_per_second=_per(output, seconds),
         ),
-        spread([ttft(answer) for answer in good]),
-        spread([gap for answer in good for gap in gaps(answer)]),
-        spread([value for answer in good if (value := tpot(answer)) is not None]),
-        spread([e2e(answer) for answer in good]),
-        goodput(good, len(failed), seconds, slo) if slo else None,
-        dict(Counter(answer.error for answer in failed).most_common()),
+        ttft_ms=spread([ttft(answer) for answer in good]),
+        itl_ms=spread([gap for answer in good for gap in gaps(answer)]),
+        tpot_ms=spread([value for answer in good if (value := tpot(answer)) is not None]),
+        e2e_ms=spread([e2e(answer) for answer in good]),
+        goodput=goodput(good, len(failed), seconds, slo) if slo else None,
+        errors=dict(Counter(answer.error for answer in failed).most_common()),
     )
 
 
@@ -96,7 +99,7 @@ def is_ok(answer: Answer) -> bool:
 
 
 def ttft(answer: Answer) -> float:
-    """Seconds to the first token; of an empty answer, to its end."""
+    """Return the seconds to the first token; for an empty answer, to its end."""
     return (answer.first or answer.ended) - answer.sent
 
 
@@ -105,26 +108,26 @@ def e2e(answer: Answer) -> float:
 
 
 def gaps(answer: Answer) -> array[float]:
-    """Seconds between events."""
+    """Return the seconds between events."""
     found = array("f")
     found.frombytes(answer.gaps)
     return found
 
 
 def tpot(answer: Answer) -> float | None:
-    """Seconds per token behind the first one."""
+    """Return the seconds per token after the first one."""
     if answer.output_tokens < 2 or not answer.first:
         return None
     return (answer.last - answer.first) / (answer.output_tokens - 1)
 
 
 def goodput(good: Sequence[Answer], failed: int, seconds: float, slo: Mapping[str, float]) -> Goodput:
-    kept = sum(keeps(answer, slo) for answer in good)
+    kept = sum(meets(answer, slo) for answer in good)
     return Goodput(dict(slo), kept / max(1, len(good) + failed), _per(kept, seconds))
 
 
-def keeps(answer: Answer, slo: Mapping[str, float]) -> bool:
-    """Whether an answer stays within every limit."""
+def meets(answer: Answer, slo: Mapping[str, float]) -> bool:
+    """Return whether an answer is within every limit."""
     seen = {"ttft": ttft(answer), "tpot": tpot(answer) or 0.0, "e2e": e2e(answer)}
     if "itl" in slo:
         seen["itl"] = quantile(sorted(gaps(answer)) or [0.0], _ITL_QUANTILE)
@@ -132,7 +135,7 @@ def keeps(answer: Answer, slo: Mapping[str, float]) -> bool:
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Mean, percentiles and largest of what is given in seconds, in ms."""
+    """Return mean, percentiles and maximum in ms of values in seconds."""
     if not seconds:
         return Spread()
     ordered = sorted(seconds)
@@ -141,7 +144,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Between two neighbours, as far as q lies between them."""
+    """Return a quantile, interpolated linearly between its two neighbours."""
     place = q * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -149,7 +152,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def timeline(answers: Sequence[Answer], begun: float, width: float) -> list[float]:
-    """Events per second in steps of `width` seconds from `begun` on."""
+    """Return events per second, in steps of `width` seconds from `begun`."""
     counts: Counter[int] = Counter()
     for answer in answers:
         if not answer.first:

@@ -1,4 +1,4 @@
-"""Plots of a run as SVG and PNG: how times are spread, how stages compare, how a stage went."""
+"""Draws plots of a run as SVG and PNG: distributions of times, a comparison of stages, a timeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMELINE_STEPS = 100
 
 
 def require(folder: Path) -> None:
-    """Refuse what cannot be drawn, before there is anything to draw."""
+    """Raise an error if plots cannot be drawn, before anything is measured."""
     try:
         import matplotlib
     except ImportError:
@@ -29,7 +29,7 @@ def require(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"--plots {folder} cannot be made: {exc.strerror}") from None
+        raise ConfigError(f"--plots {folder} cannot be created: {exc.strerror}") from None
 
 
 def draw(report: RunReport, stages: Sequence[StageAnswers], folder: Path) -> None:
@@ -58,10 +58,10 @@ def _good(stage: StageAnswers) -> list[Any]:
 
 
 def _spread(pyplot: Any, title: str, seen: Iterable[tuple[str, list[float]]]) -> Any:
-    """Which share of all was at most that long, and how often each length came up."""
+    """Plot the cumulative share of times, and their density."""
     figure, (shares, counts) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     spread = [(name, [value * 1000 for value in sorted(seconds)]) for name, seconds in seen if seconds]
-    # A few slow ones would squeeze all others into one bar.
+    # With the slowest ones included, all others would fall into one bar.
     widest = max((figures.quantile(ordered, 0.99) for _, ordered in spread), default=1.0)
     for name, ordered in spread:
         last = max(1, len(ordered) - 1)
@@ -74,7 +74,7 @@ def _spread(pyplot: Any, title: str, seen: Iterable[tuple[str, list[float]]]) ->
 
 
 def _stages(pyplot: Any, report: RunReport, stages: Sequence[StageAnswers]) -> Any:
-    """Throughput and percentiles from stage to stage."""
+    """Plot throughput and percentiles by stage."""
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     names = [stage.name for stage in report.stages]
     axes[0].plot(names, [stage.tokens.output_per_second for stage in report.stages], marker="o")
@@ -94,7 +94,7 @@ def _at(stage: StageReport, what: str, percentile: str) -> float:
 
 
 def _timeline(pyplot: Any, report: RunReport, stages: Sequence[StageAnswers]) -> Any:
-    """Tokens per second from the start of each stage to its end."""
+    """Plot tokens per second over the time of each stage."""
     figure, axis = pyplot.subplots(figsize=(11, 4.2), layout="constrained")
     for stage in stages:
         width = max(stage.seconds / _TIMELINE_STEPS, 0.01)

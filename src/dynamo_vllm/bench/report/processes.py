@@ -1,4 +1,4 @@
-"""Processor time and memory of the processes under load."""
+"""Measures CPU time and memory of the processes under load."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ProcessFigures(msgspec.Struct, frozen=True):
     tree_cpu_seconds: float
     tree_cpu_us_per_token: float | None
     rss_mb: float
-    """Memory of the process and all below it at the end of the stage; shared pages count in each of them."""
+    """Memory of the process and its descendants at the end of the stage; shared pages count in each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One moment of a process and all below it: seconds of processor time by process, and memory."""
+class ProcessSample:
+    """CPU seconds by process, and memory, of a process and its descendants at one moment."""
 
     cpu: dict[tuple[int, float], float]
     own: float
@@ -37,7 +37,7 @@ class Look:
 
 
 class ProcessWatch:
-    """Processes by label."""
+    """The watched processes by label."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._processes = {}
@@ -47,18 +47,18 @@ class ProcessWatch:
             except psutil.NoSuchProcess:
                 raise ConfigError(f"--watch {label}={pid}: there is no such process") from None
 
-    def look(self) -> dict[str, Look]:
-        """Everybody now; who has ended is left out."""
+    def sample(self) -> dict[str, ProcessSample]:
+        """Sample all processes; those that have ended are left out."""
         found = {}
         for label, process in self._processes.items():
             try:
-                found[label] = _look(process)
+                found[label] = _sample(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
 
 
-def _look(root: psutil.Process) -> Look:
+def _sample(root: psutil.Process) -> ProcessSample:
     cpu, rss = {}, 0
     for process in (root, *root.children(recursive=True)):
         try:
@@ -68,7 +68,7 @@ def _look(root: psutil.Process) -> Look:
         except psutil.NoSuchProcess:
             if process is root:
                 raise
-    return Look(cpu, cpu[(root.pid, root.create_time())], rss)
+    return ProcessSample(cpu, cpu[(root.pid, root.create_time())], rss)
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -76,10 +76,10 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def between(
-    before: Mapping[str, Look], after: Mapping[str, Look], tokens: int
+def usage_between(
+    before: Mapping[str, ProcessSample], after: Mapping[str, ProcessSample], tokens: int
 ) -> dict[str, ProcessFigures | None]:
-    """What each used from one look to the next; None for one that ended between them."""
+    """Return what each process used between two samples; None if it ended between them."""
     used: dict[str, ProcessFigures | None] = {}
     for label, start in before.items():
         end = after.get(label)

@@ -1,4 +1,4 @@
-"""Rounds that alternate, and what they say: medians, ratios of neighbours, and how far they spread."""
+"""Alternates rounds of a measurement and summarises them: medians, ranges, and ratios within a round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The median of several rounds, and the smallest and largest."""
+    """The median, the smallest and the largest value of several rounds."""
 
     median: float
     low: float
@@ -34,26 +34,27 @@ def spread(values: Sequence[float]) -> Range:
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Range | None:
-    """Round by round, so that what the machine did meanwhile hits both; None where a divisor is 0."""
+    """Return the ratios within each round, where the machine's load affects both; None if a divisor is 0."""
     if not all(below):
         return None
     return spread([a / b for a, b in zip(above, below, strict=True)])
 
 
 def alternating(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Every name once in each round, in turn forwards and backwards."""
+    """Yield every name once in each round, in order and in reverse order by turns."""
     for number in range(rounds):
         for name in names if number % 2 == 0 else tuple(reversed(names)):
             yield number, name
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line without delay, also if standard output is a pipe."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def json_file(path: str | None) -> Path | None:
-    """Where figures go; refused now where that cannot be, and not after an hour of load."""
+    """Return the file for the figures. An error is raised now, not after an hour of load."""
     if path is None:
         return None
     file = Path(path)

@@ -1,4 +1,4 @@
-"""The figures of a run, as JSON and as text for a terminal."""
+"""Writes the figures of a run as JSON and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynamo_vllm.bench.report.figures import Goodput, Requests, Spread, Tokens
+from dynamo_vllm.bench.report.figures import StageFigures
 from dynamo_vllm.bench.report.processes import ProcessFigures
 
 if TYPE_CHECKING:
@@ -18,30 +18,22 @@ LATE_MS = 50.0
 
 
 class ClientFigures(msgspec.Struct, frozen=True):
-    """How hard the load was for those who made it."""
+    """How busy the client processes were."""
 
     processes: int
     utilisation: float
-    """Processor time over time of the busiest client process."""
+    """CPU time divided by elapsed time, of the busiest client process."""
     cpu_us_per_token: float | None
-    """Of all client processes together."""
+    """The sum over all client processes."""
     late_ms: float
-    """How much later than due a request was sent, at worst."""
+    """The longest delay with which a request was sent."""
 
 
-class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    seconds: float
-    requests: Requests
-    tokens: Tokens
-    ttft_ms: Spread
-    itl_ms: Spread
-    tpot_ms: Spread
-    e2e_ms: Spread
-    goodput: Goodput | None
+class StageReport(StageFigures, frozen=True, kw_only=True):
+    """The figures of a stage, and what the processes used for it."""
+
     processes: dict[str, ProcessFigures | None]
     client: ClientFigures
-    errors: dict[str, int]
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,19 +49,19 @@ def to_json(report: RunReport) -> bytes:
 
 
 def text(report: RunReport) -> str:
-    """Tables of every stage, and what a reader must know about them."""
-    parts = [f"{report.url}  model {report.settings.get('model')}  {_asked(report.settings)}", ""]
+    """Return tables of all stages, with errors and warnings."""
+    parts = [f"{report.url}  model {report.settings.get('model')}  {_prompts(report.settings)}", ""]
     parts.append(table(*_main_rows(report.stages)))
     if any(stage.processes for stage in report.stages):
         parts += ["", table(*_process_rows(report.stages))]
     errors = [error for stage in report.stages for error in _errors(stage)]
     warnings = [warning for stage in report.stages for warning in _warnings(stage)]
     if report.interrupted:
-        warnings.append("stopped early; requests in flight were left and are not counted")
+        warnings.append("stopped early; requests in flight were aborted and do not count")
     return "\n".join([*parts, *([""] if errors or warnings else []), *errors, *warnings])
 
 
-def _asked(settings: dict[str, Any]) -> str:
+def _prompts(settings: dict[str, Any]) -> str:
     kind = settings.get("prompts")
     if kind == "trace":
         return f"trace {settings.get('trace')} in blocks of {settings.get('trace_block')} tokens"
@@ -134,7 +126,7 @@ def _warnings(stage: StageReport) -> list[str]:
 
 
 def _short(value: float | None) -> str:
-    """Three digits that matter."""
+    """Format a number with three significant digits."""
     if value is None:
         return "–"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -145,7 +137,7 @@ def _percent(part: int | None, whole: int) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: names to the left, figures to the right."""
+    """Format a table: names are aligned left, figures right."""
     cells = [list(head), *map(list, rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
     names = {at for at, name in enumerate(head) if name in ("STAGE", "PROCESS")}

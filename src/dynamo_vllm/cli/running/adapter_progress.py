@@ -1,4 +1,4 @@
-"""How far adapters are while they are loaded: one line that is written over on a terminal."""
+"""Shows the progress of adapters that workers load, on one line of a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 0.3
 FETCHING = "fetching"
-"""The state in which bytes come in."""
+"""The state in which a worker downloads an adapter."""
 _CLEAR = "\r\x1b[2K"
 
 
@@ -27,7 +27,7 @@ async def show(
     names: Mapping[int, str],
     stream: TextIO,
 ) -> None:
-    """Until every worker has answered; nothing where nobody looks."""
+    """Show the progress until every worker has answered, if `stream` is a terminal."""
     if not stream.isatty():
         return
     try:
@@ -47,11 +47,11 @@ def line(adapter: str, states: Mapping[str, str], columns: int) -> str:
 
 def state_of(reply: Mapping[str, Any], adapter: str) -> str:
     entries = [entry for entry in reply.get("loras", ()) if entry.get("name") == adapter]
-    return how_far(entries[0]) if entries else "waiting"
+    return progress(entries[0]) if entries else "waiting"
 
 
-def how_far(entry: Mapping[str, Any]) -> str:
-    """The state of an adapter, with the bytes while they come in and the reason where it failed."""
+def progress(entry: Mapping[str, Any]) -> str:
+    """Return the state of an adapter, with its bytes during a download and the reason of a failure."""
     state, done, total = str(entry.get("state", "?")), entry.get("done_bytes"), entry.get("total_bytes")
     if entry.get("error"):
         return f"{state}: {entry['error']}"
@@ -63,6 +63,6 @@ def how_far(entry: Mapping[str, Any]) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads: the load goes on
+    with contextlib.suppress(OSError, ValueError):  # the reader has gone; the load continues
         stream.write(text)
         stream.flush()

@@ -1,4 +1,4 @@
-"""The commands that tell running workers to do something: one table, one way through."""
+"""Runs the commands that control running workers, such as `lora load` and `sleep`, from one table."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ PROG = "dynamo-vllm"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: the verb, what goes into it, and what its answer is in words."""
+    """One command: the admin verb that it calls, its arguments, and how its replies are printed."""
 
     verb: str
     about: str
-    said: Callable[[Reply], str]
-    """What a worker did, from its reply."""
+    describe: Callable[[Reply], str]
+    """Describes what a worker did, from its reply."""
     options: type[AdminOptions] = AdminOptions
     words: tuple[str, ...] = ()
-    """Names of the words behind the command."""
+    """Names of the command's positional arguments."""
     body: Callable[[Any, Sequence[str]], dict[str, Any]] = lambda options, words: {}
     everywhere: bool = False
-    """Every worker is asked unless one is named."""
+    """Whether it calls every worker unless one is named."""
 
     @property
     def target(self) -> str:
         if self.everywhere:
-            return "Every worker is asked, unless --worker names one."
-        return "With several workers say --all or --worker ID."
+            return "It applies to every worker, unless --worker names one."
+        return "With several workers, give --all or --worker ID."
 
 
 def _loaded(reply: Reply) -> str:
@@ -83,7 +83,7 @@ def _or_already(done: str, already: str) -> Callable[[Reply], str]:
 
 
 def source(uri: str) -> str:
-    """A folder seen from here, where the worker may stand elsewhere."""
+    """Make a folder's path absolute, because the worker may run in another folder."""
     return uri if "://" in uri else os.path.abspath(uri)
 
 
@@ -117,7 +117,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "sleep": Command(
         "sleep",
-        "Take workers out of service and give back the memory of their engines.",
+        "Take workers out of service and free the memory of their engines.",
         _asleep,
         options=SleepOptions,
         body=lambda options, words: _drain(options, {"level": options.level}),
@@ -125,32 +125,30 @@ COMMANDS: dict[str, Command] = {
     "wake": Command("wake_up", "Wake sleeping workers and put them back into service.", _awake),
     "pause": Command(
         "pause",
-        "Stop computing, keep everything in memory.",
+        "Pause workers; everything stays in memory.",
         _or_already("paused", "already paused"),
         options=PauseOptions,
         body=lambda options, words: _drain(options, {"mode": "keep" if options.keep else "wait"}),
     ),
-    "resume": Command("resume", "Go on after a pause.", _or_already("resumed", "was not paused")),
-    "clear-kv": Command(
-        "clear_kv_blocks", "Forget every cached KV block.", lambda reply: "KV blocks cleared"
-    ),
+    "resume": Command("resume", "Resume paused workers.", _or_already("resumed", "was not paused")),
+    "clear-kv": Command("clear_kv_blocks", "Clear every cached KV block.", lambda reply: "KV blocks cleared"),
     "reset-caches": Command(
         "reset_caches",
-        "Forget what was computed: cached KV blocks, processed media, encoder outputs.",
-        lambda reply: "caches forgotten",
+        "Clear caches: KV blocks, processed media, encoder outputs.",
+        lambda reply: "caches cleared",
         options=ResetOptions,
         body=lambda options, words: {"kinds": list(dict.fromkeys(options.kind))},
     ),
     "profile start": Command(
         "start_profile",
-        "Begin a profile of the engine; the worker must have been started with vLLM's --profiler-config.",
+        "Start a profile of the engine; the worker must have been started with vLLM's --profiler-config.",
         lambda reply: "profiling",
         options=ProfileOptions,
         body=lambda options, words: {} if options.prefix is None else {"prefix": options.prefix},
     ),
     "profile stop": Command(
         "stop_profile",
-        "End the profile and write it.",
+        "Stop the profile and write it.",
         lambda reply: f"profile in {reply['folder']}" if reply.get("folder") else "profile written",
         options=ProfileOptions,
     ),
@@ -158,7 +156,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """`argv` begins with the command's own name."""
+    """Run a command; `argv` begins with its name."""
     environment = build.environment()
     name, rest = named(argv)
     if name is None:
@@ -176,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def named(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The command in the table, None for one word where two are needed."""
+    """Return the name of the command and the other arguments; None if the name's second word is missing."""
     first, *rest = argv
     if first in COMMANDS:
         return first, rest
@@ -210,10 +208,10 @@ def understand(
     given, words = parser.parse_known_args(list(argv))
     unknown = next((word for word in words if word.startswith("-")), None)
     if unknown is not None:
-        raise ConfigError(f"{unknown} is no option of {name}; see '{PROG} {name} --help'")
+        raise ConfigError(f"{unknown} is not an option of {name}; see '{PROG} {name} --help'")
     wanted = " ".join((PROG, name, *command.words))
     if len(words) > len(command.words):
-        raise ConfigError(f"{words[len(command.words)]!r} is too much: {wanted}")
+        raise ConfigError(f"{words[len(command.words)]!r} is one argument too many: {wanted}")
     if len(words) < len(command.words) or not all(words):
         missing = command.words[words.index("") if "" in words else len(words)]
         raise ConfigError(f"{missing} is missing: {wanted}")
@@ -223,7 +221,7 @@ def understand(
 
 
 def refuse_missing_folder(options: AdminOptions) -> None:
-    """Said without the runtime, which would make the folder."""
+    """Raise before the runtime is loaded, because it would create the folder."""
     from dynamo_vllm.serving.admin.client import NoWorkers, nobody
 
     folder = options.discovery_folder
@@ -231,7 +229,7 @@ def refuse_missing_folder(options: AdminOptions) -> None:
         raise NoWorkers(nobody(options))
 
 
-# --- asking -----------------------------------------------------------------------------------------------
+# --- the calls --------------------------------------------------------------------------------------------
 
 
 async def run(name: str, command: Command, options: AdminOptions, words: Sequence[str]) -> int:
@@ -240,7 +238,7 @@ async def run(name: str, command: Command, options: AdminOptions, words: Sequenc
     async with Workers(options) as workers:
         found = workers.found
         if not (command.everywhere or options.all or options.worker) and len(found) > 1:
-            found = await living(workers)
+            found = await reachable(workers)
         chosen = worker_names.choose(found, options.worker, options.all or command.everywhere)
         names = worker_names.short(workers.found)
         replies = await ask(workers, command, options, words, {i: names.get(i, f"{i:x}") for i in chosen})
@@ -248,11 +246,11 @@ async def run(name: str, command: Command, options: AdminOptions, words: Sequenc
     return 0 if all(reply.get("status") == "success" for reply in replies.values()) else 1
 
 
-async def living(workers: Workers) -> list[int]:
-    """Discovery shows a killed worker for some seconds: it must not make one worker look like several."""
+async def reachable(workers: Workers) -> list[int]:
+    """Return the workers that can be reached: discovery still lists a killed worker for some seconds."""
     replies = await workers.ask_all("status", 2.0)
-    living = [instance for instance, reply in replies.items() if reply.get("error") != "unreachable"]
-    return living or list(replies)
+    found = [instance for instance, reply in replies.items() if reply.get("error") != "unreachable"]
+    return found or list(replies)
 
 
 async def ask(
@@ -275,7 +273,7 @@ async def ask(
     return {instance: await reply for instance, reply in asked.items()}
 
 
-# --- telling ----------------------------------------------------------------------------------------------
+# --- the report -------------------------------------------------------------------------------------------
 
 
 def report(
@@ -295,27 +293,29 @@ def report(
         if reply.get("status") != "success":
             print(f"{names[instance]}: {refusal(reply)}", file=sys.stderr)
         elif command.verb != "list_loras":
-            print(f"{names[instance]}: {command.said(reply)}")
+            print(f"{names[instance]}: {command.describe(reply)}")
 
 
 def refusal(reply: Reply) -> str:
-    """Why a worker did not do it."""
-    message = str(reply.get("message") or "no reason was given")
+    """Say why a worker refused."""
+    message = str(reply.get("message") or "no reason given")
     if reply.get("error") in ("unreachable", "no_answer"):
         return message
     return f"refused ({reply.get('code', '?')} {reply.get('error', 'error')}): {message}"
 
 
 def adapters(replies: Mapping[int, Reply], names: Mapping[int, str]) -> str:
-    from dynamo_vllm.cli.running.adapter_progress import how_far
+    from dynamo_vllm.cli.running.adapter_progress import progress
     from dynamo_vllm.cli.running.frontend_client import table
 
     rows: list[Sequence[object]] = []
-    told = [(instance, reply) for instance, reply in replies.items() if reply.get("status") == "success"]
-    for instance, reply in told:
+    answered = [(i, reply) for i, reply in replies.items() if reply.get("status") == "success"]
+    for instance, reply in answered:
         for entry in reply.get("loras", ()):
             facts = (entry.get("rank") or "-", entry.get("leases", 0), entry.get("uri") or "-")
-            rows.append((names[instance], entry.get("name"), how_far(entry), *facts))
-    used = [f"{names[i]} has {reply.get('count', 0)} of {reply.get('capacity', '?')}" for i, reply in told]
+            rows.append((names[instance], entry.get("name"), progress(entry), *facts))
+    used = [
+        f"{names[i]} has {reply.get('count', 0)} of {reply.get('capacity', '?')}" for i, reply in answered
+    ]
     lines = [table(("WORKER", "ADAPTER", "STATE", "RANK", "IN USE", "SOURCE"), rows)] if rows else []
     return "\n".join([*lines, "; ".join(used)])

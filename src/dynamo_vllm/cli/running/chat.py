@@ -1,4 +1,4 @@
-"""`dynamo-vllm chat`: talk to a running system from the terminal."""
+"""Runs `dynamo-vllm chat`: a chat with a running system in the terminal."""
 
 from __future__ import annotations
 
@@ -24,45 +24,48 @@ if TYPE_CHECKING:
 
 PROG = "dynamo-vllm chat"
 DESCRIPTION = (
-    "Talk to a model of a running system. The URL may also be the first argument. "
-    "Without --message, what is piped in is the message; at a terminal the talk goes on until /exit."
+    "Chat with a model of a running system. The URL may also be the first argument. "
+    "Without --message, the message is read from a pipe; at a terminal the chat continues until /exit."
 )
-HELP = "/reset begins anew, /model shows models or takes one, /exit or Ctrl-D ends, Ctrl-C stops an answer."
+HELP = "/reset starts anew, /model lists models or selects one, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 Message = dict[str, str]
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """Whom to talk to, and how the answer is made."""
+    """The options of `chat`."""
 
     url: str | None = opt(
         None,
         "chat",
-        f"Frontend to talk to (default: of the serve that runs here, else {DEFAULT_URL}).",
+        f"URL of the frontend (default: that of the serve on this machine, else {DEFAULT_URL}).",
         env="DYN_VLLM_URL",
         metavar="URL",
     )
     model: str | None = opt(
         None,
         "chat",
-        "Model to talk to (default: the first by name).",
+        "Model to chat with (default: the first by name).",
         env="DYN_VLLM_CHAT_MODEL",
         metavar="NAME",
     )
     message: str | None = opt(
         None,
         "chat",
-        "Say this, print the answer and end.",
+        "Send this message, print the answer and exit.",
         env="DYN_VLLM_CHAT_MESSAGE",
         flags=("--message", "-m"),
         metavar="TEXT",
     )
     system: str | None = opt(
-        None, "chat", "System message that begins the talk.", env="DYN_VLLM_CHAT_SYSTEM", metavar="TEXT"
+        None, "chat", "System message at the start of the chat.", env="DYN_VLLM_CHAT_SYSTEM", metavar="TEXT"
     )
     max_tokens: int | None = opt(
-        None, "chat", "Longest answer (default: what the model has room for).", env="DYN_VLLM_CHAT_MAX_TOKENS"
+        None,
+        "chat",
+        "Maximum tokens of an answer (default: what the model's context allows).",
+        env="DYN_VLLM_CHAT_MAX_TOKENS",
     )
     temperature: float | None = opt(
         None, "chat", "Sampling temperature (default: the model's).", env="DYN_VLLM_CHAT_TEMPERATURE"
@@ -70,7 +73,7 @@ class ChatOptions:
     reasoning: bool = opt(
         True,
         "chat",
-        "Show what a model thinks before it answers, dimmed; only a terminal gets to see it.",
+        "Show the model's reasoning before its answer, dimmed; only on a terminal.",
         env="DYN_VLLM_CHAT_REASONING",
     )
     timeout: float = opt(
@@ -82,24 +85,24 @@ def main(argv: Sequence[str]) -> int:
     environment = build.environment()
     options, rest = build.parse(ChatOptions, with_url_flag(argv), environment, PROG, DESCRIPTION)
     if rest:
-        raise ConfigError(f"{rest[0]} is no option of chat; see '{PROG} --help'")
+        raise ConfigError(f"{rest[0]} is not an option of chat; see '{PROG} --help'")
     message = options.message
     if message is None and not sys.stdin.isatty():
         message = sys.stdin.read().strip()
     if message is not None and not message:
-        raise ConfigError("there is nothing to say; give --message TEXT or pipe a text in")
+        raise ConfigError("the message is empty; give --message TEXT or pipe a text in")
     url = options.url or deployment.frontend(environment) or DEFAULT_URL
     with contextlib.closing(FrontendClient(url, options.timeout)) as client:
-        talk = Talk(client, options)
+        chat = Chat(client, options)
         if message is None:
-            converse(talk)
+            converse(chat)
         else:
-            talk.say(message)
+            chat.send(message)
     return 0
 
 
-class Talk:
-    """A conversation; what was said is sent along with every new message."""
+class Chat:
+    """A conversation. Every new message is sent with all earlier ones."""
 
     def __init__(self, client: FrontendClient, options: ChatOptions) -> None:
         self._client = client
@@ -113,16 +116,16 @@ class Talk:
             self._messages.append({"role": "system", "content": self._options.system})
 
     def choose(self, name: str) -> str:
-        """Go on with another model, with all that was said; what to tell the user."""
+        """Switch to another model and keep the messages; return the text to show to the user."""
         served = models(self._client)
         if name in served:
             self.model = name
         elif name:
-            return harmless(f"{name} is not served; there are {', '.join(served)}")
+            return harmless(f"{name} is not served; choose one of {', '.join(served)}")
         return harmless("\n".join(f"{'*' if found == self.model else ' '} {found}" for found in served))
 
-    def say(self, message: str) -> None:
-        """Send a message and print the answer as it comes; one cut short is kept as far as it came."""
+    def send(self, message: str) -> None:
+        """Send a message and print the answer as it arrives; a stopped answer is kept as far as it came."""
         asked: list[Message] = [*self._messages, {"role": "user", "content": message}]
         page = Page(sys.stdout, shows_reasoning=self._options.reasoning)
         try:
@@ -133,10 +136,10 @@ class Talk:
                         page.add(choice.get("delta") or {})
         finally:
             page.end()
-            if page.answer:  # without its thoughts, as models are trained
+            if page.answer:  # without the reasoning, as models are trained
                 self._messages = [*asked, {"role": "assistant", "content": page.answer}]
         if page.reasoning and not page.answer:
-            print("the answer is empty: the model only thought; --max-tokens may help", file=sys.stderr)
+            print("the answer is empty after the reasoning; a higher --max-tokens may help", file=sys.stderr)
 
     def _body(self, messages: list[Message]) -> dict[str, Any]:
         chosen = {"max_tokens": self._options.max_tokens, "temperature": self._options.temperature}
@@ -145,7 +148,7 @@ class Talk:
 
 
 class Page:
-    """An answer on its way to the screen; thoughts are dimmed there, and not for other programs."""
+    """Prints an answer. A terminal shows the reasoning dimmed; other programs do not get it."""
 
     def __init__(self, out: TextIO, shows_reasoning: bool) -> None:
         self.answer = ""
@@ -160,8 +163,8 @@ class Page:
             self.reasoning += thought
             if self._shows_reasoning:
                 self._print(thought, dim=True)
-        if text := said(delta.get("content")):
-            # Thoughts have a line of their own.
+        if text := text_of(delta.get("content")):
+            # The reasoning ends with its own line.
             first = "\n" if self._is_dim and not self.answer else ""
             self.answer += text
             self._print(first + text, dim=False)
@@ -179,8 +182,8 @@ class Page:
         self._out.flush()
 
 
-def said(content: Any) -> str:
-    """The text of a delta; a model that draws sends parts, and a terminal shows no pictures."""
+def text_of(content: Any) -> str:
+    """Return the text of a delta. Other parts, such as images, become a word: a terminal cannot show them."""
     if not isinstance(content, list):
         return str(content or "")
     parts = (part for part in content if isinstance(part, dict))
@@ -191,18 +194,18 @@ def said(content: Any) -> str:
 
 
 def models(client: FrontendClient) -> list[str]:
-    # The frontend lists them in any order, adapters among base models.
+    # The frontend lists them in no order, with adapters between base models.
     served = sorted(str(entry["id"]) for entry in client.models())
     if not served:
         raise Unanswered(f"{client.url} serves no model yet; 'dynamo-vllm status {client.url}' shows more")
     return served
 
 
-def converse(talk: Talk) -> None:
-    """Read and answer until the user has enough."""
+def converse(chat: Chat) -> None:
+    """Read messages from the terminal and answer them, until the user ends the chat."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  line editing and history for input()
-    print(harmless(f"{talk.model}: {HELP}"))
+    print(harmless(f"{chat.model}: {HELP}"))
     while True:
         try:
             line = input("> ").strip()
@@ -216,21 +219,21 @@ def converse(talk: Talk) -> None:
         if command in ("/exit", "/quit"):
             return
         if command in ("/reset", "/clear"):
-            talk.clear()
-            print("begun anew")
+            chat.clear()
+            print("started anew")
         elif command == "/model":
-            with going_on():
-                print(talk.choose(rest.strip()))
+            with errors_printed():
+                print(chat.choose(rest.strip()))
         elif line.startswith("/"):
             print(HELP)
         elif line:
-            with going_on():
-                talk.say(line)
+            with errors_printed():
+                chat.send(line)
 
 
 @contextlib.contextmanager
-def going_on() -> Iterator[None]:
-    """One turn; an error is printed and the talk goes on."""
+def errors_printed() -> Iterator[None]:
+    """Run one turn; print its error, so that the chat continues."""
     try:
         yield
     except Unanswered as exc:

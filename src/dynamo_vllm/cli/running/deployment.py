@@ -1,4 +1,4 @@
-"""Finds the deployment a command is about: the one named, or the only `serve` that runs here."""
+"""Finds the deployment that a command is for: the one named, or the only `serve` on this machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def find(options: T, environment: Mapping[str, str], url: str | None = None) -> tuple[T, RunFolder | None]:
-    """The options with the place of discovery, and the serve it belongs to.
+    """Return the options with the discovery settings of a serve, and the folder of that serve.
 
-    Without a running serve the runtime's own choice stands; with a `url` only the serve at it counts.
+    Without a running serve the options stay as they are. With a `url`, only the serve at that URL counts.
     """
     if options.discovery_backend != "file" or options.file_kv is not None:
         return options, None
@@ -36,15 +36,19 @@ def find(options: T, environment: Mapping[str, str], url: str | None = None) -> 
     if url is not None:
         running = [folder for folder in running if folder.url is not None and _is_same(folder.url, url)]
     if len(running) > 1:
-        raise ConfigError(f"several serve run on this machine; name one with --run-dir:\n{_list(running)}")
+        raise ConfigError(
+            f"several serve processes run on this machine; name one with --run-dir:\n{_list(running)}"
+        )
     return (_in(options, running[0]), running[0]) if running else (options, None)
 
 
 def frontend(environment: Mapping[str, str]) -> str | None:
-    """Where the only serve that runs here has its frontend; None where none runs."""
+    """Return the URL of the only serve on this machine; None if none runs."""
     running = run_folder.running(environment)
     if len(running) > 1:
-        raise ConfigError(f"several serve run on this machine; give the URL of one:\n{_list(running)}")
+        raise ConfigError(
+            f"several serve processes run on this machine; give the URL of one:\n{_list(running)}"
+        )
     return running[0].url if running else None
 
 
@@ -56,7 +60,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _in(options: T, folder: RunFolder) -> T:
-    """What serve noted. Without an address of its own it and its workers speak over loopback only."""
+    """Return the options with those that serve noted. By default serve and its workers use loopback only."""
     noted: dict[str, Any] = {"file_kv": str(folder.discovery), "bind_host": LOOPBACK, **folder.reach}
     bind_host = options.bind_host or noted.pop("bind_host")
     return dataclasses.replace(options, **noted, bind_host=bind_host)

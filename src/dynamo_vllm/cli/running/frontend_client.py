@@ -1,4 +1,4 @@
-"""A small HTTP client of our own frontend, for the commands that speak to a running system."""
+"""Calls our own frontend over HTTP, for the commands that use a running system."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) 
 
 
 class Unanswered(DynamoVllmError):
-    """The system could not be reached, or answered with an error; the message is for the terminal."""
+    """The system cannot be reached, or answered with an error; the message is for the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One figure of /metrics."""
+    """One sample of /metrics."""
 
     name: str
     labels: Mapping[str, str]
@@ -34,19 +34,19 @@ class MetricSample:
 
 
 class FrontendClient:
-    """One frontend. Every failure is an `Unanswered`."""
+    """A client of one frontend. Every failure raises `Unanswered`."""
 
     def __init__(self, url: str, timeout: float) -> None:
-        import httpx  # 0.2 s, which --help need not pay
+        import httpx  # 0.2 s; --help does not need it
 
-        if not 0 < timeout < float("inf"):  # nan is between nothing
+        if not 0 < timeout < float("inf"):  # also refuses nan
             raise ConfigError(f"--timeout {timeout:g} must be above 0")
         self.url = base(url)
         parts = urlsplit(self.url)
-        # A proxy of the environment must not swallow what is meant for this machine.
+        # A proxy from the environment must not get requests to this machine.
         trust_env = parts.hostname not in LOOPBACK_HOSTS
-        # Without TLS there is nothing to verify, and to read all authorities takes 50 ms. On this machine
-        # a certificate is for another name than that of loopback.
+        # Without TLS there is nothing to verify, and loading the authorities takes 50 ms. On loopback
+        # a certificate is for another name.
         verify = parts.scheme == "https" and trust_env
         self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=trust_env, verify=verify)
 
@@ -59,7 +59,7 @@ class FrontendClient:
             return self._http.post(path, json=body)
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer; an HTTP error raises with the server's message."""
+        """Return the whole answer; an HTTP error raises with the server's message."""
         response = self.post(path, body)
         if response.status_code != 200:
             raise Unanswered(reason(response))
@@ -67,7 +67,7 @@ class FrontendClient:
         return found
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of a streamed answer; closing the iterator ends the request."""
+        """Yield the chunks of a streamed answer; closing the iterator ends the request."""
         with self._readable(), self._http.stream("POST", path, json={**body, "stream": True}) as response:
             if response.status_code != 200:
                 response.read()
@@ -89,7 +89,7 @@ class FrontendClient:
         return found
 
     def samples(self) -> list[MetricSample]:
-        """Every sample of the frontend's /metrics; none where it has no such page."""
+        """Return every sample of the frontend's /metrics; none if it has no such page."""
         from prometheus_client.parser import text_string_to_metric_families
 
         response = self.get("/metrics")
@@ -113,8 +113,8 @@ class FrontendClient:
         except httpx.ConnectError as exc:
             if "SSL" in str(exc):
                 raise Unanswered(
-                    f"{self.url}: TLS failed: {exc}; the authority of a certificate of your own is named "
-                    "with SSL_CERT_FILE"
+                    f"{self.url}: TLS failed: {exc}; if the certificate has its own authority, set "
+                    "SSL_CERT_FILE to it"
                 ) from None
             raise Unanswered(
                 f"nothing listens at {self.url}; start a system with 'dynamo-vllm serve' or give its URL"
@@ -126,21 +126,21 @@ class FrontendClient:
 
 
 def base(url: str) -> str:
-    """`host:8000`, `http://host:8000/` and `http://host:8000/v1` all name the same frontend."""
+    """Normalise a URL. `host:8000`, `http://host:8000/` and `http://host:8000/v1` name the same frontend."""
     whole = url if "://" in url else f"http://{url}"
     parts = urlsplit(whole)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} is no URL of a frontend; write http://host:port")
+        raise ConfigError(f"{url!r} is not the URL of a frontend; write http://host:port")
     return whole.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def with_url_flag(argv: Sequence[str]) -> list[str]:
-    """A first argument that is no flag is the URL."""
+    """Insert --url before the first argument if that is not a flag."""
     return ["--url", *argv] if argv and not argv[0].startswith("-") else list(argv)
 
 
 def sse_data(lines: Iterator[str]) -> Iterator[str]:
-    """The `data:` fields of a server-sent event stream, up to [DONE]."""
+    """Yield the `data:` fields of a server-sent event stream, up to [DONE]."""
     for line in lines:
         if line.startswith("data:"):
             data = line[len("data:") :].strip()
@@ -150,7 +150,7 @@ def sse_data(lines: Iterator[str]) -> Iterator[str]:
 
 
 def reason(response: httpx.Response) -> str:
-    """Status and message of an error answer."""
+    """Return the status and message of an error response."""
     try:
         message = message_of(response.json())
     except ValueError:
@@ -159,19 +159,19 @@ def reason(response: httpx.Response) -> str:
 
 
 def message_of(error: Any) -> str:
-    """Both shapes: {"message": …} and {"error": {"message": …}}."""
+    """Return the message of an error, from {"message": …} or {"error": {"message": …}}."""
     if isinstance(error, dict):
         return message_of(error["error"]) if "error" in error else harmless(str(error.get("message", error)))
     return harmless(str(error))
 
 
 def harmless(text: str) -> str:
-    """Without what a terminal would obey: whoever answers may write anything."""
+    """Remove control characters, because a server's text could contain escape sequences."""
     return text.translate(_CONTROLS)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Aligned columns for a terminal."""
+    """Format a table with aligned columns."""
     cells = [[harmless(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]

@@ -1,4 +1,4 @@
-"""Proof that a running system works: it is ready, it answers, its KV events arrive and its cache is used."""
+"""Tests a running system: it is ready, it answers, its KV events arrive and its prefix cache is used."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dynamo_vllm.supervise.probe import smallest_drawings, went_over_two
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Events need some milliseconds from the engine to the router.
+# An event takes some milliseconds from the engine to the router.
 EVENT_SECONDS = 10.0
 PAUSE_SECONDS = 0.1
-# Several blocks of any size in use, and few enough tokens for a small context even at one token per letter.
+# Enough for several blocks of any usual size, and few enough for a small context at one token per letter.
 WORDS = 120
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-# The frontend counts the batches of KV events its router took over ZMQ; one that predicts has no such series.
+# The frontend counts the batches of KV events that its router gets over ZMQ, unless the router predicts.
 _EVENT_BATCHES = "_router_kv_zmq_ingress_batches_total"
-# And every event it took, over NATS too; a router that predicts counts what it predicts here.
-_EVENTS = "_kv_cache_events_applied_total"  # without its end on the page; the parser adds it
+# It also counts every event, over NATS too; a predicting router counts its predictions here.
+_EVENTS = "_kv_cache_events_applied_total"  # the page omits `_total`; the parser adds it
 SETTLE_SECONDS = 0.5
 
 
@@ -39,7 +39,7 @@ OK, FAILED, NOT_PROVEN = Proof.OK, Proof.FAILED, Proof.NOT_PROVEN
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """One thing that was tried."""
+    """The outcome of one test."""
 
     name: str
     outcome: Proof
@@ -52,7 +52,7 @@ class ProofStep:
 
 
 def prove(client: FrontendClient, wanted: str | None) -> Iterator[ProofStep]:
-    """The steps in order; the first that failed for good ends the proof."""
+    """Run the steps in order and yield them; without a model or a connection the rest is left out."""
     try:
         yield health(client)
         listing, model = listed(client, wanted)
@@ -85,12 +85,12 @@ def health(client: FrontendClient) -> ProofStep:
 
 
 def listed(client: FrontendClient, wanted: str | None) -> tuple[ProofStep, dict[str, Any] | None]:
-    """The model that the other steps ask."""
+    """Return the model that the other steps use."""
     served = client.models()
     names = [str(model["id"]) for model in served]
     found = next((model for model in served if wanted in (None, model["id"])), None)
     if found is None:
-        hint = f"served are: {', '.join(names)}" if names else "no worker has registered a model"
+        hint = f"served models: {', '.join(names)}" if names else "no worker has registered a model"
         return ProofStep("model", FAILED, f"{wanted or 'any model'} is not listed by /v1/models", hint), None
     return ProofStep(
         "model", OK, f"{found['id']}, context of {found.get('context_window', '?')} tokens"
@@ -98,62 +98,62 @@ def listed(client: FrontendClient, wanted: str | None) -> tuple[ProofStep, dict[
 
 
 def answer(client: FrontendClient, model: str) -> tuple[str | None, ProofStep]:
-    """The path that answers: chat, or completions for a model without a chat template."""
+    """Return the path that answers: chat, or completions for a model without a chat template."""
     began = time.monotonic()
-    complaints = []
-    # First: in a chat a model that draws would take all its steps.
+    errors = []
+    # Before the chat: there an image model would run all its steps.
     for path, smallest in smallest_drawings(model).values():
         with contextlib.suppress(Unanswered):
             if client.ask(path, smallest).get("data"):
-                return None, drawing(path, began)
+                return None, image_step(path, began)
     for path in ("/v1/chat/completions", "/v1/completions"):
         try:
-            body = client.ask(path, {**said(path, "Say hello."), "model": model, "max_tokens": 8})
+            body = client.ask(path, {**prompt_fields(path, "Say hello."), "model": model, "max_tokens": 8})
         except Unanswered as exc:
-            complaints.append(f"{path}: {exc}")
+            errors.append(f"{path}: {exc}")
             continue
         tokens = (body.get("usage") or {}).get("completion_tokens", 0)
         figure = f"{tokens} tokens from {path} in {1000 * (time.monotonic() - began):.0f} ms"
         drawn = isinstance(((body.get("choices") or [{}])[0].get("message") or {}).get("content"), list)
         if drawn:
-            return None, drawing(path, began)
+            return None, image_step(path, began)
         if tokens:
             return path, ProofStep("answer", OK, figure)
-        complaints.append(f"{path}: an empty answer")
-    return None, ProofStep("answer", FAILED, "; ".join(complaints), "the worker's log says why")
+        errors.append(f"{path}: an empty answer")
+    return None, ProofStep("answer", FAILED, "; ".join(errors), "the worker's log says why")
 
 
-def drawing(path: str, began: float) -> ProofStep:
-    return ProofStep("answer", OK, f"a picture from {path} in {1000 * (time.monotonic() - began):.0f} ms")
+def image_step(path: str, began: float) -> ProofStep:
+    return ProofStep("answer", OK, f"an image from {path} in {1000 * (time.monotonic() - began):.0f} ms")
 
 
-def said(path: str, text: str) -> dict[str, Any]:
+def prompt_fields(path: str, text: str) -> dict[str, Any]:
     if path == "/v1/completions":
         return {"prompt": text}
     return {"messages": [{"role": "user", "content": text}]}
 
 
 def unique_prompt(context_length: int | None) -> str:
-    """Random words, so that no cache knows them yet; at most one token per letter."""
+    """Return random words, which no cache has yet; they have at most one token per letter."""
     words = min(WORDS, (context_length or 4096) // 8)
     return " ".join("".join(random.choices(_ALPHABET, k=5)) for _ in range(words))
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What one answer says about caches."""
+    """The use of caches for one answer."""
 
     hit_rate: float | None
-    """Share of the prompt the router expected in the worker's cache; None when it does not look."""
+    """The share of the prompt that the router expected in the worker's cache; None if it ignores caches."""
     cached: int
     prompt: int
     handed_over: bool = False
-    """A prefill worker computed the prompt for the decode worker, where all of it counts as cached."""
+    """Whether a prefill worker computed the prompt; the decode worker then counts all of it as cached."""
 
 
 def serve_once(client: FrontendClient, path: str, model: str, prompt: str) -> CacheUse:
     extra = {"extra_fields": ["worker_id", "timing"]}
-    body = client.ask(path, {**said(path, prompt), "model": model, "max_tokens": 1, "nvext": extra})
+    body = client.ask(path, {**prompt_fields(path, prompt), "model": model, "max_tokens": 1, "nvext": extra})
     timing = (body.get("nvext") or {}).get("timing") or {}
     usage = body.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -161,7 +161,7 @@ def serve_once(client: FrontendClient, path: str, model: str, prompt: str) -> Ca
 
 
 def cache(client: FrontendClient, path: str, model: dict[str, Any]) -> Iterator[ProofStep]:
-    """A prompt nobody sent before, then again until the router knows it and the cache served it."""
+    """Send a new prompt, and repeat it until the router knows it and the cache is used."""
     prompt = unique_prompt(model.get("context_window"))
 
     def repeat(ending: str = "") -> CacheUse:
@@ -173,7 +173,7 @@ def cache(client: FrontendClient, path: str, model: dict[str, Any]) -> Iterator[
     again, tries = first, 0
     while time.monotonic() - began < EVENT_SECONDS:
         again, tries = repeat(), tries + 1
-        # More than at first: a chat template's beginning is in the cache of every system in use.
+        # More than at first, because the beginning of the chat template may be cached already.
         knows = again.hit_rate is None or again.hit_rate > (first.hit_rate or 0)
         if knows and (again.cached > first.cached or first.handed_over):
             break
@@ -185,12 +185,12 @@ def cache(client: FrontendClient, path: str, model: dict[str, Any]) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the frontend has counted of KV events so far."""
+    """The frontend's counters of KV events."""
 
     batches: float | None
-    """Over ZMQ; None where none of its routers listens there."""
+    """Batches over ZMQ; None if no router of the frontend listens there."""
     stored: float
-    """Told or predicted, of new blocks."""
+    """Events of new blocks, received or predicted."""
 
     @classmethod
     def now(cls, client: FrontendClient) -> Counted:
@@ -201,16 +201,16 @@ class Counted:
         return cls(sum(batches) if batches else None, sum(stored))
 
     def since(self, before: Counted) -> str:
-        """Empty where nothing came."""
+        """Describe the growth; empty if there is none."""
         if self.batches is not None and before.batches is not None:
             return f"event batches: {self.batches - before.batches:.0f}"
         return f"events: {self.stored - before.stored:.0f}" if self.stored > before.stored else ""
 
 
 def predicts(client: FrontendClient, repeat: Callable[[str], CacheUse]) -> bool:
-    """Whether the router counts every request: a worker tells of new blocks only.
+    """Return whether the router predicts: it then counts every request; workers send only new blocks.
 
-    Two endings: where a prompt fills its last block, vLLM computes that one again and tells of it.
+    There are two endings, because vLLM computes a full last block again and sends an event for it.
     """
     for ending in ("", " a", "", " a"):
         before = Counted.now(client)
@@ -229,13 +229,13 @@ def kv_event(
     effort: str,
     repeat: Callable[[str], CacheUse],
 ) -> ProofStep:
-    """The router's own figure: it knows the prompt only when the worker's event has arrived."""
+    """Judge by the router's own figure: it knows the prompt only after the worker's event arrived."""
     if again.hit_rate is None or first.hit_rate is None:
         return ProofStep(
             "kv event",
             NOT_PROVEN,
-            "the router does not look at caches",
-            "it does with 'frontend --router kv', and not for a worker in text mode (--use-vllm-tokenizer)",
+            "the router does not consider caches",
+            "it does with 'frontend --router kv', but not for a worker in text mode (--use-vllm-tokenizer)",
         )
     figure = f"the router knew {again.hit_rate:.0%} of a repeated prompt, {first.hit_rate:.0%} at first"
     if again.hit_rate <= first.hit_rate:
@@ -251,8 +251,8 @@ def kv_event(
         return ProofStep(
             "kv event",
             NOT_PROVEN,
-            f"{figure}, but perhaps from no event",
-            "it predicts the caches (--no-use-kv-events), or over NATS other requests come all the time",
+            f"{figure}, but perhaps without an event",
+            "the router predicts caches (--no-use-kv-events), or other requests send events over NATS",
         )
     return ProofStep("kv event", OK, f"{figure}; {counted}; {effort}")
 
@@ -261,13 +261,13 @@ def prefix_cache(first: CacheUse, again: CacheUse) -> ProofStep:
     figure = f"{again.cached} of {again.prompt} prompt tokens came from the cache, {first.cached} at first"
     if again.cached > first.cached:
         return ProofStep("prefix cache", OK, figure)
-    # Only a router that looks at caches sends the prompt to where it lies.
+    # Only a router that considers caches sends the prompt to the worker that has it.
     outcome = NOT_PROVEN if again.hit_rate is None else FAILED
     return ProofStep("prefix cache", outcome, figure, "is prefix caching off, or did another worker answer?")
 
 
 def hand_over(first: CacheUse) -> ProofStep:
-    """Whether the decode worker took the cache of a prompt nobody had seen before."""
+    """Judge whether the decode worker got the KV cache of a new prompt from a prefill worker."""
     figure = f"{first.cached} of {first.prompt} prompt tokens came from a prefill worker"
     # vLLM may compute the last token again, for its output.
     if first.cached >= first.prompt - 1:

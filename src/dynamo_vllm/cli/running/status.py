@@ -1,4 +1,4 @@
-"""`dynamo-vllm status`: what a running system serves, and how its workers are."""
+"""Runs `dynamo-vllm status`: shows the models and workers of a running system."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 PROG = "dynamo-vllm status"
 DESCRIPTION = (
     "Show models, workers and figures of a running system. The URL may also be the first argument.\n"
-    "The frontend tells of models and requests; the workers, found in discovery, tell of themselves."
+    "Models and requests are the frontend's; workers are found in discovery and report their own state."
 )
-# Each worker that keeps a KV index answers the router's questions about it on an endpoint of this name.
+# Each worker with a KV index answers the router's queries on an endpoint of this name.
 _KV_INDEX = "worker_kv_query"
 _HELPERS = {card.component: role for role, card in CARDS.items() if card.helps_others}
 _ANSWERS = "backend"
-"""Component of the workers that answer clients, unless the user named one."""
+"""The default component of the workers that answer clients."""
 _AMONG_THEMSELVES = (kv_compatibility.ENDPOINT, admin_endpoint.ENDPOINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusOptions(FindOptions):
-    """Which system to ask, and how to print what it says."""
+    """The options of `status`."""
 
     url: str | None = opt(
         None,
         "status",
-        f"Frontend to ask (default: of the serve that runs here, else {DEFAULT_URL}).",
+        f"URL of the frontend (default: that of the serve on this machine, else {DEFAULT_URL}).",
         env="DYN_VLLM_URL",
         metavar="URL",
     )
@@ -64,7 +64,7 @@ class StatusOptions(FindOptions):
     watch: float | None = opt(
         None,
         "status",
-        "Ask again every so many seconds, 2 if none are given, until Ctrl-C; with --json a line each time.",
+        "Repeat at this interval, 2 by default, until Ctrl-C; with --json, print one line each time.",
         env="DYN_VLLM_STATUS_WATCH",
         metavar="SECONDS",
         alone="2",
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     environment = build.environment()
     options, rest = understand(argv, environment)
     if rest:
-        raise ConfigError(f"{rest[0]} is no option of status; see '{PROG} --help'")
+        raise ConfigError(f"{rest[0]} is not an option of status; see '{PROG} --help'")
     checks.check_find(options)
     refuse_bad_times(options)
     named = None if options.url is None else base(options.url)
@@ -102,7 +102,7 @@ def refuse_bad_times(options: StatusOptions) -> None:
 
 
 def has_discovery(options: StatusOptions) -> bool:
-    """Without the folder there are no workers yet, and the runtime need not be loaded."""
+    """Return whether workers can be found: without the folder there are none, and no runtime is needed."""
     folder = options.discovery_folder
     return folder is None or folder.is_dir() or options.watch is not None
 
@@ -135,7 +135,7 @@ async def keep_showing(
     with WatchScreen(sys.stdout, is_live=sys.stdout.isatty() and not options.json) as screen:
         try:
             await watch(look, screen.show, options.watch or 0)
-        except (asyncio.CancelledError, BrokenPipeError):  # Ctrl-C, or nobody reads any more
+        except (asyncio.CancelledError, BrokenPipeError):  # Ctrl-C, or the reader has gone
             return 0
     return 0
 
@@ -143,8 +143,8 @@ async def keep_showing(
 async def ask(
     options: StatusOptions, client: FrontendClient, workers: admin_client.Workers | None, problem: str
 ) -> SystemStatus:
-    """Both at once; either may be away."""
-    front, told = await asyncio.gather(
+    """Query the frontend and the workers at the same time; either may be missing."""
+    front, replies = await asyncio.gather(
         asyncio.to_thread(ask_frontend, client), ask_workers(workers, options.timeout)
     )
     return SystemStatus(
@@ -152,8 +152,8 @@ async def ask(
         place=f"namespace {options.namespace} in {admin_client.place(options)}",
         frontend=None if isinstance(front, Unanswered) else front,
         frontend_problem=str(front) if isinstance(front, Unanswered) else None,
-        workers=told,
-        workers_problem=None if told else problem,
+        workers=replies,
+        workers_problem=None if replies else problem,
     )
 
 
@@ -177,12 +177,12 @@ def ask_frontend(client: FrontendClient) -> Frontend | Unanswered:
 
 
 def ready_models(client: FrontendClient) -> list[str]:
-    """Names of the models that can answer, from our frontend's /health."""
+    """Return the names of the models that can answer, from our frontend's /health."""
     try:
         body = client.get("/health").json()
         return [str(name) for name in body["models"]]
     except (ValueError, KeyError, TypeError):
-        raise Unanswered(f"{client.url}/health is not our frontend's; is this its address?") from None
+        raise Unanswered(f"{client.url}/health is not that of a frontend; is the URL right?") from None
 
 
 def _model(entry: dict[str, Any], ready: Iterable[str], samples: Sequence[MetricSample]) -> ListedModel:
@@ -192,7 +192,7 @@ def _model(entry: dict[str, Any], ready: Iterable[str], samples: Sequence[Metric
     for sample in samples:
         if sample.labels.get("model") != name:
             continue
-        # The prefix of these names is a setting of the frontend, their endings are not.
+        # The prefix of these names is a setting of the frontend, but their endings are fixed.
         if sample.name.endswith("_requests_total") and "status" in sample.labels:
             ends[sample.labels["status"]] += int(sample.value)
         elif sample.name.endswith("_inflight_requests"):
@@ -206,9 +206,9 @@ def _instances(client: FrontendClient) -> list[Instance] | None:
     response = client.get("/instances")
     if response.status_code != 200:
         return None
-    told: list[dict[str, Any]] = response.json().get("instances", [])
-    indexed = {entry["instance_id"] for entry in told if entry["endpoint"].startswith(_KV_INDEX)}
-    roles = _roles({_kind(entry["component"]) for entry in told})
+    listed: list[dict[str, Any]] = response.json().get("instances", [])
+    indexed = {entry["instance_id"] for entry in listed if entry["endpoint"].startswith(_KV_INDEX)}
+    roles = _roles({_kind(entry["component"]) for entry in listed})
     return [
         Instance(
             entry["instance_id"],
@@ -218,7 +218,7 @@ def _instances(client: FrontendClient) -> list[Instance] | None:
             entry.get("device_type") or "-",
             entry["instance_id"] in indexed,
         )
-        for entry in sorted(told, key=lambda e: (e["component"], e["endpoint"], e["instance_id"]))
+        for entry in sorted(listed, key=lambda e: (e["component"], e["endpoint"], e["instance_id"]))
         if not entry["endpoint"].startswith(_KV_INDEX)
         and entry["endpoint"] not in admin_client.SECONDS  # a verb
         and f"{entry['component']}.{entry['endpoint']}" not in _AMONG_THEMSELVES
@@ -226,21 +226,21 @@ def _instances(client: FrontendClient) -> list[Instance] | None:
 
 
 def _roles(components: Iterable[str]) -> dict[str, str]:
-    """What the workers of each component do; decode workers without prefill workers do all."""
+    """Return the role of each component; decode workers without prefill workers do everything."""
     is_split = any(card.gives_kv and card.component in components for card in CARDS.values())
     answer = (role for role, card in CARDS.items() if not card.helps_others and card.takes_kv == is_split)
     return {**_HELPERS, _ANSWERS: next(answer)}
 
 
 def _kind(component: str) -> str:
-    """backend of backend-2, where serve puts a second model."""
+    """Return backend for backend-2, the component of a second model."""
     head, _, number = component.rpartition("-")
     return head if number.isdecimal() else component
 
 
-def _transport(told: object) -> str:
-    """{"tcp": "host:port/path"} → host:port."""
-    if isinstance(told, dict) and told:
-        kind, where = next(iter(told.items()))
+def _transport(transport: object) -> str:
+    """Format {"tcp": "host:port/path"} as `tcp host:port`."""
+    if isinstance(transport, dict) and transport:
+        kind, where = next(iter(transport.items()))
         return f"{kind} {str(where).split('/')[0]}"
-    return str(told)
+    return str(transport)

@@ -1,4 +1,4 @@
-"""Holds what `dynamo-vllm status` found out about a running system."""
+"""Defines the types of what `dynamo-vllm status` finds out about a running system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ListedModel:
 class Instance:
     id: int
     role: str
-    """- where the component's name does not tell."""
+    """- if it cannot be derived from the component's name."""
     address: str
     transport: str
     device: str
@@ -32,35 +32,35 @@ class Frontend:
     ready: bool
     models: list[ListedModel]
     instances: list[Instance] | None
-    """None when the frontend does not tell."""
+    """None if the frontend does not list them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One instance in discovery, and what it says of itself."""
+    """One instance in discovery, and its reply."""
 
     number: int
     worker: str
-    """Short for its instance."""
+    """The short name of its instance."""
     instance: int
-    told: dict[str, Any]
-    """Its reply to the verb `status`, or why there is none."""
+    reply: dict[str, Any]
+    """Its reply to the verb `status`, or the error of the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemStatus:
     url: str
     place: str
-    """Where workers were looked for."""
+    """The namespace and discovery in which workers were searched."""
     frontend: Frontend | None
     frontend_problem: str | None
     workers: list[Worker]
     workers_problem: str | None
 
     def builtins(self) -> dict[str, Any]:
-        """For other programs; what the frontend tells is at the top."""
+        """Return the JSON document, with the frontend's fields at the top level."""
         front = asdict(self.frontend or Frontend(False, [], None))
-        workers = [{**worker.told, **_names(worker)} for worker in self.workers]
+        workers = [{**worker.reply, **_names(worker)} for worker in self.workers]
         problems = {"frontend_problem": self.frontend_problem, "workers_problem": self.workers_problem}
         return {"url": self.url, **front, "workers": workers, **problems}
 

@@ -1,4 +1,4 @@
-"""What `status` found, as tables for a terminal."""
+"""Formats what `status` found as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MODELS = ("MODEL", "READY", "CONTEXT", "REQUESTS", "IN FLIGHT", "ERRORS")
 INSTANCES = ("INSTANCE", "ROLE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX")
-# What can be long stands last: 80 columns hold all figures.
+# Long columns come last, so that all figures fit into 80 characters.
 WORKERS = (
     *("#", "INSTANCE", "ROLE", "STATE", "KV USE", "HIT RATE", "RUNNING", "WAITING", "TOK/S"),
     *("MODEL", "ADAPTERS", "LAST ERROR"),
@@ -22,7 +22,7 @@ WORKERS = (
 NOTHING = "-"
 MESSAGE_LENGTH = 80
 USABLE = "loaded"
-"""State of an adapter that answers."""
+"""The state of an adapter that can be used."""
 
 
 def text(found: SystemStatus) -> str:
@@ -50,7 +50,7 @@ def _model(model: ListedModel) -> Sequence[object]:
 
 
 def _instances(frontend: Frontend | None) -> Iterator[str]:
-    """What the frontend knows of its workers, where they cannot be asked themselves."""
+    """Yield what the frontend knows about workers, for a system whose workers cannot be called."""
     if frontend is None:
         return
     if frontend.instances is None:
@@ -75,22 +75,22 @@ def _yes(fact: bool) -> str:
 
 def _workers(workers: Iterable[Worker]) -> Iterator[Sequence[object]]:
     for worker in workers:
-        told = worker.told
-        if told.get("status") != "success":
+        reply = worker.reply
+        if reply.get("status") != "success":
             blank = [NOTHING] * (len(WORKERS) - 5)
-            state = "no answer" if told.get("error") in ("unreachable", "no_answer") else "refuses"
-            yield worker.number, worker.worker, NOTHING, state, *blank, _cut(told.get("message"))
+            state = "no answer" if reply.get("error") in ("unreachable", "no_answer") else "refuses"
+            yield worker.number, worker.worker, NOTHING, state, *blank, _cut(reply.get("message"))
             continue
-        ranks: list[dict[str, Any]] = told.get("ranks") or []
+        ranks: list[dict[str, Any]] = reply.get("ranks") or []
         yield (
             worker.number,
             worker.worker,
-            told.get("role") or NOTHING,
-            told.get("state") or NOTHING,
+            reply.get("role") or NOTHING,
+            reply.get("state") or NOTHING,
             *_figures(ranks),
-            ",".join(told.get("models") or ()) or NOTHING,
-            _adapters(told.get("adapters") or ()),
-            _last_error(told.get("last_error")),
+            ",".join(reply.get("models") or ()) or NOTHING,
+            _adapters(reply.get("adapters") or ()),
+            _last_error(reply.get("last_error")),
         )
         if len(ranks) > 1:
             for rank in ranks:
@@ -98,12 +98,12 @@ def _workers(workers: Iterable[Worker]) -> Iterator[Sequence[object]]:
 
 
 def _figures(ranks: Sequence[Mapping[str, Any]]) -> Sequence[object]:
-    """KV use, hit rate, running, waiting, tokens per second, over ranks that share the work."""
+    """Return KV use, hit rate, running, waiting and tokens per second, over all ranks."""
     if not ranks:
         return [NOTHING] * 5
     usage = fmean(float(rank.get("kv_usage") or 0) for rank in ranks)
     rates = [rank.get("hit_rate") for rank in ranks]
-    # Rates of several ranks do not add up to one without the number of their queries.
+    # The rates of several ranks cannot be averaged without the number of their queries.
     hits = rates[0] if len(rates) == 1 else None
     sums = [sum(int(rank.get(name) or 0) for rank in ranks) for name in ("running", "waiting")]
     speed = sum(float(rank.get("tokens_per_second") or 0) for rank in ranks)
@@ -115,7 +115,7 @@ def _percent(share: float | None) -> str:
 
 
 def _adapters(adapters: Sequence[Mapping[str, Any]]) -> str:
-    """Names; the state of each that cannot be used yet."""
+    """Return the names of adapters, with the state of each that cannot be used yet."""
     names = (
         str(a.get("name")) if a.get("state") == USABLE else f"{a.get('name')} ({a['state']})"
         for a in adapters
@@ -135,7 +135,7 @@ def _cut(message: object) -> str:
 
 
 def ago(seconds: float) -> str:
-    """The largest unit that says enough."""
+    """Format a duration in the largest unit that gives at least 2."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit}"

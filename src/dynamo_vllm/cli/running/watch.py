@@ -1,4 +1,4 @@
-"""Shows something again and again: in place on a terminal, one after the other elsewhere."""
+"""Repeats a display at an interval: in place on a terminal, one after the other elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def watch(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Until cancelled, one look per interval; looks that take longer than one leave out intervals."""
+    """Call `look` once per interval until cancelled; a slow call skips intervals."""
     due = clock()
     while True:
         show(await look())
@@ -30,7 +30,7 @@ async def watch(
 
 
 class WatchScreen:
-    """Where it is shown. The terminal is as it was before when the context ends."""
+    """The terminal or stream of the display. The context restores the terminal at its end."""
 
     def __init__(self, stream: TextIO, *, is_live: bool) -> None:
         self._stream = stream
@@ -43,7 +43,7 @@ class WatchScreen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The last picture stays behind."""
+        """Leave the last display on the terminal."""
         if self._is_live:
             self._write(_LEAVE + self._last)
 
@@ -57,7 +57,7 @@ class WatchScreen:
 
 
 def frame(text: str, columns: int, lines: int) -> str:
-    """A picture over the one before, written at once: nothing is cleared first, so nothing flickers."""
+    """Return the text that overwrites the last display. It clears nothing first, so nothing flickers."""
     rows = text.splitlines()
     if len(rows) > lines:
         rows = [*rows[: lines - 1], f"… {len(rows) - lines + 1} more lines"]

@@ -1,4 +1,4 @@
-"""Names of workers on the command line, and which of them a command is for."""
+"""Names workers on the command line, and finds the workers that a command is for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SHORT = 6
 
 
 def short(found: Sequence[int]) -> dict[int, str]:
-    """The first letters of each instance's number in hexadecimal, as few as tell them apart."""
+    """Return the shortest distinct prefixes of the instances' hexadecimal numbers."""
     whole = {instance: f"{instance:016x}" for instance in found}
     length = next(n for n in range(SHORT, 17) if len({name[:n] for name in whole.values()}) == len(whole))
     return {instance: name[:length] for instance, name in whole.items()}
 
 
 def pick(found: Sequence[int], word: str) -> int:
-    """The one worker a user means: a number of the table, letters of an instance, or a whole instance."""
+    """Return the worker with this name: a row of the table, a prefix of an instance, or an instance."""
     if word.isdecimal() and not word.startswith("0") and int(word) <= len(found):
         return found[int(word) - 1]
     names = {instance: f"{instance:016x}" for instance in found}
@@ -28,17 +28,17 @@ def pick(found: Sequence[int], word: str) -> int:
     fits = whole or [i for i, name in names.items() if name.startswith(word.lower())]
     if len(fits) == 1:
         return fits[0]
-    why = "fits several workers" if fits else "is no worker"
+    why = "matches several workers" if fits else "is not a worker"
     raise ConfigError(f"--worker {word} {why}; {_choices(fits or found)}")
 
 
 def choose(found: Sequence[int], word: str | None, wants_all: bool) -> list[int]:
-    """Whom to ask. One worker needs no name."""
+    """Return the workers to call. A single worker needs no name."""
     if word is not None:
         return [pick(found, word)]
     if wants_all or len(found) == 1:
         return list(found)
-    raise ConfigError(f"there are {len(found)} workers; say --all, or --worker ID; {_choices(found)}")
+    raise ConfigError(f"there are {len(found)} workers; give --all or --worker ID; {_choices(found)}")
 
 
 def _choices(found: Sequence[int]) -> str:

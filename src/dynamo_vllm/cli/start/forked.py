@@ -1,4 +1,4 @@
-"""The first steps of a worker that was forked for `serve`; from there it is `dynamo-vllm worker`."""
+"""Sets up a worker process that `serve` forked, and runs `dynamo-vllm worker` in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKER = "dynamo_vllm.cli.start.worker"
 
 
 def run(fds: Sequence[int], argv: Sequence[str]) -> int:
-    """Its log and its status pipe come as file descriptors."""
+    """Run a worker whose log and status pipe are these file descriptors."""
     log, status = fds
     for number in (1, 2):
         os.dup2(log, number)

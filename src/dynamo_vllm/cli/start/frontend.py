@@ -1,4 +1,4 @@
-"""`dynamo-vllm frontend`: the runtime's Rust HTTP server and router."""
+"""Runs `dynamo-vllm frontend`: the runtime's Rust HTTP server and router."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PROG = "dynamo-vllm frontend"
 DESCRIPTION = "Serve the OpenAI API and route requests to the workers of a deployment."
 LISTEN_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
-"""After the drain. The runtime's server (1.6.1) would wait for clients that do not read, for ever."""
+"""The limit after the drain: the runtime's server (1.6.1) waits forever for clients that do not read."""
 LEASE_SECONDS = 120
-"""Nobody is sent to a frontend, so nobody waits for its lease to end; without etcd it lives half as long."""
+"""No request is routed to a frontend, so its lease may be long; without etcd it lasts half as long."""
 _ROUTER_MODES = {
     "kv": "KV",
     "round-robin": "RoundRobin",
@@ -43,7 +43,7 @@ _ROUTER_MODES = {
 
 
 class FrontendState(Protocol):
-    """The part of the runtime's extension context we use."""
+    """The part of the runtime's extension context that we use."""
 
     def is_ready(self) -> bool: ...
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     environment = folders.complete(build.environment(), folders.for_frontend)
     options, rest = build.parse(FrontendOptions, argv, environment, PROG, DESCRIPTION)
     if rest:
-        raise ConfigError(f"{rest[0]} is no option of the frontend; see '{PROG} --help'")
+        raise ConfigError(f"{rest[0]} is not an option of the frontend; see '{PROG} --help'")
     checks.check_frontend(options)
     refuse_taken_port("--port", options.host, options.port)
     folders.refuse_full(folders.kept_by_frontend(environment), "set HOME to another folder")
@@ -84,7 +84,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     load_nixl()
     progress = Progress(options.status_fd)
     drt = runtime.create(options, inotify.FRONTEND)
-    # Workers bring their answers to a socket of ours, which the runtime makes with the first client.
+    # Workers connect to a socket of ours for their answers; the runtime creates it with the first client.
     await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
     folder = options.discovery_folder
     lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd or folder else 0
@@ -95,13 +95,13 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     ended = asyncio.Event()
 
     def leave(number: int) -> None:
-        """The first signal lets open requests finish, the second ends at once."""
+        """Let open requests finish after the first signal; exit at once after the second."""
         if is_repeated_hangup(number, bool(asked)):
             return
         if asked:
             raise SystemExit(128 + number)
         asked.append(number)
-        keeping.cancel()  # before the lease is given back
+        keeping.cancel()  # before the runtime revokes the lease
         drt.shutdown()
         loop.call_later(options.drain_seconds + CLOSE_SECONDS, ended.set)
 
@@ -123,7 +123,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
 
 
 def entrypoint(options: FrontendOptions) -> Any:
-    """What the runtime's server is told."""
+    """Return the arguments of the runtime's server."""
     from dynamo.llm import EngineType, EntrypointArgs
 
     return EntrypointArgs(
@@ -142,10 +142,10 @@ def entrypoint(options: FrontendOptions) -> Any:
 
 
 def load_nixl() -> None:
-    """Let the Rust server find NIXL, where it is installed: it decodes pictures for workers that ask for it.
+    """Load NIXL, if it is installed, for the Rust server, which decodes images for workers that ask for it.
 
-    It looks for the library by its bare name, which is not on the loader's path. Without it a model whose
-    card asks for decoding is never served. 16 MB and 40 ms.
+    The server looks for the library by name, but it is not on the loader's path. Without it, a model whose
+    card asks for decoding is never served. Loading takes 16 MB and 40 ms.
     """
     for package in ("nixl_cu13", "nixl_cu12"):
         found = importlib.util.find_spec(package)
@@ -159,25 +159,25 @@ def load_nixl() -> None:
 
 
 def variables(options: FrontendOptions) -> dict[str, str]:
-    """Settings the Rust server takes from the environment only."""
+    """Return the settings that the Rust server reads only from the environment."""
     found = {"ETCD_LEASE_TTL": str(options.etcd_lease_seconds or LEASE_SECONDS)}
     return found | {
         "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": str(options.error_wait_ms),
         "DYN_HTTP_BODY_LIMIT_MB": str(options.max_body_mb),
         "DYN_RUNTIME_INHIBITED_DURATION_SECS": str(options.unreachable_seconds),
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),
-        # Its own /health says "healthy" without a model; ours takes the path, and this is where it went.
+        # The server's own /health says "healthy" without a model; ours replaces it and it moves here.
         "DYN_HTTP_SVC_HEALTH_PATH": "/instances",
-        # POST /busy_threshold, on the public port and without a token, could have all requests refused.
+        # POST /busy_threshold is public and has no token: a client could make it refuse all requests.
         "DYN_DISABLE_FRONTEND_ADMIN_API": "0" if options.frontend_admin_api else "1",
         "DYN_LORA_ENABLED": str(knows_adapters(options)).lower(),
-        # It plans which workers should have an adapter, and until its plan grows sends all requests to one.
+        # It plans which workers get an adapter, and sends all requests to one worker until the plan grows.
         "DYN_LORA_ALLOCATION_ENABLED": "false",
     }
 
 
 def knows_adapters(options: FrontendOptions) -> bool:
-    """With other routers this setting keeps the runtime from serving any model."""
+    """Return whether the router knows adapters; with other routers the runtime would serve no model."""
     return options.router in KNOWS_ADAPTERS if options.lora_enabled is None else options.lora_enabled
 
 
@@ -197,8 +197,8 @@ def router_config(options: FrontendOptions) -> Any:
         router_queue_policy=options.router_queue_policy,
         conditional_disagg_enabled=local is not None,
         conditional_disagg_eff_isl_threshold=local or 0,
-        # Any cached block will do. The runtime takes no ratio above 1 and asks for less than it, so a prompt
-        # of which nothing is cached always goes over a prefill worker, however short it is.
+        # Any cached block suffices. The runtime accepts no ratio above 1 and needs less than it, so a prompt
+        # without a cached block always goes to a prefill worker, however short it is.
         conditional_disagg_eff_isl_ratio_threshold=1.0,
     )
     return RouterConfig(
@@ -210,7 +210,7 @@ def router_config(options: FrontendOptions) -> Any:
 
 
 def health(context: FrontendState) -> object:
-    """Ready means that a model can answer."""
+    """Answer GET /health: ready means that a model can answer."""
     from dynamo.llm import FrontendResponse
 
     status = health_status(context)
@@ -224,7 +224,7 @@ def health_status(context: FrontendState) -> int:
 
 
 async def listening(options: FrontendOptions, server: asyncio.Future[None]) -> None:
-    """Wait for the server's socket, and mend what the Rust server leaves out."""
+    """Wait until the server listens, and set the socket options that the Rust server does not set."""
     from dynamo_vllm.serving.plane import socket_options
 
     deadline = time.monotonic() + LISTEN_SECONDS

@@ -1,4 +1,4 @@
-"""`dynamo-vllm serve`: a frontend and its workers on this machine, started, watched and stopped together."""
+"""Runs `dynamo-vllm serve`: starts, supervises and stops a frontend and its workers on this machine."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ DESCRIPTION = """\
 Serve a model on this machine: the OpenAI server, its router and one or more workers.
 
   dynamo-vllm serve                         a small demo model that comes with the package
-  dynamo-vllm serve --demo lora             it with two adapters; also vision, image, all
+  dynamo-vllm serve --demo lora             the same with two adapters; also vision, image, all
   dynamo-vllm serve MODEL                   a local folder or a hub id
   dynamo-vllm serve MODEL --workers 2 --port 8080 --max-model-len 8192
   dynamo-vllm serve MODEL --prefill 1 --decode 2
-  dynamo-vllm serve --omni MODEL            a pipeline of vLLM-Omni: text or pictures
+  dynamo-vllm serve --omni MODEL            a pipeline of vLLM-Omni: text or images
   dynamo-vllm serve --config deployment.yaml"""
 EPILOG = """\
 Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
@@ -45,7 +45,7 @@ and passed on to each worker, for example --served-model-name, --max-model-len o
 
 CRASH_NOTES = "DYN_VLLM_CRASH_NOTES"
 NOTED = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "bind_host")
-"""What the commands that ask workers must know of a serve's frontend."""
+"""The frontend options that commands such as `status` need to find the workers."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     environment = folders.complete(build.environment(), folders.for_worker)
     options, wanted = understand(argv, environment)
     folder = run_folder.choose(options.run_dir, environment)
-    with scratch.folder() as shared:  # in memory or on a disk of this machine, which a cache need not be
+    with scratch.folder() as shared:  # in memory or on a local disk; a cache may be on a network
         environment = {CRASH_NOTES: shared, **environment}
         plan = prepare(wanted, environment, folder, options.demo)
         limits = SupervisorLimits(
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> build.Parser:
-    """Of serve's own options and the frontend's."""
+    """Return the parser of serve's own options and the frontend's."""
     made = build.parser(ServeOptions, PROG, DESCRIPTION, EPILOG)
     made.usage = f"{PROG} [MODEL] [options] [worker options] [vLLM flags]"
     build.add_options(made, FrontendOptions)
@@ -86,19 +86,19 @@ def parser() -> build.Parser:
 
 
 def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServeOptions, Topology]:
-    """The command line over the file; the environment comes last."""
+    """Combine the settings: the command line first, then the file, then the environment."""
     words = with_model_flag(argv)
     namespace, rest = parser().parse_known_args(words)
     given = vars(namespace)
     options = serve_options(given, environment)
     checks.check_serve(options)
-    # Some flags concern both kinds of process, so the workers' parser sees all words, and vLLM gets the
-    # ones that nobody knew.
+    # Some flags concern both kinds of process, so the workers' parser gets all words. vLLM gets the words
+    # that no parser knows.
     workers = build.parser(WorkerOptions, PROG, DESCRIPTION)
     for_workers, _ = workers.parse_known_args(words)
     _, for_vllm = workers.parse_known_args(rest)
     if for_vllm and not for_vllm[0].startswith("-"):
-        raise ConfigError(f"{for_vllm[0]!r} stands alone; the model goes first: {PROG} MODEL [options]")
+        raise ConfigError(f"{for_vllm[0]!r} is not a flag; the model goes first: {PROG} MODEL [options]")
     line = CommandLine(
         frontend=_of(FrontendOptions, given, without=("system_port",)),
         worker=vars(for_workers),
@@ -116,12 +116,13 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
 def refuse_demo_beside(described: Topology, options: ServeOptions) -> None:
     if options.demo is not None and (described.model is not None or described.workers != Topology().workers):
         raise ConfigError(
-            f"--demo {options.demo} brings models and workers of its own, as {options.config} does; give one"
+            f"--demo {options.demo} cannot be combined with the models and workers of {options.config}; "
+            "give one of them"
         )
 
 
 def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeOptions:
-    """Serve's own options; a file stands above numbers of workers in the environment."""
+    """Return serve's own options; with a file, the environment does not set how many workers there are."""
     options = build.from_values(ServeOptions, given, environment)
     if not options.config:
         return options
@@ -131,12 +132,12 @@ def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
 
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:
-    """MODEL as the first word, or right behind --omni, is short for --model MODEL."""
+    """Replace MODEL as the first word, or after --omni, by --model MODEL."""
     before = 1 if list(argv[:1]) == ["--omni"] else 0
     if len(argv) <= before or argv[before].startswith("-"):
         return list(argv)
     if any(word == "--model" or word.startswith("--model=") for word in argv[before + 1 :]):
-        raise ConfigError(f"the model is named twice, {argv[before]} and --model; give one of them")
+        raise ConfigError(f"the model is given twice, {argv[before]} and --model; give one of them")
     return [*argv[:before], "--model", *argv[before:]]
 
 
@@ -149,14 +150,14 @@ def from_file(path: str) -> Topology:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Of a key that stands twice the first value would be lost without a word."""
+        """Refuses a key that is given twice: YAML would silently keep only the last value."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
                     line = key.start_mark.line + 1
-                    raise ConfigError(f"--config {path}:{line}: {key.value!r} stands there twice; keep one")
+                    raise ConfigError(f"--config {path}:{line}: {key.value!r} is given twice; keep one")
                 seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
             return super().construct_mapping(node, deep)
 
@@ -175,7 +176,7 @@ def from_file(path: str) -> Topology:
 def prepare(
     wanted: Topology, environment: Mapping[str, str], folder: RunFolder, demo: str | None = None
 ) -> Plan:
-    """The plan; whatever can be refused without starting a process is refused here."""
+    """Return the plan, after every check that does not need a running process."""
     device = "none"
     if demos.needs_vllm(wanted, environment):
         device = machine.device()
@@ -198,7 +199,7 @@ def prepare(
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs the user lets us use, or all that the driver lists."""
+    """Return the GPUs of CUDA_VISIBLE_DEVICES, or all that the driver lists."""
     if (named := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [gpu for gpu in named.split(",") if gpu]
     try:
@@ -209,7 +210,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def with_port(wanted: Topology, environment: Mapping[str, str]) -> Topology:
-    """Port 0 asks for a free one, which serve must know."""
+    """Replace port 0 by a free port, because serve must know it."""
     if build.from_values(FrontendOptions, wanted.frontend, environment).port != 0:
         return wanted
     return dataclasses.replace(wanted, frontend={**wanted.frontend, "port": ports.free()})
@@ -218,11 +219,11 @@ def with_port(wanted: Topology, environment: Mapping[str, str]) -> Topology:
 def refuse_missing_models(plan: Plan) -> None:
     for model in plan.models:
         if looks_like_a_path(model) and not Path(model).exists():
-            raise StartError(f"{model}: there is no such folder; give a model's folder or its hub id")
+            raise StartError(f"{model}: no such folder; give a model's folder or its hub id")
 
 
 def looks_like_a_path(model: str) -> bool:
-    """A hub id has one slash at most and begins with a letter or a digit."""
+    """Return whether a model is a path; a hub id has at most one slash and begins with a letter or digit."""
     return model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
 
 

@@ -1,4 +1,4 @@
-"""`dynamo-vllm worker`: one worker process."""
+"""Runs `dynamo-vllm worker`: one worker process."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def main(argv: Sequence[str]) -> int:
     anywhere = options.system_host or options.bind_host or "0.0.0.0"
     if options.system_port:
         refuse_taken_port("--system-port", anywhere, options.system_port)
-    # The runtime reads it by itself, and a flag would not reach it.
+    # The runtime reads this variable itself; no argument sets it.
     runtime_port, more = None, {"DYN_HEALTH_CHECK_ENABLED": str(options.runtime_health_check).lower()}
     if not is_headless:
         planes.refuse_unreachable(planes.servers(options, options.event_plane))
     if options.system_port is not None and not is_headless:
-        # Ours listens on the system port, the runtime's own server behind it.
+        # Our server listens on the system port; the runtime's own server gets another port.
         if options.card_port:
             refuse_taken_port("--card-port", anywhere, options.card_port)
         ports.leave_out([options.system_port])
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_zygote(options: WorkerOptions, environment: Mapping[str, str], progress: Progress) -> Zygote | None:
-    """Imports vLLM and forks a process to make engine cores from, before this one has a second thread."""
+    """Import vLLM and fork a process that starts engine cores, before this one has a second thread."""
     why_not = forks.why_not(options, environment)
     if why_not is None:
         progress.phase("importing")
@@ -75,5 +75,5 @@ def make_zygote(options: WorkerOptions, environment: Mapping[str, str], progress
             return preload.import_and_fork(str(options.model), environment)
         except CannotFork as exc:
             why_not = str(exc)
-    logger.info("engine cores start afresh: %s", why_not)
+    logger.info("engine cores start as new processes, without a fork: %s", why_not)
     return None

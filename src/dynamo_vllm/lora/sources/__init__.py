@@ -35,7 +35,7 @@ KNOWN = "/folder, file:///folder, hf://owner/name[@revision], s3://bucket/prefix
 async def fetch(
     uri: str, cache: Path, limits: SourceLimits, on_progress: OnProgress, threads: Executor | None = None
 ) -> Fetched:
-    """Raises BadCommand, SourceFailed, AdapterRefused. `on_progress` is called from another thread."""
+    """Download the files. Raises BadCommand, SourceFailed, AdapterRefused. A thread calls `on_progress`."""
     source = _choose(uri)
     stop = threading.Event()
 
@@ -54,7 +54,7 @@ async def fetch(
 def _choose(uri: str) -> Callable[[str, Path, SourceLimits, OnProgress], Fetched]:
     scheme, mark, _ = uri.partition("://")
     if mark and scheme not in SOURCES:
-        raise BadCommand(f"{scheme[:20]}:// is unknown; known are {KNOWN}")
+        raise BadCommand(f"{scheme[:20]}:// is unknown; give one of {KNOWN}")
     if not mark and not uri.startswith("/"):
-        raise BadCommand(f"{uri[:200]!r} is neither an absolute path nor an address; known are {KNOWN}")
+        raise BadCommand(f"{uri[:200]!r} is neither an absolute path nor an address; give one of {KNOWN}")
     return SOURCES[scheme if mark else ""]

@@ -1,4 +1,4 @@
-"""Checks of all sources: which files are accepted, how large they may be, that no link leads elsewhere."""
+"""Checks the files of every source: their names, their size, and that no link leads out of the folder."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ CHUNK_BYTES = 1 << 20
 class SourceLimits:
     max_bytes: int = 8 << 30
     max_objects: int = 1000
-    """Most names in a place before we reject it as not one adapter."""
+    """With more objects than this, the place is rejected as not that of one adapter."""
 
 
 class Stopped(Exception):
-    """Nobody waits for the files any more."""
+    """The caller no longer waits for the files."""
 
 
 def check_names(sizes: Mapping[str, int | None], limits: SourceLimits, where: str) -> None:
-    """The names found there, with their sizes if known. Reads no more than needed."""
+    """Raise if a needed file is missing or too large; `sizes` are those of the names found, if known."""
     if not sizes:
-        raise SourceFailed(f"{where}: there is nothing here")
+        raise SourceFailed(f"{where}: it is empty or does not exist")
     for name in NEEDED:
         if name not in sizes:
             raise AdapterRefused(f"{where}: {_without(name, sizes)}")
@@ -43,7 +43,7 @@ def check_names(sizes: Mapping[str, int | None], limits: SourceLimits, where: st
     if total > limits.max_bytes:
         raise AdapterRefused(
             f"{where}: the adapter has {total} bytes, the limit is {limits.max_bytes}; "
-            "raise --lora-max-gb if this is meant"
+            "raise --lora-max-gb if this is intended"
         )
     if (sizes[CONFIG] or 0) > MAX_CONFIG_BYTES:
         raise AdapterRefused(f"{where}: {CONFIG} has more than {MAX_CONFIG_BYTES} bytes")

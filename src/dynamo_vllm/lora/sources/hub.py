@@ -1,4 +1,4 @@
-"""An adapter on the Hugging Face hub, through the hub's own library and cache.
+"""Downloads an adapter from the Hugging Face hub, with the hub's own library and cache.
 
 The library handles endpoint, token and offline mode. If the hub is unreachable, the cache is used.
 """
@@ -28,7 +28,9 @@ def _address(uri: str) -> tuple[str, str | None]:
     repository, at, revision = uri.removeprefix("hf://").partition("@")
     owner, _, name = repository.strip("/").partition("/")
     if not owner or not name or "/" in name or (at and not revision):
-        raise BadCommand(f"{uri!r} names no repository; write hf://owner/name or hf://owner/name@revision")
+        raise BadCommand(
+            f"{uri!r} is not the address of a repository; write hf://owner/name or hf://owner/name@revision"
+        )
     return f"{owner}/{name}", revision or None
 
 
@@ -44,7 +46,7 @@ def _bring(
     try:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
     except errors.HFValidationError:
-        raise BadCommand(f"{uri!r} names no repository; write hf://owner/name") from None
+        raise BadCommand(f"{uri!r} is not the address of a repository; write hf://owner/name") from None
     except errors.RevisionNotFoundError:
         raise SourceFailed(f"{uri}: the repository has no revision {revision}") from None
     except errors.GatedRepoError:
@@ -83,7 +85,7 @@ def _download(
     done = 0
 
     class Meter(tqdm):  # type: ignore[misc]
-        """Draws nothing, counts the bytes."""
+        """Counts the bytes and draws nothing."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             super().__init__(disable=True)

@@ -1,4 +1,4 @@
-"""A folder on this machine, used in place: the engine reads it only when the adapter is added."""
+"""Uses a folder on this machine in place; the engine reads it only when the adapter is added."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _folder(uri: str) -> Path:
     if uri.startswith("file://"):
         text = unquote(uri.removeprefix("file://").removeprefix("localhost"))
     if not text.startswith("/") or "\0" in text:
-        raise BadCommand(f"{uri!r} names no absolute path; write /folder or file:///folder")
+        raise BadCommand(f"{uri!r} is not an absolute path; write /folder or file:///folder")
     try:
         folder = Path(text).resolve(strict=True)
         is_folder = folder.is_dir()
     except (OSError, RuntimeError) as exc:  # RuntimeError: links in a cycle
         reason = exc.strerror if isinstance(exc, OSError) else exc
-        raise SourceFailed(f"{text}: {reason}; the path is one of the worker's machine") from exc
+        raise SourceFailed(f"{text}: {reason}; the path must exist on the worker's machine") from exc
     if is_folder:
         return folder
     base.refuse_archive(text, text)
@@ -38,7 +38,7 @@ def _folder(uri: str) -> Path:
 
 
 def _root(folder: Path) -> Path:
-    """Links may not lead outside. A snapshot in the hub's cache has its files in the folder of blobs."""
+    """Return the folder that links may not leave; for a snapshot in the hub's cache it includes the blobs."""
     repository = folder.parent.parent
     if folder.parent.name == "snapshots" and (repository / "blobs").is_dir():
         return repository

@@ -1,4 +1,4 @@
-"""An adapter in a bucket, through boto3.
+"""Downloads an adapter from an S3 bucket, with boto3.
 
 boto3 finds endpoint, region and credentials; without credentials requests are unsigned.
 """
@@ -50,7 +50,7 @@ def _address(uri: str) -> tuple[str, str]:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = prefix.strip("/")
     if not bucket or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
-        raise BadCommand(f"{uri!r} names no place; write s3://bucket/prefix")
+        raise BadCommand(f"{uri!r} is not the address of a folder in a bucket; write s3://bucket/prefix")
     base.refuse_archive(prefix, uri)
     return bucket, f"{prefix}/" if prefix else ""
 
@@ -77,11 +77,11 @@ def _client(uri: str) -> Any:
 
 
 def _list(client: Any, bucket: str, prefix: str, limits: base.SourceLimits, uri: str) -> dict[str, Object]:
-    """By name below the prefix."""
+    """Return the objects below the prefix, by name."""
     answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=limits.max_objects)
     if answer.get("IsTruncated"):
         raise AdapterRefused(
-            f"{uri} holds more than {limits.max_objects} objects; give the prefix of one adapter"
+            f"{uri} has more than {limits.max_objects} objects; give the prefix of one adapter"
         )
     found = {}
     for item in answer.get("Contents", ()):
@@ -113,7 +113,7 @@ def _bring(client: Any, bucket: str, wanted: Mapping[str, Object], store: Store,
 
 
 def _folder_name(endpoint: str, bucket: str, wanted: Mapping[str, Object]) -> str:
-    """An object that was written again has another ETag."""
+    """Return a name for this version of the objects; an object that was written again has another ETag."""
     facts = [endpoint, bucket, *([item.key, item.size, item.etag] for item in wanted.values())]
     return f"s3-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}"
 
@@ -135,7 +135,7 @@ def _download(
         file.flush()
         os.fsync(file.fileno())
     if came != item.size:
-        raise SourceFailed(f"s3://{bucket}/{item.key} came with {came} bytes instead of {item.size}")
+        raise SourceFailed(f"s3://{bucket}/{item.key} has {came} bytes instead of {item.size}")
     return done + came
 
 
@@ -148,7 +148,7 @@ def _errors_named(uri: str, client: Any) -> Iterator[None]:
     try:
         yield
     except boto.ParamValidationError:
-        raise BadCommand(f"{uri!r} names no bucket; write s3://bucket/prefix") from None
+        raise BadCommand(f"{uri!r} is not the address of a bucket; write s3://bucket/prefix") from None
     except boto.ClientError as exc:
         raise SourceFailed(f"{uri}: {host} refused: {_refusal(exc.response)}") from None
     except (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError) as exc:
@@ -157,7 +157,7 @@ def _errors_named(uri: str, client: Any) -> Iterator[None]:
         # Only the kind: the text may contain addresses with credentials.
         raise SourceFailed(f"{uri}: {host} broke off ({type(exc).__name__})") from None
     except OSError as exc:
-        raise SourceFailed(f"{uri}: the files cannot be kept: {exc.strerror}; see --lora-path") from exc
+        raise SourceFailed(f"{uri}: the files cannot be saved: {exc.strerror}; see --lora-path") from exc
 
 
 def _refusal(response: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The folder of downloaded adapters: an adapter under its own name is complete.
+"""Manages the folder of downloaded adapters: an adapter under its final name is complete.
 
 Several workers may share it. A download goes to a folder `.part-…`, whose lock file is held during the
 download, so that leftovers of an interrupted one are recognised.

@@ -11,7 +11,7 @@ import pytest
 from dynamo_vllm.bench.http.answers import Answer
 from dynamo_vllm.bench.http.connection import Connection
 from dynamo_vllm.bench.http.stream_client import StreamClient
-from dynamo_vllm.bench.http.target import target
+from dynamo_vllm.bench.http.target import parse_target
 from dynamo_vllm.bench.report.figures import gaps, is_ok, ttft
 from harness import sse
 from harness.sse import DONE, HEAD, LAST_CHUNK, chunk, event, plain, stream, token, usage
@@ -57,7 +57,7 @@ async def fed(*pieces: bytes, lost: bool = False) -> Answer:
 
 async def asked(script: sse.Script, times: int = 1) -> tuple[list[Answer], sse.Server]:
     async with sse.scripted(script) as server:
-        client = StreamClient(target(server.url), "/v1/completions", 60)
+        client = StreamClient(parse_target(server.url), "/v1/completions", 60)
         answers = [await client.ask(b'{"number": 1}') for _ in range(times)]
         client.close()
     return answers, server
@@ -158,7 +158,7 @@ async def test_json_with_blanks_is_read_too() -> None:
         ([plain(400, b'{"error": {"message": "too\\nlong"}}')], "HTTP 400: too long"),
         ([plain(422, b'{"detail": "no"}')], "HTTP 422: no"),
         ([plain(503, b"")], "HTTP 503: no reason given"),
-        ([plain(200, b"{}")], "the answer is no stream but application/json"),
+        ([plain(200, b"{}")], "the answer is not a stream; its type is application/json"),
         ([stream(token(), event(error={"message": "engine died"}), DONE)], "engine died"),
         ([stream(token(), b"event: error\n: lost\n\n", DONE)], "lost"),
         ([stream(token(), b'event: error\ndata: {"message": "lost"}\n\n', DONE)], "lost"),
@@ -168,8 +168,8 @@ async def test_json_with_blanks_is_read_too() -> None:
         ([stream(token(), token())], "the stream ended early, after 2 events"),
         ([HEAD, chunk(token()), None], "the connection was closed after 1 events"),
         ([None], "the connection was closed before an answer"),
-        ([HEAD, b"zz\r\n"], "the answer is not chunked as its head says"),
-        ([HEAD, b"-5\r\n\r\n\r\n"], "the answer is not chunked as its head says"),
+        ([HEAD, b"zz\r\n"], "the chunks of the answer are malformed"),
+        ([HEAD, b"-5\r\n\r\n\r\n"], "the chunks of the answer are malformed"),
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "the server does not speak HTTP"),
         ([b"x" * 70000], "the server does not speak HTTP"),
     ],
@@ -181,7 +181,7 @@ async def test_failure_is_an_answer_with_a_reason(pieces: Iterable[bytes | None]
 
 
 async def test_connection_that_nobody_takes() -> None:
-    client = StreamClient(target("http://127.0.0.1:1"), "/v1/completions", 60)
+    client = StreamClient(parse_target("http://127.0.0.1:1"), "/v1/completions", 60)
     assert (await client.ask(b"{}")).error == "cannot connect: Connection refused"
 
 
@@ -195,10 +195,10 @@ async def test_silent_server_is_given_up() -> None:
 
     server = await asyncio.start_server(wait, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    answer = await StreamClient(target(f"127.0.0.1:{port}"), "/", 0.1).ask(b"{}")
+    answer = await StreamClient(parse_target(f"127.0.0.1:{port}"), "/", 0.1).ask(b"{}")
     held.set()
     server.close()
-    assert (answer.error, answer.events) == ("nothing came for 0.1 s", 1)
+    assert (answer.error, answer.events) == ("the server sent nothing for 0.1 s", 1)
 
 
 # --- connections ------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ async def test_making_a_connection_counts_as_waiting() -> None:
             return await super()._connect()
 
     async with sse.scripted(lambda _: [ANSWER]) as server:
-        client = FarAway(target(server.url), "/v1/completions", 60)
+        client = FarAway(parse_target(server.url), "/v1/completions", 60)
         first, *others = [await client.ask(b"{}") for _ in range(6)]
         client.close()
     assert ttft(first) >= 0.05 > min(map(ttft, others))
@@ -260,7 +260,7 @@ async def test_abort_leaves_what_is_in_flight() -> None:
         return [HEAD, chunk(token())]
 
     async with sse.scripted(script) as server:
-        client = StreamClient(target(server.url), "/v1/completions", 60)
+        client = StreamClient(parse_target(server.url), "/v1/completions", 60)
         asking = asyncio.create_task(client.ask(b"{}"))
         await held.wait()
         client.abort()
@@ -271,7 +271,7 @@ async def test_abort_leaves_what_is_in_flight() -> None:
 
 async def test_request_carries_key_host_and_length() -> None:
     async with sse.scripted(lambda _: [ANSWER]) as server:
-        client = StreamClient(target(f"{server.url}/proxy/v1/", "secret"), "/v1/completions", 60)
+        client = StreamClient(parse_target(f"{server.url}/proxy/v1/", "secret"), "/v1/completions", 60)
         await client.ask(b'{"a": 1}')
         client.close()
     (request,) = server.requests

@@ -17,7 +17,7 @@ def spec(kind: str = "random", **more: Any) -> PromptSpec:
 
 
 def body(asked: PromptSpec, number: int = 0, answers: tuple[str, ...] = ()) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Conversation(asked, number).question(answers))
+    found: dict[str, Any] = json.loads(Conversation(asked, number).next_body(answers))
     return found
 
 
@@ -65,8 +65,8 @@ def test_prefixes_are_shared_by_some_and_every_one_is_used() -> None:
 def test_next_turn_carries_what_was_said(api: str) -> None:
     talk = Conversation(spec("turns", turns=3, api=api), 0)
     assert (talk.turns, talk.keeps_text) == (3, True)
-    first = json.loads(talk.question([]))
-    second = json.loads(talk.question(["an answer"]))
+    first = json.loads(talk.next_body([]))
+    second = json.loads(talk.next_body(["an answer"]))
     if api == "chat":
         assert second["messages"][0] == first["messages"][0]
         assert [m["role"] for m in second["messages"]] == ["user", "assistant", "user"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.bench.http.stream_client import StreamClient
-from dynamo_vllm.bench.http.target import Target, target
+from dynamo_vllm.bench.http.target import Target, parse_target
 from dynamo_vllm.bench.load import messages, stage_specs, trace
 from dynamo_vllm.bench.load.generator import Stage
 from dynamo_vllm.config.options import LoadOptions
@@ -63,19 +63,19 @@ def test_trace_keeps_its_times_unless_a_load_is_given(tmp_path: Path) -> None:
 def test_what_cannot_fit_the_context_is_refused(given: dict[str, Any]) -> None:
     base: dict[str, Any] = {"input_tokens": 20, "output_tokens": 20}
     stages(context=100, **base)
-    with pytest.raises(ConfigError, match="do not fit into the model's context of 100"):
+    with pytest.raises(ConfigError, match="and the model's context is 100"):
         stages(context=100, **base | given)
 
 
 def test_half_the_cores_are_for_the_server() -> None:
-    assert [stage_specs.client_processes(LoadOptions(), cores) for cores in (1, 2, 3, 16)] == [1, 1, 1, 8]
-    assert stage_specs.client_processes(LoadOptions(clients=3), 16) == 3
+    assert [stage_specs.client_count(LoadOptions(), cores) for cores in (1, 2, 3, 16)] == [1, 1, 1, 8]
+    assert stage_specs.client_count(LoadOptions(clients=3), 16) == 3
 
 
 @pytest.mark.parametrize("given", [{"concurrency": "5", "requests": 23}, {"rate": "5", "requests": 23}])
 async def test_client_processes_share_the_work_without_rest(given: dict[str, Any]) -> None:
     (spec,) = stages(**given)
-    client = StreamClient(target("127.0.0.1"), "/", 1.0)
+    client = StreamClient(parse_target("127.0.0.1"), "/", 1.0)
     shares = [list(Stage(spec, client, part, 3)._numbers()) for part in range(3)]
     assert sorted(itertools.chain(*shares)) == list(range(23))
     assert all(shares)
@@ -83,7 +83,7 @@ async def test_client_processes_share_the_work_without_rest(given: dict[str, Any
 
 async def test_client_process_with_more_slots_has_more_of_the_work() -> None:
     (spec,) = stages(concurrency="3", requests=12)
-    client = StreamClient(target("127.0.0.1"), "/", 1.0)
+    client = StreamClient(parse_target("127.0.0.1"), "/", 1.0)
     assert [len(list(Stage(spec, client, part, 2)._numbers())) for part in range(2)] == [8, 4]
 
 
@@ -97,11 +97,11 @@ async def test_client_process_with_more_slots_has_more_of_the_work() -> None:
     ],
 )
 def test_urls(url: str, found: Target) -> None:
-    assert target(url) == found
-    assert target(found.url) == found
+    assert parse_target(url) == found
+    assert parse_target(found.url) == found
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999"])
 def test_no_urls(url: str) -> None:
     with pytest.raises(ConfigError, match="write http://host:port"):
-        target(url)
+        parse_target(url)

@@ -46,9 +46,9 @@ def test_limit_takes_the_first_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "holds no request"),
+        ([], "contains no request"),
         ([entry(), {"timestamp": 1}], "trace.jsonl:2: Object missing required field"),
-        ([entry(length=1025)], "1025 tokens need one hash id per 512, there are 2"),
+        ([entry(length=1025)], "1025 tokens need one hash id per 512; the line has 2"),
         ([entry(length=0)], "0 tokens need one hash id"),
     ],
 )

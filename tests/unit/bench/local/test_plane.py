@@ -38,17 +38,17 @@ def stage(**changes: Any) -> StageReport:
 
 
 def test_figures_of_a_load() -> None:
-    assert plane.from_load(stage()) == PlaneFigures(500.0, 30.0, 50.0, 20.0)
+    assert plane.figures_from_load(stage()) == PlaneFigures(500.0, 30.0, 50.0, 20.0)
 
 
 def test_failed_requests_spoil_a_round() -> None:
     with pytest.raises(StartError, match="2 requests failed"):
-        plane.from_load(stage(requests=Requests(4, 2, 0, 2.0)))
+        plane.figures_from_load(stage(requests=Requests(4, 2, 0, 2.0)))
 
 
 def test_worker_that_ended_spoils_a_round() -> None:
     with pytest.raises(StartError):
-        plane.from_load(stage(processes={**stage().processes, "worker": None}))
+        plane.figures_from_load(stage(processes={**stage().processes, "worker": None}))
 
 
 def test_peer_is_a_command_of_words() -> None:

@@ -91,14 +91,14 @@ def test_answers_are_cut_and_prompts_are_not(tmp_path: Path) -> None:
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
     options = RoutingOptions(trace=str(file), trace_block=32, output_tokens=2)
-    lines = trace.read(routing.shortened(options, tmp_path))
+    lines = trace.read(routing.write_short_trace(options, tmp_path))
     scaled = trace.scale(lines, block=32, speed=1.0, context=None).requests
     assert [(one.input_tokens, one.output_tokens) for one in scaled] == [(63, 1), (63, 2)]
 
 
 def test_a_cut_that_leaves_no_answer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--trace-block 1024 is too large for --output-tokens 1"):
-        routing.shortened(RoutingOptions(trace="f", trace_block=1024, output_tokens=1), tmp_path)
+        routing.write_short_trace(RoutingOptions(trace="f", trace_block=1024, output_tokens=1), tmp_path)
 
 
 def test_ceiling_within_the_cache_counts_all_workers(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_report_compares_the_first_mode_with_the_others() -> None:
 
 def test_threads_are_shared_between_workers_unless_somebody_said_how_many() -> None:
     options = RoutingOptions(workers=1000)
-    assert routing.threads_shared(options, {}) == {"OMP_NUM_THREADS": "1"}
-    assert routing.threads_shared(options, {"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
+    assert routing.with_thread_limit(options, {}) == {"OMP_NUM_THREADS": "1"}
+    assert routing.with_thread_limit(options, {"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
 
 
 def test_processes_may_ask_the_hub_unless_the_user_forbids_it(tmp_path: Path) -> None:

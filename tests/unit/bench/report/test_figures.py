@@ -8,7 +8,7 @@ from array import array
 import numpy
 import pytest
 
-from dynamo_vllm.bench.http.answers import Answer
+from dynamo_vllm.bench.http.answers import Answer, StageAnswers
 from dynamo_vllm.bench.report import figures
 
 
@@ -19,6 +19,10 @@ def answer(ttft: float = 0.1, gaps: tuple[float, ...] = (0.01, 0.03), **more: ob
     packed = array("f", gaps).tobytes()
     events = len(gaps) + 1
     return Answer(100.0, first, last, last + 0.001, packed, events, **made)  # type: ignore[arg-type]
+
+
+def stage(answers: list[Answer], seconds: float) -> StageAnswers:
+    return StageAnswers("c=1", 100.0, seconds, answers)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 1000])
@@ -48,7 +52,7 @@ def test_times_of_an_answer() -> None:
 def test_several_tokens_in_an_event_share_its_gap_in_tpot_only() -> None:
     one = answer(0.1, (0.04, 0.04), output_tokens=9)
     assert figures.tpot(one) == pytest.approx(0.01)
-    assert figures.figures([one], 1.0, {}).itl_ms.p50 == pytest.approx(40)
+    assert figures.stage_figures(stage([one], 1.0), {}).itl_ms.p50 == pytest.approx(40)
 
 
 def test_answer_of_one_token_has_no_tpot() -> None:
@@ -57,7 +61,7 @@ def test_answer_of_one_token_has_no_tpot() -> None:
 
 def test_only_complete_answers_are_measured() -> None:
     bad, left = answer(5.0, error="HTTP 500: no"), answer(7.0, aborted=True)
-    found = figures.figures([answer(0.1), bad, bad, left], 2.0, {})
+    found = figures.stage_figures(stage([answer(0.1), bad, bad, left], 2.0), {})
     assert (found.requests.ok, found.requests.failed, found.requests.unfinished) == (1, 2, 1)
     assert found.requests.per_second == 0.5
     assert (found.tokens.prompt, found.tokens.cached, found.tokens.output) == (10, 4, 3)
@@ -67,7 +71,7 @@ def test_only_complete_answers_are_measured() -> None:
 
 
 def test_server_that_says_nothing_of_its_cache() -> None:
-    found = figures.figures([answer(cached_tokens=None)], 1.0, {})
+    found = figures.stage_figures(stage([answer(cached_tokens=None)], 1.0), {})
     assert (found.tokens.cached, found.tokens.cached_from) == (None, None)
 
 
@@ -86,12 +90,12 @@ def test_server_that_says_nothing_of_its_cache() -> None:
     ],
 )
 def test_limits(slo: dict[str, float], kept: bool) -> None:
-    assert figures.keeps(answer(0.1, (0.01, 0.03)), slo) is kept
+    assert figures.meets(answer(0.1, (0.01, 0.03)), slo) is kept
 
 
 def test_goodput_counts_failures_as_not_good() -> None:
     answers = [answer(0.1), answer(0.1), answer(9.0), answer(0.1, error="no")]
-    found = figures.figures(answers, 2.0, {"ttft": 200}).goodput
+    found = figures.stage_figures(stage(answers, 2.0), {"ttft": 200}).goodput
     assert found is not None
     assert (found.fraction, found.per_second) == (0.5, 1.0)
 

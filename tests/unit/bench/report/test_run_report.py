@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_vllm.bench.http.answers import Answer
+from dynamo_vllm.bench.http.answers import Answer, StageAnswers
 from dynamo_vllm.bench.report import figures, processes, run_report
 from dynamo_vllm.errors import ConfigError
 
@@ -18,20 +18,13 @@ SPREAD = {"mean", "p50", "p90", "p95", "p99", "max"}
 
 def stage(name: str = "c=8", **more: Any) -> run_report.StageReport:
     answers = [Answer(0.0, 0.1, 0.1, 0.2, b"", 1, 10, 1, 5), Answer(0.0, ended=0.1, error="HTTP 500: no")]
-    found = figures.figures(answers, 2.0, {"ttft": 200.0})
+    found = figures.stage_figures(StageAnswers(name, 0.0, 2.0, answers), {"ttft": 200.0})
     given: dict[str, Any] = {
-        "requests": found.requests,
-        "tokens": found.tokens,
-        "ttft_ms": found.ttft_ms,
-        "itl_ms": found.itl_ms,
-        "tpot_ms": found.tpot_ms,
-        "e2e_ms": found.e2e_ms,
-        "goodput": found.goodput,
+        **msgspec.structs.asdict(found),
         "processes": {"worker": processes.ProcessFigures(1.5, 150.0, 2.5, 250.0, 99.0), "gone": None},
         "client": run_report.ClientFigures(2, 0.35, 11.0, 0.0),
-        "errors": found.errors,
     }
-    return run_report.StageReport(name=name, seconds=2.0, **given | more)
+    return run_report.StageReport(**given | more)
 
 
 def run(*stages: run_report.StageReport, interrupted: bool = False) -> run_report.RunReport:
@@ -109,24 +102,24 @@ def test_interrupted_run_says_so() -> None:
 
 
 def test_watched_process_is_counted_by_itself_and_with_its_children() -> None:
-    def look(own: float, **children: float) -> processes.Look:
+    def look(own: float, **children: float) -> processes.ProcessSample:
         cpu = {(1, 0.0): own} | {(int(name[1:]), 0.0): value for name, value in children.items()}
-        return processes.Look(cpu, own, 3 * 1024 * 1024)
+        return processes.ProcessSample(cpu, own, 3 * 1024 * 1024)
 
     before, after = look(1.0, c2=5.0, c3=7.0), look(1.5, c2=6.0, c4=2.0)
-    found = processes.between({"a": before, "b": before}, {"a": after}, 100)
+    found = processes.usage_between({"a": before, "b": before}, {"a": after}, 100)
     assert found == {"a": processes.ProcessFigures(0.5, 5000.0, 3.5, 35000.0, 3.0), "b": None}
-    without_tokens = processes.between({"a": before}, {"a": after}, 0)["a"]
+    without_tokens = processes.usage_between({"a": before}, {"a": after}, 0)["a"]
     assert without_tokens is not None and without_tokens.cpu_us_per_token is None
 
 
 def test_processor_time_of_this_process_is_seen() -> None:
     watch = processes.ProcessWatch({"me": os.getpid()})
-    before = watch.look()
+    before = watch.sample()
     end = os.times().user + 0.05
     while os.times().user < end:
         pass
-    used = processes.between(before, watch.look(), 1)["me"]
+    used = processes.usage_between(before, watch.sample(), 1)["me"]
     assert used is not None and used.cpu_seconds >= 0.03 and used.rss_mb > 1
 
 

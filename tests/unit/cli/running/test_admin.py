@@ -71,10 +71,10 @@ def test_folder_is_named_as_seen_from_here() -> None:
     [
         ("lora laod", "lora: 'laod' is unknown; choose one of load, unload, list"),
         ("lora load sql", "URI is missing: dynamo-vllm lora load NAME URI"),
-        ("lora load sql /x /y", "'/y' is too much: dynamo-vllm lora load NAME URI"),
+        ("lora load sql /x /y", "'/y' is one argument too many: dynamo-vllm lora load NAME URI"),
         ("lora unload", "NAME is missing"),
-        ("sleep deep", "'deep' is too much: dynamo-vllm sleep"),
-        ("sleep --deep", "--deep is no option of sleep; see 'dynamo-vllm sleep --help'"),
+        ("sleep deep", "'deep' is one argument too many: dynamo-vllm sleep"),
+        ("sleep --deep", "--deep is not an option of sleep; see 'dynamo-vllm sleep --help'"),
         ("sleep --level 3", "--level 3 is unknown"),
         ("wake --all --worker 1", "--all and --worker 1 exclude each other"),
         ("wake --run-dir /no/such/folder", "--run-dir /no/such/folder: no serve runs there"),
@@ -100,8 +100,8 @@ def test_nobody_in_discovery_ends_with_code_1_and_the_fix(capsys: pytest.Capture
 def test_help_says_whom_it_asks(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
-    assert ("Every worker is asked" in text) is command.startswith("lora")
-    assert ("say --all or --worker" in text) is not command.startswith("lora")
+    assert ("applies to every worker" in text) is command.startswith("lora")
+    assert ("give --all or --worker" in text) is not command.startswith("lora")
 
 
 def test_group_alone_lists_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,10 +140,10 @@ def test_whole_instance_may_lack_its_zeros() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("4", "--worker 4 is no worker; 'dynamo-vllm status' shows them: 1122334, a1b2c3d, a1b2c3f"),
-        ("0", "--worker 0 is no worker"),
-        ("a1b", "--worker a1b fits several workers; 'dynamo-vllm status' shows them: a1b2c3d, a1b2c3f"),
-        ("zz", "--worker zz is no worker"),
+        ("4", "--worker 4 is not a worker; 'dynamo-vllm status' shows them: 1122334, a1b2c3d, a1b2c3f"),
+        ("0", "--worker 0 is not a worker"),
+        ("a1b", "--worker a1b matches several workers; 'dynamo-vllm status' shows them: a1b2c3d, a1b2c3f"),
+        ("zz", "--worker zz is not a worker"),
     ],
 )
 def test_worker_that_is_not_there_or_not_one_is_refused(word: str, message: str) -> None:
@@ -156,7 +156,7 @@ def test_one_worker_needs_no_name_and_several_do() -> None:
     assert worker_names.choose([ONE], None, wants_all=False) == [ONE]
     assert worker_names.choose([ONE, TWO], None, wants_all=True) == [ONE, TWO]
     assert worker_names.choose([ONE, TWO], "2", wants_all=True) == [TWO]
-    with pytest.raises(ConfigError, match="there are 2 workers; say --all, or --worker ID; .*112233"):
+    with pytest.raises(ConfigError, match="there are 2 workers; give --all or --worker ID; .*112233"):
         worker_names.choose([ONE, TWO], None, wants_all=False)
 
 
@@ -182,7 +182,7 @@ def test_one_worker_needs_no_name_and_several_do() -> None:
     ],
 )
 def test_reply_in_words(command: str, reply: dict[str, Any], text: str) -> None:
-    assert admin.COMMANDS[command].said(reply) == text
+    assert admin.COMMANDS[command].describe(reply) == text
 
 
 def test_refusals_go_to_stderr_each_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +246,7 @@ def test_sizes_for_a_person(count: float | None, text: str) -> None:
     ],
 )
 def test_how_far_an_adapter_is(entry: dict[str, Any], text: str) -> None:
-    assert adapter_progress.how_far(entry) == text
+    assert adapter_progress.progress(entry) == text
 
 
 def test_line_names_every_worker_and_fits_the_terminal() -> None:

@@ -127,7 +127,7 @@ def test_of_several_serves_one_must_be_named(home: Mapping[str, str]) -> None:
     first, second = in_cache(home, "a"), in_cache(home, "b")
     with first.opened(), second.opened():
         second.note("http://127.0.0.1:8123")
-        with pytest.raises(ConfigError, match="several serve run") as refused:
+        with pytest.raises(ConfigError, match="several serve processes run") as refused:
             deployment.find(AdminOptions(), home)
         assert str(refused.value).splitlines()[1:] == [
             f"  {first.path}",

@@ -204,7 +204,7 @@ def test_missing_files_are_refused_with_what_to_do(root: Path, name: str, lost: 
 def test_demo_and_a_file_with_workers_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("workers: [{count: 2}]\n")
-    with pytest.raises(ConfigError, match="--demo lora brings models and workers of its own, as .*s.yaml"):
+    with pytest.raises(ConfigError, match="--demo lora cannot be combined with .*s.yaml"):
         serve.understand(["--demo", "lora", "--config", str(file)], {})
     file.write_text("frontend: {port: 1}\n")
     assert serve.understand(["--demo", "lora", "--config", str(file)], {})[0].demo == "lora"

@@ -131,9 +131,9 @@ def test_the_model_may_follow_the_switch_for_pipelines(words: tuple[str, ...]) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("m", "--model", "n"), "named twice"),
-        (("--omni", "m", "--model", "n"), "named twice, m and"),
-        (("--port", "80", "m"), "'m' stands alone"),
+        (("m", "--model", "n"), "given twice"),
+        (("--omni", "m", "--model", "n"), "given twice, m and"),
+        (("--port", "80", "m"), "'m' is not a flag"),
         (("m", "--workers", "0"), "--workers 0 must be 1 or more"),
         (("m", "--restarts", "-1"), "--restarts -1 must be 0 or more"),
         (("m", "--start-seconds", "0"), "must be above 0"),
@@ -426,7 +426,7 @@ def test_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
 def test_key_that_stands_twice_in_the_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("model: m\nworkers:\n- count: 1\n- {count: 1, role: agg, count: 2}\n")
-    with pytest.raises(ConfigError, match=r"s\.yaml:4: 'count' stands there twice; keep one"):
+    with pytest.raises(ConfigError, match=r"s\.yaml:4: 'count' is given twice; keep one"):
         made("--config", str(file))
 
 

@@ -1,4 +1,4 @@
-"""Starts the client processes of a load, gives them orders and collects what they report."""
+"""Starts the client processes of a load, sends them orders and collects their reports."""
 
 from __future__ import annotations
 
@@ -19,49 +19,51 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 START_SECONDS = 0.2
-"""From the order to go to the start itself, so that every client process has read it."""
+"""The time between the order to start and the start, so that every client process has read the order."""
 _STOP_SECONDS = 10.0
 
 
-class Crew:
-    """The client processes."""
+class ClientProcesses:
+    """The client processes of one run."""
 
     def __init__(self, interrupted: asyncio.Event) -> None:
         self._interrupted = interrupted
         self._members: list[asyncio.subprocess.Process] = []
         self._decoder = msgspec.msgpack.Decoder(messages.Report)
-        self._seen: dict[int, messages.StageProgress] = {}
+        self._progress: dict[int, messages.StageProgress] = {}
 
     @classmethod
-    async def start(cls, where: target.Target, options: LoadOptions, interrupted: asyncio.Event) -> Crew:
-        crew, count = cls(interrupted), stage_specs.client_processes(options)
+    async def start(
+        cls, where: target.Target, options: LoadOptions, interrupted: asyncio.Event
+    ) -> ClientProcesses:
+        clients, count = cls(interrupted), stage_specs.client_count(options)
         try:
             for part in range(count):
                 member = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "dynamo_vllm.bench.load.generator"),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C is for us
+                    start_new_session=True,  # Ctrl-C must reach only this process
                 )
-                crew._members.append(member)
-                crew._send(member, messages.Begin(where, options.timeout, part, count))
+                clients._members.append(member)
+                clients._send(member, messages.Begin(where, options.timeout, part, count))
         except BaseException:
-            await crew.end()
+            await clients.end()
             raise
-        return crew
+        return clients
 
     async def prepare(self, stage: messages.StageSpec) -> list[str]:
-        """Everybody ready; the errors of the warm-up."""
-        ready = await self._tell_all(messages.Prepare(stage), messages.Ready, ProgressLine(None))
+        """Wait until all processes are ready for a stage; return the errors of the warm-up."""
+        ready = await self._order_all(messages.Prepare(stage), messages.Ready, ProgressLine(None))
         return [error for part in ready for error in part.failed_warmups]
 
     async def go(self, line: ProgressLine) -> tuple[float, list[messages.Done]]:
-        """The moment of the start, and what each came back with."""
+        """Run the prepared stage; return its start time and the report of each process."""
         at = time.monotonic() + START_SECONDS
-        return at, await self._tell_all(messages.Go(at), messages.Done, line)
+        return at, await self._order_all(messages.Go(at), messages.Done, line)
 
     async def end(self) -> None:
-        """They end when nobody speaks to them any more."""
+        """Close their standard input, which ends them, and kill those that do not end in time."""
         for member in self._members:
             if member.stdin is not None:
                 member.stdin.close()
@@ -72,9 +74,9 @@ class Crew:
                 member.kill()
                 await member.wait()
 
-    async def _tell_all(self, order: messages.Order, kind: type[T], line: ProgressLine) -> list[T]:
-        """Give an order and wait for what it brings; an interrupt on the way stops the stage."""
-        self._seen.clear()
+    async def _order_all(self, order: messages.Order, kind: type[T], line: ProgressLine) -> list[T]:
+        """Send an order to all and wait for their replies; an interrupt meanwhile stops the stage."""
+        self._progress.clear()
         stopper = asyncio.create_task(self._stop_when_interrupted())
         for member in self._members:
             self._send(member, order)
@@ -95,15 +97,15 @@ class Crew:
     async def _await(self, number: int, kind: type[T], line: ProgressLine) -> T:
         member = self._members[number]
         assert member.stdout is not None
-        while (said := await messages.receive(member.stdout, self._decoder)) is not None:
-            if isinstance(said, kind):
-                return said
-            if isinstance(said, messages.StageProgress):
-                self._seen[number] = said
-                line.show(self._seen.values())
-        raise target.Unmeasurable(f"a client process ended with exit code {await member.wait()}")
+        while (report := await messages.receive(member.stdout, self._decoder)) is not None:
+            if isinstance(report, kind):
+                return report
+            if isinstance(report, messages.StageProgress):
+                self._progress[number] = report
+                line.show(self._progress.values())
+        raise target.BenchError(f"a client process ended with exit code {await member.wait()}")
 
     def _send(self, member: asyncio.subprocess.Process, order: messages.Order) -> None:
         assert member.stdin is not None
-        with contextlib.suppress(OSError, RuntimeError):  # it has ended, which is noticed when it is awaited
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended; _await reports that
             member.stdin.write(messages.pack(order))
