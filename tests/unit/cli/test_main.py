@@ -141,7 +141,7 @@ def test_check_lists_the_patches(capsys: pytest.CaptureFixture[str]) -> None:
         "name": "coordinator-orphans",
         "state": str(next(p for p in PATCHES if p.name == "coordinator-orphans").state()),
         "package": "vllm",
-        "versions": ">=0.30,<0.31",
+        "versions": ">=0.30,<0.33",
         "where": ["worker"],
         "targets": ["vllm.v1.engine.coordinator.DPCoordinatorProc.run_coordinator"],
         "defect": "the coordinator of data-parallel ranks outlives a worker that was killed",
