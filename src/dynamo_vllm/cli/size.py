@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
+from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.sizing import config_file, families, formats, gpus, layouts, memory
 from dynamo_vllm.sizing.gpus import GIB
@@ -142,10 +143,7 @@ _COUNTS = (
 
 
 def check(options: SizeOptions) -> None:
-    for name in _COUNTS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value} must be 1 or more")
+    bounds.at_least(options, 1, *_COUNTS)
     if not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError(
             f"--gpu-memory-utilization {options.gpu_memory_utilization} is no part of a GPU; use 0.1 to 1"

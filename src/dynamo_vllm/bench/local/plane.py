@@ -56,6 +56,12 @@ class Measured(msgspec.Struct):
     direct: list[PlaneFigures] = []
     frontend: list[PlaneFigures] = []
 
+    @property
+    def ways(self) -> dict[str, list[PlaneFigures]]:
+        """The rounds of each way that was measured."""
+        ways = {"direct": self.direct, "frontend": self.frontend}
+        return {way: found for way, found in ways.items() if found}
+
 
 def add_arguments(parser: build.Parser) -> None:
     build.add_options(parser, PlaneOptions)
@@ -153,8 +159,13 @@ def from_load(stage: StageReport) -> PlaneFigures:
 
 
 def load_flags(options: PlaneOptions) -> list[str]:
-    names = ("concurrency", "requests", "input_tokens", "output_tokens")
-    return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+    flags = {
+        "--concurrency": options.concurrency,
+        "--requests": options.requests,
+        "--input-tokens": options.input_tokens,
+        "--output-tokens": options.output_tokens,
+    }
+    return [word for flag, count in flags.items() for word in (flag, str(count))]
 
 
 def output_of(command: Sequence[str], here: Deployment) -> str:
@@ -170,21 +181,16 @@ def output_of(command: Sequence[str], here: Deployment) -> str:
 
 def report(measured: dict[str, Measured]) -> str:
     """A row for each way through each worker, and what ours is to the others'."""
-    rows, ways = [], ("direct", "frontend")
-    for name, rounds in measured.items():
-        for way in ways:
-            found: list[PlaneFigures] = getattr(rounds, way)
-            if found:
-                rows.append([f"{name}, {way}", *cells(found)])
+    rows = [
+        [f"{name}, {way}", *cells(found)]
+        for name, rounds in measured.items()
+        for way, found in rounds.ways.items()
+    ]
     head = ["", "TOK/S", "WORKER µs/token", "ITS TOK/S PER CORE", "FRONTEND µs/token", "CLIENT µs/token"]
     lines = [table(head, rows)]
-    ours, *others = measured.items()
+    (_, ours), *others = measured.items()
     for name, rounds in others:
-        lines += [
-            compare(way, name, getattr(ours[1], way), getattr(rounds, way))
-            for way in ways
-            if getattr(rounds, way)
-        ]
+        lines += [compare(way, name, ours.ways[way], found) for way, found in rounds.ways.items()]
     return "\n".join(lines)
 
 

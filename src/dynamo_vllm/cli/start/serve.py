@@ -126,8 +126,9 @@ def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> S
     if not options.config:
         return options
     flags = build.from_values(ServeOptions, given, {})
-    counts = {name: getattr(flags, name) for name in ("workers", "prefill", "decode", "encode")}
-    return dataclasses.replace(options, **counts)
+    return dataclasses.replace(
+        options, workers=flags.workers, prefill=flags.prefill, decode=flags.decode, encode=flags.encode
+    )
 
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.options.worker import OLDER_ROLES
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
@@ -25,7 +24,7 @@ OFFLOADERS = ("lmcache", "kvbm")
 
 
 def one_role(o: WorkerOptions, _: EngineFlags) -> None:
-    named = {flags.flag(name): role for name, role in OLDER_ROLES.items() if getattr(o, name)}
+    named = {flags.flag(name): role for name, role in o.older_roles.items()}
     if o.disaggregation_mode is not None:
         named[f"--disaggregation-mode {o.disaggregation_mode}"] = o.disaggregation_mode
     if len(set(named.values())) > 1:
