@@ -101,8 +101,7 @@ def text_is_parsed_by_vllm(o: WorkerOptions, _: EngineFlags) -> None:
     other = "--omni" if o.omni else "--engine fake" if o.engine == "fake" else None
     if o.use_vllm_tokenizer and named and other:
         raise ConfigError(
-            f"{named[0]} needs vLLM itself with --use-vllm-tokenizer, not {other}; "
-            "leave one of them out"
+            f"{named[0]} needs vLLM itself with --use-vllm-tokenizer, not {other}; leave one of them out"
         )
 
 

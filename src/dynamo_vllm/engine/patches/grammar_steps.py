@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,3 +101,19 @@ def _allowed(bitmask: Any, end_token: int | None, number: int) -> int | None:
     ids = np.flatnonzero(np.unpackbits(words, bitorder="little"))
     ids = ids[ids != end_token] if end_token is not None else ids
     return int(ids[number * 7919 % len(ids)]) if len(ids) else None
+
+
+PATCHES = (
+    in_vllm(
+        name="grammar-steps",
+        targets=tuple(
+            f"vllm.v1.structured_output.{grammar}.{name}"
+            for grammar in ("backend_xgrammar.XgrammarGrammar", "backend_guidance.GuidanceGrammar")
+            for name in ("fill_bitmask", "validate_tokens", "accept_tokens")
+        ),
+        defect="a small guide may take every step of the engine longer than the one before",
+        where=(Where.ENGINE,),
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

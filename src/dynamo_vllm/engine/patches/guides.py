@@ -22,7 +22,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,3 +117,34 @@ def eight_threads_compile() -> bool:
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
     return "max_threads=8" in source(XgrammarBackend.__post_init__)
+
+
+_GUIDED = (Where.WORKER, Where.OMNI_WORKER, Where.JUDGE)
+PATCHES = (
+    in_vllm(
+        name="guides-outlines",
+        targets=("vllm.v1.structured_output.backend_outlines.validate_structured_output_request_outlines",),
+        defect="schemas that xgrammar does not take go to outlines, which may take all memory for one",
+        upstream="https://github.com/vllm-project/vllm/issues/54003",
+        where=_GUIDED,
+        apply=refuse_outlines,
+        still_needed=outlines_is_asked,
+    ),
+    in_vllm(
+        name="guides-judged",
+        targets=("vllm.sampling_params.SamplingParams._validate_structured_outputs",),
+        defect="a guide that was judged is checked again, on the event loop and without a limit",
+        upstream="https://github.com/vllm-project/vllm/issues/54003",
+        where=_GUIDED,
+        apply=skip_judged,
+        still_needed=judged_guides_are_checked,
+    ),
+    in_vllm(
+        name="guides-one-thread",
+        targets=("xgrammar.GrammarCompiler",),
+        defect="a guide is compiled in eight threads, also in a judge that may use little",
+        where=(Where.JUDGE,),
+        apply=compile_in_one_thread,
+        still_needed=eight_threads_compile,
+    ),
+)

@@ -24,11 +24,12 @@ They can go one by one when vLLM and the listener agree on what the keys of a bl
 
 from __future__ import annotations
 
+import functools
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,3 +200,34 @@ def named(event: Any, request: Any, start: int) -> Any:
     plain = [tuple(key for key in block_keys if not isinstance(key, bytes)) for block_keys in keys]
     event.extra_keys = [block_keys or None for block_keys in plain] if any(plain) else None
     return event
+
+
+_in_events = functools.partial(
+    in_vllm, targets=("vllm.v1.core.block_pool.BlockPool._build_block_stored_event",), where=(Where.ENGINE,)
+)
+PATCHES = (
+    _in_events(
+        name="kv-events-adapters",
+        defect="the name of an adapter stands among a block's extra keys too, where the router misreads it",
+        apply=apply_adapters,
+        still_needed=adapters_are_keys,
+    ),
+    _in_events(
+        name="kv-events-salts",
+        defect="a salt has no mark that the router knows, and only a prompt's first block has it",
+        apply=apply_salts,
+        still_needed=salts_are_plain_keys_of_the_first_block,
+    ),
+    _in_events(
+        name="kv-events-media",
+        defect="a picture has the engine's name in events; the router knows the frontend's",
+        apply=apply_media,
+        still_needed=media_are_named_as_in_the_engine,
+    ),
+    _in_events(
+        name="kv-events-embeds",
+        defect="prompt embeddings are named by bytes, for which the router drops the whole batch of events",
+        apply=apply_embeds,
+        still_needed=embeds_are_named_by_bytes,
+    ),
+)

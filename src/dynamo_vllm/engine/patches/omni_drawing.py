@@ -22,7 +22,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import in_omni, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,3 +120,36 @@ def goodbye_waits() -> bool:
 
     text = source(StageDiffusionClient.shutdown)
     return "_request_socket.send(" in text and "NOBLOCK" not in text and "sndtimeo" not in text.lower()
+
+
+_DRAW = f"{ADAPTER}.DiffusersAdapterPipeline"
+PATCHES = (
+    in_omni(
+        name="omni-log",
+        targets=(f"{_DRAW}._build_call_kwargs",),
+        defect="every prompt and every step of a drawing is written into the log",
+        apply=log_warnings_only,
+        still_needed=every_step_is_logged,
+    ),
+    in_omni(
+        name="omni-guidance",
+        targets=(f"{_DRAW}._build_call_kwargs",),
+        defect="a request that names no guidance is drawn without any, whatever the model's default",
+        apply=leave_guidance_to_the_pipeline,
+        still_needed=guidance_is_always_given,
+    ),
+    in_omni(
+        name="omni-cancellation",
+        targets=(f"{_DRAW}._build_call_kwargs", f"{_DRAW}.supports_request_cancellation"),
+        defect="a cancelled picture is drawn to its end",
+        apply=end_cancelled_drawings,
+        still_needed=cancelled_drawings_go_on,
+    ),
+    in_omni(
+        name="omni-goodbye",
+        targets=("vllm_omni.diffusion.stage_diffusion_client.StageDiffusionClient.shutdown",),
+        defect="the worker waits for good for a drawing stage that died",
+        apply=say_goodbye_without_waiting,
+        still_needed=goodbye_waits,
+    ),
+)

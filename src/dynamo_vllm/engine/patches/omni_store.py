@@ -14,7 +14,7 @@ import importlib
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import in_omni, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,3 +57,14 @@ def _on_loopback(create: Callable[..., Any]) -> Callable[..., Any]:
 def still_needed() -> bool:
     text = source(getattr(_rendezvous(), _CREATE))
     return "TCPStore(" in text and "master_listen_fd" not in text
+
+
+PATCHES = (
+    in_omni(
+        name="omni-store",
+        targets=("torch.distributed.rendezvous._create_c10d_store",),
+        defect="the store where the processes of a drawing stage meet listens on every address",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

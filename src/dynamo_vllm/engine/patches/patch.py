@@ -87,13 +87,21 @@ class Patch:
 
     def described(self) -> dict[str, Any]:
         """For people and other programs; as quick as `state`."""
-        about = ("name", "package", "versions", "defect", "upstream")
         return {
-            **{field: getattr(self, field) for field in about},
+            "name": self.name,
+            "package": self.package,
+            "versions": self.versions,
+            "defect": self.defect,
+            "upstream": self.upstream,
             "state": str(self.state()),
             "where": [str(place) for place in self.where],
             "targets": list(self.targets),
         }
+
+
+in_vllm = functools.partial(Patch, package="vllm", versions=VLLM_VERSIONS)
+on_cpu = functools.partial(in_vllm, where=(Where.CPU_WORKER,), device="cpu")
+in_omni = functools.partial(Patch, package="vllm-omni", versions=">=0.30,<0.31", where=(Where.OMNI,))
 
 
 @functools.cache

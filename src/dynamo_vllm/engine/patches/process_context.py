@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,3 +51,15 @@ def still_needed() -> bool:
 
     makers = (utils.CoreEngineProcManager.__init__, coordinator.DPCoordinator.__init__)
     return all("context = get_mp_context()" in source(maker) for maker in makers)
+
+
+PATCHES = (
+    in_vllm(
+        name="process-context",
+        targets=("vllm.v1.engine.coordinator.get_mp_context", "vllm.v1.engine.utils.get_mp_context"),
+        defect="engine cores are spawned or forked from the worker, and in no third way",
+        where=(Where.WORKER, Where.NODE),
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

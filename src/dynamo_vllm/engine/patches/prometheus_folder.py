@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm.engine.patches.patch import Patch, Where
+
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -37,3 +39,18 @@ def still_needed() -> bool:
 def _values() -> Any:
     """Not imported here: that would be too early for those who have no folder yet."""
     return sys.modules.get("prometheus_client.values")
+
+
+PATCHES = (
+    Patch(
+        name="prometheus-folder",
+        targets=("prometheus_client.values.ValueClass",),
+        package="prometheus_client",
+        versions=">=0.21",
+        defect="a multi-process folder that is named after the import is not heeded",
+        where=(Where.WORKER,),
+        apply=apply,
+        still_needed=still_needed,
+        only_if=came_late,
+    ),
+)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import on_cpu, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,3 +102,31 @@ def failed_compilation_ends_the_engine() -> bool:
 def _first_line(exc: BaseException) -> str:
     text = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
     return f"{type(exc).__name__}: {text}"
+
+
+_WARM_UP = ("vllm.v1.worker.cpu_model_runner.CPUModelRunner.warming_up_model",)
+PATCHES = (
+    on_cpu(
+        name="cpu-compiled-sampler",
+        targets=("vllm.v1.sample.ops.topk_topp_sampler.compiled_random_sample",),
+        defect="the first sampled request waits for a C++ compiler, and ends the engine where there is none",
+        upstream="https://github.com/vllm-project/vllm/pull/47756",
+        apply=unwrap_sampler,
+        still_needed=sampler_is_compiled,
+    ),
+    on_cpu(
+        name="cpu-compiled-requests",
+        targets=_WARM_UP,
+        defect="parts of a model and log-probabilities are compiled within requests",
+        apply=compile_in_warm_up,
+        still_needed=requests_are_compiled_for,
+    ),
+    on_cpu(
+        name="cpu-failed-compilation",
+        targets=_WARM_UP,
+        defect="a model that cannot be compiled ends the engine at every start",
+        # Around the one before, which leaves torch as it was where it fails.
+        apply=run_eagerly_without_compiler,
+        still_needed=failed_compilation_ends_the_engine,
+    ),
+)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import on_cpu, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,3 +77,18 @@ def _of_rows(of_all_rows: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         return output
 
     return forward
+
+
+PATCHES = (
+    on_cpu(
+        name="cpu-adapters-beside-embeds",
+        targets=(
+            "vllm.lora.layers.VocabParallelEmbeddingWithLoRA.forward",
+            "vllm.v1.worker.gpu_model_runner.GPUModelRunner._preprocess",
+        ),
+        defect="prompt embeddings in one batch with tokens end an engine that takes adapters",
+        upstream="https://github.com/vllm-project/vllm/issues/51122",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import on_cpu, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,3 +46,14 @@ def _keeping_seeds(original: Callable[..., Any]) -> Callable[..., Any]:
             generators.update(held)
 
     return bookkeeping
+
+
+PATCHES = (
+    on_cpu(
+        name="cpu-seeds",
+        targets=("vllm.v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync",),
+        defect="a seeded prompt that is prefilled in several steps ends the engine",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

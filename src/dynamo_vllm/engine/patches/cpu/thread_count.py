@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import on_cpu, source, wrap
 from dynamo_vllm.engine.process.cpu_threads import COUNT
 
 if TYPE_CHECKING:
@@ -42,3 +42,14 @@ def _with_threads(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return original(self)
 
     return init_device
+
+
+PATCHES = (
+    on_cpu(
+        name="cpu-thread-count",
+        targets=("vllm.v1.worker.cpu_worker.CPUWorker.init_device",),
+        defect="an engine core that was forked cannot choose its number of threads",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

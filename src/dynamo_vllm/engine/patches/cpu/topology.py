@@ -15,6 +15,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm.engine.patches.patch import Where, in_vllm
+
 SYSTEM = "/sys/devices/system"
 
 
@@ -65,3 +67,16 @@ def _numbers(path: Path) -> list[int]:
         return [number for ends in ranges for number in range(int(ends[0]), int(ends[-1]) + 1)]
     except (OSError, ValueError):
         return []
+
+
+PATCHES = (
+    in_vllm(
+        name="cpu-topology",
+        targets=("vllm.utils.cpu_resource_utils._get_cpu_list",),
+        defect="cores are counted with lscpu, which minimal machines do not have",
+        where=(Where.ENGINE,),
+        apply=apply,
+        still_needed=still_needed,
+        only_if=kernel_tells,
+    ),
+)
