@@ -65,10 +65,11 @@ def connectors_are_named_once(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def one_offloader(o: WorkerOptions, _: EngineFlags) -> None:
-    if set(OFFLOADERS) <= set(o.connector):
+    named = [name for name in OFFLOADERS if name in o.connector]
+    if len(named) > 1:
         raise ConfigError(
-            f"--connector {' '.join(o.connector)}: lmcache and kvbm both keep caches that leave the engine; "
-            "give one of them"
+            f"--connector {' '.join(o.connector)}: {' and '.join(named)} each keep caches that leave the "
+            "engine; give one of them"
         )
 
 
