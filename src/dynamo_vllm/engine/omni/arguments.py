@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired
-from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni import stages as omni_stages
@@ -56,7 +55,7 @@ def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
 
 def _names_cache(settings: EngineSettings) -> bool:
     stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    return _CACHE in engine_flags(settings.argv) or _says(stages, _CACHE)
+    return _CACHE in settings.flags or _says(stages, _CACHE)
 
 
 def refuse_missing() -> None:
