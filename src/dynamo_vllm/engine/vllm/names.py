@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
     from zmq.asyncio import Socket
 
-# --- configuration ----------------------------------------------------------------------------------------
-
 
 class EngineArgs(Protocol):
     """AsyncEngineArgs."""
@@ -149,9 +147,6 @@ class Config(Protocol):
     additional_config: object
 
 
-# --- engine -----------------------------------------------------------------------------------------------
-
-
 class Renderer(Protocol):
     """BaseRenderer."""
 
@@ -192,6 +187,22 @@ class Request(Protocol):
     """EngineCoreRequest."""
 
     request_id: str
+
+
+class CachedRequest(Protocol):
+    """Request: of the scheduler."""
+
+    lora_request: object
+    cache_salt: str | None
+    mm_features: Sequence[object]
+    prompt_embeds: torch.Tensor | None
+
+
+class BlockStored(Protocol):
+    block_size: int
+    token_ids: list[int]
+    lora_name: str | None
+    extra_keys: list[tuple[object, ...] | None] | None
 
 
 class InputProcessor(Protocol):

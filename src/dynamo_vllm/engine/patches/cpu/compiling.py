@@ -13,12 +13,14 @@ They can go when vLLM compiles nothing on a CPU after its warm-up and goes on wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.engine.patches.patch import on_cpu, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 EAGER, COMPILED = "force_eager", "eager_on_recompile"
 """torch's words: never compile; use what is compiled and compile no more."""
@@ -48,11 +50,11 @@ def compile_in_warm_up() -> None:
         torch.compiler.set_stance(EAGER)
 
 
-def _compiling_here_only(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
+def _compiling_here_only(warm_up: Callable[[CPUModelRunner], None]) -> Callable[[CPUModelRunner], None]:
     import torch
     from vllm.config import CompilationMode
 
-    def warming_up_model(runner: Any) -> None:
+    def warming_up_model(runner: CPUModelRunner) -> None:
         if runner.vllm_config.compilation_config.mode == CompilationMode.NONE:
             return
         with torch.compiler.set_stance("default"):
@@ -75,12 +77,12 @@ def run_eagerly_without_compiler() -> None:
     wrap(CPUModelRunner, "warming_up_model", _or_eagerly)
 
 
-def _or_eagerly(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
+def _or_eagerly(warm_up: Callable[[CPUModelRunner], None]) -> Callable[[CPUModelRunner], None]:
     from vllm.logger import init_logger
 
     logger = init_logger("vllm.dynamo_vllm")  # below vLLM's own, which is shown in engine cores
 
-    def warming_up_model(runner: Any) -> None:
+    def warming_up_model(runner: CPUModelRunner) -> None:
         try:
             warm_up(runner)
         except Exception as exc:  # of the compiler, or of the model itself: then it comes again below

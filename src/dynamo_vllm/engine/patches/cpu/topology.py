@@ -13,9 +13,12 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.engine.patches.patch import Where, in_vllm
+
+if TYPE_CHECKING:
+    from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
 SYSTEM = "/sys/devices/system"
 
@@ -37,7 +40,7 @@ def still_needed() -> bool:
     return "lscpu --json --extended=CPU,CORE,NODE --online" in Path(cpu_resource_utils.__file__).read_text()
 
 
-def listed() -> list[Any]:
+def listed() -> list[LogicalCPUInfo]:
     """In vLLM's class."""
     from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
