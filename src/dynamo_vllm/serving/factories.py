@@ -27,6 +27,7 @@ from dynamo_vllm.serving.encoding import transfer as encoding_transfer
 from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
 from dynamo_vllm.serving.encoding.pixels import FrontendPixels
 from dynamo_vllm.serving.plane.address import own_address
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -80,12 +81,14 @@ def refuse_missing_folder(model: str) -> None:
 async def _of_model_express(model: str) -> str:
     """Use the runtime's model server, and the hub if that does not answer."""
     try:
-        return str(await fetch_model(model))
-    except Exception as exc:  # the runtime raises nothing narrower
+        with of_runtime():
+            found = await fetch_model(model)
+    except RuntimeFailed as exc:
         raise StartError(
             f"--model {model}: not a folder, and the hub does not give it: {exc}. "
             "Check the name and the network, or give a local folder"
         ) from exc
+    return str(found)
 
 
 def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:

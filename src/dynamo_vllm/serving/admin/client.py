@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dynamo_vllm.config import planes
 from dynamo_vllm.errors import DynamoVllmError, StartError
 from dynamo_vllm.serving.admin.endpoint import ENDPOINT
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,11 +61,12 @@ class Workers:
         try:
             planes.refuse_unreachable(planes.servers(self._options), 0)
             where = f"{self._options.namespace}.{ENDPOINT}"
-            self._drt = runtime.caller(self._options, where)
-            self._client = await self._drt.endpoint(where).client()
+            with of_runtime():
+                self._drt = runtime.caller(self._options, where)
+                self._client = await self._drt.endpoint(where).client()
         except StartError as exc:
             raise NoWorkers(str(exc)) from None
-        except Exception as exc:  # the runtime raises nothing narrower
+        except RuntimeFailed as exc:
             raise NoWorkers(f"{place(self._options)} cannot be reached: {exc}") from None
         if not self._may_be_none and not await self.seen():
             raise NoWorkers(nobody(self._options))
@@ -106,12 +108,13 @@ class Workers:
             request["token"] = self._options.admin_token
         try:
             async with asyncio.timeout(limit):
-                stream = await self._client.direct(request, instance, annotated=False)
-                replies = [reply async for reply in stream]
+                with of_runtime():
+                    stream = await self._client.direct(request, instance, annotated=False)
+                    replies = [reply async for reply in stream]
         except TimeoutError:
             return failure("no_answer", f"no answer within {limit:g} s; it may still be at it", 504)
-        except Exception as exc:  # the runtime raises nothing narrower
-            return _broken(str(exc) or type(exc).__name__)
+        except RuntimeFailed as exc:
+            return _broken(str(exc))
         if not replies or not isinstance(replies[-1], dict):
             return failure("no_answer", "the worker ended before it answered", 502)
         return replies[-1]
