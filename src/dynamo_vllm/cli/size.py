@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
@@ -351,10 +351,10 @@ def kib(count: int) -> str:
 # --- JSON -----------------------------------------------------------------------------------------------
 
 
-def as_json(answer: SizeAnswer) -> dict[str, Any]:
+def as_json(answer: SizeAnswer) -> dict[str, object]:
     asked, model = answer.asked, answer.asked.model
     value = memory.cache_value_bytes(asked.form, asked.load.cache_dtype)
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "source": asked.source,
         "family": model.family,
         "layers": len(model.layers),
@@ -374,7 +374,7 @@ def as_json(answer: SizeAnswer) -> dict[str, Any]:
     return found
 
 
-def _need_json(asked: Asked, need: Need) -> dict[str, Any]:
+def _need_json(asked: Asked, need: Need) -> dict[str, object]:
     values = dataclasses.asdict(need)
     values["layout"]["gpus"] = need.layout.gpus
     return {**values, "fits": need.fits, "flags": flags(asked, need.layout)}

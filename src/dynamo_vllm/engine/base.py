@@ -120,7 +120,7 @@ class Renderer(Protocol):
 
     async def render_text(self, prompt: str) -> list[int]: ...
 
-    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, Any]) -> AnswerParser | None:
+    def answer_parser(self, body: ChatBody, template_wishes: Mapping[str, object]) -> AnswerParser | None:
         """None where answers are text and nothing else. What parsers cannot take is refused."""
 
 

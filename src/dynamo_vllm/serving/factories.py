@@ -184,7 +184,7 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
     )
 
 
-def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, Any] | None:
+def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, object] | None:
     if folder is None or folder.connector_role is None:
         return None
     return encoder_cache_folder.engine_config(folder.connector_role, folder.path, folder.max_bytes)

@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import uvloop
@@ -235,7 +235,7 @@ class Generator:
         finally:
             gc.enable()
 
-    async def _until_told(self, stage: Stage, work: Coroutine[Any, Any, T]) -> T:
+    async def _until_told(self, stage: Stage, work: Coroutine[object, object, T]) -> T:
         """Do the work and tell how far it is; an order, or the end of orders, stops the stage."""
         working = asyncio.create_task(work)
         while not working.done():

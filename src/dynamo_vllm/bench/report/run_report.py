@@ -69,7 +69,7 @@ def text(report: RunReport) -> str:
     return "\n".join([*parts, *([""] if errors or warnings else []), *errors, *warnings])
 
 
-def _asked(settings: dict[str, Any]) -> str:
+def _asked(settings: dict[str, object]) -> str:
     kind = settings.get("prompts")
     if kind == "trace":
         return f"trace {settings.get('trace')} in blocks of {settings.get('trace_block')} tokens"

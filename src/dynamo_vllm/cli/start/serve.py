@@ -7,7 +7,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port
 from dynamo_vllm.config import build, checks, folders, planes, topology
@@ -120,7 +120,7 @@ def refuse_demo_beside(described: Topology, options: ServeOptions) -> None:
         )
 
 
-def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeOptions:
+def serve_options(given: Mapping[str, object], environment: Mapping[str, str]) -> ServeOptions:
     """Serve's own options; a file stands above numbers of workers in the environment."""
     options = build.from_values(ServeOptions, given, environment)
     if not options.config:
@@ -141,7 +141,7 @@ def with_model_flag(argv: Sequence[str]) -> list[str]:
     return [*argv[:before], "--model", *argv[before:]]
 
 
-def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+def _of(cls: type, given: Mapping[str, object], without: Sequence[str]) -> dict[str, object]:
     names = {item.name for item in build.declared(cls)} - set(without)
     return {name: value for name, value in given.items() if name in names}
 
@@ -152,7 +152,7 @@ def from_file(path: str) -> Topology:
     class Loader(yaml.SafeLoader):
         """Of a key that stands twice the first value would be lost without a word."""
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:

@@ -69,7 +69,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         self._rows: dict[str, int] = {}
         self._users: Counter[str] = Counter()
         self._ready: dict[str, torch.Tensor] = {}
-        self._told: dict[str, dict[str, Any]] = {}
+        self._told: dict[str, dict[str, object]] = {}
 
     # --- in the scheduler ---------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
 
     # --- in the workers -----------------------------------------------------------------------------------
 
-    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **_: object) -> None:
         from vllm.platforms import current_platform
 
         device = current_platform.device_type
@@ -140,7 +140,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
             if name not in encoder_cache:
                 encoder_cache[name] = tensor.to(device)
 
-    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
+    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **_: object) -> None:
         """What the engine still has and the folder has not any more is written again."""
         for name, about in self._bound.about.items():
             if name in encoder_cache:
@@ -151,12 +151,12 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         while len(self._told) > _MAX_TOLD:  # of requests that were given up
             del self._told[next(iter(self._told))]
 
-    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: object) -> None:
         """Called as soon as a medium is encoded; its request ends after the step."""
         if self.is_producer:
             self._write(mm_hash, encoder_cache[mm_hash], self._told.pop(mm_hash, {}))
 
-    def _write(self, name: str, tensor: torch.Tensor, about: dict[str, Any]) -> None:
+    def _write(self, name: str, tensor: torch.Tensor, about: dict[str, object]) -> None:
         if get_tensor_model_parallel_rank() != 0:  # every rank has the whole of it
             return
         try:

@@ -160,7 +160,7 @@ class Folder:
         return None if own is None else self.path / f"{own}{_SUFFIX}"
 
 
-def _about(data: bytes) -> dict[str, Any]:
+def _about(data: bytes) -> dict[str, object]:
     """What the writer said in the header; safetensors has checked the header's length."""
     length = int.from_bytes(data[:8], "little")
     told = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT, "{}")

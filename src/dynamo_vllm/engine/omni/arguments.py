@@ -76,11 +76,11 @@ def missing(device: str) -> str | None:
     return None
 
 
-def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, Any]:
+def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, object]:
     """The keywords of AsyncOmni; what the user set stands."""
     given = vllm_arguments.given_flags(settings)
     stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    made: dict[str, Any] = {
+    made: dict[str, object] = {
         "model": settings.model,
         "stage_init_timeout": START_SECONDS,
         "init_timeout": START_SECONDS,
@@ -100,10 +100,10 @@ def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dic
     return made
 
 
-def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
+def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, object]:
     """Ours over vLLM-Omni's; a stage's own settings in a file win over them."""
     on_cpu = machine.device() == "cpu"
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     if pipeline.architecture is not None and on_cpu:
         alone = pipeline.drawing_class is None
         made |= {name if alone else f"stage_0_{name}": value for name, value in _TEXT_ON_CPU.items()}
@@ -122,8 +122,8 @@ _TEXT_ON_CPU = {
 }
 
 
-def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _drawing(pipeline: Pipeline, on_cpu: bool) -> dict[str, object]:
+    made: dict[str, object] = {}
     if not _is_native(str(pipeline.drawing_class)):
         made["diffusion_load_format"] = "diffusers"
     elif on_cpu:
@@ -227,7 +227,7 @@ _FRAME_ARGUMENTS = frozenset({"num_frames", "frames"})
 _SOUND_ARGUMENTS = frozenset({"audio_length_in_s", "audio_end_in_s"})
 
 
-def call_arguments(model: str) -> dict[str, Any]:
+def call_arguments(model: str) -> dict[str, object]:
     """What diffusers' pipeline for this folder takes, with the defaults; empty where it has none."""
     index = _json(model, "model_index.json")
     if index is None:
@@ -250,7 +250,7 @@ def tokenizer_folder(model: str) -> str:
     return max(("tokenizer", "tokenizer_2", "tokenizer_3"), key=reads)
 
 
-def _count(config: dict[str, Any], name: str) -> int | None:
+def _count(config: dict[str, object], name: str) -> int | None:
     """A limit; transformers writes "none" as a number with thirty digits."""
     found = config.get(name)
     return found if isinstance(found, int) and 0 < found < 1_000_000 else None
@@ -269,18 +269,18 @@ def _says(stages: Stages | None, name: str) -> bool:
     return plain in stages.deploy or any(plain in stage for stage in stages.deploy.get("stages") or ())
 
 
-def _written(deploy: dict[str, Any], scratch: str) -> str:
+def _written(deploy: dict[str, object], scratch: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=scratch, delete=False) as file:
         file.write(omni_stages.Stages(deploy).text())
     return file.name
 
 
-def _length(config: dict[str, Any], name: str) -> int:
+def _length(config: dict[str, object], name: str) -> int:
     found = config.get(name)
     return len(found) if isinstance(found, list) else 0
 
 
-def _json(*parts: str) -> dict[str, Any] | None:
+def _json(*parts: str) -> dict[str, object] | None:
     try:
         found = json.loads(Path(*parts).read_text())
     except (OSError, json.JSONDecodeError):

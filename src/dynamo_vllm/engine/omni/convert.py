@@ -93,7 +93,7 @@ def picture(image: Any, format: str) -> MediaFile:
     return MediaFile("image", f"image/{format}", file.getvalue())
 
 
-def videos(made: list[Any]) -> list[Any]:
+def videos(made: list[object]) -> list[object]:
     """Each as frames of bytes, (time, height, width, 3); pipelines give pictures, arrays and tensors."""
     import numpy as np
 

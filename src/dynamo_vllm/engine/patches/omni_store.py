@@ -19,6 +19,8 @@ from dynamo_vllm.engine.patches.patch import in_omni, source, wrap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.distributed import Store
+
 _CREATE = "_create_c10d_store"
 _LOOPBACK = "127.0.0.1"
 
@@ -31,12 +33,12 @@ def apply() -> None:
     wrap(_rendezvous(), _CREATE, _on_loopback)
 
 
-def _on_loopback(create: Callable[..., Any]) -> Callable[..., Any]:
+def _on_loopback(create: Callable[..., Store]) -> Callable[..., Store]:
     from torch.distributed import TCPStore
 
     def create_store(
-        hostname: str, port: int, rank: int, world_size: int, timeout: Any, use_libuv: bool = True
-    ) -> Any:
+        hostname: str, port: int, rank: int, world_size: int, timeout: object, use_libuv: bool = True
+    ) -> Store:
         if rank != 0 or hostname not in ("localhost", _LOOPBACK):
             return create(hostname, port, rank, world_size, timeout, use_libuv)
         with socket.create_server((_LOOPBACK, port)) as listener:

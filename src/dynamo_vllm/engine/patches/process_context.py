@@ -11,7 +11,7 @@ It can go when vLLM takes a context as an argument.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.engine.patches.patch import Where, in_vllm, source, wrap
 
@@ -39,8 +39,8 @@ def apply() -> None:
         wrap(module, "get_mp_context", _ours_or_theirs)
 
 
-def _ours_or_theirs(theirs: Callable[[], Any]) -> Callable[[], Any]:
-    def get_mp_context() -> Any:
+def _ours_or_theirs(theirs: Callable[[], object]) -> Callable[[], object]:
+    def get_mp_context() -> object:
         return theirs() if _context is None else _context
 
     return get_mp_context

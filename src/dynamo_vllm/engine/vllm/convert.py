@@ -29,7 +29,7 @@ LOWEST_LOGPROB = -9999.0
 """As vLLM's own server has it. A constraint leaves minus infinity for what it forbids: null in JSON."""
 
 
-def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = None) -> SamplingParams:
+def sampling_params(spec: SamplingSpec, transfer: Mapping[str, object] | None = None) -> SamplingParams:
     """vLLM's parameters; fields that are None keep vLLM's defaults."""
     return SamplingParams(
         n=spec.n,
@@ -91,14 +91,14 @@ def engine_input(job: Job) -> dict[str, Any]:
     return made
 
 
-def _token_input(job: Job) -> dict[str, Any]:
+def _token_input(job: Job) -> dict[str, object]:
     return {"type": "token", "prompt_token_ids": job.prompt}
 
 
-def _embeds_input(job: Job, embeds: Embeds) -> dict[str, Any]:
+def _embeds_input(job: Job, embeds: Embeds) -> dict[str, object]:
     """Rows for the prompt, and tokens behind them when another worker has begun the answer."""
     tensor, answered = embeds.tensor, len(job.prompt) - embeds.rows
-    made: dict[str, Any] = {"type": "embeds", "prompt_embeds": tensor}
+    made: dict[str, object] = {"type": "embeds", "prompt_embeds": tensor}
     if answered:
         made["prompt_embeds"] = torch.cat([tensor, tensor.new_zeros(answered, tensor.shape[1])])
         # vLLM 0.30: the hash of a block does not tell a token from a row of zeros.
@@ -137,7 +137,7 @@ def _ids(choice: CompletionOutput) -> list[int]:
     return ids if isinstance(ids, list) else list(ids)
 
 
-def _positions(ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]]) -> list[Position]:
+def _positions(ids: Sequence[int], logprobs: Sequence[Mapping[int, object]]) -> list[Position]:
     return [_position(token, at) for token, at in zip(ids, logprobs, strict=True)]
 
 

@@ -119,19 +119,19 @@ class Workers:
             return failure("no_answer", "the worker ended before it answered", 502)
         return replies[-1]
 
-    async def ask_all(self, verb: str, seconds: float | None = None) -> dict[int, dict[str, Any]]:
+    async def ask_all(self, verb: str, seconds: float | None = None) -> dict[int, dict[str, object]]:
         """Call a verb without a body on all workers at the same time and return their replies."""
         found = self.found
         replies = await asyncio.gather(*(self.ask(instance, verb, None, seconds) for instance in found))
         return dict(zip(found, replies, strict=True))
 
 
-def failure(kind: str, message: str, code: int) -> dict[str, Any]:
+def failure(kind: str, message: str, code: int) -> dict[str, object]:
     """Build a reply in the form of a worker's own errors."""
     return {"status": "error", "error": kind, "message": message, "code": code}
 
 
-def _broken(text: str) -> dict[str, Any]:
+def _broken(text: str) -> dict[str, object]:
     """Runtime 1.6.1 starts every message about a connection with this word."""
     if not text.startswith("Unavailable"):
         return failure("failed", text, 500)

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -105,7 +105,7 @@ class Peers:
             return None
         return card
 
-    async def _answer(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def _answer(self, request: object, context: object) -> AsyncIterator[object]:
         """A new worker calls; log what differs here too."""
         other = msgspec.convert(request, Card)
         if other.served == self._card.served and (found := differences(self._card.terms, other.terms)):

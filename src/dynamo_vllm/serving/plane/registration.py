@@ -98,7 +98,7 @@ class Registration:
             if not str(exc).startswith(_GONE):
                 raise
 
-    async def _register(self, name: str | None, **more: Any) -> None:
+    async def _register(self, name: str | None, **more: object) -> None:
         card = self._card
         await register_model(
             getattr(ModelInput, card.input),

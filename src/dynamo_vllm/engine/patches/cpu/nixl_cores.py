@@ -18,7 +18,7 @@ from dynamo_vllm.engine.patches.patch import on_cpu
 CONNECTOR = "distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
 
 
-def _no_cores(platform: type) -> list[Any]:
+def _no_cores(platform: type) -> list[object]:
     return []
 
 

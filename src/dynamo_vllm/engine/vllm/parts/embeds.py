@@ -149,7 +149,7 @@ def _check_names(pickled: bytes) -> None:
             )
 
 
-def _loaded(pickled: bytes, values: bytes) -> Any:
+def _loaded(pickled: bytes, values: bytes) -> object:
     """What torch makes of the two parts, in a fresh archive: it must not read the client's its own way."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as made:

@@ -106,7 +106,7 @@ class Choice:
 
 def _request(body: ChatBody) -> ChatCompletionRequest:
     """As vLLM's parsers want to see it; of the messages they count the calls."""
-    given: dict[str, Any] = {"messages": []}
+    given: dict[str, object] = {"messages": []}
     if body.tools:
         given["tools"] = body.tools
         if body.tool_choice is not None:
