@@ -101,7 +101,7 @@ def has_omni(version: str) -> bool:
 
 
 def environment_of(version: str) -> dict[str, str]:
-    """Return the variables for a version, without the extras that were asked for elsewhere: some are not for every version."""
+    """Return the variables for a version, without extras: some are not for every version."""
     folder = ENVIRONMENTS / version
     given = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     if has_omni(version):

@@ -176,7 +176,7 @@ def parse_media(raw: object, kind: str) -> MediaBody:
     return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, _MEDIA_BODIES[kind])
 
 
-def image_settings(raw: dict[str, Any] | None, where: str) -> ImageSettings:
+def image_settings(raw: dict[str, object] | None, where: str) -> ImageSettings:
     """The same settings where a chat body has room for them."""
     return _nested(raw, where, ImageSettings)
 
@@ -185,7 +185,7 @@ def extension(body: Body) -> Extension:
     return _nested(body.nvext, "nvext", Extension)
 
 
-def _nested(raw: dict[str, Any] | None, where: str, kind: type[StructT]) -> StructT:
+def _nested(raw: dict[str, object] | None, where: str, kind: type[StructT]) -> StructT:
     try:
         return msgspec.convert(raw or {}, kind)
     except msgspec.ValidationError as exc:

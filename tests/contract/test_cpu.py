@@ -19,6 +19,7 @@ from dynamo_vllm.engine.process import cpu_threads
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.models.tiny import make_tiny_model
+from harness.settings import with_flags
 
 pytestmark = pytest.mark.skipif(machine.device() != "cpu", reason="patches for CPU")
 
@@ -86,7 +87,7 @@ def test_engine_core_gets_its_part_of_the_cores(
     model: str, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], engines: int
 ) -> None:
     monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 9)
-    fired = vllm_arguments.resolve(EngineSettings(model=model, argv=argv)).fired
+    fired = vllm_arguments.resolve(with_flags(EngineSettings(model=model), *argv)).fired
     (threads,) = [f for f in fired if f.argument == "OMP_NUM_THREADS"]
     assert threads.value == 8 // engines
     assert os.environ["OMP_NUM_THREADS"] == str(8 // engines)

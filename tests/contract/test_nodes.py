@@ -18,6 +18,7 @@ from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.models.tiny import make_tiny_model
+from harness.settings import with_flags
 
 AT = ("--data-parallel-address", "10.0.0.1")
 MASTER = ("--master-addr", "10.0.0.1")
@@ -29,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def settings(model: str, *argv: str, headless: bool = False) -> EngineSettings:
-    return EngineSettings(model=model, argv=("--max-model-len", "64", *argv), headless=headless)
+    return with_flags(EngineSettings(model=model), "--max-model-len", "64", *argv, headless=headless)
 
 
 @pytest.mark.parametrize(

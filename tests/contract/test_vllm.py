@@ -68,6 +68,7 @@ from dynamo_vllm.job import GUIDE_KINDS, Guide, Job, SamplingSpec
 from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.roles.text import TOKENIZER_ARGUMENTS
 from dynamo_vllm.serving.factories import engine_settings
+from harness.settings import with_flags
 
 EXPECTED: dict[str, type[DynamoVllmError]] = {
     "VLLMError": EngineRequestFailed,
@@ -373,8 +374,7 @@ def test_prompt_embeds_are_switched_on_in_vllm(settings: EngineSettings) -> None
 
 
 def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
-    argv = ("--data-parallel-size", "2")
-    found = vllm_arguments.resolve(EngineSettings(model=settings.model, argv=argv))
+    found = vllm_arguments.resolve(with_flags(settings, "--data-parallel-size", "2"))
     assert arguments(found).kv_events_config.endpoint.startswith("tcp://[::ffff:127.0.0.1]:")
 
 
@@ -385,7 +385,7 @@ def test_several_ranks_get_ports_in_a_row(settings: EngineSettings) -> None:
 def test_engines_of_one_machine_share_its_free_memory(
     settings: EngineSettings, argv: tuple[str, ...], here: int | None, engines: int
 ) -> None:
-    made = EngineSettings(model=settings.model, argv=argv, engines_here=here)
+    made = with_flags(dataclasses.replace(settings, engines_here=here), *argv)
     (fired,) = [f for f in vllm_arguments.resolve(made).fired if f.argument == "kv_cache_memory_bytes"]
     assert f"for {engines} engines together" in fired.reason
 

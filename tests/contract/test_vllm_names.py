@@ -13,6 +13,7 @@ from vllm.config.compilation import CompilationConfig
 from vllm.config.multimodal import MultiModalConfig
 from vllm.config.profiler import ProfilerConfig
 from vllm.config.structured_outputs import StructuredOutputsConfig
+from vllm.distributed.kv_events import BlockStored
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import BaseRenderer
 from vllm.v1.engine import EngineCoreRequest
@@ -20,6 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.request import Request
 
 from dynamo_vllm.engine.vllm import names
 
@@ -42,6 +44,8 @@ CLASSES: dict[type, type] = {
     names.Resources: BackgroundResources,
     names.EngineCore: AsyncMPClient,
     names.Request: EngineCoreRequest,
+    names.CachedRequest: Request,
+    names.BlockStored: BlockStored,
     names.InputProcessor: InputProcessor,
     names.OutputProcessor: OutputProcessor,
     names.Llm: AsyncLLM,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup
-from dynamo_vllm.export import compose, operator, pod
+from dynamo_vllm.export import operator
 from dynamo_vllm.export.settings import USER
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def from_kubernetes(documents: Iterable[Document]) -> Topology:
     frontend: Mapping[str, Any] = {}
     groups: list[WorkerGroup] = []
     for main, replicas, kind in _containers(documents):
-        args = [pod.unescaped(word) for word in main["args"]]
-        env = {item["name"]: pod.unescaped(item["value"]) for item in main["env"] if "value" in item}
+        args = [word.replace("$$(", "$(") for word in main["args"]]
+        env = {item["name"]: item["value"].replace("$$(", "$(") for item in main["env"] if "value" in item}
         if args[0] == "frontend":
             frontend = {**_frontend(args), **_planes(env, _PLANES)}
         elif kind == "StatefulSet":  # one for each worker
@@ -51,12 +51,12 @@ def from_compose(document: Document) -> Topology:
     for found in document["services"].values():
         if found.get("user") != f"{USER}:{USER}":
             continue
-        args = [compose.unescaped(word) for word in found["command"]]
+        args = [word.replace("$$", "$") for word in found["command"]]
         if args[0] == "frontend":
             frontend = {**_frontend(args), **_planes(found["environment"], _PLANES[:1])}
             continue
         env = {
-            name: compose.unescaped(value)
+            name: value.replace("$$", "$")
             for name, value in found["environment"].items()
             if not value.startswith("${")
         }

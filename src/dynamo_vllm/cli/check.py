@@ -170,7 +170,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
     )
 
 
-def settings_of(worker: WorkerOptions, given: Mapping[str, Any]) -> Iterator[Setting]:
+def settings_of(worker: WorkerOptions, given: Mapping[str, object]) -> Iterator[Setting]:
     """Yield the options that differ from their defaults."""
     values = build.shown(worker)
     for item in build.declared(WorkerOptions):
@@ -327,7 +327,7 @@ def _block(title: str, rows: Any) -> str:
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in lines)])
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.lifecycle.shutdown import end_signals
@@ -30,7 +30,7 @@ def refuse_taken_port(flag: str, host: str, port: int) -> None:
             ) from None
 
 
-def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
+def run_to_exit(life: Coroutine[object, object, int]) -> int:
     """Run a process until it ends. A signal during the start ends it; later `life` handles signals."""
     import uvloop
 
@@ -45,7 +45,7 @@ def run_to_exit(life: Coroutine[Any, Any, int]) -> int:
         return 130
 
 
-def ask_quietly(life: Coroutine[Any, Any, int], environment: Mapping[str, str]) -> int:
+def ask_quietly(life: Coroutine[object, object, int], environment: Mapping[str, str]) -> int:
     """Run a command that calls workers through the runtime, without the runtime's log on the terminal.
 
     Runtime 1.6.1 writes a line for every call to file descriptor 2, and no filter in DYN_LOG stops it. If

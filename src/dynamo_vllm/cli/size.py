@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.cli.size_report import as_json, text
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
+from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.sizing import config_file, families, formats, gpus
 from dynamo_vllm.sizing.estimate import SizeRequest, estimate
@@ -93,10 +94,7 @@ def file_quantisation(config: dict[str, object], source: str) -> str | None:
 
 
 def check(options: SizeOptions) -> None:
-    for name in _COUNTS:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value} must be 1 or more")
+    bounds.at_least(options, 1, *_COUNTS)
     if not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError(
             f"--gpu-memory-utilization {options.gpu_memory_utilization} must be above 0 and at most 1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.sizing import gpus, layouts, memory
 from dynamo_vllm.sizing.estimate import worker_flags
@@ -170,10 +170,10 @@ def kib(count: int) -> str:
 # --- JSON -----------------------------------------------------------------------------------------------
 
 
-def as_json(result: SizeResult) -> dict[str, Any]:
+def as_json(result: SizeResult) -> dict[str, object]:
     request, model = result.request, result.request.model
     value = memory.cache_value_bytes(request.form, request.load.cache_dtype)
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "source": request.source,
         "family": model.family,
         "layers": len(model.layers),
@@ -193,7 +193,7 @@ def as_json(result: SizeResult) -> dict[str, Any]:
     return found
 
 
-def _need_json(request: SizeRequest, need: Need) -> dict[str, Any]:
+def _need_json(request: SizeRequest, need: Need) -> dict[str, object]:
     values = dataclasses.asdict(need)
     values["layout"]["gpus"] = need.layout.gpus
     return {**values, "fits": need.fits, "flags": worker_flags(request, need.layout)}

@@ -124,14 +124,14 @@ def _refuse_costly(made: Guide) -> None:
         raise too_deep
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def _is_deeper(value: object, levels: int) -> bool:
     layer = [value]
     for _ in range(levels + 1):
         layer = [inner for item in layer for inner in _inside(item)]
     return bool(layer)
 
 
-def _inside(item: Any) -> Iterable[Any]:
+def _inside(item: object) -> Iterable[object]:
     match item:
         case dict():
             return item.values()

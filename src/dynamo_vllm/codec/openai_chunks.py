@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.codec.chunks import usage
 
@@ -50,17 +50,17 @@ class TextEncoder:
             chunk["usage"] = usage(self._prompt, self._completion, output.cached_tokens)
         return chunk
 
-    def _chat(self, output: Output) -> dict[str, Any]:
+    def _chat(self, output: Output) -> dict[str, object]:
         delta = self._parsed(output) if self._parsers else {"content": output.text or ""}
         if output.index not in self._introduced:
             self._introduced.add(output.index)
             delta["role"] = "assistant"
-        choice: dict[str, Any] = {"delta": delta}
+        choice: dict[str, object] = {"delta": delta}
         if output.logprobs is not None:
             choice["logprobs"] = {"content": [_chat_logprob(p) for p in output.logprobs]}
         return choice
 
-    def _parsed(self, output: Output) -> dict[str, Any]:
+    def _parsed(self, output: Output) -> dict[str, object]:
         part = self._parsers[output.index].part(output)
         if part.tool_calls:
             self._called.add(output.index)
@@ -71,23 +71,23 @@ class TextEncoder:
         }
         return {name: value for name, value in every.items() if value}
 
-    def _completion_choice(self, output: Output) -> dict[str, Any]:
-        choice: dict[str, Any] = {"text": output.text or ""}
+    def _completion_choice(self, output: Output) -> dict[str, object]:
+        choice: dict[str, object] = {"text": output.text or ""}
         if output.logprobs is not None:
             choice["logprobs"] = _completion_logprobs(output.logprobs)
         return choice
 
 
-def _chat_logprob(position: Position) -> dict[str, Any]:
+def _chat_logprob(position: Position) -> dict[str, object]:
     return {**_token(position.chosen), "top_logprobs": [_token(c) for c in position.candidates]}
 
 
-def _token(c: TokenLogprob) -> dict[str, Any]:
+def _token(c: TokenLogprob) -> dict[str, object]:
     text = c.text or ""
     return {"token": text, "logprob": c.logprob, "bytes": list(text.encode())}
 
 
-def _completion_logprobs(positions: Sequence[Position]) -> dict[str, Any]:
+def _completion_logprobs(positions: Sequence[Position]) -> dict[str, object]:
     return {
         "tokens": [p.chosen.text or "" for p in positions],
         "token_logprobs": [p.chosen.logprob for p in positions],

@@ -49,7 +49,7 @@ class FilesEncoder:
     def encode(self, output: Output) -> Chunk:
         return {**self._head, "data": [self._file(media) for media in output.media]}
 
-    def _file(self, media: MediaFile) -> dict[str, Any]:
+    def _file(self, media: MediaFile) -> dict[str, object]:
         made = {"url": data_url(media)} if self._wants_url else {"b64_json": encoded(media)}
         return {"output_format": self._format, **made}
 
@@ -76,7 +76,7 @@ class MediaChatEncoder:
     def encode(self, output: Output) -> Chunk:
         self._words += output.text or ""
         self._completion += len(output.token_ids)
-        delta: dict[str, Any] = {"content": self._content(output)}
+        delta: dict[str, object] = {"content": self._content(output)}
         if self._is_first:
             delta["role"], self._is_first = "assistant", False
         chunk: Chunk = {
@@ -99,7 +99,7 @@ class MediaChatEncoder:
         return [*text, *(part(media) for media in output.media)]
 
 
-def part(media: MediaFile) -> dict[str, Any]:
+def part(media: MediaFile) -> dict[str, object]:
     """image_url, audio_url or video_url."""
     kind = f"{media.kind}_url"
     return {"type": kind, kind: {"url": data_url(media)}}

@@ -195,7 +195,7 @@ def _settings(body: ImageBody | VideoBody) -> ImageSettings:
     return ImageSettings(**found)
 
 
-def last_words(messages: Sequence[Mapping[str, Any]]) -> str:
+def last_words(messages: Sequence[Mapping[str, object]]) -> str:
     """Return the text of the user's last message."""
     said = next((m for m in reversed(messages) if m.get("role") == "user"), None)
     if said is None:

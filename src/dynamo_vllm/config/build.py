@@ -181,7 +181,7 @@ def _help_text(item: Declared) -> str:
     return f"{item.option.help}{default} [{item.option.env}]"
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -191,7 +191,7 @@ def parse(
     cls: type[T], argv: Sequence[str], env: Mapping[str, str], prog: str, description: str, epilog: str = ""
 ) -> tuple[T, list[str]]:
     """Return the options of `cls` and the arguments it does not know, in order."""
-    hashable: Any = cls  # mypy does not take a generic class for one
+    hashable: object = cls  # mypy does not take a generic class for one
     given, rest = _kept_parser(hashable, prog, description, epilog).parse_known_args(list(argv))
     return from_values(cls, vars(given), env), rest
 
@@ -202,9 +202,9 @@ def _kept_parser(cls: type, prog: str, description: str, epilog: str) -> Parser:
     return parser(cls, prog, description, epilog)
 
 
-def from_values(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str]) -> T:
+def from_values(cls: type[T], given: Mapping[str, object], env: Mapping[str, str]) -> T:
     """Options from flag values (by field name), then the environment, then the defaults."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for item in declared(cls):
         if item.name in given:
             values[item.name] = _value(item, given[item.name], item.flags[0])
@@ -213,7 +213,7 @@ def from_values(cls: type[T], given: Mapping[str, Any], env: Mapping[str, str]) 
     return cls(**values)
 
 
-def _value(item: Declared, raw: Any, source: str) -> Any:
+def _value(item: Declared, raw: object, source: str) -> object:
     if item.many:
         words = raw.replace(",", " ").split() if isinstance(raw, str) else raw
         many = words if isinstance(words, list | tuple) else (words,)  # a file may have a number

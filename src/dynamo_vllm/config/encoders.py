@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
@@ -41,12 +41,12 @@ def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | No
     return EncoderFolder(str(path), int(options.ec_storage_gb * GB), role)
 
 
-def written(engine: EngineFlags) -> dict[str, Any]:
+def written(engine: EngineFlags) -> dict[str, object]:
     """What --ec-transfer-config says."""
     return _object(engine.get("ec_transfer_config"))
 
 
-def _object(text: str | None) -> dict[str, Any]:
+def _object(text: str | None) -> dict[str, object]:
     """Empty if it is not an object; a rule rejects that."""
     try:
         found = json.loads(text or "{}")

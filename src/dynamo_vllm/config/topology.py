@@ -103,10 +103,10 @@ def _word(value: object, where: str) -> str:
     return word
 
 
-def _options(cls: type, data: object, where: str, more_keys: Iterable[str] = ()) -> dict[str, Any]:
+def _options(cls: type, data: object, where: str, more_keys: Iterable[str] = ()) -> dict[str, object]:
     """Values by field name; keys may be written like the flags, with dashes or underscores."""
     names = option_names(cls)
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for key, value in _mapping(data, where).items():
         name = names.get(key.replace("-", "_"))
         if name is None:
@@ -140,7 +140,7 @@ def _hint(key: str, known: Iterable[str]) -> str:
     )
 
 
-def _mapping(data: object, where: str) -> Mapping[str, Any]:
+def _mapping(data: object, where: str) -> Mapping[str, object]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{where} must be a mapping of names to values")
     return data
@@ -270,7 +270,7 @@ def plan_of(group: WorkerGroup) -> WorkerPlan:
 
 def to_argv(cls: type, values: Values) -> list[str]:
     """Return the flags for `values`, except secrets; a value of the wrong type is rejected."""
-    typed: Any = build.from_values(cls, values, {})
+    typed: object = build.from_values(cls, values, {})
     argv: list[str] = []
     for item in build.declared(cls):
         if item.name in values and not item.option.secret:

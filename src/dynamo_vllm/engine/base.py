@@ -123,7 +123,7 @@ class Renderer(Protocol):
 
     async def render_text(self, prompt: str) -> list[int]: ...
 
-    def answer_parser(self, body: ChatBody, template_kwargs: Mapping[str, Any]) -> AnswerParser | None:
+    def answer_parser(self, body: ChatBody, template_kwargs: Mapping[str, object]) -> AnswerParser | None:
         """Returns a parser for reasoning and tool calls, or None if answers are only text.
 
         Raises InvalidRequest for a request that the parsers do not support.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config import nodes
-from dynamo_vllm.config.rules.flags import engine_flags
+from dynamo_vllm.config.nodes import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.config.rules.flags import EngineFlags
     from dynamo_vllm.forking import Zygote
 
 
@@ -21,8 +21,11 @@ class EngineSettings:
     model: str
     served_names: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
-    """The engine flags as the user wrote them."""
-    headless: bool = False
+    """The engine's flags as the user wrote them."""
+    flags: EngineFlags = field(default_factory=dict)
+    """The same by name."""
+    node: Node = Node()
+    """Where this process stands among those of one engine."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     parses_answers: bool = False
@@ -82,8 +85,3 @@ class EngineSettings:
     def is_encoder(self) -> bool:
         """Returns whether the engine runs only the model's encoder."""
         return self.ec_transfer is not None and self.ec_transfer.get("ec_role") == "ec_producer"
-
-    @property
-    def node(self) -> nodes.Node:
-        """Returns this process's place among the nodes of one engine."""
-        return nodes.of(self.headless, engine_flags(self.argv))

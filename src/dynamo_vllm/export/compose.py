@@ -127,7 +127,3 @@ def _uses_shared(workload: Workload) -> bool:
 
 def _escaped(word: str) -> str:
     return word.replace("$", "$$")
-
-
-def unescaped(word: str) -> str:
-    return word.replace("$$", "$")

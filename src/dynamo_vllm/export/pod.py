@@ -137,7 +137,3 @@ def _escaped(word: str) -> str:
     if word == "$(NODE_RANK)" or LEADER in word or word.endswith(".svc.cluster.local"):
         return word
     return word.replace("$(", "$$(")
-
-
-def unescaped(word: str) -> str:
-    return word.replace("$$(", "$(")

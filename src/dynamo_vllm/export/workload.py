@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import build, topology
 from dynamo_vllm.config.options import WorkerOptions
@@ -257,7 +257,7 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None =
 
 def _without(
     values: Values, names: Sequence[str], where: str, discovery: str, notes: _Notes
-) -> dict[str, Any]:
+) -> dict[str, object]:
     for name in names:
         if name in _PLANES or name not in values:
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import AdapterRefused
 from dynamo_vllm.lora import tensors
@@ -61,7 +61,7 @@ def inspect(folder: Path, base: BaseModel, max_rank: int) -> AdapterFacts:
 # -- adapter_config.json ---------------------------------------------------------------------------
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, object]:
     path = folder / CONFIG
     try:
         with path.open("rb") as file:
@@ -82,7 +82,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_config(config: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
+def _check_config(config: Mapping[str, object], max_rank: int) -> tuple[int, float]:
     """Return rank and alpha."""
     if config.get("peft_type") != "LORA":
         raise AdapterRefused(f"peft_type is {config.get('peft_type')!r}; vLLM serves only LORA")
@@ -103,7 +103,7 @@ def _check_config(config: Mapping[str, Any], max_rank: int) -> tuple[int, float]
     return rank, float(alpha)
 
 
-def _refuse_what_vllm_cannot(config: Mapping[str, Any]) -> None:
+def _refuse_what_vllm_cannot(config: Mapping[str, object]) -> None:
     if config.get("use_dora"):
         raise AdapterRefused("use_dora: vLLM does not serve DoRA adapters")
     if config.get("modules_to_save"):
@@ -114,7 +114,7 @@ def _refuse_what_vllm_cannot(config: Mapping[str, Any]) -> None:
         raise AdapterRefused(f"bias is {config['bias']!r}: vLLM does not load biases from adapters")
 
 
-def _rank(what: str, value: Any, max_rank: int) -> int:
+def _rank(what: str, value: object, max_rank: int) -> int:
     if type(value) is not int or value < 1:
         raise AdapterRefused(f"{what} is {value!r}; a rank is a whole number above 0")
     if value > max_rank:
@@ -124,14 +124,14 @@ def _rank(what: str, value: Any, max_rank: int) -> int:
     return value
 
 
-def _pattern(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _pattern(config: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = config.get(name) or {}
     if not isinstance(value, dict):
         raise AdapterRefused(f"{name} is {value!r}; it must be an object")
     return value
 
 
-def _base_name(config: Mapping[str, Any]) -> str | None:
+def _base_name(config: Mapping[str, object]) -> str | None:
     name = config.get("base_model_name_or_path")
     return name if isinstance(name, str) and name else None
 
@@ -181,7 +181,7 @@ def _pair_up(found: Mapping[str, Tensor]) -> dict[str, _Pair]:
     return pairs
 
 
-def _check_pair(module: str, pair: _Pair, rank: int, base: BaseModel, config: Mapping[str, Any]) -> None:
+def _check_pair(module: str, pair: _Pair, rank: int, base: BaseModel, config: Mapping[str, object]) -> None:
     if pair.a is None or pair.b is None:
         raise AdapterRefused(f"module {module} has only lora_{'B' if pair.a is None else 'A'}")
     wanted = base.shapes(module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import AdapterRefused
 from dynamo_vllm.lora.base import CONFIG, WEIGHTS
@@ -47,7 +47,7 @@ def write(folder: Path, base: Path, max_rank: int) -> Path:
 
 def _safetensors(shapes: dict[str, list[int]]) -> bytes:
     """Write tensors of zeros, in bfloat16."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (rows, columns) in shapes.items():
         begin, end = end, end + 2 * rows * columns

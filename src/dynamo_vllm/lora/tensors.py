@@ -67,7 +67,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _json(path: Path, raw: bytes) -> Mapping[str, Any]:
+def _json(path: Path, raw: bytes) -> Mapping[str, object]:
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def _json(path: Path, raw: bytes) -> Mapping[str, Any]:
     return header
 
 
-def _tensor(path: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
+def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Tensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
             pass

@@ -14,7 +14,7 @@ import string
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -141,15 +141,15 @@ def write_tokenizer(folder: Path, specials: Sequence[str], template: str) -> dic
     return vocabulary
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def token_ids() -> dict[str, Any]:
+def token_ids() -> dict[str, object]:
     return {"bos_token_id": PAD_ID, "eos_token_id": TURN_END_ID, "pad_token_id": PAD_ID}
 
 
-def _config(vocab_size: int) -> dict[str, Any]:
+def _config(vocab_size: int) -> dict[str, object]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -260,7 +260,7 @@ def _spelling(character: str) -> str:
 
 def _tokenizer(
     vocabulary: dict[str, int], merges: list[list[str]], specials: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",
@@ -298,7 +298,7 @@ def _tokenizer(
     }
 
 
-def _tokenizer_config(template: str) -> dict[str, Any]:
+def _tokenizer_config(template: str) -> dict[str, object]:
     return {
         "add_bos_token": False,
         "bos_token": PAD_TOKEN,

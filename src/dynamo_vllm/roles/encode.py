@@ -152,16 +152,16 @@ _NOTHING = SamplingSpec(max_tokens=1, temperature=0.0)
 """An encode worker generates no token."""
 
 
-def _answer(told: dict[str, Any]) -> Output:
+def _answer(told: dict[str, object]) -> Output:
     return Output([], finish="stop", finished=True, transfer=told)
 
 
-def _handoff(found: Sequence[Media]) -> dict[str, Any]:
-    made: dict[str, Any] = msgspec.to_builtins(Handoff([EncodedMedium(m.kind, m.name) for m in found]))
+def _handoff(found: Sequence[Media]) -> dict[str, object]:
+    made: dict[str, object] = msgspec.to_builtins(Handoff([EncodedMedium(m.kind, m.name) for m in found]))
     return made
 
 
-def _refusal(exc: RequestError, context_length: int | None) -> dict[str, Any]:
+def _refusal(exc: RequestError, context_length: int | None) -> dict[str, object]:
     told = {"status": exc.status, "message": exc.args[0], "parameter": exc.parameter}
     return {"refused": {**told, "context_length": context_length}}
 

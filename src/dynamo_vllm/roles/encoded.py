@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dynamo_vllm.engine.encoder_cache.folder import Unusable
 from dynamo_vllm.errors import DynamoVllmError
@@ -87,7 +87,7 @@ class EncodedReader:
 
     async def _loaded_while(
         self,
-        asking: Coroutine[Any, Any, object],
+        asking: Coroutine[object, object, object],
         refs: Sequence[MediaRef],
         salt: str | None,
         names: Sequence[str],

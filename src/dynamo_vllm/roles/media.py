@@ -178,7 +178,7 @@ def _no_content(key: str) -> str:
     return f"{key} without a URL; send the content each time, names (uuid) are not kept"
 
 
-def _refuse_settings(*settings: Mapping[str, Any] | None) -> None:
+def _refuse_settings(*settings: Mapping[str, object] | None) -> None:
     fixes = {"mm_processor_kwargs": "; start the worker with --mm-processor-kwargs", "media_io_kwargs": ""}
     for (parameter, fix), value in zip(fixes.items(), settings, strict=True):
         if value:
@@ -209,7 +209,7 @@ def routed(own: str, routing_name: str | None) -> str:
     return own if routing_name is None else f"{routing_name}{ROUTED}{own}"
 
 
-def content(item: MediaItem) -> Any:
+def content(item: MediaItem) -> object:
     """Return an item's data as `job.Media` has it."""
     match item.data:
         case Video(frames, metadata):
@@ -256,7 +256,7 @@ def _ref(part: Any) -> MediaRef | None:
     )
 
 
-def _sound_url(sound: Any) -> str:
+def _sound_url(sound: object) -> str:
     match sound:
         case {"data": str() as data, "format": str() as kind} if _SOUND_FORMAT.fullmatch(kind):
             return f"data:audio/{kind};base64,{data}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.codec import chunks
 from dynamo_vllm.config.role_cards import CARDS
@@ -77,7 +77,7 @@ class Prefill:
         return dataclasses.replace(job, sampling=one, transfer=params)
 
     def _is_left_to_decode(
-        self, request: wire.GenerateRequest, job: Job, params: Mapping[str, Any] | None
+        self, request: wire.GenerateRequest, job: Job, params: Mapping[str, object] | None
     ) -> bool:
         name = self.adapter(request)
         if name and job.adapter is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm import wire_openai
 from dynamo_vllm.codec import openai_chunks, prompt, sampling
@@ -114,7 +114,7 @@ class AggregatedText:
                 f"{min(not_for_templates)} is the tokenizer's, which clients may not set",
                 parameter="chat_template_kwargs",
             )
-        kwargs: dict[str, Any] = {
+        kwargs: dict[str, object] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
             "continue_final_message": bool(body.continue_final_message),
             **wished,
@@ -153,5 +153,5 @@ def refuse_unavailable(body: wire_openai.Body) -> None:
         raise InvalidRequest("text mode has no logprobs of the prompt", parameter="prompt_logprobs")
 
 
-def template_kwargs(body: wire_openai.ChatBody) -> dict[str, Any]:
+def template_kwargs(body: wire_openai.ChatBody) -> dict[str, object]:
     return {**(body.chat_template_args or {}), **(body.chat_template_kwargs or {})}

@@ -121,11 +121,11 @@ def tokens(
     salt: str,
     *,
     prompt: Iterable[int] | None = None,
-    sampling: Mapping[str, Any] | None = None,
-    stop: Mapping[str, Any] | None = None,
-    output: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> dict[str, Any]:
+    sampling: Mapping[str, object] | None = None,
+    stop: Mapping[str, object] | None = None,
+    output: Mapping[str, object] | None = None,
+    **more: object,
+) -> dict[str, object]:
     return {
         "token_ids": [_token(facts)] * _short(facts) if prompt is None else list(prompt),
         "stop_conditions": {"max_tokens": TOKENS, "ignore_eos": True, **(stop or {})},
@@ -167,10 +167,10 @@ def _token(facts: EngineFacts) -> int:
 
 
 def of_text(facts: EngineFacts, given: Given) -> Trials:
-    def trial(kind: str, **options: Any) -> Trial:
+    def trial(kind: str, **options: object) -> Trial:
         return Trial(kind, _body(f"{given.salt} {kind}", {"prompt": "a", **options}))
 
-    def chat(kind: str, content: Any = "a", **options: Any) -> Trial:
+    def chat(kind: str, content: object = "a", **options: object) -> Trial:
         messages = [{"role": "user", "content": content}]
         return Trial(kind, _body(f"{given.salt} {kind}", {"messages": messages, **options}))
 

@@ -27,6 +27,7 @@ from dynamo_vllm.serving.encoding import transfer as encoding_transfer
 from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
 from dynamo_vllm.serving.encoding.pixels import FrontendPixels
 from dynamo_vllm.serving.plane.address import own_address
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -80,12 +81,14 @@ def refuse_missing_folder(model: str) -> None:
 async def _of_model_express(model: str) -> str:
     """Use the runtime's model server, and the hub if that does not answer."""
     try:
-        return str(await fetch_model(model))
-    except Exception as exc:  # the runtime raises nothing narrower
+        with of_runtime():
+            found = await fetch_model(model)
+    except RuntimeFailed as exc:
         raise StartError(
             f"--model {model}: not a folder, and the hub does not give it: {exc}. "
             "Check the name and the network, or give a local folder"
         ) from exc
+    return str(found)
 
 
 def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
@@ -156,7 +159,8 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
         model=str(options.model),
         served_names=options.served_model_name,
         argv=plan.engine_argv,
-        headless=options.headless,
+        flags=plan.flags,
+        node=plan.node,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
         parses_answers=options.use_vllm_tokenizer,
@@ -180,7 +184,7 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
     )
 
 
-def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, Any] | None:
+def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, object] | None:
     if folder is None or folder.connector_role is None:
         return None
     return encoder_cache_folder.engine_config(folder.connector_role, folder.path, folder.max_bytes)

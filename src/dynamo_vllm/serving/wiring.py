@@ -148,7 +148,7 @@ async def assemble(
     )
 
 
-def warming(started: Started, role: Role[Any], loader: MediaLoader | None, operations: Bounded) -> Warming:
+def warming(started: Started, role: Role[object], loader: MediaLoader | None, operations: Bounded) -> Warming:
     """Call no encode worker: a role that would do so is built again without it."""
     options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
     if loader is not None and folder is not None and not role.card.encodes_media:
@@ -233,13 +233,13 @@ def open_to_operators(
         started.front.watch_loop()
 
 
-async def warm_up(engine: Engine, role: Role[Any]) -> None:
+async def warm_up(engine: Engine, role: Role[object]) -> None:
     """Send one small request to each rank."""
     for rank in ranks(engine.facts):
         await engine.stream(await small_job(role, engine.facts, "warm-up", rank), lambda _: None)
 
 
-async def small_job(role: Role[Any], facts: EngineFacts, job_id: str, rank: int) -> Job:
+async def small_job(role: Role[object], facts: EngineFacts, job_id: str, rank: int) -> Job:
     """Return the role's smallest job for one rank."""
     job: Job = await role.prepare(role.parse(role.health_check()), job_id)
     return job if facts.data_parallel_size == 1 else dataclasses.replace(job, data_parallel_rank=rank)

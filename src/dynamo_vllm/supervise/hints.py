@@ -36,13 +36,13 @@ def to_try(url: str, model: str, endpoint_types: Collection[str]) -> list[str]:
     return [f"try: dynamo-vllm chat {url}", f"or:  {said}"]
 
 
-def _asked(model: str, content: Any) -> dict[str, Any]:
+def _asked(model: str, content: object) -> dict[str, object]:
     return {"model": model, "messages": [{"role": "user", "content": content}]}
 
 
-def _about_a_picture(question: str) -> list[dict[str, Any]]:
+def _about_a_picture(question: str) -> list[dict[str, object]]:
     return [{"type": "image_url", "image_url": {"url": RED_SQUARE}}, {"type": "text", "text": question}]
 
 
-def _curl(url: str, body: dict[str, Any]) -> str:
+def _curl(url: str, body: dict[str, object]) -> str:
     return shlex.join(["curl", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)])

@@ -68,7 +68,7 @@ class Probe:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _refusal(
-        self, url: str, body: dict[str, Any], split: bool, deadline: float
+        self, url: str, body: dict[str, object], split: bool, deadline: float
     ) -> tuple[int, str] | None:
         """Return status and text of a refused request; None if it was answered."""
         try:
@@ -88,7 +88,7 @@ def _smallest_requests(model: str, endpoint_types: Collection[str], split: bool)
     if drawings:  # in a chat it would run all its steps: minutes for some
         yield from drawings
         return
-    body: dict[str, Any] = {"model": model, "max_tokens": 1}
+    body: dict[str, object] = {"model": model, "max_tokens": 1}
     if split:
         body["nvext"] = {"extra_fields": ["worker_id"]}
     if "completions" in endpoint_types:

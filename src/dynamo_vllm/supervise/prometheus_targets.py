@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Targets:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._groups: dict[str, dict[str, Any]] = {}
+        self._groups: dict[str, dict[str, object]] = {}
 
     def started(self, process: Process, port: int) -> None:
         url = urlsplit(process.health_url(port))

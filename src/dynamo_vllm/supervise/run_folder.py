@@ -12,7 +12,7 @@ import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import folders, private
 from dynamo_vllm.errors import StartError
@@ -143,12 +143,12 @@ class RunFolder:
         return None if url is None else str(url)
 
     @property
-    def reach(self) -> dict[str, Any]:
+    def reach(self) -> dict[str, object]:
         """Return what `note` wrote; empty for a serve that has not come so far."""
         found = self._noted().get("reach")
         return found if isinstance(found, dict) else {}
 
-    def _noted(self) -> dict[str, Any]:
+    def _noted(self) -> dict[str, object]:
         try:
             with open(private.opened(self._note, os.O_RDONLY, of_anyone=True)) as note:
                 found = json.load(note)

@@ -781,6 +781,18 @@ def test_worker_rule_refuses_and_no_other_rule_would(
     assert message not in (refusal(lambda: checks.check_worker(plan)) or "")
 
 
+@pytest.mark.parametrize("two", [("lmcache", "kvbm"), ("kvbm", "disk"), ("disk", "lmcache")])
+def test_two_of_three_offloaders_are_refused_and_one_is_not(
+    two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connectors, "OFFLOADERS", (*connectors.OFFLOADERS, "disk"))
+    for name in two:
+        connectors.one_offloader(WorkerOptions(connector=("nixl", name)), {})
+    with pytest.raises(ConfigError, match="give one of them") as refused:
+        connectors.one_offloader(WorkerOptions(connector=("nixl", *two)), {})
+    assert all(name in str(refused.value) for name in two)
+
+
 @pytest.mark.parametrize(("rule", "argv", "message"), FRONTEND, ids=named)
 def test_frontend_rule_refuses_and_no_other_rule_would(
     rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch

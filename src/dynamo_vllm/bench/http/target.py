@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -89,7 +88,7 @@ def served_models(where: Target, timeout: float) -> list[ServedModel]:
         return []
 
 
-def _context(entry: dict[str, Any]) -> int | None:
+def _context(entry: dict[str, object]) -> int | None:
     """Return the model's context: vLLM and SGLang call it max_model_len, Dynamo context_window."""
     found = entry.get("max_model_len") or entry.get("context_window")
     return found if isinstance(found, int) else None

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -103,7 +103,7 @@ def _model(options: LoadOptions, where: target.Target) -> tuple[str, int | None]
     return model, options.context or known.get(model)
 
 
-def _settings(options: LoadOptions, model: str, context: int | None, replay: Trace) -> dict[str, Any]:
+def _settings(options: LoadOptions, model: str, context: int | None, replay: Trace) -> dict[str, object]:
     """Return the settings that the figures depend on, without the API key."""
     given = dataclasses.asdict(options)
     for name in ("api_key", "url", "json", "plots", "quiet"):

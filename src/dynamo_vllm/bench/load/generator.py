@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import uvloop
@@ -235,7 +235,7 @@ class Generator:
         finally:
             gc.enable()
 
-    async def _run_until_order(self, stage: Stage, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_until_order(self, stage: Stage, work: Coroutine[object, object, T]) -> T:
         """Run the work and report its progress; an order, or the end of orders, stops the stage."""
         working = asyncio.create_task(work)
         while not working.done():

@@ -125,8 +125,8 @@ def _turn(spec: PromptSpec, questions: Sequence[str], answers: Sequence[str]) ->
     return _encode(_fields(spec, spec.output_tokens) | {"prompt": "\n".join(parts)})
 
 
-def _fields(spec: PromptSpec, output_tokens: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _fields(spec: PromptSpec, output_tokens: int) -> dict[str, object]:
+    fields: dict[str, object] = {
         "model": spec.model,
         "max_tokens": output_tokens,
         "temperature": 0,

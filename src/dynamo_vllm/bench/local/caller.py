@@ -23,7 +23,7 @@ WAIT_SECONDS = 120.0
 _FIRST_ID, _LAST_ID = 10, 900
 
 
-def request_of(number: int, options: argparse.Namespace) -> dict[str, Any]:
+def request_of(number: int, options: argparse.Namespace) -> dict[str, object]:
     """Return a greedy request of the token protocol; prompts differ in their tokens."""
     first = _FIRST_ID + number % (_LAST_ID - _FIRST_ID)
     return {
@@ -36,7 +36,7 @@ def request_of(number: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
+async def measure(options: argparse.Namespace) -> dict[str, object]:
     loop = asyncio.get_running_loop()
     runtime = DistributedRuntime(loop, options.discovery_backend, "tcp", event_plane="zmq")
     client = await runtime.endpoint(options.address).client()

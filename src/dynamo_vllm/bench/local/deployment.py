@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -125,7 +125,7 @@ class Deployment:
         self.wait(f"{count} workers at {frontend.name}", lambda: len(self.instances(frontend)) == count)
         self.wait(f"{frontend.name} to be ready", lambda: get(f"{frontend.url}/health") is not None)
 
-    def instances(self, frontend: LocalProcess) -> list[dict[str, Any]]:
+    def instances(self, frontend: LocalProcess) -> list[dict[str, object]]:
         text = get(f"{frontend.url}/instances")
         found = json.loads(text)["instances"] if text else []
         return [instance for instance in found if instance["endpoint"] == "generate"]

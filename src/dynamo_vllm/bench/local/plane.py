@@ -56,6 +56,12 @@ class Measured(msgspec.Struct):
     direct: list[PlaneFigures] = []
     frontend: list[PlaneFigures] = []
 
+    @property
+    def paths(self) -> dict[str, list[PlaneFigures]]:
+        """The rounds of each path that was measured."""
+        found = {"direct": self.direct, "frontend": self.frontend}
+        return {path: rounds for path, rounds in found.items() if rounds}
+
 
 def add_arguments(parser: build.Parser) -> None:
     build.add_options(parser, PlaneOptions)
@@ -146,8 +152,13 @@ def figures_from_load(stage: StageReport) -> PlaneFigures:
 
 
 def load_flags(options: PlaneOptions) -> list[str]:
-    names = ("concurrency", "requests", "input_tokens", "output_tokens")
-    return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+    flags = {
+        "--concurrency": options.concurrency,
+        "--requests": options.requests,
+        "--input-tokens": options.input_tokens,
+        "--output-tokens": options.output_tokens,
+    }
+    return [word for flag, count in flags.items() for word in (flag, str(count))]
 
 
 def output_of(command: Sequence[str], here: Deployment) -> str:
@@ -163,21 +174,16 @@ def output_of(command: Sequence[str], here: Deployment) -> str:
 
 def report(measured: dict[str, Measured]) -> str:
     """Return a table with a row per worker and path, and lines that compare our worker with the others."""
-    rows, paths = [], ("direct", "frontend")
-    for name, rounds in measured.items():
-        for path in paths:
-            found: list[PlaneFigures] = getattr(rounds, path)
-            if found:
-                rows.append([f"{name}, {path}", *cells(found)])
+    rows = [
+        [f"{name}, {path}", *cells(found)]
+        for name, rounds in measured.items()
+        for path, found in rounds.paths.items()
+    ]
     head = ["", "TOK/S", "WORKER µs/token", "WORKER TOK/S/core", "FRONTEND µs/token", "CLIENT µs/token"]
     lines = [table(head, rows)]
-    ours, *others = measured.items()
+    (_, ours), *others = measured.items()
     for name, rounds in others:
-        lines += [
-            compare(path, name, getattr(ours[1], path), getattr(rounds, path))
-            for path in paths
-            if getattr(rounds, path)
-        ]
+        lines += [compare(path, name, ours.paths[path], found) for path, found in rounds.paths.items()]
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dynamo_vllm.bench.http.answers import StageAnswers
-    from dynamo_vllm.bench.report.run_report import RunReport, StageReport
+    from dynamo_vllm.bench.report.run_report import RunReport
 
 FORMATS = ("svg", "png")
 _MOST_POINTS = 2000
@@ -79,18 +79,20 @@ def _stages(pyplot: Any, report: RunReport, stages: Sequence[StageAnswers]) -> A
     names = [stage.name for stage in report.stages]
     axes[0].plot(names, [stage.tokens.output_per_second for stage in report.stages], marker="o")
     axes[0].set(title="throughput", ylabel="output tokens per second", ylim=(0, None))
-    shown = ((axes[1], "ttft_ms", "time to first token"), (axes[2], "itl_ms", "time between tokens"))
-    for axis, what, title in shown:
-        for percentile in ("p50", "p90", "p99"):
-            values = [_at(stage, what, percentile) for stage in report.stages]
-            axis.plot(names, values, "o-", label=percentile)
+    shown = (
+        (axes[1], "time to first token", [stage.ttft_ms for stage in report.stages]),
+        (axes[2], "time between tokens", [stage.itl_ms for stage in report.stages]),
+    )
+    for axis, title, spreads in shown:
+        axis.plot(names, [_number(spread.p50) for spread in spreads], "o-", label="p50")
+        axis.plot(names, [_number(spread.p90) for spread in spreads], "o-", label="p90")
+        axis.plot(names, [_number(spread.p99) for spread in spreads], "o-", label="p99")
         axis.set(title=title, ylabel="ms", ylim=(0, None))
     return _finish(figure, axes)
 
 
-def _at(stage: StageReport, what: str, percentile: str) -> float:
-    value = getattr(getattr(stage, what), percentile)
-    return float("nan") if value is None else float(value)
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def _timeline(pyplot: Any, report: RunReport, stages: Sequence[StageAnswers]) -> Any:

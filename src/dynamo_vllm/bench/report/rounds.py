@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -63,7 +63,7 @@ def json_file(path: str | None) -> Path | None:
     return file
 
 
-def write_json(file: Path | None, value: dict[str, Any]) -> None:
+def write_json(file: Path | None, value: dict[str, object]) -> None:
     if file is not None:
         write(file, (json.dumps(msgspec.to_builtins(value), indent=1) + "\n").encode())
 

@@ -61,7 +61,7 @@ def text(report: RunReport) -> str:
     return "\n".join([*parts, *([""] if errors or warnings else []), *errors, *warnings])
 
 
-def _prompts(settings: dict[str, Any]) -> str:
+def _prompts(settings: dict[str, object]) -> str:
     kind = settings.get("prompts")
     if kind == "trace":
         return f"trace {settings.get('trace')} in blocks of {settings.get('trace_block')} tokens"

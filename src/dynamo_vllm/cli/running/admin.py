@@ -87,7 +87,7 @@ def source(uri: str) -> str:
     return uri if "://" in uri else os.path.abspath(uri)
 
 
-def _drain(options: DrainOptions, body: dict[str, Any]) -> dict[str, Any]:
+def _drain(options: DrainOptions, body: dict[str, object]) -> dict[str, object]:
     return body if options.drain_seconds is None else {**body, "drain_seconds": options.drain_seconds}
 
 

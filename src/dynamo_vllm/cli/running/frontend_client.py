@@ -54,7 +54,7 @@ class FrontendClient:
         with self._readable():
             return self._http.get(path)
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def post(self, path: str, body: dict[str, object]) -> httpx.Response:
         with self._readable():
             return self._http.post(path, json=body)
 
@@ -78,12 +78,12 @@ class FrontendClient:
                     raise Unanswered(f"the answer broke off: {message_of(chunk['error'])}")
                 yield chunk
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> list[dict[str, object]]:
         response = self.get("/v1/models")
         if response.status_code != 200:
             raise Unanswered(f"{self.url}/v1/models: {reason(response)}")
         try:
-            found: list[dict[str, Any]] = response.json()["data"]
+            found: list[dict[str, object]] = response.json()["data"]
         except (ValueError, KeyError, TypeError):
             raise Unanswered(f"{self.url} does not speak the OpenAI API; is it a frontend?") from None
         return found
@@ -158,7 +158,7 @@ def reason(response: httpx.Response) -> str:
     return harmless(f"HTTP {response.status_code}: {message or response.reason_phrase}")
 
 
-def message_of(error: Any) -> str:
+def message_of(error: object) -> str:
     """Return the message of an error, from {"message": …} or {"error": {"message": …}}."""
     if isinstance(error, dict):
         return message_of(error["error"]) if "error" in error else harmless(str(error.get("message", error)))

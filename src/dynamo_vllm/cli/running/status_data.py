@@ -57,7 +57,7 @@ class SystemStatus:
     workers: list[Worker]
     workers_problem: str | None
 
-    def builtins(self) -> dict[str, Any]:
+    def builtins(self) -> dict[str, object]:
         """Return the JSON document, with the frontend's fields at the top level."""
         front = asdict(self.frontend or Frontend(False, [], None))
         workers = [{**worker.reply, **_names(worker)} for worker in self.workers]
@@ -65,5 +65,5 @@ class SystemStatus:
         return {"url": self.url, **front, "workers": workers, **problems}
 
 
-def _names(worker: Worker) -> dict[str, Any]:
+def _names(worker: Worker) -> dict[str, object]:
     return {"number": worker.number, "worker": worker.worker, "instance": worker.instance}

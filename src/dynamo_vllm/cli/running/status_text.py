@@ -81,7 +81,7 @@ def _workers(workers: Iterable[Worker]) -> Iterator[Sequence[object]]:
             state = "no answer" if reply.get("error") in ("unreachable", "no_answer") else "refuses"
             yield worker.number, worker.worker, NOTHING, state, *blank, _cut(reply.get("message"))
             continue
-        ranks: list[dict[str, Any]] = reply.get("ranks") or []
+        ranks: list[dict[str, object]] = reply.get("ranks") or []
         yield (
             worker.number,
             worker.worker,
@@ -114,7 +114,7 @@ def _percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.0f} %"
 
 
-def _adapters(adapters: Sequence[Mapping[str, Any]]) -> str:
+def _adapters(adapters: Sequence[Mapping[str, object]]) -> str:
     """Return the names of adapters, with the state of each that cannot be used yet."""
     names = (
         str(a.get("name")) if a.get("state") == USABLE else f"{a.get('name')} ({a['state']})"

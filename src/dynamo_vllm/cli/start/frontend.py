@@ -8,7 +8,7 @@ import ctypes
 import importlib.util
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
 from dynamo_vllm.config import build, checks, folders, planes, runtime_env
@@ -21,6 +21,8 @@ from dynamo_vllm.media.fetch.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dynamo.llm import EntrypointArgs, RouterConfig
 
     from dynamo_vllm.config.planes import EtcdAccess
 
@@ -122,7 +124,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     return 0
 
 
-def entrypoint(options: FrontendOptions) -> Any:
+def entrypoint(options: FrontendOptions) -> EntrypointArgs:
     """Return the arguments of the runtime's server."""
     from dynamo.llm import EngineType, EntrypointArgs
 
@@ -181,7 +183,7 @@ def knows_adapters(options: FrontendOptions) -> bool:
     return options.router in KNOWS_ADAPTERS if options.lora_enabled is None else options.lora_enabled
 
 
-def router_config(options: FrontendOptions) -> Any:
+def router_config(options: FrontendOptions) -> RouterConfig:
     from dynamo.llm import KvRouterConfig, RouterConfig, RouterMode
 
     mode = getattr(RouterMode, _ROUTER_MODES[options.router])

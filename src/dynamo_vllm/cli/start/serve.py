@@ -7,7 +7,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.cli.process import refuse_taken_port
 from dynamo_vllm.config import build, checks, folders, planes, topology
@@ -121,14 +121,15 @@ def refuse_demo_beside(described: Topology, options: ServeOptions) -> None:
         )
 
 
-def serve_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeOptions:
+def serve_options(given: Mapping[str, object], environment: Mapping[str, str]) -> ServeOptions:
     """Return serve's own options; with a file, the environment does not set how many workers there are."""
     options = build.from_values(ServeOptions, given, environment)
     if not options.config:
         return options
     flags = build.from_values(ServeOptions, given, {})
-    counts = {name: getattr(flags, name) for name in ("workers", "prefill", "decode", "encode")}
-    return dataclasses.replace(options, **counts)
+    return dataclasses.replace(
+        options, workers=flags.workers, prefill=flags.prefill, decode=flags.decode, encode=flags.encode
+    )
 
 
 def with_model_flag(argv: Sequence[str]) -> list[str]:
@@ -141,7 +142,7 @@ def with_model_flag(argv: Sequence[str]) -> list[str]:
     return [*argv[:before], "--model", *argv[before:]]
 
 
-def _of(cls: type, given: Mapping[str, Any], without: Sequence[str]) -> dict[str, Any]:
+def _of(cls: type, given: Mapping[str, object], without: Sequence[str]) -> dict[str, object]:
     names = {item.name for item in build.declared(cls)} - set(without)
     return {name: value for name, value in given.items() if name in names}
 
@@ -152,7 +153,7 @@ def from_file(path: str) -> Topology:
     class Loader(yaml.SafeLoader):
         """Refuses a key that is given twice: YAML would silently keep only the last value."""
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:

@@ -359,8 +359,12 @@ class WorkerOptions(GuideOptions):
     @property
     def role(self) -> str:
         """agg, prefill, decode or encode, from whichever flag named it."""
-        older = (role for name, role in OLDER_ROLES.items() if getattr(self, name))
-        return next(older, self.disaggregation_mode or "agg")
+        return next(iter(self.older_roles.values()), self.disaggregation_mode or "agg")
+
+    @property
+    def older_roles(self) -> dict[str, str]:
+        """The role of each option that is an older name of --disaggregation-mode and is given."""
+        return {name: role for name, role in OLDER_ROLES.items() if getattr(self, name)}
 
     @property
     def card(self) -> RoleCard:

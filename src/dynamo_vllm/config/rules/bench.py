@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import bounds, flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,34 +86,18 @@ def _numbers(flag: str, text: str, kind: type[int] | type[float]) -> list[float]
 
 
 def counts_are_counts(o: LoadOptions) -> None:
-    least = {
-        "input_tokens": 1,
-        "output_tokens": 1,
-        "prefix_tokens": 1,
-        "prefixes": 1,
-        "turns": 1,
-        "trace_block": 1,
-        "trace_limit": 1,
-        "requests": 1,
-        "warmup": 0,
-        "clients": 1,
-        "context": 2,
-    }
-    for name, lowest in least.items():
-        count = getattr(o, name)
-        if count is not None and count < lowest:
-            raise ConfigError(f"{flags.flag(name)} {count} must be {lowest} or more")
+    bounds.at_least(o, 1, "input_tokens", "output_tokens", "prefix_tokens", "prefixes", "turns")
+    bounds.at_least(o, 1, "trace_block", "trace_limit", "requests", "clients")
+    bounds.at_least(o, 0, "warmup")
+    bounds.at_least(o, 2, "context")
 
 
 def times_are_times(o: LoadOptions) -> None:
-    for name in ("seconds", "timeout", "trace_speed"):
-        value = getattr(o, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{flags.flag(name)} {value} must be above 0")
+    bounds.above_zero(o, "seconds", "timeout", "trace_speed")
 
 
 def one_kind_of_load(o: LoadOptions) -> None:
-    given = [flags.flag(name) for name in ("concurrency", "rate", "ramp") if getattr(o, name) is not None]
+    given = [name for name, _ in bounds.values(o, ("concurrency", "rate", "ramp"))]
     if len(given) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} are different loads; give one of them")
 

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config.options.frontend import ROUTERS
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,27 +53,18 @@ def engine_args(o: RoutingOptions) -> list[str]:
 
 
 def plane_counts_are_counts(o: PlaneOptions) -> None:
-    for name in ("concurrency", "requests", "input_tokens", "output_tokens", "tokens_per_frame", "rounds"):
-        _at_least_one(name, getattr(o, name))
+    bounds.at_least(o, 1, "concurrency", "requests", "input_tokens", "output_tokens")
+    bounds.at_least(o, 1, "tokens_per_frame", "rounds")
 
 
 def routing_counts_are_counts(o: RoutingOptions) -> None:
-    for name in ("workers", "rounds", "trace_block", "limit", "output_tokens"):
-        _at_least_one(name, getattr(o, name))
-    for name in ("rate_scale", "rate"):
-        value = getattr(o, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{flags.flag(name)} {value} must be above 0")
+    bounds.at_least(o, 1, "workers", "rounds", "trace_block", "limit", "output_tokens")
+    bounds.above_zero(o, "rate_scale", "rate")
 
 
 def routing_has_a_trace(o: RoutingOptions) -> None:
     if o.trace is None:
         raise ConfigError("--trace FILE is needed: JSON lines in the Mooncake format")
-
-
-def _at_least_one(name: str, count: int | None) -> None:
-    if count is not None and count < 1:
-        raise ConfigError(f"{flags.flag(name)} {count} must be 1 or more")
 
 
 PLANE_RULES = (plane_counts_are_counts, peers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.options.worker import OLDER_ROLES
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
@@ -25,7 +24,7 @@ OFFLOADERS = ("lmcache", "kvbm")
 
 
 def one_role(o: WorkerOptions, _: EngineFlags) -> None:
-    named = {flags.flag(name): role for name, role in OLDER_ROLES.items() if getattr(o, name)}
+    named = {flags.flag(name): role for name, role in o.older_roles.items()}
     if o.disaggregation_mode is not None:
         named[f"--disaggregation-mode {o.disaggregation_mode}"] = o.disaggregation_mode
     if len(set(named.values())) > 1:
@@ -66,10 +65,11 @@ def connectors_are_named_once(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def one_offloader(o: WorkerOptions, _: EngineFlags) -> None:
-    if set(OFFLOADERS) <= set(o.connector):
+    named = [name for name in OFFLOADERS if name in o.connector]
+    if len(named) > 1:
         raise ConfigError(
-            f"--connector {' '.join(o.connector)}: lmcache and kvbm both keep caches that leave the engine; "
-            "give one of them"
+            f"--connector {' '.join(o.connector)}: {' and '.join(named)} each keep caches that leave the "
+            "engine; give one of them"
         )
 
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import planes
-from dynamo_vllm.config.rules.flags import flag
+from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,22 +25,18 @@ def there_is_a_file_and_a_place(o: ExportOptions) -> None:
 
 
 def names_are_names(o: ExportOptions) -> None:
-    for option in ("name", "kube_namespace", "cache_claim", "hf_secret", "cache_class"):
-        value = getattr(o, option)
-        if value is None:
-            continue
+    names = ("name", "kube_namespace", "cache_claim", "hf_secret", "cache_class")
+    for option, value in bounds.values(o, names):
         if not _LABEL.fullmatch(value) or len(value) > MAX_NAME:
             raise ConfigError(
-                f"{flag(option)} {value!r} is no name for Kubernetes; use at most {MAX_NAME} small letters, "
+                f"{option} {value!r} is no name for Kubernetes; use at most {MAX_NAME} small letters, "
                 "digits and dashes, a letter first"
             )
 
 
 def numbers_are_above_zero(o: ExportOptions) -> None:
-    for option in ("frontends", "start_seconds", "worker_cpus", "worker_memory_gb", "shm_gb", "cache_gb"):
-        value = getattr(o, option)
-        if value is not None and not 0 < value < float("inf"):  # nan is between nothing
-            raise ConfigError(f"{flag(option)} {value} must be above 0")
+    bounds.above_zero(o, "frontends", "start_seconds", "worker_cpus", "worker_memory_gb")
+    bounds.above_zero(o, "shm_gb", "cache_gb")
 
 
 def shared_memory_fits(o: ExportOptions) -> None:

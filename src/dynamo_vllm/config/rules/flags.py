@@ -37,7 +37,7 @@ def engine_flags(argv: Sequence[str]) -> dict[str, str | None]:
     An object in pieces is put together: '--kv-transfer-config.kv_role kv_both' → its JSON.
     """
     found: dict[str, str | None] = {}
-    objects: dict[str, dict[str, Any]] = {}
+    objects: dict[str, dict[str, object]] = {}
     for word, value in _words(argv):
         head, *keys = word.split(".")
         name = _SHORT_FLAGS.get(head, head.lstrip("-").replace("-", "_"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
-from dynamo_vllm.config.rules import flags, media_limits
+from dynamo_vllm.config.rules import bounds, flags, media_limits
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ def frontend_threads_are_a_count(o: FrontendOptions) -> None:
 
 
 def frontend_migration_is_a_count(o: FrontendOptions) -> None:
-    if o.migration_limit < 0:
-        raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
+    bounds.at_least(o, 0, "migration_limit")
 
 
 def unreachable_is_a_time(o: FrontendOptions) -> None:
@@ -37,33 +36,17 @@ def unreachable_is_a_time(o: FrontendOptions) -> None:
         raise ConfigError(f"--unreachable-seconds {o.unreachable_seconds} must be 0 or more")
 
 
-_LEAST = {
-    "drain_seconds": 0,
-    "error_wait_ms": 0,
-    "max_body_mb": 1,
-    "router_temperature": 0,
-    "kv_overlap_weight": 0,
-    "router_ttl_seconds": 0,
-    "router_queue_threshold": 0,
-    "busy_prefill_tokens": 0,
-    "migration_max_seq_len": 1,
-}
-"""Settings that the runtime would reject with its own message, or ignore."""
-
-
 def numbers_are_large_enough(o: FrontendOptions) -> None:
-    for name, least in _LEAST.items():
-        value = getattr(o, name)
-        if value is not None and not least <= value < float("inf"):  # nan is between nothing
-            finite = ", and finite" if isinstance(value, float) else ""
-            raise ConfigError(f"{flags.flag(name)} {value} must be {least} or more{finite}")
+    """Settings that the runtime would reject with its own message, or ignore."""
+    bounds.at_least(o, 0, "drain_seconds", "error_wait_ms", "router_temperature", "kv_overlap_weight")
+    bounds.at_least(o, 0, "router_ttl_seconds", "router_queue_threshold", "busy_prefill_tokens")
+    bounds.at_least(o, 1, "max_body_mb", "migration_max_seq_len")
 
 
 def certificate_is_there(o: FrontendOptions) -> None:
-    for name in ("tls_cert_path", "tls_key_path"):
-        path = getattr(o, name)
-        if path is not None and not Path(path).is_file():
-            raise ConfigError(f"{flags.flag(name)} {path}: there is no such file")
+    for name, path in bounds.values(o, ("tls_cert_path", "tls_key_path")):
+        if not Path(path).is_file():
+            raise ConfigError(f"{name} {path}: there is no such file")
 
 
 def port_is_known(o: FrontendOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import encoders
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import bounds, flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,30 +38,26 @@ FOLDER_CONNECTOR = "ECExampleConnector"
 
 
 def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
-    named = [flags.flag(n) for n in MULTIMODAL_ROLES if getattr(o, n)]
+    named = bounds.given(o, MULTIMODAL_ROLES)
     if len(named) > 1:
         raise ConfigError(f"{' and '.join(named)} are different multimodal roles; give one of them")
 
 
 def multimodal_needs_its_switch(o: WorkerOptions, engine: EngineFlags) -> None:
     named = ["--ec-transfer-config"] if "ec_transfer_config" in engine else []
-    named += [flags.flag(n) for n in NEED_MEDIA if getattr(o, n)]
+    named += bounds.given(o, NEED_MEDIA)
     named += ["--disaggregation-mode encode"] if o.card.encodes_media else []
     if named and not o.enable_multimodal:
         raise ConfigError(f"{named[0]} needs --enable-multimodal; add it")
 
 
 def processors_are_the_frontend(o: WorkerOptions, _: EngineFlags) -> None:
-    for name in ("multimodal_processor", "ec_processor"):
-        if getattr(o, name):
-            raise ConfigError(
-                f"{flags.flag(name)}: the frontend does this; start 'dynamo-vllm frontend' instead"
-            )
+    for name in bounds.given(o, ("multimodal_processor", "ec_processor")):
+        raise ConfigError(f"{name}: the frontend does this; start 'dynamo-vllm frontend' instead")
 
 
 def encoder_cache_flags_need_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
-    names = ("ec_connector_backend", "ec_storage_path", "ec_extra_config")
-    named = [flags.flag(n) for n in names if getattr(o, n)]
+    named = bounds.given(o, ("ec_connector_backend", "ec_storage_path", "ec_extra_config"))
     if "ec_transfer_config" in engine:
         named += ["--ec-transfer-config without ec_producer or ec_consumer as its ec_role"]
     if named and not o.card.encodes_media and not o.asks_encoders:
@@ -132,9 +128,7 @@ def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
 
 
 def encoder_limits_are_limits(o: WorkerOptions, _: EngineFlags) -> None:
-    for name in ("ec_storage_gb", "encoder_seconds"):
-        if not 0 < getattr(o, name) < float("inf"):
-            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
+    bounds.above_zero(o, "ec_storage_gb", "encoder_seconds")
 
 
 def the_frontend_decodes_for_one_engine(o: WorkerOptions, _: EngineFlags) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,23 +26,11 @@ _ABOVE_ZERO = (
     "media_queue_seconds",
     "media_memory_mb",
 )
-_COUNTS = {
-    "media_max_images": 0,
-    "media_max_videos": 0,
-    "media_max_audios": 0,
-    "media_max_frames": 1,
-    "media_redirects": 0,
-    "media_at_once": 1,
-    "media_threads": 1,
-}
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+", re.IGNORECASE)
 
 
 def media_limits_are_limits(o: WorkerOptions, _: EngineFlags) -> None:
-    for name in _ABOVE_ZERO:
-        value = getattr(o, name)
-        if not 0 < value < float("inf"):  # nan is between nothing
-            raise ConfigError(f"{flags.flag(name)} {value} must be above 0")
+    bounds.above_zero(o, *_ABOVE_ZERO)
     if not 0 <= o.media_cache_mb < float("inf"):
         raise ConfigError(f"--media-cache-mb {o.media_cache_mb} must be 0 or more")
     if o.media_max_megapixels > MAX_MEGAPIXELS:
@@ -52,10 +40,8 @@ def media_limits_are_limits(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def media_counts_are_counts(o: WorkerOptions, _: EngineFlags) -> None:
-    for name, least in _COUNTS.items():
-        value = getattr(o, name)
-        if value < least:
-            raise ConfigError(f"{flags.flag(name)} {value} must be {least} or more")
+    bounds.at_least(o, 0, "media_max_images", "media_max_videos", "media_max_audios", "media_redirects")
+    bounds.at_least(o, 1, "media_max_frames", "media_at_once", "media_threads")
 
 
 def media_hosts_are_names(o: MediaReachOptions, _: EngineFlags | None = None) -> None:

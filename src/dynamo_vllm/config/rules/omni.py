@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import bounds, flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,11 +90,10 @@ def omni_does_everything_of_a_request(o: WorkerOptions, _: EngineFlags) -> None:
 def omni_takes_text_only(o: WorkerOptions, engine: EngineFlags) -> None:
     if not o.omni:
         return
-    for name in ("enable_multimodal", "enable_prompt_embeds", "lora_enabled"):
-        if getattr(o, name):
-            raise ConfigError(f"{flags.flag(name)} cannot stand beside --omni; leave one of them out")
-    if "enable_lora" in engine:
-        raise ConfigError("--enable-lora cannot stand beside --omni; leave one of them out")
+    named = bounds.given(o, ("enable_multimodal", "enable_prompt_embeds", "lora_enabled"))
+    named += ["--enable-lora"] if "enable_lora" in engine else []
+    if named:
+        raise ConfigError(f"{named[0]} cannot stand beside --omni; leave one of them out")
 
 
 def omni_needs_its_own_engine(o: WorkerOptions, _: EngineFlags) -> None:
@@ -103,12 +102,10 @@ def omni_needs_its_own_engine(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def picture_bounds_are_counts(o: WorkerOptions, _: EngineFlags) -> None:
-    for name in ("max_picture_side", "max_picture_steps", "max_pictures"):
-        if getattr(o, name) < 1:
-            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be 1 or more")
-    for name in ("max_picture_megapixels", "max_video_megapixels"):
-        if not getattr(o, name) > 0:
-            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
+    bounds.at_least(o, 1, "max_picture_side", "max_picture_steps", "max_pictures")
+    for name, value in bounds.values(o, ("max_picture_megapixels", "max_video_megapixels")):
+        if not value > 0:
+            raise ConfigError(f"{name} {value} must be above 0")
 
 
 RULES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 def there_is_a_worker(o: ServeOptions) -> None:
-    for name in ("workers", "prefill", "decode", "encode"):
-        count = getattr(o, name)
-        if count is not None and count < 1:
-            raise ConfigError(f"{flags.flag(name)} {count} must be 1 or more")
+    bounds.at_least(o, 1, "workers", "prefill", "decode", "encode")
 
 
 def prefill_and_decode_go_together(o: ServeOptions) -> None:
@@ -42,26 +39,21 @@ def model_or_demo(o: ServeOptions) -> None:
 
 
 def restarts_are_a_count(o: ServeOptions) -> None:
-    if o.restarts < 0:
-        raise ConfigError(f"--restarts {o.restarts} must be 0 or more")
+    bounds.at_least(o, 0, "restarts")
 
 
 def logs_have_bounds(o: ServeOptions) -> None:
     if not 0 <= o.log_mb < float("inf"):
         raise ConfigError(f"--log-mb {o.log_mb} must be 0 or more")
-    for name in ("log_parts", "keep_runs"):
-        if getattr(o, name) < 0:
-            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be 0 or more")
+    bounds.at_least(o, 0, "log_parts", "keep_runs")
 
 
 def rest_is_a_time(o: ServeOptions) -> None:
-    if not 0 < o.retry_seconds < float("inf"):
-        raise ConfigError(f"--retry-seconds {o.retry_seconds} must be above 0")
+    bounds.above_zero(o, "retry_seconds")
 
 
 def start_has_time(o: ServeOptions) -> None:
-    if not 0 < o.start_seconds < float("inf"):  # nan is between nothing
-        raise ConfigError(f"--start-seconds {o.start_seconds} must be above 0")
+    bounds.above_zero(o, "start_seconds")
 
 
 RULES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import bounds, flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,19 +37,9 @@ def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
-    for name in (
-        "health_seconds",
-        "canary_seconds",
-        "canary_timeout_seconds",
-        "step_seconds",
-        "unread_mb",
-        "guide_seconds",
-        "guide_memory_mb",
-    ):
-        if not 0 < getattr(o, name) < float("inf"):  # nan is between nothing
-            raise ConfigError(f"{flags.flag(name)} {getattr(o, name)} must be above 0")
-    if not 0 <= o.drain_seconds < float("inf"):
-        raise ConfigError(f"--drain-seconds {o.drain_seconds} must be 0 or more, and finite")
+    bounds.above_zero(o, "health_seconds", "canary_seconds", "canary_timeout_seconds", "step_seconds")
+    bounds.above_zero(o, "unread_mb", "guide_seconds", "guide_memory_mb")
+    bounds.at_least(o, 0, "drain_seconds")
 
 
 def card_port_needs_a_system_port(o: WorkerOptions, _: EngineFlags) -> None:
@@ -77,8 +67,7 @@ def worker_threads_are_a_count(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def worker_migration_is_a_count(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.migration_limit < 0:
-        raise ConfigError(f"--migration-limit {o.migration_limit} must be 0 or more")
+    bounds.at_least(o, 0, "migration_limit")
 
 
 def fake_settings_need_the_fake_engine(o: WorkerOptions, _: EngineFlags) -> None:
@@ -108,12 +97,11 @@ def embeds_need_vllm_in_token_mode(o: WorkerOptions, _: EngineFlags) -> None:
 
 def text_is_parsed_by_vllm(o: WorkerOptions, _: EngineFlags) -> None:
     """The frontend parses tokens; text bypasses its parsers."""
-    named = [name for name in ("tool_call_parser", "reasoning_parser") if getattr(o, name)]
+    named = bounds.given(o, ("tool_call_parser", "reasoning_parser"))
     other = "--omni" if o.omni else "--engine fake" if o.engine == "fake" else None
     if o.use_vllm_tokenizer and named and other:
         raise ConfigError(
-            f"{flags.flag(named[0])} needs vLLM itself with --use-vllm-tokenizer, not {other}; "
-            "leave one of them out"
+            f"{named[0]} needs vLLM itself with --use-vllm-tokenizer, not {other}; leave one of them out"
         )
 
 

@@ -71,7 +71,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         self._rows: dict[str, int] = {}
         self._users: Counter[str] = Counter()
         self._ready: dict[str, torch.Tensor] = {}
-        self._pending: dict[str, dict[str, Any]] = {}
+        self._pending: dict[str, dict[str, object]] = {}
 
     # --- in the scheduler ---------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
 
     # --- in the workers -----------------------------------------------------------------------------------
 
-    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **_: object) -> None:
         from vllm.platforms import current_platform
 
         device = current_platform.device_type
@@ -145,7 +145,7 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
             if name not in encoder_cache:
                 encoder_cache[name] = tensor.to(device)
 
-    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **_: Any) -> None:
+    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **_: object) -> None:
         """Writes again what the engine still has in its cache and the folder no longer has."""
         for name, about in self._bound.about.items():
             if name in encoder_cache:
@@ -156,12 +156,12 @@ class FolderConnector(ECConnectorBase):  # type: ignore[misc]  # vLLM has no typ
         while len(self._pending) > _MAX_PENDING:  # left by aborted requests
             del self._pending[next(iter(self._pending))]
 
-    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: Any) -> None:
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **_: object) -> None:
         """Writes one encoder output; vLLM calls this when it is encoded, before its request ends."""
         if self.is_producer:
             self._write(mm_hash, encoder_cache[mm_hash], self._pending.pop(mm_hash, {}))
 
-    def _write(self, name: str, tensor: torch.Tensor, about: dict[str, Any]) -> None:
+    def _write(self, name: str, tensor: torch.Tensor, about: dict[str, object]) -> None:
         if get_tensor_model_parallel_rank() != 0:  # every rank has the whole output
             return
         try:

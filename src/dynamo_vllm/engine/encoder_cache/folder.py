@@ -162,7 +162,7 @@ class Folder:
         return None if own is None else self.path / f"{own}{_SUFFIX}"
 
 
-def _about(data: bytes) -> dict[str, Any]:
+def _about(data: bytes) -> dict[str, object]:
     """Returns the metadata in the header; safetensors has already checked the header's length."""
     length = int.from_bytes(data[:8], "little")
     text = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_ABOUT, "{}")

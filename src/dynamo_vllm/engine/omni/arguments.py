@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config.engine_rules import Fired
-from dynamo_vllm.config.rules.flags import engine_flags
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni import stages as omni_stages
@@ -56,7 +55,7 @@ def set_environment(settings: EngineSettings, pipeline: Pipeline) -> None:
 
 def _names_cache(settings: EngineSettings) -> bool:
     stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    return _CACHE in engine_flags(settings.argv) or _is_set(stages, _CACHE)
+    return _CACHE in settings.flags or _is_set(stages, _CACHE)
 
 
 def refuse_missing() -> None:
@@ -80,11 +79,11 @@ def missing(device: str) -> str | None:
     return None
 
 
-def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, Any]:
+def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dict[str, object]:
     """Returns the keyword arguments of AsyncOmni; the user's own settings win."""
     given = vllm_arguments.given_flags(settings)
     stages = omni_stages.read(settings.stage_configs_path) if settings.stage_configs_path else None
-    made: dict[str, Any] = {
+    made: dict[str, object] = {
         "model": settings.model,
         "stage_init_timeout": START_SECONDS,
         "init_timeout": START_SECONDS,
@@ -104,10 +103,10 @@ def arguments(settings: EngineSettings, pipeline: Pipeline, scratch: str) -> dic
     return made
 
 
-def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, Any]:
+def defaults(pipeline: Pipeline, stages: Stages | None) -> dict[str, object]:
     """Returns our defaults, without those that the stage file sets."""
     on_cpu = machine.device() == "cpu"
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     if pipeline.architecture is not None and on_cpu:
         alone = pipeline.diffusion_class is None
         made |= {name if alone else f"stage_0_{name}": value for name, value in _TEXT_ON_CPU.items()}
@@ -126,8 +125,8 @@ _TEXT_ON_CPU = {
 }
 
 
-def _diffusion_defaults(pipeline: Pipeline, on_cpu: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _diffusion_defaults(pipeline: Pipeline, on_cpu: bool) -> dict[str, object]:
+    made: dict[str, object] = {}
     if not _is_native(str(pipeline.diffusion_class)):
         made["diffusion_load_format"] = "diffusers"
     elif on_cpu:
@@ -232,7 +231,7 @@ _FRAME_ARGUMENTS = frozenset({"num_frames", "frames"})
 _AUDIO_ARGUMENTS = frozenset({"audio_length_in_s", "audio_end_in_s"})
 
 
-def call_arguments(model: str) -> dict[str, Any]:
+def call_arguments(model: str) -> dict[str, object]:
     """Returns the arguments of the folder's diffusers pipeline, with defaults; empty if there is none."""
     index = _json(model, "model_index.json")
     if index is None:
@@ -255,7 +254,7 @@ def tokenizer_folder(model: str) -> str:
     return max(("tokenizer", "tokenizer_2", "tokenizer_3"), key=limit)
 
 
-def _count(config: dict[str, Any], name: str) -> int | None:
+def _count(config: dict[str, object], name: str) -> int | None:
     """Returns a limit, or None; transformers writes "no limit" as a number with thirty digits."""
     found = config.get(name)
     return found if isinstance(found, int) and 0 < found < 1_000_000 else None
@@ -274,18 +273,18 @@ def _is_set(stages: Stages | None, name: str) -> bool:
     return plain in stages.deploy or any(plain in stage for stage in stages.deploy.get("stages") or ())
 
 
-def _written(deploy: dict[str, Any], scratch: str) -> str:
+def _written(deploy: dict[str, object], scratch: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=scratch, delete=False) as file:
         file.write(omni_stages.Stages(deploy).text())
     return file.name
 
 
-def _length(config: dict[str, Any], name: str) -> int:
+def _length(config: dict[str, object], name: str) -> int:
     found = config.get(name)
     return len(found) if isinstance(found, list) else 0
 
 
-def _json(*parts: str) -> dict[str, Any] | None:
+def _json(*parts: str) -> dict[str, object] | None:
     try:
         found = json.loads(Path(*parts).read_text())
     except (OSError, json.JSONDecodeError):

@@ -97,7 +97,7 @@ def image_file(image: Any, format: str) -> MediaFile:
     return MediaFile("image", f"image/{format}", file.getvalue())
 
 
-def videos(made: list[Any]) -> list[Any]:
+def videos(made: list[object]) -> list[object]:
     """Returns each video as frames of bytes (time, height, width, 3), from images, arrays or tensors."""
     import numpy as np
 

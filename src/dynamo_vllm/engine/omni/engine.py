@@ -82,7 +82,7 @@ class OmniEngine:
             raise InvalidRequest("a vLLM-Omni pipeline supports only one choice", parameter="n")
         from dynamo_vllm.engine.vllm import convert
 
-        prompt: dict[str, Any] = {"prompt_token_ids": list(job.prompt)}
+        prompt: dict[str, object] = {"prompt_token_ids": list(job.prompt)}
         if job.cache_salt:
             prompt["cache_salt"] = job.cache_salt
         later = list(self._omni.default_sampling_params_list)[1:]

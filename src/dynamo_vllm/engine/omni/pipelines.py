@@ -77,7 +77,7 @@ def register(pipeline: Pipeline) -> None:
     if pipeline.name is None or pipeline.architecture is None or pipeline.name in OMNI_PIPELINES:
         return
     architecture = PREFIX + pipeline.architecture
-    writes: dict[str, Any] = {
+    writes: dict[str, object] = {
         "stage_id": 0,
         "model_stage": "text",
         "execution_type": StageExecutionType.LLM_AR,
@@ -86,7 +86,7 @@ def register(pipeline: Pipeline) -> None:
         "engine_output_type": "text",
     }
     if pipeline.name == TEXT:
-        stages: tuple[Any, ...] = (
+        stages: tuple[object, ...] = (
             StagePipelineConfig(**writes, final_output=True, final_output_type="text"),
         )
     else:
@@ -124,7 +124,7 @@ def prompt_of(source_outputs: Any, prompt: Any = None, requires_media: bool = Fa
     return {**made, "negative_prompt": asked["negative_prompt"]} if asked.get("negative_prompt") else made
 
 
-def _architecture(config: dict[str, Any]) -> str | None:
+def _architecture(config: dict[str, object]) -> str | None:
     named = config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else None
 
@@ -136,7 +136,7 @@ def _no_architecture(model: str) -> str:
     )
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _json(path: Path) -> dict[str, object] | None:
     try:
         found = json.loads(path.read_text())
     except OSError:

@@ -74,13 +74,13 @@ def read(path: str) -> Stages:
     return Stages(found)
 
 
-def translated(older: dict[str, Any], flag: str) -> Stages:
+def translated(older: dict[str, object], flag: str) -> Stages:
     """Translates an older file to the form of 0.30."""
     listed = older[OLDER_KEY]
     if not isinstance(listed, list) or not listed or not all(isinstance(stage, dict) for stage in listed):
         raise ConfigError(f"{flag}: '{OLDER_KEY}' must be a list of stages")
     dropped = [key for key in older if key not in (OLDER_KEY, "async_chunk")]
-    deploy: dict[str, Any] = {"async_chunk": bool(older.get("async_chunk", False))}
+    deploy: dict[str, object] = {"async_chunk": bool(older.get("async_chunk", False))}
     stages, kinds = [], []
     for at, stage in enumerate(listed):
         made, lost = _stage(stage, at, flag)
@@ -91,8 +91,8 @@ def translated(older: dict[str, Any], flag: str) -> Stages:
     return Stages(deploy, tuple(kinds), tuple(dropped))
 
 
-def _stage(stage: dict[str, Any], at: int, flag: str) -> tuple[dict[str, Any], list[str]]:
-    def mapping(name: str) -> dict[str, Any]:
+def _stage(stage: dict[str, object], at: int, flag: str) -> tuple[dict[str, object], list[str]]:
+    def mapping(name: str) -> dict[str, object]:
         found = stage.get(name) or {}
         if not isinstance(found, dict):
             raise ConfigError(f"{flag}: {name} of {OLDER_KEY}[{at}] must be a mapping, not {found!r}")
@@ -101,7 +101,7 @@ def _stage(stage: dict[str, Any], at: int, flag: str) -> tuple[dict[str, Any], l
     number = stage.get("stage_id", at)
     if not isinstance(number, int):
         raise ConfigError(f"{flag}: {OLDER_KEY}[{at}] has stage_id {number!r}; number them from 0")
-    made: dict[str, Any] = {"stage_id": number}
+    made: dict[str, object] = {"stage_id": number}
     lost = [
         name
         for name in stage

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 
+from dynamo_vllm.engine.patches.patch import Where, in_vllm
 from dynamo_vllm.engine.process.parent import end_with_parent
 
 _UNGUARDED = "run_unguarded"
@@ -41,3 +42,16 @@ def still_needed() -> bool:
 
     original = getattr(DPCoordinatorProc, _UNGUARDED, DPCoordinatorProc.run_coordinator)
     return re.search("parent|death", inspect.getsource(original)) is None
+
+
+PATCHES = (
+    in_vllm(
+        name="coordinator-orphans",
+        targets=("vllm.v1.engine.coordinator.DPCoordinatorProc.run_coordinator",),
+        defect="the coordinator of data-parallel ranks outlives a worker that was killed",
+        upstream="https://github.com/vllm-project/vllm/issues/55510",
+        where=(Where.WORKER,),
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

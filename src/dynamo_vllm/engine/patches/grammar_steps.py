@@ -13,12 +13,15 @@ It can go when vLLM limits the time of a grammar step, or xgrammar takes the sam
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dynamo_vllm.engine.patches.patch import wrap
+from dynamo_vllm.engine.patches.patch import T, Where, in_vllm, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
+    from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 STEP_SECONDS = 0.1
 """The CPU time for one token of one request. A usual guide takes less than a thousandth of it."""
@@ -55,8 +58,8 @@ def still_needed() -> bool:
     return max(seconds[-5:]) > 10 * min(seconds[:5])
 
 
-def _timed(act: Callable[..., Any]) -> Callable[..., Any]:
-    def timed(grammar: Any, *args: Any) -> Any:
+def _timed(act: Callable[..., T]) -> Callable[..., T]:
+    def timed(grammar: StructuredOutputGrammar, *args: object) -> T:
         began = time.thread_time()
         result = act(grammar, *args)
         if time.thread_time() - began > STEP_SECONDS:
@@ -71,13 +74,13 @@ def _timed_unless_slow(accept: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _unless_slow(accept: Callable[..., bool]) -> Callable[..., bool]:
-    def accepted(grammar: Any, request_id: str, tokens: list[int]) -> bool:
+    def accepted(grammar: StructuredOutputGrammar, request_id: str, tokens: list[int]) -> bool:
         return not getattr(grammar, _SLOW, False) and accept(grammar, request_id, tokens)
 
     return accepted
 
 
-def walk(grammar: Any, bitmask: Any, end_token: int | None) -> None:
+def walk(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, end_token: int | None) -> None:
     """Walks through a grammar along tokens that it allows. Raises TooSlow."""
     for number in range(1, WALK_STEPS + 1):
         began = time.thread_time()
@@ -93,7 +96,7 @@ def walk(grammar: Any, bitmask: Any, end_token: int | None) -> None:
             return
 
 
-def _allowed(bitmask: Any, end_token: int | None, number: int) -> int | None:
+def _allowed(bitmask: torch.Tensor, end_token: int | None, number: int) -> int | None:
     """Returns an allowed token, a different one in each step; None if only the end token is allowed."""
     import numpy as np
 
@@ -101,3 +104,19 @@ def _allowed(bitmask: Any, end_token: int | None, number: int) -> int | None:
     ids = np.flatnonzero(np.unpackbits(words, bitorder="little"))
     ids = ids[ids != end_token] if end_token is not None else ids
     return int(ids[number * 7919 % len(ids)]) if len(ids) else None
+
+
+PATCHES = (
+    in_vllm(
+        name="grammar-steps",
+        targets=tuple(
+            f"vllm.v1.structured_output.{grammar}.{name}"
+            for grammar in ("backend_xgrammar.XgrammarGrammar", "backend_guidance.GuidanceGrammar")
+            for name in ("fill_bitmask", "validate_tokens", "accept_tokens")
+        ),
+        defect="a small guide can make every step of the engine slower than the one before",
+        where=(Where.ENGINE,),
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

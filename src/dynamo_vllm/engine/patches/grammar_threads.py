@@ -17,7 +17,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,3 +58,15 @@ def _lower_priority() -> None:
     """Lowers the priority of this thread; on Linux the threads that it starts inherit it."""
     own = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + NICENESS)
+
+
+PATCHES = (
+    in_vllm(
+        name="grammar-threads",
+        targets=("vllm.v1.structured_output.StructuredOutputManager.__init__",),
+        defect="guides are compiled one after another, with the same priority as the engine's steps",
+        where=(Where.ENGINE,),
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

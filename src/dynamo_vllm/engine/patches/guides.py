@@ -24,7 +24,7 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,3 +119,34 @@ def eight_threads_compile() -> bool:
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
     return "max_threads=8" in source(XgrammarBackend.__post_init__)
+
+
+_GUIDED = (Where.WORKER, Where.OMNI_WORKER, Where.GUIDE_CHECKER)
+PATCHES = (
+    in_vllm(
+        name="guides-outlines",
+        targets=("vllm.v1.structured_output.backend_outlines.validate_structured_output_request_outlines",),
+        defect="schemas that xgrammar does not support go to outlines, which may use all memory for one",
+        upstream="https://github.com/vllm-project/vllm/issues/54003",
+        where=_GUIDED,
+        apply=refuse_outlines,
+        still_needed=outlines_is_asked,
+    ),
+    in_vllm(
+        name="guides-judged",
+        targets=("vllm.sampling_params.SamplingParams._validate_structured_outputs",),
+        defect="a guide that was checked is checked again, on the event loop and without a limit",
+        upstream="https://github.com/vllm-project/vllm/issues/54003",
+        where=_GUIDED,
+        apply=skip_checked,
+        still_needed=checked_guides_are_checked_again,
+    ),
+    in_vllm(
+        name="guides-one-thread",
+        targets=("xgrammar.GrammarCompiler",),
+        defect="a guide is compiled in eight threads, even in a guide checker with little CPU time",
+        where=(Where.GUIDE_CHECKER,),
+        apply=compile_in_one_thread,
+        still_needed=eight_threads_compile,
+    ),
+)

@@ -21,14 +21,21 @@ They can go one by one when vLLM and the listener agree on the keys of a block.
 
 from __future__ import annotations
 
+import functools
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vllm.v1.core.block_pool import BlockPool
+
+    from dynamo_vllm.engine.vllm.names import BlockStored, CachedRequest
+
+    Change = Callable[[BlockStored, CachedRequest, int], BlockStored]
 
 ROUTED = "-"
 """Separates the frontend's hash of an image's URL from our hash of its content, in the engine's name."""
@@ -41,24 +48,24 @@ SALT_MARK = "dynamo-cache-salt:"
 # --- what is changed --------------------------------------------------------------------------------------
 
 
-def _adapters(event: Any, request: Any, start: int) -> Any:
+def _adapters(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
     return event if request.lora_request is None else fix_adapter(event)
 
 
-def _salts(event: Any, request: Any, start: int) -> Any:
+def _salts(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
     return fix_salt(event, request.cache_salt) if request.cache_salt else event
 
 
-def _media(event: Any, request: Any, start: int) -> Any:
+def _media(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
     return fix_media(event) if request.mm_features else event
 
 
-def _embeds(event: Any, request: Any, start: int) -> Any:
-    return event if request.prompt_embeds is None else fix_embeds(event, request, start)
+def _embeds(event: BlockStored, request: CachedRequest, start: int) -> BlockStored:
+    return event if request.prompt_embeds is None else fix_embeds(event, len(request.prompt_embeds), start)
 
 
 _ORDER = (_adapters, _salts, _media, _embeds)
-_changes: list[Callable[[Any, Any, int], Any]] = []
+_changes: list[Change] = []
 """The applied changes. vLLM's function is called often, so it is wrapped once for all of them."""
 
 
@@ -78,7 +85,7 @@ def apply_embeds() -> None:
     _apply(_embeds)
 
 
-def _apply(change: Callable[[Any, Any, int], Any]) -> None:
+def _apply(change: Change) -> None:
     from vllm.v1.core.block_pool import BlockPool
 
     if change not in _changes:
@@ -86,8 +93,8 @@ def _apply(change: Callable[[Any, Any, int], Any]) -> None:
     wrap(BlockPool, "_build_block_stored_event", _changed)
 
 
-def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
-    def build_block_stored_event(pool: Any, request: Any, **more: Any) -> Any:
+def _changed(build: Callable[..., BlockStored]) -> Callable[..., BlockStored]:
+    def build_block_stored_event(pool: BlockPool, request: CachedRequest, **more: Any) -> BlockStored:
         event = build(pool, request, **more)
         # Most requests have none of these; the check here saves four calls per event.
         if (
@@ -106,7 +113,7 @@ def _changed(build: Callable[..., Any]) -> Callable[..., Any]:
 # --- whether vLLM's keys are still those that we change ---------------------------------------------------
 
 
-def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
+def _keys(start: int = 0, **about: object) -> tuple[object, ...]:
     """Returns the extra keys in vLLM's event for a block of two tokens.
 
     Since 0.31 vLLM hashes tagged keys, and removes the tags for its events.
@@ -118,7 +125,7 @@ def _keys(start: int = 0, **about: Any) -> tuple[Any, ...]:
     except ImportError:
         event_keys = list  # vLLM 0.30
 
-    plain: dict[str, Any] = {
+    plain: dict[str, object] = {
         "lora_request": None,
         "cache_salt": None,
         "mm_features": [],
@@ -153,15 +160,15 @@ def embeds_are_named_by_bytes() -> bool:
 # --- how ------------------------------------------------------------------------------------------------
 
 
-def fix_adapter(event: Any) -> Any:
+def fix_adapter(event: BlockStored) -> BlockStored:
     """Puts the client's name of the adapter into the event, only once."""
     plain = [tuple(key for key in keys or () if key != event.lora_name) for keys in event.extra_keys or ()]
     event.extra_keys = [keys or None for keys in plain] if any(plain) else None
-    event.lora_name = event.lora_name.partition("#")[0]
+    event.lora_name = event.lora_name and event.lora_name.partition("#")[0]
     return event
 
 
-def fix_salt(event: Any, salt: str) -> Any:
+def fix_salt(event: BlockStored, salt: str) -> BlockStored:
     """Puts the salt with its prefix on the first block of the event, which counts for all of its blocks."""
     blocks = event.extra_keys or [None] * (len(event.token_ids) // event.block_size)
     keys = [tuple(key for key in block_keys or () if key != salt) for block_keys in blocks]
@@ -170,7 +177,7 @@ def fix_salt(event: Any, salt: str) -> Any:
     return event
 
 
-def fix_media(event: Any) -> Any:
+def fix_media(event: BlockStored) -> BlockStored:
     """Replaces the names of media by the frontend's, if it sent one."""
     event.extra_keys = [
         keys and tuple(_for_router(key) for key in keys) for keys in event.extra_keys or ()
@@ -178,17 +185,17 @@ def fix_media(event: Any) -> Any:
     return event
 
 
-def _for_router(key: Any) -> Any:
+def _for_router(key: object) -> object:
     match key:
         case (str() as name, offset) if ROUTED in name:
             return name.partition(ROUTED)[0].ljust(ROUTING_NAME_LENGTH, "0"), offset
     return key
 
 
-def fix_embeds(event: Any, request: Any, start: int) -> Any:
+def fix_embeds(event: BlockStored, rows: int, start: int) -> BlockStored:
     """Replaces the token ids of embeddings by a hash of the rows, and removes bytes from the keys."""
     keys = [list(keys or ()) for keys in event.extra_keys or ()]
-    size, rows, ids = event.block_size, len(request.prompt_embeds), list(event.token_ids)
+    size, ids = event.block_size, list(event.token_ids)
     for number, block_keys in enumerate(keys):
         first = number * size
         count = min(size, rows - start - first)
@@ -199,3 +206,34 @@ def fix_embeds(event: Any, request: Any, start: int) -> Any:
     plain = [tuple(key for key in block_keys if not isinstance(key, bytes)) for block_keys in keys]
     event.extra_keys = [block_keys or None for block_keys in plain] if any(plain) else None
     return event
+
+
+_in_events = functools.partial(
+    in_vllm, targets=("vllm.v1.core.block_pool.BlockPool._build_block_stored_event",), where=(Where.ENGINE,)
+)
+PATCHES = (
+    _in_events(
+        name="kv-events-adapters",
+        defect="the name of an adapter is also among a block's extra keys, where the router misreads it",
+        apply=apply_adapters,
+        still_needed=adapters_are_keys,
+    ),
+    _in_events(
+        name="kv-events-salts",
+        defect="a cache salt lacks the prefix that the router expects, and only the first block has it",
+        apply=apply_salts,
+        still_needed=salts_are_plain_keys_of_the_first_block,
+    ),
+    _in_events(
+        name="kv-events-media",
+        defect="events name an image as the engine does; the router knows only the frontend's name",
+        apply=apply_media,
+        still_needed=media_are_named_as_in_the_engine,
+    ),
+    _in_events(
+        name="kv-events-embeds",
+        defect="prompt embeddings are named by bytes, so the router drops the whole batch of events",
+        apply=apply_embeds,
+        still_needed=embeds_are_named_by_bytes,
+    ),
+)

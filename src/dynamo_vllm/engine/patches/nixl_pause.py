@@ -15,6 +15,7 @@ import contextlib
 import inspect
 import os
 
+from dynamo_vllm.engine.patches.patch import Patch, Where
 from dynamo_vllm.engine.process.environment import NIXL_PAUSE_VARIABLE
 
 _MARK = "dynamo_vllm_pause_us"
@@ -57,3 +58,18 @@ def still_needed() -> bool:
     from nixl import _api
 
     return "agent_config.pthrDelay = 0" in inspect.getsource(_api.nixl_agent)
+
+
+PATCHES = (
+    Patch(
+        name="nixl-pause",
+        targets=("nixl._api.nixlBind.nixlAgent",),
+        package="nixl",
+        versions=">=1.3.2,<1.6",
+        defect="the progress thread of an agent polls without a pause and uses a whole core",
+        where=(Where.ENGINE, Where.TRANSFER),
+        apply=apply,
+        still_needed=still_needed,
+        only_if=is_wanted,
+    ),
+)

@@ -21,7 +21,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import in_omni, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,3 +119,36 @@ def shutdown_waits() -> bool:
 
     text = source(StageDiffusionClient.shutdown)
     return "_request_socket.send(" in text and "NOBLOCK" not in text and "sndtimeo" not in text.lower()
+
+
+_DIFFUSERS = f"{ADAPTER}.DiffusersAdapterPipeline"
+PATCHES = (
+    in_omni(
+        name="omni-log",
+        targets=(f"{_DIFFUSERS}._build_call_kwargs",),
+        defect="every prompt and every diffusion step is written to the log",
+        apply=log_warnings_only,
+        still_needed=every_step_is_logged,
+    ),
+    in_omni(
+        name="omni-guidance",
+        targets=(f"{_DIFFUSERS}._build_call_kwargs",),
+        defect="a request without a guidance scale gets no guidance instead of the model's default",
+        apply=leave_guidance_to_the_pipeline,
+        still_needed=guidance_is_always_given,
+    ),
+    in_omni(
+        name="omni-cancellation",
+        targets=(f"{_DIFFUSERS}._build_call_kwargs", f"{_DIFFUSERS}.supports_request_cancellation"),
+        defect="a cancelled image is generated to the end",
+        apply=stop_cancelled_requests,
+        still_needed=cancelled_requests_continue,
+    ),
+    in_omni(
+        name="omni-goodbye",
+        targets=("vllm_omni.diffusion.stage_diffusion_client.StageDiffusionClient.shutdown",),
+        defect="the worker waits forever for a diffusion stage that died",
+        apply=shut_down_without_waiting,
+        still_needed=shutdown_waits,
+    ),
+)

@@ -14,10 +14,12 @@ import importlib
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import in_omni, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.distributed import Store
 
 _CREATE = "_create_c10d_store"
 _LOOPBACK = "127.0.0.1"
@@ -31,12 +33,12 @@ def apply() -> None:
     wrap(_rendezvous(), _CREATE, _on_loopback)
 
 
-def _on_loopback(create: Callable[..., Any]) -> Callable[..., Any]:
+def _on_loopback(create: Callable[..., Store]) -> Callable[..., Store]:
     from torch.distributed import TCPStore
 
     def create_store(
-        hostname: str, port: int, rank: int, world_size: int, timeout: Any, use_libuv: bool = True
-    ) -> Any:
+        hostname: str, port: int, rank: int, world_size: int, timeout: object, use_libuv: bool = True
+    ) -> Store:
         if rank != 0 or hostname not in ("localhost", _LOOPBACK):
             return create(hostname, port, rank, world_size, timeout, use_libuv)
         with socket.create_server((_LOOPBACK, port)) as listener:
@@ -57,3 +59,14 @@ def _on_loopback(create: Callable[..., Any]) -> Callable[..., Any]:
 def still_needed() -> bool:
     text = source(getattr(_rendezvous(), _CREATE))
     return "TCPStore(" in text and "master_listen_fd" not in text
+
+
+PATCHES = (
+    in_omni(
+        name="omni-store",
+        targets=("torch.distributed.rendezvous._create_c10d_store",),
+        defect="the torch store of a diffusion stage listens on every address",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

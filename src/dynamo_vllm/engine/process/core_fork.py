@@ -71,7 +71,7 @@ class _Process(BaseProcess):
     _start_method = None
     zygote: forking.Zygote | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "zygote"}
 
     @staticmethod

@@ -64,7 +64,7 @@ class CheckerProcess:
             if self._is_over:
                 self._close()
 
-    async def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes) -> dict[str, object]:
         loop = asyncio.get_running_loop()
         answer = bytearray()
         await loop.sock_sendall(self._connection, line)
@@ -72,7 +72,7 @@ class CheckerProcess:
             if not (more := await loop.sock_recv(self._connection, 1 << 16)):
                 raise ConnectionError
             answer += more
-        found: dict[str, Any] = json.loads(answer)
+        found: dict[str, object] = json.loads(answer)
         return found
 
     def is_gone(self) -> bool:
@@ -159,7 +159,7 @@ class Source:
         self._guarded(self._wait_ready, zygote)
         return self._guarded(self._fork, zygote, memory_bytes, more_niceness)
 
-    def _guarded(self, work: Callable[..., Made], *args: Any) -> Made:
+    def _guarded(self, work: Callable[..., Made], *args: object) -> Made:
         try:
             return work(*args)
         except (forking.CannotFork, OSError, ValueError) as exc:

@@ -43,7 +43,7 @@ class Lane:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
-    async def check(self, text: str) -> dict[str, Any]:
+    async def check(self, text: str) -> dict[str, object]:
         """Returns the checker's answer, or which limit the guide exceeded (`over`): time or memory."""
         line = f'{{"seconds": {self.seconds}, "guide": {text}}}\n'.encode()
         async with self._turn(len(line)):
@@ -66,7 +66,7 @@ class Lane:
                 self._drop(checker)
         return answer
 
-    def _meaning(self, end: Ended) -> dict[str, Any]:
+    def _meaning(self, end: Ended) -> dict[str, object]:
         if end == KILLED:
             raise Overloaded("the guide checker was killed; try again")
         if end.code == -signal.SIGPROF:

@@ -125,7 +125,7 @@ class _Marked(argparse.Namespace):
         super().__init__(**{action.dest: _UNSET for action in parser._actions})
 
 
-def _typed(rule: Fired) -> Any:
+def _typed(rule: Fired) -> object:
     if rule.argument == "kv_events_config":
         from vllm.config import KVEventsConfig
 

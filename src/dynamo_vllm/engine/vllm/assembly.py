@@ -116,7 +116,7 @@ def guide_gate(config: Config, settings: EngineSettings) -> GuideGate:
         vllm_grammars.payload(config),
         limits,
         settings.zygote,
-        at_once=settings.takes_guides and not settings.headless,
+        at_once=settings.takes_guides,
     )
 
 

@@ -29,7 +29,7 @@ LOWEST_LOGPROB = -9999.0
 """The lower limit of vLLM's own server: a guide gives forbidden tokens -inf, which JSON cannot express."""
 
 
-def sampling_params(spec: SamplingSpec, transfer: Mapping[str, Any] | None = None) -> SamplingParams:
+def sampling_params(spec: SamplingSpec, transfer: Mapping[str, object] | None = None) -> SamplingParams:
     """Returns vLLM's sampling parameters; fields that are None keep vLLM's defaults."""
     return SamplingParams(
         n=spec.n,
@@ -92,14 +92,14 @@ def engine_input(job: Job) -> dict[str, Any]:
     return made
 
 
-def _token_input(job: Job) -> dict[str, Any]:
+def _token_input(job: Job) -> dict[str, object]:
     return {"type": "token", "prompt_token_ids": job.prompt}
 
 
-def _embeds_input(job: Job, embeds: Embeds) -> dict[str, Any]:
+def _embeds_input(job: Job, embeds: Embeds) -> dict[str, object]:
     """Returns rows for the prompt, followed by tokens if another worker started the answer (migration)."""
     tensor, answered = embeds.tensor, len(job.prompt) - embeds.rows
-    made: dict[str, Any] = {"type": "embeds", "prompt_embeds": tensor}
+    made: dict[str, object] = {"type": "embeds", "prompt_embeds": tensor}
     if answered:
         made["prompt_embeds"] = torch.cat([tensor, tensor.new_zeros(answered, tensor.shape[1])])
         # vLLM 0.30: the hash of a block does not distinguish a token from a row of zeros.
@@ -138,7 +138,7 @@ def _ids(choice: CompletionOutput) -> list[int]:
     return ids if isinstance(ids, list) else list(ids)
 
 
-def _positions(ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]]) -> list[Position]:
+def _positions(ids: Sequence[int], logprobs: Sequence[Mapping[int, object]]) -> list[Position]:
     return [_position(token, at) for token, at in zip(ids, logprobs, strict=True)]
 
 

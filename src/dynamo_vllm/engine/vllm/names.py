@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
     from zmq.asyncio import Socket
 
-# --- configuration ----------------------------------------------------------------------------------------
-
 
 class EngineArgs(Protocol):
     """AsyncEngineArgs."""
@@ -25,7 +23,7 @@ class EngineArgs(Protocol):
     disable_log_stats: bool
     enable_log_requests: bool
 
-    def create_engine_config(self, usage_context: Any, headless: bool) -> Config: ...
+    def create_engine_config(self, usage_context: object, headless: bool) -> Config: ...
 
 
 class MultimodalConfig(Protocol):
@@ -61,7 +59,7 @@ class ModelConfig(Protocol):
 
     def get_total_num_hidden_layers(self) -> int: ...
 
-    def get_diff_sampling_param(self) -> dict[str, Any]: ...
+    def get_diff_sampling_param(self) -> dict[str, object]: ...
 
 
 class CacheConfig(Protocol):
@@ -149,9 +147,6 @@ class Config(Protocol):
     additional_config: object
 
 
-# --- engine -----------------------------------------------------------------------------------------------
-
-
 class Renderer(Protocol):
     """BaseRenderer."""
 
@@ -194,15 +189,31 @@ class Request(Protocol):
     request_id: str
 
 
+class CachedRequest(Protocol):
+    """Request: of the scheduler."""
+
+    lora_request: object
+    cache_salt: str | None
+    mm_features: Sequence[object]
+    prompt_embeds: torch.Tensor | None
+
+
+class BlockStored(Protocol):
+    block_size: int
+    token_ids: list[int]
+    lora_name: str | None
+    extra_keys: list[tuple[object, ...] | None] | None
+
+
 class InputProcessor(Protocol):
     def process_inputs(
         self,
         request_id: str,
-        prompt: Mapping[str, Any],
-        params: Any,
-        supported_tasks: tuple[Any, ...],
+        prompt: Mapping[str, object],
+        params: object,
+        supported_tasks: tuple[object, ...],
         *,
-        lora_request: Any,
+        lora_request: object,
         trace_headers: Mapping[str, str] | None,
         priority: int,
         data_parallel_rank: int | None,
@@ -255,7 +266,7 @@ class Llm(Protocol):
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None: ...
 
-    async def get_supported_tasks(self) -> tuple[Any, ...]: ...
+    async def get_supported_tasks(self) -> tuple[object, ...]: ...
 
     def _run_output_handler(self) -> None: ...
 
@@ -275,7 +286,7 @@ class Llm(Protocol):
 
     async def reset_encoder_cache(self) -> None: ...
 
-    async def add_lora(self, lora_request: Any) -> bool: ...
+    async def add_lora(self, lora_request: object) -> bool: ...
 
     async def remove_lora(self, lora_id: int) -> bool: ...
 

@@ -86,10 +86,10 @@ class Connector(Protocol):
     def needs(self, place: ConnectorPlace) -> Needs:
         """Return what must exist before the engine starts. Raises ConfigError if it cannot work there."""
 
-    def prefill_params(self) -> dict[str, Any] | None:
+    def prefill_params(self) -> dict[str, object] | None:
         """Return the parameters of a prefill job; None if the connector needs none."""
 
-    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any] | None:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, object] | None:
         """Return the checked parameters of a decode job; None if there is nothing to fetch. Raises
         Rejected.
         """
@@ -120,11 +120,11 @@ def must_be_computed_by_decode(sampling: SamplingSpec) -> bool:
 
 
 def handover(
-    transfer: Mapping[str, Any] | None,
+    transfer: Mapping[str, object] | None,
     lease_seconds: float,
     adapter: Adapter | None = None,
     cached_tokens: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What a prefill worker sends through the frontend to a decode worker."""
     return {
         "kv_transfer_params": transfer,
@@ -142,7 +142,7 @@ def refuse_other_adapter(handed: object, adapter: Adapter | None) -> None:
         raise Rejected(f"it is of other weights than {adapter.name if adapter else 'the base model'} here")
 
 
-def transfer_params(handed: object) -> dict[str, Any]:
+def transfer_params(handed: object) -> dict[str, object]:
     """Return the parameters inside what the frontend passes on.
 
     vLLM 0.30 does not notice an expired lease: it reads blocks that hold another prompt by now, and answers

@@ -45,7 +45,7 @@ class Lmcache:
         return None
 
 
-def _config_file(place: ConnectorPlace) -> dict[str, Any]:
+def _config_file(place: ConnectorPlace) -> dict[str, object]:
     """LMCache's own file, if the user named one; variables override it."""
     path = place.environment.get("LMCACHE_CONFIG_FILE")
     if not path:
@@ -57,7 +57,7 @@ def _config_file(place: ConnectorPlace) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_shared(place: ConnectorPlace, file: dict[str, Any]) -> bool:
+def _is_shared(place: ConnectorPlace, file: dict[str, object]) -> bool:
     return any(
         place.environment.get(name) or file.get(name.removeprefix("LMCACHE_").lower()) for name in _REMOTE
     )

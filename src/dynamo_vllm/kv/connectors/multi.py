@@ -52,11 +52,11 @@ class Multi:
             found = found.and_those(part.needs(place))
         return found
 
-    def prefill_params(self) -> dict[str, Any] | None:
+    def prefill_params(self) -> dict[str, object] | None:
         speaker = self._hands_over()
         return speaker.prefill_params() if speaker else None
 
-    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any] | None:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, object] | None:
         speaker = self._hands_over()
         return speaker.decode_params(handed, prompt_tokens, block_size) if speaker else None
 
@@ -99,10 +99,10 @@ class AsWritten:
             found = found.and_those(part.needs(place))
         return found
 
-    def prefill_params(self) -> dict[str, Any]:
+    def prefill_params(self) -> dict[str, object]:
         return dict(PREFILL_PARAMS)
 
-    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any]:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, object]:
         for part in self.known:
             if part.prefill_params() is not None:  # checked like our own
                 return part.decode_params(handed, prompt_tokens, block_size) or {}

@@ -53,10 +53,10 @@ class Nixl:
     def needs(self, place: ConnectorPlace) -> Needs:
         return Needs()
 
-    def prefill_params(self) -> dict[str, Any]:
+    def prefill_params(self) -> dict[str, object]:
         return dict(PREFILL_PARAMS)
 
-    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, Any]:
+    def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, object]:
         params = transfer_params(handed)
         try:
             found = msgspec.convert(params, Handover)

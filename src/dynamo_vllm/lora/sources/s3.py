@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from botocore.client import BaseClient
+
     from dynamo_vllm.lora.base import Fetched, OnProgress
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 30, 2
@@ -55,7 +57,7 @@ def _address(uri: str) -> tuple[str, str]:
     return bucket, f"{prefix}/" if prefix else ""
 
 
-def _client(uri: str) -> Any:
+def _client(uri: str) -> BaseClient:
     try:
         import boto3
         from botocore import UNSIGNED
@@ -76,7 +78,9 @@ def _client(uri: str) -> Any:
         raise SourceFailed(f"{uri}: the settings of S3 cannot be used: {type(exc).__name__}") from exc
 
 
-def _list(client: Any, bucket: str, prefix: str, limits: base.SourceLimits, uri: str) -> dict[str, Object]:
+def _list(
+    client: BaseClient, bucket: str, prefix: str, limits: base.SourceLimits, uri: str
+) -> dict[str, Object]:
     """Return the objects below the prefix, by name."""
     answer = client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=limits.max_objects)
     if answer.get("IsTruncated"):
@@ -93,7 +97,9 @@ def _list(client: Any, bucket: str, prefix: str, limits: base.SourceLimits, uri:
     return found
 
 
-def _bring(client: Any, bucket: str, wanted: Mapping[str, Object], store: Store, report: OnProgress) -> Path:
+def _bring(
+    client: BaseClient, bucket: str, wanted: Mapping[str, Object], store: Store, report: OnProgress
+) -> Path:
     """Reuse an earlier download of the same objects, or download again."""
     name = _folder_name(client.meta.endpoint_url, bucket, wanted)
     sizes = {file: item.size for file, item in wanted.items()}
@@ -119,7 +125,7 @@ def _folder_name(endpoint: str, bucket: str, wanted: Mapping[str, Object]) -> st
 
 
 def _download(
-    client: Any, bucket: str, item: Object, path: Path, done: int, total: int, report: OnProgress
+    client: BaseClient, bucket: str, item: Object, path: Path, done: int, total: int, report: OnProgress
 ) -> int:
     # The condition prevents mixing files of two versions in one adapter.
     condition = {"IfMatch": item.etag} if item.etag else {}
@@ -140,7 +146,7 @@ def _download(
 
 
 @contextlib.contextmanager
-def _errors_named(uri: str, client: Any) -> Iterator[None]:
+def _errors_named(uri: str, client: BaseClient) -> Iterator[None]:
     from botocore import exceptions as boto
 
     endpoint = urlsplit(client.meta.endpoint_url)

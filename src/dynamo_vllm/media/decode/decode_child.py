@@ -32,7 +32,7 @@ OWN_BYTES = 3 << 30
 
 
 def main() -> None:
-    order: dict[str, Any] = json.loads(sys.argv[1])
+    order: dict[str, object] = json.loads(sys.argv[1])
     _confine(order)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries does not spoil the answer
@@ -75,7 +75,7 @@ def _decode(order: dict[str, Any], out: TextIO) -> dict[str, Any]:
         return {"refused": type(exc).__name__, "why": str(exc)}
 
 
-def _video(data: bytes, limits: MediaLimits, target: int, out: TextIO) -> dict[str, Any]:
+def _video(data: bytes, limits: MediaLimits, target: int, out: TextIO) -> dict[str, object]:
     from dynamo_vllm.media.decode import video_frames
 
     def room(shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -93,7 +93,7 @@ def _video(data: bytes, limits: MediaLimits, target: int, out: TextIO) -> dict[s
     return {"shape": video.frames.shape, "metadata": video.metadata}
 
 
-def _sound(data: bytes, name: str, limits: MediaLimits, target: int) -> dict[str, Any]:
+def _sound(data: bytes, name: str, limits: MediaLimits, target: int) -> dict[str, object]:
     from dynamo_vllm.media.decode import audio
 
     sound = audio.of_library(data, name, limits)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dynamo_vllm.config import planes
 from dynamo_vllm.errors import DynamoVllmError, StartError
 from dynamo_vllm.serving.admin.endpoint import ENDPOINT
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,11 +61,12 @@ class Workers:
         try:
             planes.refuse_unreachable(planes.servers(self._options), 0)
             where = f"{self._options.namespace}.{ENDPOINT}"
-            self._drt = runtime.caller(self._options, where)
-            self._client = await self._drt.endpoint(where).client()
+            with of_runtime():
+                self._drt = runtime.caller(self._options, where)
+                self._client = await self._drt.endpoint(where).client()
         except StartError as exc:
             raise NoWorkers(str(exc)) from None
-        except Exception as exc:  # the runtime raises nothing narrower
+        except RuntimeFailed as exc:
             raise NoWorkers(f"{place(self._options)} cannot be reached: {exc}") from None
         if not self._may_be_none and not await self.seen():
             raise NoWorkers(nobody(self._options))
@@ -106,29 +108,30 @@ class Workers:
             request["token"] = self._options.admin_token
         try:
             async with asyncio.timeout(limit):
-                stream = await self._client.direct(request, instance, annotated=False)
-                replies = [reply async for reply in stream]
+                with of_runtime():
+                    stream = await self._client.direct(request, instance, annotated=False)
+                    replies = [reply async for reply in stream]
         except TimeoutError:
             return failure("no_answer", f"no answer within {limit:g} s; it may still be at it", 504)
-        except Exception as exc:  # the runtime raises nothing narrower
-            return _broken(str(exc) or type(exc).__name__)
+        except RuntimeFailed as exc:
+            return _broken(str(exc))
         if not replies or not isinstance(replies[-1], dict):
             return failure("no_answer", "the worker ended before it answered", 502)
         return replies[-1]
 
-    async def ask_all(self, verb: str, seconds: float | None = None) -> dict[int, dict[str, Any]]:
+    async def ask_all(self, verb: str, seconds: float | None = None) -> dict[int, dict[str, object]]:
         """Call a verb without a body on all workers at the same time and return their replies."""
         found = self.found
         replies = await asyncio.gather(*(self.ask(instance, verb, None, seconds) for instance in found))
         return dict(zip(found, replies, strict=True))
 
 
-def failure(kind: str, message: str, code: int) -> dict[str, Any]:
+def failure(kind: str, message: str, code: int) -> dict[str, object]:
     """Build a reply in the form of a worker's own errors."""
     return {"status": "error", "error": kind, "message": message, "code": code}
 
 
-def _broken(text: str) -> dict[str, Any]:
+def _broken(text: str) -> dict[str, object]:
     """Runtime 1.6.1 starts every message about a connection with this word."""
     if not text.startswith("Unavailable"):
         return failure("failed", text, 500)

@@ -22,7 +22,7 @@ class Dump:
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, object] = {}
 
     def add(self, part: str, found: Any) -> None:
         if self._path is None:
@@ -52,7 +52,7 @@ def plain(value: Any) -> Any:
     return _of_text(str(value))
 
 
-def _of_text(text: str) -> Any:
+def _of_text(text: str) -> object:
     """Flags of vLLM may contain JSON."""
     if text.startswith("{"):
         try:

@@ -66,7 +66,7 @@ class Admin:
         """Return whether an operator took the worker out of service."""
         return self._worker.life.state in AT_REST
 
-    async def _any(self, request: Any, context: Any) -> AsyncIterator[Reply]:
+    async def _any(self, request: object, context: object) -> AsyncIterator[Reply]:
         """Take {"verb", "body", "token"} and yield one reply."""
         if not isinstance(request, dict) or not isinstance(request.get("verb"), str):
             yield failure(BadCommand('a command is {"verb": NAME, "body": {…}}'))
@@ -74,7 +74,7 @@ class Admin:
         yield await self._checked(request["verb"], request.get("body"), request.get("token"))
 
     def _one(self, name: str) -> Handler:
-        async def handler(request: Any, context: Any) -> AsyncIterator[Reply]:
+        async def handler(request: object, context: object) -> AsyncIterator[Reply]:
             body = dict(request) if isinstance(request, dict) else {}
             token = body.pop("token", None)
             yield await self._checked(name, body, token)

@@ -104,7 +104,7 @@ class _Patience:
         self._seconds = seconds
         self._latest = _now() + loading_seconds + seconds
 
-    def adapt(self, chunk: Any) -> None:
+    def adapt(self, chunk: object) -> None:
         """Return what the encode worker reports; an older one reports nothing."""
         if chunk == wire.PREPARING:
             self._limit.reschedule(self._latest)

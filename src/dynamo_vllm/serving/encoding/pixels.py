@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo.llm import MediaDecoder, MediaFetcher
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.serving.encoding.transfer import NixlAgent
 
 
-def card(options: WorkerOptions) -> dict[str, Any]:
+def card(options: WorkerOptions) -> dict[str, object]:
     """Return the part of a model card that makes the frontend decode; nothing if the worker does it."""
     if not options.frontend_decoding:
         return {}

@@ -93,7 +93,7 @@ async def _forget(warming: Warming) -> None:
         logger.info("what the warm-up computed stays in the cache: %s", exc)
 
 
-async def _together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _together(steps: Iterable[Coroutine[object, object, None]]) -> None:
     """Run all at once; the first exception ends the others."""
     try:
         async with asyncio.TaskGroup() as tasks:

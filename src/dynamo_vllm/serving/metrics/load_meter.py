@@ -152,7 +152,7 @@ class LastError:
     def note(self, message: str) -> None:
         self._message, self._at = message, self._clock()
 
-    def told(self) -> dict[str, Any] | None:
+    def told(self) -> dict[str, object] | None:
         if self._at is None:
             return None
         return {"message": self._message, "seconds_ago": self._clock() - self._at}

@@ -103,7 +103,7 @@ class Etcd:
         first = self._first % len(every)
         return [*every[first:], *every[:first]]
 
-    async def _ask_one(self, endpoint: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask_one(self, endpoint: str, path: str, body: Mapping[str, object]) -> dict[str, object]:
         answer = await self._post(endpoint, path, body)
         if answer.status_code == _UNAUTHENTICATED or "user name is empty" in answer.text:
             await self._log_in(endpoint)
@@ -116,7 +116,7 @@ class Etcd:
         body = {"name": self._access.username or "", "password": self._access.password or ""}
         self._token = str(_read(await self._post(endpoint, "auth/authenticate", body)).get("token", ""))
 
-    async def _post(self, endpoint: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    async def _post(self, endpoint: str, path: str, body: Mapping[str, object]) -> httpx.Response:
         headers = {} if self._token is None else {"Authorization": self._token}
         return await self._client.post(f"{endpoint.rstrip('/')}/v3/{path}", json=body, headers=headers)
 
@@ -131,7 +131,7 @@ def _understood(found: Mapping[str, Any]) -> Iterator[None]:
         raise EtcdError(f"etcd's answer is not understood ({type(exc).__name__}): {shown}") from exc
 
 
-def _read(answer: httpx.Response) -> dict[str, Any]:
+def _read(answer: httpx.Response) -> dict[str, object]:
     try:
         found = answer.json()
     except (ValueError, RecursionError):

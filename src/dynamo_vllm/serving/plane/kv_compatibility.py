@@ -11,12 +11,13 @@ import logging
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.kv.compatibility import differences
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -96,13 +97,15 @@ class Peers:
     async def _ask(self, client: Client, instance: int) -> Card | None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                stream = await client.direct(msgspec.to_builtins(self._card), instance, annotated=False)
-                return msgspec.convert([card async for card in stream][-1], Card)
-        except Exception as exc:  # not a peer if it does not answer; the runtime raises nothing narrower
+                with of_runtime():
+                    stream = await client.direct(msgspec.to_builtins(self._card), instance, annotated=False)
+                    card = msgspec.convert([card async for card in stream][-1], Card)
+        except (RuntimeFailed, TimeoutError) as exc:  # not a peer if it does not answer
             logger.info("worker %x does not tell its KV terms: %s", instance, exc or type(exc).__name__)
             return None
+        return card
 
-    async def _answer(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def _answer(self, request: object, context: object) -> AsyncIterator[object]:
         """A new worker calls; log what differs here too."""
         other = msgspec.convert(request, Card)
         if other.served == self._card.served and (found := differences(self._card.terms, other.terms)):

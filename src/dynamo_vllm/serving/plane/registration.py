@@ -20,6 +20,7 @@ from dynamo.llm import (
 )
 
 from dynamo_vllm.serving.encoding import pixels
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -91,12 +92,13 @@ class Registration:
 
     async def _unregister(self, name: str | None = None) -> None:
         try:
-            await unregister_model(self._endpoint, name)
-        except Exception as exc:  # the runtime raises nothing narrower
+            with of_runtime():
+                await unregister_model(self._endpoint, name)
+        except RuntimeFailed as exc:
             if not str(exc).startswith(_GONE):
                 raise
 
-    async def _register(self, name: str | None, **more: Any) -> None:
+    async def _register(self, name: str | None, **more: object) -> None:
         card = self._card
         await register_model(
             getattr(ModelInput, card.input),
@@ -197,8 +199,9 @@ async def _attempt(what: str, step: Awaitable[None]) -> bool:
     """Return whether it worked. Discovery may be down or have lost us; that must not end a worker."""
     try:
         async with asyncio.timeout(DISCOVERY_SECONDS):
-            await step
-    except Exception as exc:  # the runtime raises nothing narrower
+            with of_runtime():
+                await step
+    except (RuntimeFailed, TimeoutError) as exc:
         logger.warning("could not %s: %s", what, str(exc) or f"no answer within {DISCOVERY_SECONDS:g} s")
         return False
     return True

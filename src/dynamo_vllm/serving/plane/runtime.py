@@ -9,6 +9,7 @@ from dynamo.runtime import DistributedRuntime
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.plane import inotify
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,15 +45,17 @@ def create(options: RuntimeOptions, inotify_instances: int) -> DistributedRuntim
     if options.discovery_backend == "file":
         inotify.refuse_used_up(inotify_instances)
     try:
-        return DistributedRuntime(
-            asyncio.get_running_loop(),
-            options.discovery_backend,
-            options.request_plane,
-            event_plane=options.event_plane,
-        )
-    except Exception as exc:  # the runtime raises nothing narrower
+        with of_runtime():
+            drt = DistributedRuntime(
+                asyncio.get_running_loop(),
+                options.discovery_backend,
+                options.request_plane,
+                event_plane=options.event_plane,
+            )
+    except RuntimeFailed as exc:
         planes = f"{options.discovery_backend}, {options.request_plane}, {options.event_plane}"
         raise StartError(f"no connection to the deployment ({planes}): {exc}{_advice(str(exc))}") from None
+    return drt
 
 
 def _advice(reason: str) -> str:

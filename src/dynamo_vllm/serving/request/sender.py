@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Sender(Protocol):
     """The runtime's push egress."""
 
-    def send(self, chunk: dict[str, Any]) -> None: ...
+    def send(self, chunk: dict[str, object]) -> None: ...
 
     def close(self) -> None: ...

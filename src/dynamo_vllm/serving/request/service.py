@@ -121,7 +121,7 @@ class Kept:
 
     chunks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def send(self, chunk: dict[str, Any]) -> None:
+    def send(self, chunk: dict[str, object]) -> None:
         self.chunks.append(chunk)
 
     def close(self) -> None:

@@ -259,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         refused = {**failure(BadCommand(f"this is no request: {message or code}")), "code": int(code)}
         self._send_json(code, refused)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         logger.debug("system port: " + format, *args)  # noqa: G003
 
 

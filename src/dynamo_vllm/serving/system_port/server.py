@@ -51,7 +51,7 @@ class SystemServer(ThreadingHTTPServer):
     def idle(self, connection: socket.socket) -> None:
         self._places.idle(self.place(connection))
 
-    def get_request(self) -> tuple[socket.socket, Any]:
+    def get_request(self) -> tuple[socket.socket, object]:
         """Answer on a spare descriptor when there are no others.
 
         The standard server would retry at once, forever: a waiting client keeps its socket readable.
@@ -99,7 +99,7 @@ class SystemServer(ThreadingHTTPServer):
         super().server_close()
         self._spares.close()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         logger.debug("a connection to the system port broke off", exc_info=True)
 
 

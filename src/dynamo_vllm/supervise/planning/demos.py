@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import build, topology
 from dynamo_vllm.config.engine_rules import CACHE_SIZE_ARGUMENTS
@@ -150,7 +150,7 @@ def _group(
     return dataclasses.replace(group, options=options, env={**more, **group.env}, args=args)
 
 
-def _options(demo: Demo) -> dict[str, Any]:
+def _options(demo: Demo) -> dict[str, object]:
     found = {"served_model_name": (models.served_name(demo.model),), **demo.options}
     if demo.adapters:
         words = (f"{models.served_name(name)}={models.folder(name)}" for name in demo.adapters)
@@ -158,7 +158,7 @@ def _options(demo: Demo) -> dict[str, Any]:
     return found
 
 
-def _unset(options: Values, env: Mapping[str, str]) -> dict[str, Any]:
+def _unset(options: Values, env: Mapping[str, str]) -> dict[str, object]:
     """Return those whose variable the user did not set."""
     variables = {item.name: item.option.env for item in build.declared(WorkerOptions)}
     return {name: value for name, value in options.items() if not env.get(variables[name])}

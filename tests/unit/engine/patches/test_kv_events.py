@@ -24,25 +24,21 @@ def event(ids: list[int], *keys: tuple[Any, ...] | None) -> Any:
     return SimpleNamespace(token_ids=ids, block_size=BLOCK, extra_keys=list(keys))
 
 
-def request(rows: int) -> Any:
-    return SimpleNamespace(prompt_embeds=[None] * rows)
-
-
 def test_hash_replaces_the_zeros() -> None:
-    found = fix_embeds(event([0] * 32, (key(1),), (key(2),)), request(40), 0)
+    found = fix_embeds(event([0] * 32, (key(1),), (key(2),)), 40, 0)
     assert found.token_ids == [*words(1), *[0] * 8, *words(2), *[0] * 8]
     assert found.extra_keys is None
 
 
 def test_tokens_of_the_answer_stay() -> None:
-    found = fix_embeds(event([0] * 3 + [7] * 13, (key(1),)), request(35), 32)
+    found = fix_embeds(event([0] * 3 + [7] * 13, (key(1),)), 35, 32)
     assert found.token_ids == [*words(1)[:3], *[7] * 13]
-    behind = fix_embeds(event([7] * 16, (key(1),)), request(35), 48)
+    behind = fix_embeds(event([7] * 16, (key(1),)), 35, 48)
     assert behind.token_ids == [7] * 16
 
 
 def test_other_keys_stay() -> None:
-    found = fix_embeds(event([0] * 32, ("adapter", key(1)), (key(2),)), request(40), 0)
+    found = fix_embeds(event([0] * 32, ("adapter", key(1)), (key(2),)), 40, 0)
     assert found.extra_keys == [("adapter",), None]
 
 

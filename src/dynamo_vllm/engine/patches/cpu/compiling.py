@@ -13,12 +13,14 @@ They can go when vLLM compiles nothing on CPU after its warm-up, and continues w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import on_cpu, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 EAGER, COMPILED = "force_eager", "eager_on_recompile"
 """torch's stances: never compile; use what is compiled but compile nothing more."""
@@ -48,11 +50,11 @@ def compile_in_warm_up() -> None:
         torch.compiler.set_stance(EAGER)
 
 
-def _compiling_here_only(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
+def _compiling_here_only(warm_up: Callable[[CPUModelRunner], None]) -> Callable[[CPUModelRunner], None]:
     import torch
     from vllm.config import CompilationMode
 
-    def warming_up_model(runner: Any) -> None:
+    def warming_up_model(runner: CPUModelRunner) -> None:
         if runner.vllm_config.compilation_config.mode == CompilationMode.NONE:
             return
         with torch.compiler.set_stance("default"):
@@ -75,12 +77,12 @@ def run_eagerly_without_compiler() -> None:
     wrap(CPUModelRunner, "warming_up_model", _or_eagerly)
 
 
-def _or_eagerly(warm_up: Callable[[Any], None]) -> Callable[[Any], None]:
+def _or_eagerly(warm_up: Callable[[CPUModelRunner], None]) -> Callable[[CPUModelRunner], None]:
     from vllm.logger import init_logger
 
     logger = init_logger("vllm.dynamo_vllm")  # below vLLM's own logger, which engine cores show
 
-    def warming_up_model(runner: Any) -> None:
+    def warming_up_model(runner: CPUModelRunner) -> None:
         try:
             warm_up(runner)
         except Exception as exc:  # an error of the model itself is raised again by profile_run
@@ -102,3 +104,31 @@ def failed_compilation_ends_the_engine() -> bool:
 def _first_line(exc: BaseException) -> str:
     text = next((line.strip() for line in str(exc).splitlines() if line.strip()), "")
     return f"{type(exc).__name__}: {text}"
+
+
+_WARM_UP = ("vllm.v1.worker.cpu_model_runner.CPUModelRunner.warming_up_model",)
+PATCHES = (
+    on_cpu(
+        name="cpu-compiled-sampler",
+        targets=("vllm.v1.sample.ops.topk_topp_sampler.compiled_random_sample",),
+        defect="the first sampled request waits for a C++ compiler, and crashes the engine if there is none",
+        upstream="https://github.com/vllm-project/vllm/pull/47756",
+        apply=unwrap_sampler,
+        still_needed=sampler_is_compiled,
+    ),
+    on_cpu(
+        name="cpu-compiled-requests",
+        targets=_WARM_UP,
+        defect="parts of a model and log-probabilities are compiled during requests",
+        apply=compile_in_warm_up,
+        still_needed=requests_are_compiled_for,
+    ),
+    on_cpu(
+        name="cpu-failed-compilation",
+        targets=_WARM_UP,
+        defect="a model that cannot be compiled crashes the engine at every start",
+        # After the one above, and so around it: on failure that one leaves torch unchanged.
+        apply=run_eagerly_without_compiler,
+        still_needed=failed_compilation_ends_the_engine,
+    ),
+)

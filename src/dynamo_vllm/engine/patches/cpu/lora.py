@@ -11,14 +11,17 @@ It can go when vLLM's embedding layer knows which rows of the batch it gets.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import T, on_cpu, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from vllm.lora.layers import VocabParallelEmbeddingWithLoRA
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 _rows: torch.Tensor | None = None
 """The rows of the tokens that are looked up in this step; None if all rows are tokens."""
@@ -40,11 +43,13 @@ def still_needed() -> bool:
     return reads_all_rows and "np.nonzero(is_token_ids)[0]" in source(GPUModelRunner._preprocess)
 
 
-def _knowing_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+def _knowing_rows(original: Callable[..., T]) -> Callable[..., T]:
     import numpy as np
     import torch
 
-    def preprocess(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def preprocess(
+        self: GPUModelRunner, scheduler_output: SchedulerOutput, *args: object, **kwargs: object
+    ) -> T:
         global _rows
         if self.enable_prompt_embeds and self.lora_config is not None:
             are_tokens = self.is_token_ids.np[: scheduler_output.total_num_scheduled_tokens]
@@ -62,7 +67,7 @@ def _of_rows(of_all_rows: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     from torch.nn import functional
     from vllm.lora.ops.torch_ops import bgmv_expand
 
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: VocabParallelEmbeddingWithLoRA, x: torch.Tensor) -> torch.Tensor:
         if _rows is None or len(x) != len(_rows):
             return of_all_rows(self, x)
         of_rows, wrapper = _rows, self.punica_wrapper
@@ -77,3 +82,18 @@ def _of_rows(of_all_rows: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         return output
 
     return forward
+
+
+PATCHES = (
+    on_cpu(
+        name="cpu-adapters-beside-embeds",
+        targets=(
+            "vllm.lora.layers.VocabParallelEmbeddingWithLoRA.forward",
+            "vllm.v1.worker.gpu_model_runner.GPUModelRunner._preprocess",
+        ),
+        defect="prompt embeddings in one batch with tokens crash an engine with LoRA enabled",
+        upstream="https://github.com/vllm-project/vllm/issues/51122",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

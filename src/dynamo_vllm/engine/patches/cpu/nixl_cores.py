@@ -13,10 +13,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm.engine.patches.patch import on_cpu
+
 CONNECTOR = "distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
 
 
-def _no_cores(platform: type) -> list[Any]:
+def _no_cores(platform: type) -> list[object]:
     return []
 
 
@@ -39,3 +41,16 @@ def still_needed() -> bool:
     import vllm
 
     return "os.sched_setaffinity(0, rsv_cores_for_kv)" in (Path(vllm.__path__[0]) / CONNECTOR).read_text()
+
+
+PATCHES = (
+    on_cpu(
+        name="cpu-nixl-cores",
+        targets=("vllm.platforms.cpu.CpuPlatform.discover_numa_topology",),
+        defect="the connector moves every engine of the machine onto the same last core",
+        upstream="https://github.com/vllm-project/vllm/issues/58033",
+        apply=apply,
+        still_needed=still_needed,
+        only_if=threads_are_not_bound,
+    ),
+)

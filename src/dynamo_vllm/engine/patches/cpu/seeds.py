@@ -11,12 +11,14 @@ It can go when vLLM resets a generator on CPU in another way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import T, on_cpu, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 def apply() -> None:
@@ -31,10 +33,10 @@ def still_needed() -> bool:
     return "gen.set_offset(gen.get_offset() - 4)" in source(GPUModelRunner._bookkeeping_sync)
 
 
-def _keeping_seeds(original: Callable[..., Any]) -> Callable[..., Any]:
+def _keeping_seeds(original: Callable[..., T]) -> Callable[..., T]:
     import numpy as np
 
-    def bookkeeping(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def bookkeeping(self: GPUModelRunner, *args: object, **kwargs: object) -> T:
         generators = self.input_batch.generators
         discarded = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
         held = {int(i): generators.pop(int(i)) for i in discarded if int(i) in generators}
@@ -46,3 +48,14 @@ def _keeping_seeds(original: Callable[..., Any]) -> Callable[..., Any]:
             generators.update(held)
 
     return bookkeeping
+
+
+PATCHES = (
+    on_cpu(
+        name="cpu-seeds",
+        targets=("vllm.v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync",),
+        defect="a seeded prompt that is prefilled in several steps crashes the engine",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.engine.patches.patch import source
+from dynamo_vllm.engine.patches.patch import on_cpu, source
 
 if TYPE_CHECKING:
     import torch
@@ -73,3 +73,26 @@ def expanded(
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(x == replace_from, x.new_tensor(replace_to), x)
     return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+_SAMPLER = "vllm.v1.sample.rejection_sampler"
+PATCHES = (
+    on_cpu(
+        name="cpu-guesses-kernels",
+        versions=">=0.30,<0.31",
+        targets=tuple(f"{_SAMPLER}._{name}.kernel" for name in KERNELS),
+        defect="speculative tokens are verified with Triton kernels, which a CPU does not have",
+        apply=use_cpu_kernels,
+        still_needed=sampler_keeps_its_kernels,
+        only_if=triton_is_missing,
+    ),
+    on_cpu(
+        name="cpu-guesses-temperatures",
+        targets=(f"{_SAMPLER}.expand_batch_to_tokens",),
+        defect="the temperatures of speculative tokens are read from uninitialised memory",
+        upstream="https://github.com/vllm-project/vllm/pull/42638",
+        apply=expand,
+        still_needed=kernel_writes_into_a_copy,
+        only_if=triton_is_missing,
+    ),
+)

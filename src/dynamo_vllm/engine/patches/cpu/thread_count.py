@@ -11,13 +11,15 @@ It can go when vLLM sets the number itself, or allows setting it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dynamo_vllm.engine.patches.patch import source, wrap
+from dynamo_vllm.engine.patches.patch import T, on_cpu, source, wrap
 from dynamo_vllm.engine.process.cpu_threads import COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 def apply() -> None:
@@ -32,12 +34,23 @@ def still_needed() -> bool:
     return "torch.set_num_threads = skip_set_num_threads" in source(CPUWorker.init_device)
 
 
-def _with_threads(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with_threads(original: Callable[[CPUWorker], T]) -> Callable[[CPUWorker], T]:
     import torch
 
-    def init_device(self: Any) -> Any:
+    def init_device(self: CPUWorker) -> T:
         if (threads := os.environ.get(COUNT, "")).isdecimal():
             torch.set_num_threads(int(threads))
         return original(self)
 
     return init_device
+
+
+PATCHES = (
+    on_cpu(
+        name="cpu-thread-count",
+        targets=("vllm.v1.worker.cpu_worker.CPUWorker.init_device",),
+        defect="a forked engine core cannot change its number of threads",
+        apply=apply,
+        still_needed=still_needed,
+    ),
+)

@@ -13,7 +13,12 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.engine.patches.patch import Where, in_vllm
+
+if TYPE_CHECKING:
+    from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
 SYSTEM = "/sys/devices/system"
 
@@ -35,7 +40,7 @@ def still_needed() -> bool:
     return "lscpu --json --extended=CPU,CORE,NODE --online" in Path(cpu_resource_utils.__file__).read_text()
 
 
-def listed() -> list[Any]:
+def listed() -> list[LogicalCPUInfo]:
     """Returns the cores in vLLM's own class."""
     from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
@@ -65,3 +70,16 @@ def _numbers(path: Path) -> list[int]:
         return [number for ends in ranges for number in range(int(ends[0]), int(ends[-1]) + 1)]
     except (OSError, ValueError):
         return []
+
+
+PATCHES = (
+    in_vllm(
+        name="cpu-topology",
+        targets=("vllm.utils.cpu_resource_utils._get_cpu_list",),
+        defect="cores are counted with lscpu, which minimal machines do not have",
+        where=(Where.ENGINE,),
+        apply=apply,
+        still_needed=still_needed,
+        only_if=kernel_lists_cores,
+    ),
+)

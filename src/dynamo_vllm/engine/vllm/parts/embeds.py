@@ -147,7 +147,7 @@ def _check_names(pickled: bytes) -> None:
             raise _refused(f"imports {named!r}, which a dense tensor of floating-point numbers does not need")
 
 
-def _loaded(pickled: bytes, values: bytes) -> Any:
+def _loaded(pickled: bytes, values: bytes) -> object:
     """Loads the two parts from a new archive, because torch might interpret the client's differently."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as made:

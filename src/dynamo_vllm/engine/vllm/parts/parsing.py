@@ -106,7 +106,7 @@ class Choice:
 
 def _request(body: ChatBody) -> ChatCompletionRequest:
     """Returns the request in vLLM's type; the parsers count the tool calls in its messages."""
-    given: dict[str, Any] = {"messages": []}
+    given: dict[str, object] = {"messages": []}
     if body.tools:
         given["tools"] = body.tools
         if body.tool_choice is not None:

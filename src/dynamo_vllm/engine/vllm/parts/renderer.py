@@ -50,7 +50,7 @@ class VllmRenderer:
             (rendered,) = await self._renderer.render_cmpl_async([{"prompt": prompt}])
         return list(rendered["prompt_token_ids"])
 
-    def answer_parser(self, body: ChatBody, template_kwargs: Mapping[str, Any]) -> AnswerParser | None:
+    def answer_parser(self, body: ChatBody, template_kwargs: Mapping[str, object]) -> AnswerParser | None:
         if self._parser is None:
             return None
         tokenizer, model = self._renderer.get_tokenizer(), self._renderer.model_config
