@@ -48,7 +48,7 @@ class Aggregated:
         prompt.check_ids(ids, self._facts.vocab_size)
         seen = await self._seen(request, ids, job_id)
         ids = ids if seen is None else seen.tokens
-        room = prompt.room_behind(ids, self._facts.context_length)
+        room = prompt.room_after(ids, self._facts.context_length)
         return Job(
             job_id,
             ids,
@@ -71,7 +71,7 @@ class Aggregated:
         if request.prompt_embeds is not None:
             raise InvalidRequest("cannot stand beside media; give one of them", parameter="prompt_embeds")
         # Before anything is fetched: media only make it longer.
-        prompt.room_behind(ids, self._facts.context_length)
+        prompt.room_after(ids, self._facts.context_length)
         routing = request.routing or wire.Routing()
         return await self._media.read(ids, refs, routing.cache_salt, media.routing_names(request), job_id)
 

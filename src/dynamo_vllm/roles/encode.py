@@ -114,7 +114,7 @@ class Encode:
     ) -> Job:
         ids: Sequence[int] = request.token_ids
         prompt.check_ids(ids, self._facts.vocab_size)
-        prompt.room_behind(ids, self._facts.context_length)
+        prompt.room_after(ids, self._facts.context_length)
         refs = media.of_tokens(request)
         if not refs:
             if request.is_health_check:
@@ -128,7 +128,7 @@ class Encode:
                 return Job(job_id, ids, _NOTHING, answer=_answer(_handoff(found)))
             logger.debug("request %s: %d media to encode", job_id, len(found))
             seen = await self._media.see(ids, found)
-            prompt.room_behind(seen.tokens, self._facts.context_length)
+            prompt.room_after(seen.tokens, self._facts.context_length)
         except (MediaRefused, InvalidRequest, TooLong) as exc:
             logger.debug("request %s: refused: %s", job_id, exc)
             limit = self._facts.context_length if isinstance(exc, TooLong) else None

@@ -86,7 +86,7 @@ class MediaReader:
             async with memory.turn(hold, (self._seeing,)):
                 seen = await self._processor.see(ids, media)
                 memory.keep(hold, seen, seen.size)
-        seen.let_go = hold.let_go
+        seen.release = hold.let_go
         return seen
 
     async def load(

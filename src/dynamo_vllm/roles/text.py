@@ -63,17 +63,17 @@ class AggregatedText:
 
     async def prepare(self, request: wire_openai.Body, job_id: str, adapter: Adapter | None = None) -> Job:
         refuse_unavailable(request)
-        extension, refs = wire_openai.extension(request), media.of_text(request)
+        extension, refs = wire_openai.parse_extension(request), media.of_text(request)
         if refs:
             self._media.refuse(refs)  # before the renderer, whose message is worse
         ids: Sequence[int] = await self._tokens(request)
         parser = self._parser(request)
         prompt.check_ids(ids, self._facts.vocab_size)
-        room = prompt.room_behind(ids, self._facts.context_length)
+        room = prompt.room_after(ids, self._facts.context_length)
         seen = await self._media.read(ids, refs, extension.cache_salt, job_id=job_id) if refs else None
         if seen is not None:
             ids = seen.tokens
-            room = prompt.room_behind(ids, self._facts.context_length)
+            room = prompt.room_after(ids, self._facts.context_length)
         return Job(
             job_id,
             ids,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import fetch_model
 
-from dynamo_vllm.codec.pictures import Bounds
+from dynamo_vllm.codec.pipeline import Bounds
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.encoder_cache import folder as encoder_cache_folder
 from dynamo_vllm.engine.process.background import in_thread
@@ -234,11 +234,11 @@ def make_role(
 ) -> Role[Any]:
     facts, parts = engine.facts, engine.parts
     names = options.served_model_name or (str(options.model),)
-    if facts.pictures is not None:
+    if facts.pipeline is not None:
         bounds = Bounds(
             max_side=options.max_picture_side,
             max_steps=options.max_picture_steps,
-            max_pictures=options.max_pictures,
+            max_images=options.max_pictures,
             max_megapixels=options.max_picture_megapixels,
             max_video_megapixels=options.max_video_megapixels,
         )

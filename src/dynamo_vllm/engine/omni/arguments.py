@@ -22,7 +22,7 @@ from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.process.environment import OMNI_VARIABLE
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.job import PictureLimits
+from dynamo_vllm.job import PipelineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -189,7 +189,7 @@ def tell_translation(stages: Stages, path: str) -> None:
     )
 
 
-def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PictureLimits | None:
+def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PipelineLimits | None:
     """What can be made, from the files of a diffusers folder; None for a pipeline that writes.
 
     `call` is what diffusers' own pipeline takes (`call_arguments`).
@@ -199,7 +199,7 @@ def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, A
     index = _json(model, "model_index.json")
     kind = next((kind for kind in ("video", "audio") if kind in makes), "image")
     if index is None:
-        return PictureLimits(step=16, kind=kind)
+        return PipelineLimits(step=16, kind=kind)
     if kind == "image" and _FRAME_ARGUMENTS & set(call):
         kind = "video"  # vLLM-Omni 0.30 takes whatever it runs through diffusers for a picture
     elif kind == "image" and _SOUND_ARGUMENTS & set(call):
@@ -212,7 +212,7 @@ def picture_limits(model: str, makes: Sequence[str | None], call: Mapping[str, A
     tokenizer = _json(model, tokenizer_folder(model), "tokenizer_config.json") or {}
     trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
     sounds = _json(model, "vocoder", "config.json") or vae
-    return PictureLimits(
+    return PipelineLimits(
         kind=kind,
         frames=frames or FRAMES,
         sample_rate=_count(sounds, "sampling_rate"),

@@ -7,7 +7,7 @@ import wave
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import EngineRequestFailed
-from dynamo_vllm.job import MediaFile, Output, PictureSpec
+from dynamo_vllm.job import MediaFile, Output, PipelineSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +18,14 @@ DEFAULT_FPS = 24
 """Of a video; what the frontend promises."""
 
 
-def prompt(spec: PictureSpec) -> dict[str, Any]:
+def prompt(spec: PipelineSpec) -> dict[str, Any]:
     made: dict[str, Any] = {"prompt": spec.prompt}
     if spec.negative_prompt is not None:
         made["negative_prompt"] = spec.negative_prompt
     return made
 
 
-def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
+def stage_params(spec: PipelineSpec, defaults: Sequence[Any]) -> list[Any]:
     """One entry per stage: the spec for those that draw; the others answer at once, with the same seed."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -42,7 +42,7 @@ def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
     return made
 
 
-def _set_picture(params: Any, spec: PictureSpec) -> None:
+def _set_picture(params: Any, spec: PipelineSpec) -> None:
     params.seed, params.num_outputs_per_prompt = spec.seed, spec.n
     if spec.width is not None:
         params.width, params.height = spec.width, spec.height
@@ -59,7 +59,7 @@ def _set_picture(params: Any, spec: PictureSpec) -> None:
         params.guidance_scale_provided = True
 
 
-def media_of(result: Any, spec: PictureSpec, sample_rate: int | None = None) -> list[MediaFile]:
+def media_of(result: Any, spec: PipelineSpec, sample_rate: int | None = None) -> list[MediaFile]:
     """What a stage made besides text; encoding takes a while, so not on the event loop."""
     made, more = list(result.images or ()), result.multimodal_output or {}
     samples = more.get("audio")

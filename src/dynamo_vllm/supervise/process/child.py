@@ -207,7 +207,7 @@ def members(group: int) -> list[int]:
 
 def leave_with(parent: int) -> Callable[[], None]:
     """Runs in the new process: the kernel sends it SIGTERM when its parent is gone, for any reason."""
-    return functools.partial(forking.end_with, parent, signal.SIGTERM)
+    return functools.partial(forking.end_with_parent, parent, signal.SIGTERM)
 
 
 class _Lines:

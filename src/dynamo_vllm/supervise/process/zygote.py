@@ -69,7 +69,7 @@ class WorkerZygote:
             with forking.adopting():
                 zygote.send(task, fds)
                 async with asyncio.timeout(FORK_SECONDS):
-                    return forking.pid_in(await self._line(zygote.connection))
+                    return forking.parse_pid(await self._line(zygote.connection))
 
     async def _start(self) -> forking.Zygote:
         try:

@@ -13,7 +13,7 @@ from dynamo_vllm.engine.omni import arguments as omni_arguments
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni import stages as omni_stages
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.job import PictureLimits
+from dynamo_vllm.job import PipelineLimits
 
 OLDER = """\
 stage_args:
@@ -196,7 +196,7 @@ def test_stages_of_ours_hand_over_whole_outputs_where_a_file_does_not_say(tmp_pa
 
 def test_what_a_folder_can_draw_is_read_from_its_files(tmp_path: Path) -> None:
     assert omni_arguments.picture_limits(str(tmp_path), ["text"], {}) is None
-    assert omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
+    assert omni_arguments.picture_limits(str(tmp_path), ["text", "image"], {}) == PipelineLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})

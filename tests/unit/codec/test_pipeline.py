@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.codec.openai_media import ImagesEncoder, MediaChatEncoder
-from dynamo_vllm.codec.pictures import Bounds
+from dynamo_vllm.codec.pipeline import Bounds
 from dynamo_vllm.errors import InvalidRequest, TooLong
-from dynamo_vllm.job import EngineFacts, Job, MediaFile, Output, PictureLimits, PictureSpec
+from dynamo_vllm.job import EngineFacts, Job, MediaFile, Output, PipelineLimits, PipelineSpec
 from dynamo_vllm.roles.omni import Pictures
 
 FACTS = EngineFacts(
@@ -21,9 +21,9 @@ FACTS = EngineFacts(
     total_kv_blocks=1,
     max_num_seqs=1,
     max_num_batched_tokens=1,
-    pictures=PictureLimits(step=8, max_prompt_tokens=5),
+    pipeline=PipelineLimits(step=8, max_prompt_tokens=5),
 )
-BOUNDS = Bounds(max_side=1024, max_steps=50, max_pictures=4, max_megapixels=2.1, max_video_megapixels=20)
+BOUNDS = Bounds(max_side=1024, max_steps=50, max_images=4, max_megapixels=2.1, max_video_megapixels=20)
 PNG = MediaFile("image", "image/png", b"picture")
 
 
@@ -32,10 +32,10 @@ def role() -> Pictures:
     return Pictures(FACTS, ["img"], BOUNDS, lambda text: len(text.split()))
 
 
-async def drawn(role: Pictures, body: dict[str, Any]) -> PictureSpec:
+async def drawn(role: Pictures, body: dict[str, Any]) -> PipelineSpec:
     job = await role.prepare(role.parse(body), "j")
-    assert job.picture is not None
-    return job.picture
+    assert job.pipeline is not None
+    return job.pipeline
 
 
 async def test_every_field_of_an_image_body_is_read(role: Pictures) -> None:
@@ -49,7 +49,7 @@ async def test_every_field_of_an_image_body_is_read(role: Pictures) -> None:
             "nvext": {"seed": 7, "num_inference_steps": 3, "guidance_scale": 2.5, "negative_prompt": "dog"},
         },
     )
-    assert spec == PictureSpec(
+    assert spec == PipelineSpec(
         prompt="a cat",
         seed=7,
         n=2,
@@ -113,8 +113,8 @@ async def test_without_a_seed_every_picture_is_another(role: Pictures) -> None:
         ({"prompt": " "}, "prompt"),
         ({"prompt": 3}, "prompt"),
         ({"nvext": {"negative_prompt": "a b c d e f"}}, "negative_prompt"),
-        ({"size": "1024x1024", "n": 3}, "n: 3 pictures of 1048576 pixels are 3.1 million"),
-        ({"n": 3}, "n: 3 pictures of 1048576 pixels"),
+        ({"size": "1024x1024", "n": 3}, "n: 3 images of 1048576 pixels have 3.1 million"),
+        ({"n": 3}, "n: 3 images of 1048576 pixels"),
     ],
 )
 async def test_what_cannot_be_drawn_is_refused_by_name(
@@ -126,8 +126,8 @@ async def test_what_cannot_be_drawn_is_refused_by_name(
 
 
 async def test_steps_beyond_what_the_model_was_trained_with_are_refused() -> None:
-    limits = PictureLimits(step=8, max_steps=20)
-    role = Pictures(dataclasses.replace(FACTS, pictures=limits), ["img"], BOUNDS, len)
+    limits = PipelineLimits(step=8, max_steps=20)
+    role = Pictures(dataclasses.replace(FACTS, pipeline=limits), ["img"], BOUNDS, len)
     assert (await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 20}})).steps == 20
     with pytest.raises(InvalidRequest, match="num_inference_steps: 21 is not between 1 and 20"):
         await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 21}})
@@ -167,8 +167,8 @@ async def test_the_health_check_is_a_request_this_role_takes(role: Pictures) -> 
 
 
 def maker(kind: str) -> Pictures:
-    limits = PictureLimits(step=8, kind=kind, frames=16)
-    return Pictures(dataclasses.replace(FACTS, pictures=limits), ["m"], BOUNDS, len)
+    limits = PipelineLimits(step=8, kind=kind, frames=16)
+    return Pictures(dataclasses.replace(FACTS, pipeline=limits), ["m"], BOUNDS, len)
 
 
 @pytest.mark.parametrize(
