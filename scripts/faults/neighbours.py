@@ -264,7 +264,7 @@ def trap() -> Iterator[Trap]:
 def refusal_of_frontend(run: Run) -> str:
     """What a frontend says that is to look in the default place."""
     line = refused_in_one_line(run, "frontend", "--port", str(free_port()))
-    assert "could be another user's" in line, line
+    assert "may belong to another user" in line, line
     return "refused in one line"
 
 

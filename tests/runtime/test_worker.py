@@ -182,7 +182,7 @@ def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFak
         (["--engine", "fake", "--fake-engine", '{"speed": 1}'], 2, "speed"),
         (["--engine", "fake", "--model", "/no/such/folder"], 1, "/no/such/folder"),
         (["--engine", "fake", "--max-model-len", "5"], 2, "--max-model-len"),
-        (["--omni", "--connector", "nixl"], 2, "cannot stand beside --omni"),
+        (["--omni", "--connector", "nixl"], 2, "cannot be combined with --omni"),
         (["--system-port", "40000"], 2, "--system-port"),
         (
             ["--tool-call-parser", "hermse"],

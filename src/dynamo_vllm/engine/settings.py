@@ -86,4 +86,4 @@ class EngineSettings:
     @property
     def node(self) -> nodes.Node:
         """Where this process stands among those of one engine."""
-        return nodes.of(self.headless, engine_flags(self.argv))
+        return nodes.from_flags(self.headless, engine_flags(self.argv))

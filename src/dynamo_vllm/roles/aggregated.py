@@ -69,7 +69,7 @@ class Aggregated:
         if not refs:
             return None
         if request.prompt_embeds is not None:
-            raise InvalidRequest("cannot stand beside media; give one of them", parameter="prompt_embeds")
+            raise InvalidRequest("cannot be combined with media; give one of them", parameter="prompt_embeds")
         # Before anything is fetched: media only make it longer.
         prompt.room_after(ids, self._facts.context_length)
         routing = request.routing or wire.Routing()
@@ -85,7 +85,9 @@ class Aggregated:
                 "this worker was started without --enable-prompt-embeds", parameter="prompt_embeds"
             )
         if request.token_ids and not wire.has_moved(request):
-            raise InvalidRequest("cannot stand beside prompt_embeds; give one of them", parameter="token_ids")
+            raise InvalidRequest(
+                "cannot be combined with prompt_embeds; give one of them", parameter="token_ids"
+            )
         if request.output_options.prompt_logprobs is not None:
             raise InvalidRequest("rows of prompt_embeds have none; leave it out", parameter="prompt_logprobs")
         return await self._embeds_reader.read(text)

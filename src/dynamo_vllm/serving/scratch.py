@@ -46,6 +46,6 @@ def sweep() -> None:
         with contextlib.suppress(OSError):  # another user's, or just removed
             if not private.is_own_folder(left.lstat()):
                 continue
-            with open(private.opened(left / _LOCK, os.O_RDONLY)) as lock:
+            with open(private.open_file(left / _LOCK, os.O_RDONLY)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)

@@ -75,7 +75,7 @@ async def run(
     options, node = plan.options, plan.node
     progress = progress or Progress(options.status_fd)
     dumped = Dump(options.dump_config_to)
-    dumped.add("options", build.shown(options))
+    dumped.add("options", build.without_secrets(options))
     dumped.add("engine_flags", plan.flags)
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
     # If there are other nodes, they must be able to reach this one.
@@ -85,7 +85,7 @@ async def run(
         options = await factories.with_local_model(plan, environment, progress)
         options = factories.with_media_template(options, scratch_folder)
         plan = plan.with_options(options)
-        dumped.add("options", build.shown(options))
+        dumped.add("options", build.without_secrets(options))
         settings = factories.engine_settings(plan, environment, scratch_folder)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote

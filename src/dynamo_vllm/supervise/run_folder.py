@@ -60,12 +60,12 @@ class RunFolder:
         self._refuse_what_is_not_ours()
         try:
             private.make(self.logs)
-            lock = os.fdopen(private.opened(self.path / _LOCK, os.O_RDWR | os.O_CREAT), "r+")
+            lock = os.fdopen(private.open_file(self.path / _LOCK, os.O_RDWR | os.O_CREAT), "r+")
         except OSError as exc:
             raise StartError(
                 f"--run-dir {self.path} cannot be used: {exc.strerror}; choose another"
             ) from None
-        folders.refuse_full(self.path, "choose another folder with --run-dir")
+        folders.refuse_full_disk(self.path, "choose another folder with --run-dir")
         with lock:
             self._hold(lock)
             self.forget()
@@ -120,7 +120,7 @@ class RunFolder:
     def is_held(self) -> bool:
         """Return whether a `serve` runs in it."""
         try:
-            with open(private.opened(self.path / _LOCK, os.O_RDONLY, of_anyone=True)) as lock:
+            with open(private.open_file(self.path / _LOCK, os.O_RDONLY, of_anyone=True)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -150,7 +150,7 @@ class RunFolder:
 
     def _noted(self) -> dict[str, Any]:
         try:
-            with open(private.opened(self._note, os.O_RDONLY, of_anyone=True)) as note:
+            with open(private.open_file(self._note, os.O_RDONLY, of_anyone=True)) as note:
                 found = json.load(note)
         except (OSError, ValueError):
             return {}

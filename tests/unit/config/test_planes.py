@@ -61,7 +61,7 @@ def test_server_away_is_named_with_the_fix_and_without_its_password() -> None:
         planes.refuse_unreachable(planes.servers(options), 0)
     assert str(refused.value) == (
         f"NATS does not answer at 127.0.0.1:{port} (Connection refused); --request-plane nats needs it. "
-        "Start it, or say with --nats-server where it is"
+        "Start it, or give its address with --nats-server"
     )
 
 

@@ -67,7 +67,7 @@ class StatusOptions(FindOptions):
         "Ask again every so many seconds, 2 if none are given, until Ctrl-C; with --json a line each time.",
         env="DYN_VLLM_STATUS_WATCH",
         metavar="SECONDS",
-        alone="2",
+        bare_value="2",
     )
     json: bool = opt(False, "status", "Print JSON for other programs.", env="DYN_VLLM_STATUS_JSON")
 

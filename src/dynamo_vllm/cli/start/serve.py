@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(parser().format_help(), end="")
         return 0
-    environment = folders.complete(build.environment(), folders.for_worker)
+    environment = folders.complete_environment(build.environment(), folders.for_worker)
     options, wanted = understand(argv, environment)
     folder = run_folder.choose(options.run_dir, environment)
     with scratch.folder() as shared:  # in memory or on a disk of this machine, which a cache need not be

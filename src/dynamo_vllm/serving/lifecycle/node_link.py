@@ -132,10 +132,10 @@ async def followers(
         yield made
         return
     try:
-        server = await asyncio.start_server(made.joined, node.leader, node.lifeline_port)
+        server = await asyncio.start_server(made.joined, node.leader, node.link_port)
     except OSError as exc:
         raise StartError(
-            f"cannot listen for other nodes on {node.leader}:{node.lifeline_port}: {exc.strerror}; the "
+            f"cannot listen for other nodes on {node.leader}:{node.link_port}: {exc.strerror}; the "
             "leader's address must be one of this machine's, and the port behind the meeting port free"
         ) from exc
     try:
@@ -147,7 +147,7 @@ async def followers(
 
 async def follow(node: Node, token: str | None, on_ready: Callable[[], None]) -> None:
     """The node's end: connects, however long that takes, and returns when the worker is gone."""
-    reader, writer = await _connect(node.leader, node.lifeline_port)
+    reader, writer = await _connect(node.leader, node.link_port)
     try:
         _keep_alive(writer)
         asked, answered = await _challenge(reader), secrets.token_hex(16)

@@ -73,7 +73,7 @@ class Service:
             try:
                 adapter = lease.adapter if lease else None
                 # The runtime (1.6.1) takes any first chunk as a sign of health.
-                tells = self._role.card.tells_stages and not parsed.is_health_check
+                tells = self._role.card.reports_stages and not parsed.is_health_check
                 if tells:
                     _tell(wire.PREPARING, response_sender)
                 job = await watch.unless_left(self._role.prepare(parsed, watch.job_id, adapter))

@@ -359,7 +359,7 @@ class _Workers:
                 drain_seconds=options.drain_seconds,
                 role=options.role,
                 engines=engines,
-                forks=forks.why_not(options, env) is None,
+                forks=forks.why_not_forked(options, env) is None,
             )
         )
 

@@ -46,7 +46,7 @@ class WorkerZygote:
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Return whether a process with this environment may share the zygote's imports."""
-        return forks.of_imports(environment) == forks.of_imports(self._environment)
+        return forks.import_variables(environment) == forks.import_variables(self._environment)
 
     async def start(self, plan: Process, command: list[str], log: int, status: int) -> RunningProcess:
         """Fork a worker (`child.Start`); if that is not possible, say why and start it from scratch."""

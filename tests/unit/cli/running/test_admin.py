@@ -76,7 +76,7 @@ def test_folder_is_named_as_seen_from_here() -> None:
         ("sleep deep", "'deep' is too much: dynamo-vllm sleep"),
         ("sleep --deep", "--deep is no option of sleep; see 'dynamo-vllm sleep --help'"),
         ("sleep --level 3", "--level 3 is unknown"),
-        ("wake --all --worker 1", "--all and --worker 1 exclude each other"),
+        ("wake --all --worker 1", "--all and --worker 1 cannot be combined"),
         ("wake --run-dir /no/such/folder", "--run-dir /no/such/folder: no serve runs there"),
     ],
 )

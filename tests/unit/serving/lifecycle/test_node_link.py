@@ -147,7 +147,7 @@ async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(node_link, "HELLO_SECONDS", 0.1)
     leader, _ = pair()
     async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
         writer.write(node_link.HELLO)  # and no end of the line
         assert (await reader.readline()).startswith(node_link.HELLO)
         assert await reader.read() == b""
@@ -184,7 +184,7 @@ def test_worker_that_was_held_up_still_hears_its_node(monkeypatch: pytest.Monkey
 async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
     leader, _ = pair()
     async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
         writer.write(said)
         writer.write_eof()
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
@@ -196,9 +196,9 @@ async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
 async def test_taken_port_is_refused_with_the_address() -> None:
     leader, _ = pair()
     with socket.socket() as taken:
-        taken.bind((leader.leader, leader.lifeline_port))
+        taken.bind((leader.leader, leader.link_port))
         taken.listen()
-        with pytest.raises(StartError, match=f"on 127.0.0.1:{leader.lifeline_port}"):
+        with pytest.raises(StartError, match=f"on 127.0.0.1:{leader.link_port}"):
             async with node_link.followers(leader):
                 pass
 
@@ -229,7 +229,7 @@ async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFi
     between = free_port()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind, to_worker = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        behind, to_worker = await asyncio.open_connection(leader.leader, leader.link_port)
 
         async def back() -> None:
             while data := await behind.read(4096):
@@ -251,7 +251,7 @@ async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFi
             await following.leave()
             await followers.lost
         async with node_link.followers(leader, "hush") as followers:
-            reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+            reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
             writer.write(spoken[0])
             writer.write_eof()
             assert b"its --admin-token is another" in await heard(reader)
@@ -268,7 +268,7 @@ async def test_node_believes_no_worker_without_the_token() -> None:
         writer.write(node_link.WELCOME + b"0" * 64 + b"\n" + node_link.READY)
         writer.close()
 
-    async with asyncio.timeout(30), await asyncio.start_server(pretend, node.leader, node.lifeline_port):
+    async with asyncio.timeout(30), await asyncio.start_server(pretend, node.leader, node.link_port):
         following = Following(node, "hush")
         await following.task
         assert not following.ready.is_set()

@@ -208,7 +208,7 @@ def test_demo_and_a_file_with_workers_are_refused(tmp_path: Path) -> None:
 
 
 def test_model_as_the_first_word_and_a_demo_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--demo chat brings its own model; leave it or m out"):
+    with pytest.raises(ConfigError, match="--demo chat has its own model; leave out --demo or m"):
         serve.understand(["m", "--demo", "chat"], {})
 
 
