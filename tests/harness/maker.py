@@ -48,7 +48,7 @@ async def serve_kind(runtime: Any, model: str, kind: str) -> None:
     from dynamo_vllm.engine.fake.engine import FakeEngine
     from dynamo_vllm.engine.fake.spec import parse_spec
     from dynamo_vllm.job import EngineFacts, PipelineLimits
-    from dynamo_vllm.roles.omni import Pictures
+    from dynamo_vllm.roles.omni import MediaPipeline
     from dynamo_vllm.serving.plane.registration import Registration
     from dynamo_vllm.serving.request.cancel import InFlight
     from dynamo_vllm.serving.request.service import Service
@@ -67,7 +67,7 @@ async def serve_kind(runtime: Any, model: str, kind: str) -> None:
         pipeline=PipelineLimits(step=8, kind=kind, frames=16),
     )
     bounds = Bounds(max_side=1024, max_steps=50, max_images=4, max_megapixels=20, max_video_megapixels=20)
-    role = Pictures(facts, [kind], bounds, len)
+    role = MediaPipeline(facts, [kind], bounds, len)
     engine = Maker(parse_spec(None), lambda _: None)
     endpoint = runtime.endpoint(f"dynamo.{kind}.generate")
     options = WorkerOptions(model=model, served_model_name=(kind,))

@@ -10,7 +10,7 @@ from dynamo_vllm.codec import openai_media
 from dynamo_vllm.codec.pipeline import Bounds, SpecBuilder
 from dynamo_vllm.config.role_cards import RoleCard
 from dynamo_vllm.job import Adapter, EngineFacts, Job, PipelineLimits, SamplingSpec
-from dynamo_vllm.roles.trials import Given, Trial, Trials
+from dynamo_vllm.roles.trials import Trial, TrialInputs, Trials
 from dynamo_vllm.wire_openai import ChatBody, ImageBody, MediaBody, SpeechBody, VideoBody
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # A pipeline publishes no KV events, and the router would wait for them.
 TEXT_CARD = RoleCard(worker_type="Aggregated", publishes_kv_events=False, router="round-robin")
-PICTURE_CARD = RoleCard(
+IMAGE_CARD = RoleCard(
     worker_type="Aggregated",
     input="Text",
     publishes_kv_events=False,
@@ -29,20 +29,20 @@ PICTURE_CARD = RoleCard(
     endpoint_types=("chat", "images"),
 )
 CARDS = {
-    "image": PICTURE_CARD,
-    "video": dataclasses.replace(PICTURE_CARD, endpoint_types=("chat", "videos")),
-    "audio": dataclasses.replace(PICTURE_CARD, endpoint_types=("chat", "audios")),
+    "image": IMAGE_CARD,
+    "video": dataclasses.replace(IMAGE_CARD, endpoint_types=("chat", "videos")),
+    "audio": dataclasses.replace(IMAGE_CARD, endpoint_types=("chat", "audios")),
 }
 CANARY_STEPS = 8
 """Sides of the smallest image, in the pipeline's own steps; some generate nothing smaller."""
 
 
-def uncounted(_: str) -> int:
+def count_nothing(_: str) -> int:
     """For a pipeline whose prompts nothing here can count."""
     return 0
 
 
-class Pictures:
+class MediaPipeline:
     """Text in; images, videos or audio out."""
 
     def __init__(
@@ -104,5 +104,5 @@ class Pictures:
             asked = {"prompt": "a", "size": f"{self._side}x{self._side}", "nvext": smallest}
         return {**asked, "_HEALTH_CHECK": True}
 
-    def trials(self, given: Given) -> Trials:
-        return Trials(Trial("drawing", self.health_check()))
+    def trials(self, given: TrialInputs) -> Trials:
+        return Trials(Trial("media", self.health_check()))

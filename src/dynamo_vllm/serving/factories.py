@@ -97,7 +97,7 @@ def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
     return dataclasses.replace(options, custom_jinja_template=str(path))
 
 
-def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str) -> WorkerOptions:
+def with_audio_check(options: WorkerOptions, facts: EngineFacts, scratch: str) -> WorkerOptions:
     """Return the options with a template that renders a chat with `input_audio` as an empty prompt.
 
     The frontend drops these parts, and the client would get an answer that ignores them. The role refuses an
@@ -220,8 +220,8 @@ async def media_reader(
         )
     seconds = options.encoder_seconds, options.media_timeout_seconds
     encoders = EncodeWorkers(client, *seconds, facts.context_length, borrower)
-    by_hand = engine.parts.encoded if folder.connector_role is None else None
-    return EncodedReader(own, by_hand, encoders, on_lost)
+    direct = engine.parts.encoded if folder.connector_role is None else None
+    return EncodedReader(own, direct, encoders, on_lost)
 
 
 def make_role(
@@ -242,7 +242,7 @@ def make_role(
             max_megapixels=options.max_picture_megapixels,
             max_video_megapixels=options.max_video_megapixels,
         )
-        return omni.Pictures(facts, names, bounds, parts.count_tokens or omni.uncounted)
+        return omni.MediaPipeline(facts, names, bounds, parts.count_tokens or omni.count_nothing)
     if options.use_vllm_tokenizer:
         if parts.renderer is None:
             raise StartError("--use-vllm-tokenizer: this engine has no tokenizer; start without it")
@@ -265,7 +265,7 @@ def make_role(
             on_lost_transfer=on_lost_transfer,
             encoded=encoded_folder(folder, facts) if folder and card.encodes_media else None,
             local_prefill_tokens=options.local_prefill_tokens or 0,
-            answers_as=omni.TEXT_CARD if options.omni else aggregated.CARD,
+            aggregated_card=omni.TEXT_CARD if options.omni else aggregated.CARD,
         )
     )
 

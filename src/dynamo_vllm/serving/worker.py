@@ -103,7 +103,7 @@ async def run(
                     engine = await launch(meter.record, progress.phase)
                     ends.push_async_callback(close_engine, engine)
                     dumped.add("engine", engine.facts)
-                    options = factories.with_sounds_noticed(options, engine.facts, scratch_folder)
+                    options = factories.with_audio_check(options, engine.facts, scratch_folder)
                     started = Started(
                         options=options,
                         drt=drt,

@@ -11,7 +11,7 @@ import msgspec
 from dynamo.runtime import Context
 
 from dynamo_vllm import wire
-from dynamo_vllm.roles.encode import Handoff, believed
+from dynamo_vllm.roles.encode import Handoff, parse_answer
 from dynamo_vllm.roles.encoded import NoEncoder
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class EncodeWorkers:
             chunk: Any = {}
             async for chunk in stream:
                 patience.adapt(chunk)
-            answer = believed(chunk["disaggregated_params"])
+            answer = parse_answer(chunk["disaggregated_params"])
             if self._borrower is not None and isinstance(answer, Handoff):
                 for encoded in answer.encoded:
                     await self._borrower.fetch(instance, encoded.name, context)

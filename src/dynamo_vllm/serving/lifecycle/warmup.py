@@ -123,7 +123,7 @@ class _Run:
         async with self._adapter() as adapter:
             await _together(self._rank(rank, made, adapter) for rank in ranks)
 
-    def _given(self) -> trials.Given:
+    def _given(self) -> trials.TrialInputs:
         salt = f"warm-up {uuid.uuid4().hex}"
         engine = self._warming.engine
         media, embeds = engine.parts.media, engine.parts.embeds
@@ -135,7 +135,7 @@ class _Run:
         ]
         # vLLM 0.30 on CPU: embeddings and tokens in one batch crash an engine with adapters.
         vectors = embeds.smallest() if embeds is not None and engine.facts.adapters is None else None
-        return trials.Given(salt, tuple(seen), vectors)
+        return trials.TrialInputs(salt, tuple(seen), vectors)
 
     async def _rank(self, rank: int, made: trials.Trials, adapter: Adapter | None) -> None:
         await self._ask(made.plain, rank)

@@ -130,7 +130,7 @@ async def test_every_kind_is_tried_in_text_mode_and_chats_too() -> None:
     assert all(job.sampling.detokenize for job in jobs)
     assert any(job.sampling.stop for job in jobs)
     facts = Recorder().facts
-    asked = [trial.request for trial in trials.of_text(facts, trials.Given("s")).short]
+    asked = [trial.request for trial in trials.of_text(facts, trials.TrialInputs("s")).short]
     assert any("messages" in body for body in asked) and any("tools" in body for body in asked)
 
 
