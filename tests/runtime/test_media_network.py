@@ -165,7 +165,7 @@ async def test_redirect_to_a_private_address_is_not_followed(
         ("ftp://127.0.0.1/a", "ftp: is not supported"),
         ("http://user:secret@127.0.0.1/a", "user name or password"),
         ("http://2130706433/", "unusual form"),
-        ("http://[", "not a URL"),
+        ("http://[", "not a URL|no valid host or port"),
         ("http://a%62c/", "no valid host or port"),
     ],
 )

@@ -472,7 +472,7 @@ async def test_worker_that_does_not_leave_is_killed(model: Path, tmp_path: Path)
     ) as err:
         stopped = worker()
         stopped.suspend()
-    assert "worker-1 did not leave within 1 s: killed" in err.getvalue()
+    assert "worker-1 did not stop within 1 s: killed" in err.getvalue()
     assert not stopped.is_running()
 
 

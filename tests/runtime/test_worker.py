@@ -146,7 +146,7 @@ def test_worker_whose_loop_stands_still_is_not_alive(deployment: Stack, model: P
     assert live().status_code == 200
     worker.signal(signal.SIGUSR1)
     until("a stuck worker", lambda: live().status_code == 503)
-    assert "event loop has stood still" in live().text
+    assert "event loop has been blocked" in live().text
     assert not worker.is_ready()
     goes_on.touch()
     until("its return", lambda: live().status_code == 200 and worker.is_ready())

@@ -109,13 +109,13 @@ def with_audio_check(options: WorkerOptions, facts: EngineFacts, scratch: str) -
     template = Path(own).read_text() if own else media_template.of_model(Path(str(options.model)))
     if template is None:
         logger.warning(
-            "clients that send input_audio get answers about nothing: the frontend drops it, and %s has not "
-            "one chat template that could tell; give one with --custom-jinja-template, or start with "
-            "--use-vllm-tokenizer",
+            "the frontend drops input_audio, and %s has no single chat template to detect that: clients that "
+            "send it get answers without their audio; give a template with --custom-jinja-template, or start "
+            "with --use-vllm-tokenizer",
             options.model,
         )
         return options
-    path = Path(scratch, "sound-template.jinja")
+    path = Path(scratch, "audio-template.jinja")
     path.write_text(media_template.without_input_audio(template))
     return dataclasses.replace(options, custom_jinja_template=str(path))
 
@@ -210,16 +210,16 @@ async def media_reader(
     own = MediaReader(facts, loader, engine.parts.media)
     if loader is None or folder is None or role_card(options).encodes_media:
         return own
-    where, lent = encoders_of(options)
+    where, transfer_address = encoders_of(options)
     client = await drt.endpoint(where).client()
-    borrower = None
+    transfer_client = None
     if options.encoder_transfer == "nixl":
-        lenders = await drt.endpoint(lent).client()
-        borrower = encoding_transfer.Borrower(
-            lenders, encoded_folder(folder, facts), encoding_transfer.NixlAgent()
+        transfer_endpoint = await drt.endpoint(transfer_address).client()
+        transfer_client = encoding_transfer.TransferClient(
+            transfer_endpoint, encoded_folder(folder, facts), encoding_transfer.NixlAgent()
         )
     seconds = options.encoder_seconds, options.media_timeout_seconds
-    encoders = EncodeWorkers(client, *seconds, facts.context_length, borrower)
+    encoders = EncodeWorkers(client, *seconds, facts.context_length, transfer_client)
     direct = engine.parts.encoded if folder.connector_role is None else None
     return EncodedReader(own, direct, encoders, on_lost)
 
@@ -245,7 +245,7 @@ def make_role(
         return omni.MediaPipeline(facts, names, bounds, parts.count_tokens or omni.count_nothing)
     if options.use_vllm_tokenizer:
         if parts.renderer is None:
-            raise StartError("--use-vllm-tokenizer: this engine has no tokenizer; start without it")
+            raise StartError("--use-vllm-tokenizer: this engine has no tokenizer; leave it out")
         template = options.custom_jinja_template
         return text.AggregatedText(
             facts,

@@ -28,8 +28,8 @@ def folder() -> Iterator[str]:
         made = tempfile.mkdtemp(prefix=PREFIX)
     except OSError as exc:
         raise StartError(
-            f"no temporary folder can be made: {exc.strerror}; "
-            "make room, or set TMPDIR to a folder that can be written to"
+            f"cannot create a temporary folder: {exc.strerror}; "
+            "free disk space, or set TMPDIR to a folder that can be written to"
         ) from None
     with open(os.path.join(made, "new"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -80,7 +80,7 @@ async def run(
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
     # If there are other nodes, they must be able to reach this one.
     kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
-    with scratch.folder() as scratch_folder, socket_options.kept_here(kept_host, own_ports):
+    with scratch.folder() as scratch_folder, socket_options.restricted_to_loopback(kept_host, own_ports):
         drt = runtime.alone() if node.is_headless else joined(plan)
         options = await factories.with_local_model(plan, environment, progress)
         options = factories.with_media_template(options, scratch_folder)

@@ -449,7 +449,7 @@ async def test_a_prompt_too_long_is_refused_where_both_have_the_same_limit() -> 
 )
 async def test_an_answer_that_is_not_understood_is_a_lost_encoder(told: Any) -> None:
     client = FakeClient([chunk(told)], [wire.PREPARING])
-    with pytest.raises(NoEncoder, match="gave no hand-off"):
+    with pytest.raises(NoEncoder, match="sent an invalid answer"):
         await over(client).encode("j", {})
     assert sorted(client.asked) == [0, 1]
 

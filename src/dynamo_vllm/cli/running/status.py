@@ -109,7 +109,7 @@ def has_discovery(options: StatusOptions) -> bool:
 
 async def run(options: StatusOptions, client: FrontendClient) -> int:
     async with AsyncExitStack() as stack:
-        workers, problem = None, admin_client.nobody(options)
+        workers, problem = None, admin_client.no_workers_message(options)
         if has_discovery(options):
             try:
                 workers = await stack.enter_async_context(admin_client.Workers(options, may_be_none=True))

@@ -91,7 +91,7 @@ def test_bad_words_end_with_code_2_and_one_line(
 def test_nobody_in_discovery_ends_with_code_1_and_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["wake", "--file-kv", "/no/such/folder", "--namespace", "mine"]) == 1
     assert capsys.readouterr().err == (
-        "error: no worker of namespace mine is in discovery at /no/such/folder; is it running? "
+        "error: no worker of namespace mine is in discovery at /no/such/folder; start one, or "
         "give --file-kv or --run-dir\n"
     )
 

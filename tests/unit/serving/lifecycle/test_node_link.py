@@ -72,7 +72,7 @@ async def test_worker_learns_that_a_node_is_gone() -> None:
     async with joined() as (followers, following):
         assert not followers.lost.done()
         await following.leave()
-        assert str(await followers.lost) == "rank 1 is gone"
+        assert str(await followers.lost) == "lost the connection to rank 1"
 
 
 async def test_node_learns_that_the_worker_is_gone() -> None:
@@ -101,14 +101,14 @@ async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
         followers.ready()
         await following.ready.wait()
         await following.leave()
-        assert str(await followers.lost) == "rank 1 is gone"
+        assert str(await followers.lost) == "lost the connection to rank 1"
 
 
 @pytest.mark.parametrize(
     ("change", "token", "reason"),
     [
-        ({}, "guess", "its --admin-token is another"),
-        ({}, None, "its --admin-token is another"),
+        ({}, "guess", "its --admin-token differs"),
+        ({}, None, "its --admin-token differs"),
         ({"first_rank": 2}, "hush", "this worker has no 'rank 2' on another node"),
         ({"local_ranks": 2}, "hush", "this worker has no 'rank 2' on another node"),
         ({"first_rank": 0}, "hush", "this worker has no 'rank 0' on another node"),
@@ -137,10 +137,10 @@ async def test_second_node_at_the_same_place_does_no_harm(caplog: pytest.LogCapt
         following = Following(node)
         await following.ready.wait()
         await Following(node).task
-        assert caplog.text.count("rank 1 has joined already") == 2
+        assert caplog.text.count("rank 1 has already joined") == 2
         assert not followers.lost.done()
         await following.leave()
-        assert str(await followers.lost) == "rank 1 is gone"
+        assert str(await followers.lost) == "lost the connection to rank 1"
 
 
 async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFi
             reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
             writer.write(spoken[0])
             writer.write_eof()
-            assert b"its --admin-token is another" in await heard(reader)
+            assert b"its --admin-token differs" in await heard(reader)
             writer.close()
             assert not followers.lost.done()
 
