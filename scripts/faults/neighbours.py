@@ -154,7 +154,7 @@ def refusal_of_serve(run: Run, planted: Path) -> str:
     assert (refused := as_nobody(plant)) == "", refused
     words = ["serve", "--port", str(free_port()), *fake_words(run.model), "--run-dir", str(planted)]
     line = refused_in_one_line(run, *words)
-    assert "has serve.json, which no serve made" in line, line
+    assert "has serve.json, which serve did not create" in line, line
     return "refused in one line"
 
 

@@ -84,8 +84,8 @@ class RunFolder:
         ours = (self.discovery, self.path / EMBEDDINGS, self.targets, self._note)
         if found := [path.name for path in ours if os.path.lexists(path)]:
             raise StartError(
-                f"--run-dir {self.path} has {' and '.join(found)}, which no serve made and this one would "
-                "remove; name a folder that is new or empty"
+                f"--run-dir {self.path} has {' and '.join(found)}, which serve did not create and would "
+                "remove; choose a new or empty folder"
             )
 
     def _hold(self, lock: TextIOWrapper) -> None:

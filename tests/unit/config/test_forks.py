@@ -63,4 +63,4 @@ async def test_adopted_process_is_waited_for_and_told_to_end() -> None:
     assert await adopted.wait() == -15
     assert (before, adopted.returncode) == (None, -15)
     adopted.terminate()  # it is gone: nothing happens
-    adopted.let_go()
+    adopted.release()

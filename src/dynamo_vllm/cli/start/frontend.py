@@ -108,7 +108,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     for number in end_signals():
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
-    with socket_options.kept_here(options.bind_host, (options.port, options.system_port)):
+    with socket_options.restricted_to_loopback(options.bind_host, (options.port, options.system_port)):
         server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
         await listening(options, server)
         scheme = "https" if options.tls_cert_path else "http"

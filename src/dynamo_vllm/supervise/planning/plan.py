@@ -141,7 +141,7 @@ def make(
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
-    processes = (frontend, *counted(workers.made))
+    processes = (frontend, *with_engine_count(workers.made))
     return Plan(url, front.host, front.port, tuple(workers.models), processes, front, workers.named_ports)
 
 
@@ -176,11 +176,11 @@ def with_planes(
     return found
 
 
-def counted(workers: Sequence[Process]) -> list[Process]:
+def with_engine_count(workers: Sequence[Process]) -> list[Process]:
     """Tell every worker the number of engines: on a CPU they share memory and cores."""
     engines = sum(worker.engines for worker in workers)
-    told = {ENGINES_HERE: str(engines)} if engines > 1 else {}
-    return [dataclasses.replace(worker, env={**told, **worker.env}) for worker in workers]
+    env = {ENGINES_HERE: str(engines)} if engines > 1 else {}
+    return [dataclasses.replace(worker, env={**env, **worker.env}) for worker in workers]
 
 
 def reachable(host: str) -> str:
@@ -251,7 +251,7 @@ class _Workers:
             env |= secrets
         for _ in range(group.count):
             name = self._name(options)
-            gpus = self._gpus.give(name, group.env.get(VARIABLE), engines, share)
+            gpus = self._gpus.assign(name, group.env.get(VARIABLE), engines, share)
             self._one(name, options, argv, env | gpus, node.local_ranks, engines)
 
     def check_roles(self) -> None:
@@ -298,15 +298,16 @@ class _Workers:
             mine, others = getattr(options, name), getattr(self._front, name)
             if mine != others:
                 raise ConfigError(
-                    f"a worker has {flag(name)} {mine} and the frontend {others}, so they would not meet; "
-                    "give it on the command line, which is for both"
+                    f"a worker has {flag(name)} {mine} and the frontend {others}, so they would not find "
+                    "each other; "
+                    "set it on the command line, which applies to both"
                 )
 
     def _check_media_hosts(self, options: WorkerOptions) -> None:
         if options.media_hosts and not self._front.media_hosts:
             raise ConfigError(
-                "a worker has --media-hosts and the frontend, which asks for pictures too, has none; give it "
-                "on the command line, which is for both, or under 'frontend' as well"
+                "a worker has --media-hosts and the frontend, which fetches images too, has none; set it "
+                "on the command line, which applies to both, or under 'frontend' as well"
             )
 
     def _check_address(self, options: WorkerOptions) -> None:
@@ -353,7 +354,7 @@ class _Workers:
                 name=name,
                 argv=(*COMMAND, "worker", *argv, *more),
                 env=env,
-                health=f"http://{reachable(host)}:{{port}}/live",  # also for one that was told to sleep
+                health=f"http://{reachable(host)}:{{port}}/live",  # also for one that sleeps
                 port=self._ports.next(name, "system_port", options.system_port),
                 card_port=self._ports.next(name, "card_port", options.card_port),
                 drain_seconds=options.drain_seconds,

@@ -14,7 +14,7 @@ from dynamo_vllm.config import forks
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.supervise.planning.plan import COMMAND
-from dynamo_vllm.supervise.process.child import leave_with, start_afresh
+from dynamo_vllm.supervise.process.child import end_with_supervisor, start_from_scratch
 from dynamo_vllm.supervise.process.held import Held
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class WorkerZygote:
         try:
             return Held(await self._fork(task, [log, status]))
         except (CannotFork, OSError, TimeoutError) as exc:
-            self._say(f"{plan.name} imports vLLM by itself: {exc}")
-            return await start_afresh(plan, command, log, status)
+            self._say(f"{plan.name} cannot be forked, so it imports vLLM itself: {exc}")
+            return await start_from_scratch(plan, command, log, status)
 
     async def _fork(self, task: forking.Task, fds: Sequence[int]) -> int:
         async with self._lock:
@@ -75,7 +75,7 @@ class WorkerZygote:
         try:
             os.close(os.pidfd_open(os.getpid()))
         except OSError as exc:
-            raise self._refused("Linux before 5.3 cannot tell when an adopted process ends") from exc
+            raise self._refused("Linux before 5.3 does not report the end of an adopted process") from exc
         ours, theirs = socket.socketpair()
         with self._log.open("ab") as output, theirs:
             self._running = await asyncio.create_subprocess_exec(
@@ -86,7 +86,7 @@ class WorkerZygote:
                 env={**self._environment, **preload.import_environment(self._environment)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                preexec_fn=leave_with(os.getpid()),
+                preexec_fn=end_with_supervisor(os.getpid()),
             )
         ours.setblocking(False)
         self._zygote = forking.Zygote(ours, self._running.pid)
@@ -105,7 +105,7 @@ class WorkerZygote:
         while not line.endswith(b"\n"):
             more = await asyncio.get_running_loop().sock_recv(connection, 4096)
             if not more:
-                raise CannotFork(f"it ended by itself, see {self._log}")
+                raise CannotFork(f"the zygote ended, see {self._log}")
             line += more
         return line
 

@@ -356,7 +356,7 @@ def test_hosts_for_pictures_are_the_frontends_too(tmp_path: Path) -> None:
     file.write_text(
         "model: m\nworkers: [{engine: fake, enable-multimodal: true, media-hosts: [a.example]}]\n"
     )
-    with pytest.raises(ConfigError, match="the frontend, which asks for pictures too, has none"):
+    with pytest.raises(ConfigError, match="the frontend, which fetches images too, has none"):
         made("--config", str(file))
     made("--config", str(file), "--media-hosts", "a.example")
 
