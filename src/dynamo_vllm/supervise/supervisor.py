@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from dynamo_vllm.supervise.planning.plan import Plan, Process
+    from dynamo_vllm.supervise.planning.process import Plan, Process
     from dynamo_vllm.supervise.process.child import Child
     from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen

@@ -11,7 +11,8 @@ from dynamo_vllm.config import planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError, StartError
-from dynamo_vllm.supervise.planning.plan import Plan, make
+from dynamo_vllm.supervise.planning.plan import make
+from dynamo_vllm.supervise.planning.process import Plan
 
 ETCD = {"discovery_backend": "etcd", "etcd_endpoints": "http://10.0.0.1:2379"}
 

@@ -19,7 +19,7 @@ import pytest
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.supervise import discovery
 from dynamo_vllm.supervise.limits import SupervisorLimits
-from dynamo_vllm.supervise.planning.plan import Plan, Process
+from dynamo_vllm.supervise.planning.process import Plan, Process
 from dynamo_vllm.supervise.run_folder import RunFolder
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor

@@ -25,7 +25,7 @@ from dynamo_vllm.supervise.planning import plan as plans
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from dynamo_vllm.supervise.planning.plan import Plan
+    from dynamo_vllm.supervise.planning.process import Plan
     from dynamo_vllm.supervise.run_folder import RunFolder
 
 PROG = "dynamo-vllm serve"

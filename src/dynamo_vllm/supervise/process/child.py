@@ -24,7 +24,7 @@ from dynamo_vllm.supervise.process.held import Held
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dynamo_vllm.supervise.planning.plan import Process
+    from dynamo_vllm.supervise.planning.process import Process
 
 GONE_SECONDS = 5.0
 _POLL_SECONDS = 0.02

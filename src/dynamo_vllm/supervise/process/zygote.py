@@ -13,7 +13,7 @@ from dynamo_vllm import forking
 from dynamo_vllm.config import forks
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.forking import CannotFork
-from dynamo_vllm.supervise.planning.plan import COMMAND
+from dynamo_vllm.supervise.planning.process import COMMAND
 from dynamo_vllm.supervise.process.child import end_with_supervisor, start_from_scratch
 from dynamo_vllm.supervise.process.held import Held
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from dynamo_vllm.supervise.planning.plan import Process
+    from dynamo_vllm.supervise.planning.process import Process
     from dynamo_vllm.supervise.process.child import RunningProcess
 
 FORKED = "dynamo_vllm.cli.start.forked"

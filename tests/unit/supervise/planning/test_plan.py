@@ -14,7 +14,7 @@ from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
 from dynamo_vllm.supervise.planning import plan, ports
-from dynamo_vllm.supervise.planning.plan import Plan
+from dynamo_vllm.supervise.planning.process import COMMAND, Plan
 from dynamo_vllm.supervise.process import logs
 from dynamo_vllm.supervise.process.ended import describe
 from dynamo_vllm.supervise.screen import Screen
@@ -31,7 +31,7 @@ def made(*words: str, env: dict[str, str] | None = None) -> Plan:
 
 def words_of(found: Plan, name: str) -> list[str]:
     (process,) = [process for process in found.processes if process.name == name]
-    return list(process.argv[len(plan.COMMAND) :])
+    return list(process.argv[len(COMMAND) :])
 
 
 # --- the plan -------------------------------------------------------------------------------------------
@@ -631,7 +631,7 @@ def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
     before = sorted(folder.path.rglob("*"))
     for _ in range(2):  # the refusal leaves no mark either
         with (
-            pytest.raises(StartError, match=f"project has {name}, .*; name a folder"),
+            pytest.raises(StartError, match=f"project has {name}, .*; choose a new"),
             folder.opened(),
         ):
             pass

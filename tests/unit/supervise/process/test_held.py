@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynamo_vllm.supervise.planning.plan import Process
+from dynamo_vllm.supervise.planning.process import Process
 from dynamo_vllm.supervise.process import child as children
 from dynamo_vllm.supervise.process.child import Child
 from harness.processes import survivors
