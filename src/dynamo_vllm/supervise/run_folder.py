@@ -132,9 +132,9 @@ class RunFolder:
         """Tell the other commands of this machine where the frontend will be, and how to find the workers."""
         self._write_note({"url": url, "reach": dict(reach or {})})
 
-    def _write_note(self, told: Mapping[str, object]) -> None:
+    def _write_note(self, content: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):
-            private.write(self._note, json.dumps({**told, "pid": os.getpid()}))
+            private.write(self._note, json.dumps({**content, "pid": os.getpid()}))
 
     @property
     def url(self) -> str | None:

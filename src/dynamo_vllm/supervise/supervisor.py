@@ -192,7 +192,7 @@ class Supervisor:
         return self._zygote.start
 
     def _abandon(self, process: Process, exc: Exception) -> EndedProcess:
-        """After an error of ours nobody watches the process any more: kill it."""
+        """Kill a process after an error of ours: nothing watches it any more."""
         self._screen.say("".join(traceback.format_exception(exc)).rstrip())
         reason = f"could not be watched ({exc!r})"
         child = self._children.pop(process.name, None)

@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.05
 
 
 class Held:
-    """A child by its pid; implements `child.Running`."""
+    """A child by its pid; implements `child.RunningProcess`."""
 
     def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
