@@ -154,7 +154,7 @@ def refusal_of_serve(run: Run, planted: Path) -> str:
     assert (refused := as_nobody(plant)) == "", refused
     words = ["serve", "--port", str(free_port()), *fake_words(run.model), "--run-dir", str(planted)]
     line = refused_in_one_line(run, *words)
-    assert "has serve.json, which no serve made" in line, line
+    assert "has serve.json, which serve did not create" in line, line
     return "refused in one line"
 
 
@@ -264,7 +264,7 @@ def trap() -> Iterator[Trap]:
 def refusal_of_frontend(run: Run) -> str:
     """What a frontend says that is to look in the default place."""
     line = refused_in_one_line(run, "frontend", "--port", str(free_port()))
-    assert "could be another user's" in line, line
+    assert "may belong to another user" in line, line
     return "refused in one line"
 
 

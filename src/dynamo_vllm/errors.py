@@ -7,14 +7,14 @@ DynamoVllmError
 │   ├── TooLong          400
 │   ├── UnknownModel     404
 │   ├── ClientBehind     408, the client does not read its answer
-│   └── MediaRefused     400, a picture, video or sound that is not loaded
+│   └── MediaRefused     400, an image, video or audio that is not loaded
 │       ├── MediaTooLarge      413
 │       └── MediaTypeUnknown   415
 ├── WorkerError          another worker may serve it
 │   ├── Draining         503
 │   └── Asleep           503
-├── Overloaded           503, this request only: it waited too long for its turn
-├── NotTriedAgain        503, this request only: workers died of it
+├── Overloaded           503, this request only: it waited too long in a queue
+├── NotTriedAgain        503, this request only: it has crashed workers
 ├── EngineError
 │   ├── EngineRequestFailed   500, this request only
 │   ├── EngineOverloaded      503, this request only
@@ -25,10 +25,10 @@ DynamoVllmError
 │   ├── AdapterUnknown   404
 │   ├── WrongState       409, the worker's state does not allow it
 │   ├── AdapterConflict  409, the name is taken by other content
-│   ├── NoRoom           409, every place is taken
+│   ├── NoRoom           409, every slot is taken
 │   ├── AdapterRefused   422, the files cannot be served with this base model
 │   ├── SourceFailed     502, the files could not be fetched
-│   └── NotListed        503, discovery did not take it, or did not let it go
+│   └── NotListed        503, discovery did not add or remove it
 └── StartError           the worker or a child could not start, exit 1
 """
 
@@ -78,13 +78,13 @@ class UnknownModel(RequestError):
 
 
 class ClientBehind(RequestError):
-    """More of the answer waits for the client than may."""
+    """The client does not read, and too much of its answer waits in the worker."""
 
     status = 408
 
 
 class MediaRefused(RequestError):
-    """Media that cannot or must not be loaded. The text tells nothing that the client did not send."""
+    """Media that cannot or must not be loaded. The message has nothing that the client did not send."""
 
 
 class MediaTooLarge(MediaRefused):
@@ -110,17 +110,17 @@ class Draining(WorkerError):
 
 
 class Asleep(WorkerError):
-    """The worker sleeps or is paused, and the frontend has not heard of it yet."""
+    """The worker sleeps or is paused, and the frontend does not know it yet."""
 
 
 class Overloaded(DynamoVllmError):
-    """The request waited too long for its turn in this worker; sent again, it may be served."""
+    """The request waited too long in a queue of this worker; a retry may succeed."""
 
     status = 503
 
 
 class NotTriedAgain(DynamoVllmError):
-    """Workers died of the request before its first token; another one must not."""
+    """The request has crashed workers before its first token; no other worker tries it."""
 
     status = 503
 
@@ -132,7 +132,7 @@ class EngineError(DynamoVllmError):
 
 
 class EngineRequestFailed(EngineError):
-    """One request failed inside the engine; the engine lives on."""
+    """One request failed inside the engine; the engine continues."""
 
 
 class EngineOverloaded(EngineError):
@@ -142,7 +142,7 @@ class EngineOverloaded(EngineError):
 
 
 class EngineDead(EngineError):
-    """The engine is gone for good: the process must end so that a supervisor replaces it."""
+    """The engine has ended: the process must end so that a supervisor replaces it."""
 
     status = 503
 
@@ -155,13 +155,13 @@ class AdminError(DynamoVllmError):
 
 
 class BadCommand(AdminError):
-    """A body or an argument that means nothing."""
+    """An unknown verb, or a body that it does not accept."""
 
     status, kind = 400, "bad_command"
 
 
 class NotAllowed(AdminError):
-    """Not from there, or not with that token."""
+    """The token is missing or wrong, or the caller is not on this machine."""
 
     status, kind = 403, "not_allowed"
 
@@ -179,13 +179,13 @@ class WrongState(AdminError):
 
 
 class AdapterConflict(AdminError):
-    """The name stands for something else."""
+    """The name belongs to the base model, or to an adapter with other content."""
 
     status, kind = 409, "adapter_conflict"
 
 
 class NoRoom(AdminError):
-    """As many adapters as the engine takes are loaded."""
+    """Every adapter slot of the engine is taken."""
 
     status, kind = 409, "no_room"
 
@@ -203,6 +203,6 @@ class SourceFailed(AdminError):
 
 
 class NotListed(AdminError):
-    """Discovery did not take an adapter or the worker, or did not let it go."""
+    """Discovery did not add or remove an adapter or the worker."""
 
     status, kind = 503, "not_listed"

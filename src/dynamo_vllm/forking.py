@@ -31,12 +31,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!i")
 MAX_FDS = 16
-_HARMLESS = ("cuda0", "jemalloc_bg")
-"""Of NVML, which vLLM asks for the GPUs, and of pyarrow's allocator: both libraries expect forks."""
+_SAFE_THREADS = ("cuda0", "jemalloc_bg")
+"""Threads of NVML, which vLLM uses to list GPUs, and of pyarrow's allocator: both libraries handle forks."""
 
 
 class CannotFork(Exception):
-    """The zygote is gone, or refuses; the text says why."""
+    """The zygote has ended, or cannot fork; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,16 @@ class Zygote:
         self.pid = pid
 
     def send(self, task: Task, fds: Sequence[int] = ()) -> None:
-        """Ask for a process; the answer is a line for `pid_in`."""
+        """Request a process; the answer is a line for `parse_pid`."""
         payload = pickle.dumps(task)
         try:
             socket.send_fds(self.connection, [_LENGTH.pack(len(payload))], list(fds))
             self.connection.sendall(payload)
         except OSError as exc:
-            raise CannotFork(f"the zygote is gone ({exc.strerror})") from exc
+            raise CannotFork(f"the zygote has ended ({exc.strerror})") from exc
 
     def fork(self, task: Task, fds: Sequence[int] = ()) -> int:
-        """The pid of a process that does the task."""
+        """Fork a process that runs the task, and return its pid."""
         with adopting():
             self.send(task, fds)
             line = b""
@@ -78,21 +78,21 @@ class Zygote:
                 try:
                     more = self.connection.recv(4096)
                 except OSError as exc:
-                    raise CannotFork(f"the zygote is gone ({exc.strerror})") from exc
+                    raise CannotFork(f"the zygote has ended ({exc.strerror})") from exc
                 if not more:
                     raise CannotFork("the zygote has ended")
                 line += more
-        return pid_in(line)
+        return parse_pid(line)
 
     def close(self) -> None:
-        """The zygote ends; what was forked from it does not."""
+        """End the zygote; forked processes continue."""
         self.connection.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
 
-def pid_in(line: bytes) -> int:
-    """The pid that a zygote answered with."""
+def parse_pid(line: bytes) -> int:
+    """Return the pid from a zygote's answer."""
     answer = json.loads(line)
     if "pid" not in answer:
         raise CannotFork(str(answer.get("error", answer)))
@@ -101,7 +101,7 @@ def pid_in(line: bytes) -> int:
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """While a zygote forks: its owner asks the kernel for orphans. At other times they go to init."""
+    """Make this process adopt orphans while its zygote forks. At other times they go to init."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -110,26 +110,26 @@ def adopting() -> Iterator[None]:
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def end_with(parent: int, number: int) -> None:
+def end_with_parent(parent: int, number: int) -> None:
     """Ask the kernel for a signal when our parent, which must be `parent`, ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it went before the line above
+    if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
 def other_threads() -> list[str]:
-    """Names of threads that must not be there when a process is forked: what they hold would stay locked."""
+    """Return names of threads that prevent a fork: their locks would stay locked in the new process."""
     names = [Path(f"/proc/self/task/{number}/comm").read_text().strip() for number in native_threads()]
-    return [name for name in names[1:] if not name.startswith(_HARMLESS)]
+    return [name for name in names[1:] if not name.startswith(_SAFE_THREADS)]
 
 
 def native_threads() -> list[str]:
-    """Of this process, the first one first."""
+    """Return the thread ids of this process, in order of creation."""
     return sorted(os.listdir("/proc/self/task"), key=int)
 
 
-def here() -> Zygote:
-    """Make a zygote out of a copy of this process."""
+def make_zygote() -> Zygote:
+    """Fork a zygote from this process."""
     if found := other_threads():
         raise CannotFork(f"other threads are running: {', '.join(found)}")
     owner = os.getpid()
@@ -137,18 +137,18 @@ def here() -> Zygote:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        end_with(owner, signal.SIGKILL)
+        end_with_parent(owner, signal.SIGKILL)
         serve(theirs, owner)
     theirs.close()
     return Zygote(ours, pid)
 
 
 def serve(connection: socket.socket, owner: int) -> NoReturn:
-    """In the zygote: fork as asked, until the owner is gone."""
+    """Run the zygote: fork on request, until the owner ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # of a terminal: the owner lets go when it wants to
+        signal.signal(number, signal.SIG_IGN)  # from a terminal: the owner decides when the zygote ends
     gc.collect()
-    gc.freeze()  # what is here is shared with all that are forked, and none of them looks at it again
+    gc.freeze()  # forked processes share these objects, and their collectors need not scan them
     with contextlib.suppress(OSError):
         while request := _receive(connection):
             payload, fds = request
@@ -174,42 +174,42 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
 
 
 def _fork(connection: socket.socket, payload: bytes, fds: list[int], owner: int) -> dict[str, object]:
-    told, tell = os.pipe()
-    may_go, go = os.pipe()
+    report_read, report_write = os.pipe()
+    start_read, start_write = os.pipe()
     middle = os.fork()
     if middle == 0:
         pid = os.fork()
         if pid == 0:
-            os.close(go)
-            os.read(may_go, 1)  # until the process in the middle has ended and was read
-            os.close(told)
-            os.close(may_go)
+            os.close(start_write)
+            os.read(start_read, 1)  # until the process in the middle has ended and was waited for
+            os.close(report_read)
+            os.close(start_read)
             connection.close()
-            _run(payload, fds, owner, tell)
-        os.write(tell, _NUMBER.pack(pid))
+            _run(payload, fds, owner, report_write)
+        os.write(report_write, _NUMBER.pack(pid))
         os._exit(0)
     os.waitpid(middle, 0)
-    for fd in (tell, may_go, go):
+    for fd in (report_write, start_read, start_write):
         os.close(fd)
-    with open(told, "rb") as answers:
-        (pid,) = _NUMBER.unpack(answers.read(_NUMBER.size))
-        if answers.read(1):
+    with open(report_read, "rb") as reports:
+        (pid,) = _NUMBER.unpack(reports.read(_NUMBER.size))
+        if reports.read(1):
             return {"pid": pid}
-    return {"error": "the forked process ended at once; is there no subreaper on this system?"}
+    return {"error": "the forked process ended at once; this system may not support child subreapers"}
 
 
-def _run(payload: bytes, fds: list[int], owner: int, tell: int) -> NoReturn:
-    """In the forked process: ready for its owner's signals before the owner hears of it."""
+def _run(payload: bytes, fds: list[int], owner: int, report: int) -> NoReturn:
+    """Run the task in the forked process; it handles signals before its owner knows its pid."""
     code = 1
     try:
         task: Task = pickle.loads(payload)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        end_with(owner, task.end_signal)
+        end_with_parent(owner, task.end_signal)
         if task.own_session:
             os.setsid()
-        os.write(tell, b".")
-        os.close(tell)
+        os.write(report, b".")
+        os.close(report)
         os.environ.clear()
         os.environ.update(task.env)
         module, _, name = task.call.partition(":")

@@ -38,7 +38,7 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """What a piece of a choice's text turned out to be."""
+    """A parsed piece of a choice's text."""
 
     content: str = ""
     reasoning: str = ""
@@ -47,21 +47,21 @@ class AnswerPart:
 
 
 class ChoiceParser(Protocol):
-    """Takes one choice of an answer apart, as it comes."""
+    """Parses one choice of an answer while it is generated."""
 
     def part(self, output: Output) -> AnswerPart: ...
 
 
 class AnswerParser(Protocol):
-    """Finds thoughts and tool calls in the answer to one request."""
+    """Finds reasoning and tool calls in the answer to one request."""
 
     @property
     def guide(self) -> Guide | None:
-        """What holds the model to the calls that the client asks for."""
+        """The constraint that forces the tool calls that the client asks for."""
 
     @property
     def reads_special_tokens(self) -> bool:
-        """Whether special tokens must stand in the text."""
+        """Whether the text must contain special tokens."""
 
     def choice(self, prompt: Sequence[int]) -> ChoiceParser: ...
 
@@ -99,27 +99,27 @@ class Adapter:
     """A LoRA adapter as an engine knows it."""
 
     name: str
-    """What clients call it."""
+    """The name that clients use."""
     id: int
     """One per name and content; an engine that sees an id again serves the first content it had."""
     path: str
     engine_name: str
-    """What the engine keeps its KV cache under: the name, or a variant once the name had other content."""
+    """The engine's name for its KV cache: the name, or a variant if the name had other content before."""
     content: str = ""
-    """The same for all workers that loaded the same."""
+    """Hash of the files: equal in all workers that loaded the same adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embeds:
-    """A prompt as vectors, read and checked; only the engine looks inside."""
+    """A prompt as vectors, read and checked; only the engine reads the tensor."""
 
     rows: int
     tensor: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureSpec:
-    """What to make: pictures, videos or sounds. None means the pipeline's default."""
+class PipelineSpec:
+    """What a pipeline must generate: images, videos or audio. None means the pipeline's default."""
 
     prompt: str
     seed: int
@@ -135,42 +135,42 @@ class PictureSpec:
     guidance: float | None = None
     negative_prompt: str | None = None
     format: str = "png"
-    """png, jpeg or webp; mp4 of a video, wav of a sound."""
+    """png, jpeg or webp; mp4 for a video, wav for audio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One picture, video or sound of a prompt."""
+    """One image, video or audio of a prompt."""
 
     kind: str
     """image, video or audio."""
     data: Any
-    """A picture (RGB), (frames, metadata) of a video, (samples, rate) of a sound. An encoder's output could
-    stand here instead of pixels: whoever makes it and the engine agree on its form."""
+    """An image (RGB), (frames, metadata) of a video, (samples, rate) of audio; or the output of an encode
+    worker, in a form that the engine knows."""
     name: str
-    """What the engine keeps everything computed from it under: the same name means the same content."""
+    """The engine's key for everything computed from it: the same name means the same content."""
 
 
 @dataclass(slots=True)
 class MediaPrompt:
-    """A prompt with room for its media, as an engine made it."""
+    """A prompt with its media, as an engine prepared it."""
 
     tokens: Sequence[int]
-    """Every medium has as many as it takes in the model's context."""
+    """With the placeholder tokens of all media, as many as each takes in the model's context."""
     plain: Sequence[int]
-    """The prompt it was made from: one mark for each medium."""
+    """The original prompt: one placeholder for each medium."""
     media: Sequence[Media]
     inner: Any
-    """Only the engine looks inside."""
+    """Data that only the engine reads."""
     size: int = 0
-    """Bytes of `inner`, which the engine made of the media."""
-    let_go: Callable[[], None] = lambda: None
-    """Tells whoever counts the bytes that they are not held any more."""
+    """Bytes of `inner`."""
+    release: Callable[[], None] = lambda: None
+    """Reports to `MediaMemory` that the bytes are not held any more."""
 
-    def forget(self) -> None:
-        """Once the engine has them: pictures are large, and answers long."""
+    def drop_media(self) -> None:
+        """Free the memory of the media once the engine has them: an answer may take long."""
         self.media, self.inner = (), None
-        self.let_go()
+        self.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +187,18 @@ class Job:
     transfer: Mapping[str, Any] | None = None
     """For the engine's KV connector: keep the cache for another engine, or fetch it from one."""
     answer: Output | None = None
-    """What the answer is when there is nothing to compute; the engine then does not see the job."""
+    """The answer, if there is nothing to compute; the engine then does not get the job."""
     adapter: Adapter | None = None
     embeds: Embeds | None = None
-    """Instead of `prompt`, which is then as long and means nothing."""
-    picture: PictureSpec | None = None
-    """Instead of `prompt`, for a pipeline that draws."""
+    """Instead of `prompt`, which then has the same length and no meaning."""
+    pipeline: PipelineSpec | None = None
+    """Instead of `prompt`, for a pipeline that generates media."""
     media: MediaPrompt | None = None
     """With media; `prompt` is then its tokens."""
     parser: AnswerParser | None = None
-    """Of the text; None where it is what the client gets, or where the frontend parses."""
+    """Parses the generated text; None if the client gets it unchanged, or if the frontend parses."""
     trace_headers: Mapping[str, str] | None = None
-    """Of W3C: which span the engine's own belongs to; None where requests are not traced."""
+    """W3C trace headers: the parent of the engine's span; None if requests are not traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """A finished picture, sound or film, as a file."""
+    """A generated image, audio or video, as a file."""
 
     kind: str
     """image, audio or video."""
@@ -249,15 +249,15 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureLimits:
-    """What a pipeline makes."""
+class PipelineLimits:
+    """What a pipeline can generate."""
 
     kind: str = "image"
     """image, video or audio."""
     frames: int | None = None
-    """Of a video whose request names no number."""
+    """Frames of a video if the request gives no number."""
     sample_rate: int | None = None
-    """Of its sounds, where the model's files say it."""
+    """Sample rate of its audio, if the model's files say it."""
     step: int
     """Both sides are multiples of it."""
     max_prompt_tokens: int | None = None
@@ -301,14 +301,14 @@ class EngineFacts:
     media: Mapping[str, int] = field(default_factory=dict)
     """How many of each kind of media one prompt may have; empty for a model that takes text only."""
     encoder: str = ""
-    """One for all engines whose encoders make the same of a medium."""
+    """Hash of the vision encoder: equal in engines whose encoders give the same output."""
     sleep_refusal: str | None = None
     """Why this engine must not sleep, with the fix; None where it may."""
-    pictures: PictureLimits | None = None
-    """None where the engine writes text."""
+    pipeline: PipelineLimits | None = None
+    """None if the engine generates text."""
     builds_lazily: bool = False
-    """Whether the first request of each kind has it build something, for as long as that takes."""
+    """Whether the first request of each kind is slow because the engine builds something for it."""
     compiles_kernels: bool = False
-    """Whether these are kernels, for every shape and setting that it meets for the first time."""
+    """Whether it compiles kernels, for each new shape and setting."""
     profile_folder: str | None = None
     """Where profiles are written; None where the engine records none."""

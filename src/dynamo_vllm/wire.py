@@ -68,7 +68,7 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 class TraceLink(msgspec.Struct, frozen=True):
-    """A mark that a worker puts into its first chunk and that comes back when the request moves."""
+    """A mark in a worker's first chunk; the frontend returns it when the request moves."""
 
     trace_id: str
     span_id: str
@@ -98,7 +98,7 @@ class DecodedMedia(msgspec.Struct, frozen=True):
 
 
 class MediaPart(msgspec.Struct, frozen=True):
-    """One picture, video or sound, in one of the forms the frontend (1.6.1) sends.
+    """One image, video or audio, in one of the forms the frontend (1.6.1) sends.
 
     By default it sends the client's URL; the pixels only when the model card asks it to decode.
     """
@@ -106,12 +106,12 @@ class MediaPart(msgspec.Struct, frozen=True):
     url: str | None = msgspec.field(default=None, name="Url")
     decoded: DecodedMedia | None = msgspec.field(default=None, name="Decoded")
     uuid_only: str | None = msgspec.field(default=None, name="UuidOnly")
-    """The part had no content but a name the client gave it before."""
+    """A part without content, only with a name that the client used before."""
 
 
 class ExtraArgs(msgspec.Struct, frozen=True):
     mm_hashes: list[str | None] | None = None
-    """The frontend's names for the pictures: 64-bit hashes of their URLs, not of what is there."""
+    """The frontend's names for the images: 64-bit hashes of their URLs, not of their content."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -140,16 +140,16 @@ def parse(raw: object) -> GenerateRequest:
     try:
         return msgspec.convert(raw, GenerateRequest)
     except msgspec.ValidationError as exc:
-        raise InvalidRequest(*refusal(exc)) from exc
+        raise InvalidRequest(describe(exc)) from exc
 
 
-def refusal(exc: msgspec.ValidationError) -> tuple[str]:
-    """msgspec's words with the JSON path turned into the field's name: 'stop_conditions.max_tokens: …'."""
+def describe(exc: msgspec.ValidationError) -> str:
+    """Return msgspec's message after the path of the field: 'stop_conditions.max_tokens: …'."""
     text, _, where = str(exc).partition(" - at `")
     # The path of a bad key reads "key` in `$.path".
     path = where.removeprefix("key` in `").rstrip("`").lstrip("$.")
     of_key = "a key: " if where.startswith("key`") else ""
-    return (f"{path or 'request'}: {of_key}{text[:1].lower()}{text[1:]}",)
+    return f"{path or 'request'}: {of_key}{text[:1].lower()}{text[1:]}"
 
 
 Chunk = dict[str, Any]
@@ -158,7 +158,7 @@ top_logprobs, cum_log_probs. A plain dict, because one is made per token."""
 
 PREPARING: Chunk = {"token_ids": [], "index": 0, "stage": "preparing"}
 PREPARED: Chunk = {"token_ids": [], "index": 0, "stage": "prepared"}
-"""From a worker that tells its stages to another one; who does not know them passes them by."""
+"""Sent by a worker that reports its stages to another one; a caller that does not know them ignores them."""
 
 
 # --- a request that moves to another worker -------------------------------------------------------------
@@ -169,8 +169,8 @@ _MARK = b"dynamo-vllm-prom".hex()
 def prompt_mark(prompt_tokens: int) -> dict[str, str]:
     """The frontend keeps the last `worker_trace_link` of a stream and puts it into the request when it moves.
 
-    Such a request has the answer so far appended to its prompt and nothing else to tell; with this mark the
-    next worker knows where the prompt ended.
+    Such a request has the answer so far appended to its prompt and no other information; with this mark
+    the next worker knows where the prompt ended.
     """
     return {"trace_id": _MARK, "span_id": f"{prompt_tokens:016x}"}
 
@@ -180,15 +180,15 @@ def has_moved(request: GenerateRequest) -> bool:
     return request.migration_link is not None and request.migration_link.trace_id == _MARK
 
 
-def prompt_length(request: GenerateRequest, whole: int) -> int:
-    """How many of the `whole` tokens for the engine are the prompt; the rest is answer of a lost worker."""
+def prompt_length(request: GenerateRequest, total: int) -> int:
+    """Return how many of the engine's `total` tokens are the prompt; a lost worker generated the rest."""
     if request.prompt_embeds is not None:
-        return whole - len(request.token_ids)
+        return total - len(request.token_ids)
     link = request.migration_link
     if link is None or not has_moved(request):
-        return whole
+        return total
     try:
         marked = int(link.span_id, 16)
     except ValueError:
-        return whole
-    return marked if 0 < marked <= whole else whole
+        return total
+    return marked if 0 < marked <= total else total

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dynamo_vllm.errors import InvalidRequest
-from dynamo_vllm.wire import refusal
+from dynamo_vllm.wire import describe
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -97,7 +97,7 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What OpenAI's body has no place for. The frontend takes it in nvext, and unknown fields of the body."""
+    """Settings that OpenAI's body does not have; the frontend takes them in nvext and as unknown fields."""
 
     size: str | None = None
     seed: int | None = None
@@ -168,36 +168,36 @@ _MEDIA_BODIES: dict[str, type[ImageBody | VideoBody | SpeechBody]] = {
 
 def parse(raw: object) -> Body:
     """A chat body when it has messages, a completion body otherwise."""
-    return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, CompletionBody)
+    return _convert(raw, ChatBody) if _is_chat(raw) else _convert(raw, CompletionBody)
 
 
 def parse_media(raw: object, kind: str) -> MediaBody:
-    """For a model that makes image, video or audio: a chat body when it has messages, its own otherwise."""
-    return _converted(raw, ChatBody) if _is_chat(raw) else _converted(raw, _MEDIA_BODIES[kind])
+    """For a model that generates `kind`: a chat body if it has messages, else the body of that kind."""
+    return _convert(raw, ChatBody) if _is_chat(raw) else _convert(raw, _MEDIA_BODIES[kind])
 
 
-def image_settings(raw: dict[str, object] | None, where: str) -> ImageSettings:
-    """The same settings where a chat body has room for them."""
-    return _nested(raw, where, ImageSettings)
+def parse_image_settings(raw: dict[str, object] | None, where: str) -> ImageSettings:
+    """Parse the same settings from a field of a chat body."""
+    return _convert_field(raw, where, ImageSettings)
 
 
-def extension(body: Body) -> Extension:
-    return _nested(body.nvext, "nvext", Extension)
+def parse_extension(body: Body) -> Extension:
+    return _convert_field(body.nvext, "nvext", Extension)
 
 
-def _nested(raw: dict[str, object] | None, where: str, kind: type[StructT]) -> StructT:
+def _convert_field(raw: dict[str, object] | None, where: str, kind: type[StructT]) -> StructT:
     try:
         return msgspec.convert(raw or {}, kind)
     except msgspec.ValidationError as exc:
-        raise InvalidRequest(f"{where}.{refusal(exc)[0]}") from exc
+        raise InvalidRequest(f"{where}.{describe(exc)}") from exc
 
 
 def _is_chat(raw: object) -> bool:
     return isinstance(raw, dict) and "messages" in raw
 
 
-def _converted(raw: object, kind: type[StructT]) -> StructT:
+def _convert(raw: object, kind: type[StructT]) -> StructT:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as exc:
-        raise InvalidRequest(*refusal(exc)) from exc
+        raise InvalidRequest(describe(exc)) from exc

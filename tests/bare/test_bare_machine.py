@@ -179,4 +179,6 @@ def test_disk_that_is_full_is_refused_in_one_line(
     assert done.stderr.count("\n") == 1, done.stderr
     line = done.stderr.strip()
     assert line.startswith(f"error: {disk}/")
-    assert line.endswith("No space left on device; free some there, or choose another folder with --run-dir")
+    assert line.endswith(
+        "No space left on device; free disk space there, or choose another folder with --run-dir"
+    )

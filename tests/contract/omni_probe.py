@@ -39,7 +39,7 @@ from dynamo_vllm.engine.patches import plugin
 from dynamo_vllm.engine.patches.omni_text_stage import stage_class
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import EngineRequestFailed
-from dynamo_vllm.job import EngineFacts, Job, Output, PictureSpec, SamplingSpec
+from dynamo_vllm.job import EngineFacts, Job, Output, PipelineSpec, SamplingSpec
 
 RED = Image.new("RGB", (8, 8), "red")
 
@@ -90,7 +90,7 @@ def engine_of(pipeline: Pipeline) -> OmniEngine:
     return OmniEngine(pipeline, FACTS, EngineParts(), lambda _: None)
 
 
-SPEC = PictureSpec(
+SPEC = PipelineSpec(
     prompt="a cat", seed=7, n=2, width=8, height=16, steps=3, guidance=2.0, negative_prompt="dog"
 )
 CASES: dict[str, list[Any]] = {
@@ -111,7 +111,7 @@ async def outcome(results: list[Any]) -> tuple[Any, Pipeline]:
     engine = engine_of(pipeline)
     made: list[Output] = []
     try:
-        await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
+        await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), pipeline=SPEC), made.append)
     except Exception as exc:
         return f"{type(exc).__name__}: {exc}", pipeline
     return [
@@ -144,7 +144,7 @@ async def aborted_while_drawing() -> Any:
     pipeline = Drawing([])
     engine = engine_of(pipeline)
     made: list[Output] = []
-    await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC), made.append)
+    await engine.stream(Job("j", (), SamplingSpec(max_tokens=1), pipeline=SPEC), made.append)
     return [[o.finish, o.finished, len(o.media)] for o in made], pipeline.aborted
 
 
@@ -165,7 +165,7 @@ class Dead(Pipeline):
 async def dead() -> dict[str, list[str]]:
     """Returns the error for a dead stage, by who notices it first, and whether other stages are awaited."""
     omni_engine.DEAD_SECONDS = 0.01
-    job = Job("j", (), SamplingSpec(max_tokens=1), picture=SPEC)
+    job = Job("j", (), SamplingSpec(max_tokens=1), pipeline=SPEC)
     meetings: dict[str, Callable[[OmniEngine], Awaitable[None]]] = {
         "job": lambda engine: engine.stream(job, lambda _: None),
         "health check": lambda engine: engine.check_health(),
@@ -212,7 +212,7 @@ async def silence() -> dict[str, bool]:
                 yield None
 
         engine = engine_of(Silent([]))
-        job = Job(name, (), SamplingSpec(max_tokens=1), picture=SPEC)
+        job = Job(name, (), SamplingSpec(max_tokens=1), pipeline=SPEC)
         task = asyncio.create_task(engine.stream(job, lambda _: None))
         await begun.wait()
         found[name] = engine.outputs_seen() != engine.outputs_seen()
@@ -318,7 +318,7 @@ def length() -> list[Any]:
     """Returns the frames and frame rate that a diffusion stage gets."""
     from dynamo_vllm.engine.omni.convert import stage_params
 
-    spec = PictureSpec(prompt="a", seed=1, kind="video", frames=5, fps=8, format="mp4")
+    spec = PipelineSpec(prompt="a", seed=1, kind="video", frames=5, fps=8, format="mp4")
     (params,) = stage_params(spec, [OmniDiffusionSamplingParams()])
     return [params.num_frames, params.fps]
 
@@ -391,7 +391,7 @@ async def filmed() -> dict[str, Any]:
         "odd": [[frame.resize((17, 19)) for frame in film]],
     }
     found: dict[str, Any] = {}
-    spec = PictureSpec(prompt="a", seed=1, kind="video", frames=3, fps=8, format="mp4")
+    spec = PipelineSpec(prompt="a", seed=1, kind="video", frames=3, fps=8, format="mp4")
     for name, made in given.items():
         more: dict[str, Any] = (
             {"audio": torch.zeros(1, 8000), "audio_sample_rate": 8000} if name == "array" else {}

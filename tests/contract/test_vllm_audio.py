@@ -22,7 +22,7 @@ from dynamo_vllm.engine.vllm.parts import audio as vllm_audio
 from dynamo_vllm.engine.vllm.parts import media as vllm_media
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import Media
-from dynamo_vllm.roles.media import without_content
+from dynamo_vllm.roles.media import with_placeholders
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def sound(seconds: float, rate: int = RATE) -> Media:
 
 async def marked(renderer: Any, count: int = 1) -> list[int]:
     part = {"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:9/never-asked"}}
-    messages = without_content([{"role": "user", "content": [part] * count}])
+    messages = with_placeholders([{"role": "user", "content": [part] * count}])
     _, text = await renderer.render_messages_async(messages, ChatParams())
     tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
     return list(tokens["prompt_token_ids"])

@@ -23,7 +23,7 @@ from dynamo_vllm.engine.vllm.parts import media as vllm_media
 from dynamo_vllm.engine.vllm.parts.encoded import Encoded
 from dynamo_vllm.errors import EngineRequestFailed, InvalidRequest
 from dynamo_vllm.job import Media
-from dynamo_vllm.roles.media import without_content
+from dynamo_vllm.roles.media import with_placeholders
 
 NAMES = ["0123456789abcdef-" + "a" * 64, "b" * 64]
 
@@ -53,7 +53,7 @@ def pictures(*names: str) -> list[Media]:
 async def marked(renderer: Any, count: int) -> list[int]:
     """Returns the tokens of a chat with this many placeholders, as text mode renders it."""
     part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/never-asked"}}
-    messages = without_content([{"role": "user", "content": [part] * count}])
+    messages = with_placeholders([{"role": "user", "content": [part] * count}])
     _, text = await renderer.render_messages_async(messages, ChatParams())
     tokens = await renderer.tokenize_prompt_async(text, renderer.default_chat_tok_params)
     return list(tokens["prompt_token_ids"])

@@ -188,7 +188,7 @@ def test_users_get_answers_about_their_own_sounds(served: Stack, bare: Expected)
 
 
 REFUSED: dict[str, tuple[str, Parts, int, str]] = {
-    "no sound": (TOKENS, [sound(b"hello"), TEXT], 415, ""),
+    "audio is empty": (TOKENS, [sound(b"hello"), TEXT], 415, ""),
     "a picture under the name of a sound": (
         TOKENS,
         [{"type": "audio_url", "audio_url": {"url": picture(1)}}, TEXT],
@@ -197,8 +197,8 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
     ),
     "cut off": (TOKENS, [sound(wav(1)[:4000]), TEXT], 400, "audio 1 of 1: the WAV is cut off"),
     "the second of two": (TOKENS, [sound(wav(1)), sound(wav(2)[:4000]), TEXT], 400, "audio 2 of 2"),
-    "no samples": (TOKENS, [sound(wav(1, 0.0)), TEXT], 400, "there is no sound in it"),
-    "no numbers": (TOKENS, [sound(floats(0.0, float("nan"))), TEXT], 400, "samples that are no numbers"),
+    "no samples": (TOKENS, [sound(wav(1, 0.0)), TEXT], 400, "the audio is empty"),
+    "not numbers": (TOKENS, [sound(floats(0.0, float("nan"))), TEXT], 400, "samples that are not numbers"),
     "far too loud": (TOKENS, [sound(floats(1e30)), TEXT], 400, "far above full scale"),
     "too short for the model": (TOKENS, [sound(wav(1, 0.01)), TEXT], 400, "too short"),
     "too long for the model": (
@@ -214,7 +214,12 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
         "this model accepts up to 30 s",
     ),
     "too long for the worker": (TOKENS, [sound(wav(1, MAX_SECONDS + 1)), TEXT], 413, ""),
-    "three": (TOKENS, [sound(wav(n)) for n in range(3)], 400, "3 sounds in one request; this worker takes 2"),
+    "three": (
+        TOKENS,
+        [sound(wav(n)) for n in range(3)],
+        400,
+        "3 audio parts in one request; this worker takes 2",
+    ),
     "a picture": (TOKENS, [image(picture(1)), TEXT], 400, "this model takes no images"),
     "input_audio in token mode": (TOKENS, [input_audio(wav(1)), TEXT], 400, "input_audio"),
     "input_audio beside audio_url": (

@@ -119,7 +119,7 @@ def test_stopped_rank_takes_the_worker_out_of_service_while_the_other_works(fres
         lambda: worker.metric("vllm:generation_tokens_total", engine=0) > with_output,
     )
     assert not worker.is_ready()
-    assert "rank 1 of the engine gave nothing" in worker.log.read_text()
+    assert "rank 1 of the engine produced no output" in worker.log.read_text()
     stopped.resume()
     until("ready again", lambda: worker.is_ready() and fresh.get("/health").status_code == 200)
     assert ask(fresh, 1).usage.completion_tokens == 8

@@ -121,7 +121,7 @@ def test_headless_node_leaves_on_sigterm_and_its_worker_follows(two_ranks: Nodes
     two_ranks.other.signal(signal.SIGTERM)
     assert two_ranks.other.process.wait(60) == 0
     assert two_ranks.worker.process.wait(60) == 3
-    assert "rank 1 is gone" in two_ranks.worker.log.read_text()
+    assert "lost the connection to rank 1" in two_ranks.worker.log.read_text()
     assert survivors(below) == []
 
 

@@ -186,7 +186,7 @@ def test_rows_up_to_the_context(made: Stack, unharmed: None) -> None:
 def test_probabilities_of_the_prompt_are_refused(made: Stack, unharmed: None, more: dict[str, Any]) -> None:
     answer = post(made, encode(rows(5)), **more)
     assert answer.status_code == 400
-    assert "prompt_logprobs: rows of prompt_embeds have none" in answer.json()["message"]
+    assert "prompt_logprobs: not available with prompt_embeds" in answer.json()["message"]
 
 
 def test_worker_without_the_flag_says_so(one_worker: Stack) -> None:

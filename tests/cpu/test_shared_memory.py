@@ -9,6 +9,7 @@ from pathlib import Path
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise.planning import plan
+from dynamo_vllm.supervise.planning.process import COMMAND
 from harness.processes import free_port
 from harness.stack import Stack, Worker, stack
 from harness.warm import Zygote
@@ -24,7 +25,7 @@ def start_what_serve_would(made: Stack, warm: Zygote, model: Path, *words: str) 
     _, wanted = serve.understand([str(model), *QUICK, *words], env)
     for process in plan.make(wanted, env, made.folder / "discovery").workers:
         port, log = free_port(), made.folder / f"{process.name}.log"
-        argv = [*process.argv[len(plan.COMMAND) + 1 :], "--system-port", str(port)]
+        argv = [*process.argv[len(COMMAND) + 1 :], "--system-port", str(port)]
         task = ["dynamo_vllm.cli.start.worker", argv]
         forked = warm.fork("dynamo_vllm.cli.main:run_command", task, process.env, log)
         made.add(forked, port, log)

@@ -21,6 +21,7 @@ from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import compose, k8s, operator, workload, yaml_files
 from dynamo_vllm.export.settings import Settings
 from dynamo_vllm.supervise.planning import plan as plans
+from dynamo_vllm.supervise.planning.process import COMMAND
 from harness import exported
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def test_serve_file_comes_back(path: Path) -> None:
 def test_flags_are_those_serve_would_start(path: Path) -> None:
     wanted = dataclasses.replace(from_file(str(path)), model="org/model")
     plan = plans.make(wanted, {}, Path("/shared/discovery"), [str(gpu) for gpu in range(8)])
-    served = [process.argv[len(plans.COMMAND) :] for process in plan.processes]
+    served = [process.argv[len(COMMAND) :] for process in plan.processes]
     found = workload.of_machine(wanted, gpus=True)
     local = {"--host=0.0.0.0"}
     assert [worker.args for worker in found.all] == [

@@ -43,19 +43,19 @@ async def serve(model: str) -> None:
 
 
 async def serve_kind(runtime: Any, model: str, kind: str) -> None:
-    from dynamo_vllm.codec.pictures import Bounds
+    from dynamo_vllm.codec.pipeline import Bounds
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.engine.fake.engine import FakeEngine
     from dynamo_vllm.engine.fake.spec import parse_spec
-    from dynamo_vllm.job import EngineFacts, PictureLimits
-    from dynamo_vllm.roles.omni import Pictures
+    from dynamo_vllm.job import EngineFacts, PipelineLimits
+    from dynamo_vllm.roles.omni import MediaPipeline
     from dynamo_vllm.serving.plane.registration import Registration
     from dynamo_vllm.serving.request.cancel import InFlight
     from dynamo_vllm.serving.request.service import Service
 
     class Maker(FakeEngine):
         async def stream(self, job: Any, sink: Any) -> None:
-            sink(made(job.picture))
+            sink(made(job.pipeline))
 
     facts = EngineFacts(
         context_length=1,
@@ -64,10 +64,10 @@ async def serve_kind(runtime: Any, model: str, kind: str) -> None:
         total_kv_blocks=1,
         max_num_seqs=1,
         max_num_batched_tokens=1,
-        pictures=PictureLimits(step=8, kind=kind, frames=16),
+        pipeline=PipelineLimits(step=8, kind=kind, frames=16),
     )
-    bounds = Bounds(max_side=1024, max_steps=50, max_pictures=4, max_megapixels=20, max_video_megapixels=20)
-    role = Pictures(facts, [kind], bounds, len)
+    bounds = Bounds(max_side=1024, max_steps=50, max_images=4, max_megapixels=20, max_video_megapixels=20)
+    role = MediaPipeline(facts, [kind], bounds, len)
     engine = Maker(parse_spec(None), lambda _: None)
     endpoint = runtime.endpoint(f"dynamo.{kind}.generate")
     options = WorkerOptions(model=model, served_model_name=(kind,))

@@ -109,7 +109,7 @@ def test_worker_that_does_not_answer_is_reported_and_the_other_is_told(
     done = run(env, "clear-kv", "--all", "--timeout", "4")
     assert done.returncode == 1
     assert done.stdout == f"{short(well)}: KV blocks cleared\n"
-    assert done.stderr == f"{short(hung)}: no answer within 4 s; it may still be at it\n"
+    assert done.stderr == f"{short(hung)}: no answer within 4 s; the worker may still be running it\n"
 
 
 def test_worker_that_fails_at_it_is_not_said_to_be_gone(start: Any, env: dict[str, str]) -> None:

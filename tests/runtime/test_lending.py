@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.engine.encoder_cache.folder import Folder, Unusable
-from dynamo_vllm.serving.encoding.transfer import AT_ONCE, Borrower, Lender, NixlAgent
+from dynamo_vllm.serving.encoding.transfer import AT_ONCE, NixlAgent, TransferClient, TransferServer
 from harness.fakes import FakeContext
 from harness.waiting import until_async
 
@@ -20,13 +20,13 @@ NAMES = [f"{number:064x}" for number in range(AT_ONCE + 4)]
 
 
 class Direct:
-    """The runtime's client, as if the lender were at its other end."""
+    """The runtime's client, as if the server were at its other end."""
 
-    def __init__(self, lender: Lender) -> None:
-        self._lender = lender
+    def __init__(self, server: TransferServer) -> None:
+        self._server = server
 
     async def direct(self, request: Any, instance: int, annotated: bool, context: Any) -> AsyncIterator[Any]:
-        return self._lender._lend(request, context)
+        return self._server._serve_file(request, context)
 
 
 def offered(offers: list[asyncio.Task[Any]]) -> int:
@@ -53,27 +53,29 @@ async def test_file_comes_as_it_is_and_no_copy_holds_up_the_loop(
 
     monkeypatch.setattr(ctypes, "create_string_buffer", seen)
     here = Folder(tmp_path, 1 << 30)
-    borrower = Borrower(Direct(Lender(there, NixlAgent())), here, NixlAgent())
-    await asyncio.gather(*(borrower.fetch(1, name, FakeContext(name)) for name in NAMES))
+    client = TransferClient(Direct(TransferServer(there, NixlAgent())), here, NixlAgent())
+    await asyncio.gather(*(client.fetch(1, name, FakeContext(name)) for name in NAMES))
     assert [here.contents(name, 1 << 20) for name in NAMES] == [there.contents(n, 1 << 20) for n in NAMES]
     assert len(threads) == 2 * len(NAMES) and threading.main_thread() not in threads
     with pytest.raises(Unusable, match="FileNotFoundError"):
-        await borrower.fetch(1, "f" * 64, FakeContext())
+        await client.fetch(1, "f" * 64, FakeContext())
 
 
 async def test_so_many_files_are_lent_at_a_time_and_the_next_when_one_was_read(
     there: Folder, tmp_path: Path
 ) -> None:
-    lender = Lender(there, NixlAgent())
+    server = TransferServer(there, NixlAgent())
     contexts = [FakeContext(name) for name in NAMES]
-    streams = [lender._lend({"name": name}, context) for name, context in zip(NAMES, contexts, strict=True)]
+    streams = [
+        server._serve_file({"name": name}, context) for name, context in zip(NAMES, contexts, strict=True)
+    ]
     offers = [asyncio.create_task(anext(stream, None)) for stream in streams]
     await until_async("their turn", lambda: offered(offers) >= AT_ONCE)
     assert offered(offers) == AT_ONCE
     gone = next(number for number, task in enumerate(offers) if not task.done())
     contexts[gone].stop()
     read = next(number for number, task in enumerate(offers) if task.done())
-    here = Borrower(Direct(lender), Folder(tmp_path, 1 << 30), NixlAgent())
+    here = TransferClient(Direct(server), Folder(tmp_path, 1 << 30), NixlAgent())
     told = await offers[read]
     assert told is not None and len(await here._read(told)) == 5000
     assert await anext(streams[read], None) is None, "it was read: its turn is over"

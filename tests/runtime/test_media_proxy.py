@@ -153,7 +153,7 @@ async def test_picture_is_none_of_a_cards_files(server: BadServer) -> None:
 
 
 async def test_slow_pictures_keep_no_card_waiting(server: BadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy, "MOST_PICTURES", 2)
+    monkeypatch.setattr(proxy, "MAX_IMAGES", 2)
     slow, card = server.serve("/slow.png", silent), server.file("/v1/metadata/config.json", b"{}")
     async with client(HERE) as asking:
         waiting = [asyncio.ensure_future(asking.get(slow)) for _ in range(2)]

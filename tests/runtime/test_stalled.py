@@ -35,7 +35,7 @@ def test_client_that_does_not_read_is_left_and_nobody_waits_for_it(
         until("the end of their requests", are_ended, 200)
         worker.signal(signal.SIGTERM)
         assert worker.process.wait(60) == 0
-    assert worker.log.read_text().count("refused: the client leaves more than 1000000 bytes unread") == 3
+    assert worker.log.read_text().count("refused: the client has more than 1000000 unread bytes") == 3
 
 
 def test_worker_drains_while_clients_do_not_read(deployment: Stack, start_fake: StartFake) -> None:

@@ -146,7 +146,7 @@ def test_worker_whose_loop_stands_still_is_not_alive(deployment: Stack, model: P
     assert live().status_code == 200
     worker.signal(signal.SIGUSR1)
     until("a stuck worker", lambda: live().status_code == 503)
-    assert "event loop has stood still" in live().text
+    assert "event loop has been blocked" in live().text
     assert not worker.is_ready()
     goes_on.touch()
     until("its return", lambda: live().status_code == 200 and worker.is_ready())
@@ -182,7 +182,7 @@ def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFak
         (["--engine", "fake", "--fake-engine", '{"speed": 1}'], 2, "speed"),
         (["--engine", "fake", "--model", "/no/such/folder"], 1, "/no/such/folder"),
         (["--engine", "fake", "--max-model-len", "5"], 2, "--max-model-len"),
-        (["--omni", "--connector", "nixl"], 2, "cannot stand beside --omni"),
+        (["--omni", "--connector", "nixl"], 2, "cannot be combined with --omni"),
         (["--system-port", "40000"], 2, "--system-port"),
         (
             ["--tool-call-parser", "hermse"],

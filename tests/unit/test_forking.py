@@ -57,7 +57,7 @@ def wait_for_a_signal(fds: Sequence[int]) -> int:
 
 def test_forked_process_is_the_owners_child_with_its_own_environment_and_exit_code() -> None:
     found = ask(
-        "zygote = forking.here()",
+        "zygote = forking.make_zygote()",
         "r, w = os.pipe()",
         f"pid = zygote.fork({TASK.format('look', repr('hello') + ',', True)}, [w])",
         "_, status = os.waitpid(pid, 0)",
@@ -72,7 +72,7 @@ def test_forked_process_is_the_owners_child_with_its_own_environment_and_exit_co
 
 def test_forked_process_outlives_its_zygote_and_ends_with_its_owner() -> None:
     pid = ask(
-        "zygote = forking.here()",
+        "zygote = forking.make_zygote()",
         "r, w = os.pipe()",
         f"pid = zygote.fork({TASK.format('wait_for_a_signal', '', False)}, [w])",
         "os.read(r, 1)",
@@ -92,7 +92,7 @@ def is_zombie(pid: int) -> bool:
 
 def test_orphans_of_others_do_not_become_the_owners() -> None:
     parent, owner = ask(
-        "zygote = forking.here()",
+        "zygote = forking.make_zygote()",
         "r, w = os.pipe()",
         f"os.waitpid(zygote.fork({TASK.format('look', repr('x') + ',', False)}, [w]), 0)",
         "os.read(r, 65536)",
@@ -116,7 +116,7 @@ def test_process_with_two_threads_makes_no_zygote() -> None:
         "done = threading.Event()",
         "threading.Thread(target=done.wait, daemon=True).start()",
         "try:",
-        "    forking.here()",
+        "    forking.make_zygote()",
         "except forking.CannotFork as exc:",
         "    print(json.dumps(str(exc)))",
     )
@@ -126,7 +126,7 @@ def test_process_with_two_threads_makes_no_zygote() -> None:
 @pytest.mark.parametrize("end", ["zygote.connection.shutdown(2)", "os.kill(zygote.pid, signal.SIGKILL)"])
 def test_lost_zygote_is_told(end: str) -> None:
     refusal = ask(
-        "zygote = forking.here()",
+        "zygote = forking.make_zygote()",
         end,
         "try:",
         f"    zygote.fork({TASK.format('look', repr('x') + ',', False)}, [1])",
@@ -138,7 +138,7 @@ def test_lost_zygote_is_told(end: str) -> None:
 
 def test_task_that_cannot_be_read_is_told_and_the_zygote_goes_on() -> None:
     refusal, code = ask(
-        "zygote = forking.here()",
+        "zygote = forking.make_zygote()",
         "sys.stderr = open(os.devnull, 'w')",
         "real, forking.pickle.dumps = forking.pickle.dumps, lambda task: b'no task'",
         "try:",

@@ -10,7 +10,7 @@ import msgspec
 from dynamo_vllm.admin import cache, life, lora, profile
 from dynamo_vllm.admin.base import Verb, WorkerState
 from dynamo_vllm.errors import AdminError, BadCommand, EngineDead, WrongState
-from dynamo_vllm.wire import refusal
+from dynamo_vllm.wire import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ async def _perform(name: str, body: object, worker: Controls) -> Reply:
     try:
         parsed = msgspec.convert({} if body is None else body, verb.body)
     except msgspec.ValidationError as exc:
-        raise BadCommand(*refusal(exc)) from None
+        raise BadCommand(describe(exc)) from None
     if worker.life.state not in verb.states:
         allowed = " or ".join(sorted(state.value for state in verb.states))
         raise WrongState(f"this worker is {worker.life.state.value}; {name} needs it {allowed}")

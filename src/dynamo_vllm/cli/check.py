@@ -172,7 +172,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
 
 def settings_of(worker: WorkerOptions, given: Mapping[str, object]) -> Iterator[Setting]:
     """Yield the options that differ from their defaults."""
-    values = build.shown(worker)
+    values = build.without_secrets(worker)
     for item in build.declared(WorkerOptions):
         if values[item.name] != item.default:
             source = "flag" if item.name in given else item.option.env
@@ -242,7 +242,7 @@ def _named_ports(plan: WorkerPlan, environment: Mapping[str, str]) -> Iterator[t
         for rank in range(node.first_rank, node.ports_in_a_row):
             yield f"KV events of rank {rank}", "0.0.0.0", worker.kv_event_port + rank
     if node.has_followers:
-        yield "other nodes", node.leader, node.lifeline_port
+        yield "other nodes", node.leader, node.link_port
     rpc = environment.get("DYN_TCP_RPC_PORT", "")
     if worker.request_plane == "tcp" and rpc.isdecimal():
         yield "requests, DYN_TCP_RPC_PORT", anywhere, int(rpc)

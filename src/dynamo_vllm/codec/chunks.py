@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TokenEncoder:
     """One per request: turns outputs into chunks and counts for the usage of the last one.
 
-    The first chunk carries the prompt's length, so that it is known wherever the request may move.
+    The first chunk carries the prompt's length, so that another worker knows it if the request moves.
     """
 
     __slots__ = ("_completion", "_mark", "_prompt")

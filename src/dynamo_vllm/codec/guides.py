@@ -1,4 +1,4 @@
-"""From a request's constraint on its answer to a Guide, refusing what would cost too much."""
+"""Turns a request's constraint on its answer into a Guide; refuses one that would cost too much."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 MAX_GUIDE_CHARACTERS = 2**19
 MAX_GUIDE_LEVELS = 50
-"""vLLM 0.30 reads a schema on the event loop, in a time that grows with the third power of its depth: of 400
-levels in 10 KB it took 6 s, of what these limits let through 2 s at most."""
+"""vLLM 0.30 reads a schema on the event loop, in a time that grows with the cube of its depth: 400 levels in
+10 KB took 6 s. Within these limits it takes at most 2 s."""
 
 
-def of_tokens(options: GuidedDecoding | None) -> Guide | None:
+def from_tokens(options: GuidedDecoding | None) -> Guide | None:
     """The one constraint of a tokenised request."""
     if options is None:
         return None
     if options.backend is not None:
         raise InvalidRequest(
-            "the worker chooses the backend; leave it out", parameter="guided_decoding_backend"
+            "clients may not choose the backend; leave it out", parameter="guided_decoding_backend"
         )
     tag = options.structural_tag
     is_object = options.json is True or options.json == {} or options.json == "{}"
-    made = Guide(
+    guide = Guide(
         json=None if is_object or isinstance(options.json, bool) else options.json,
         json_object=True if is_object else None,
         regex=options.regex,
@@ -40,13 +40,13 @@ def of_tokens(options: GuidedDecoding | None) -> Guide | None:
         structural_tag=json.dumps(tag) if isinstance(tag, dict) else tag,
         whitespace_pattern=options.whitespace_pattern,
     )
-    return _one_constraint(made, "guided_decoding")
+    return _one_constraint(guide, "guided_decoding")
 
 
-def of_text(body: Body) -> Guide | None:
+def from_text(body: Body) -> Guide | None:
     """The one constraint of an OpenAI body: response_format or a guided_* field."""
     schema, is_object, tag = _response_format(body.response_format)
-    made = Guide(
+    guide = Guide(
         json=schema if schema is not None else body.guided_json,
         json_object=is_object,
         regex=body.guided_regex,
@@ -55,16 +55,16 @@ def of_text(body: Body) -> Guide | None:
         structural_tag=tag,
         whitespace_pattern=body.guided_whitespace_pattern,
     )
-    return _one_constraint(made, "response_format")
+    return _one_constraint(guide, "response_format")
 
 
-def with_calls(own: Guide | None, body: Body, parser: AnswerParser | None) -> Guide | None:
-    """A call that the client insists on comes before its constraint, which is for texts."""
+def with_tool_calls(own: Guide | None, body: Body, parser: AnswerParser | None) -> Guide | None:
+    """Combine the constraints of tool calls and text: a required call wins, otherwise the client's own."""
     if parser is None or not isinstance(body, ChatBody):
         return own
-    of_calls = _one_constraint(parser.guide, "tools") if parser.guide is not None else None
+    for_calls = _one_constraint(parser.guide, "tools") if parser.guide is not None else None
     must_call = body.tool_choice not in (None, "none", "auto")
-    return of_calls or own if must_call else own or of_calls
+    return for_calls or own if must_call else own or for_calls
 
 
 def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, str | None]:
@@ -83,22 +83,22 @@ def _response_format(chosen: ResponseFormat | None) -> tuple[Any, bool | None, s
     raise InvalidRequest(f"type {chosen.type!r} is unknown or incomplete", parameter="response_format")
 
 
-def _one_constraint(made: Guide, parameter: str) -> Guide | None:
-    named = [kind for kind in GUIDE_KINDS if getattr(made, kind) is not None]
+def _one_constraint(guide: Guide, parameter: str) -> Guide | None:
+    named = [kind for kind in GUIDE_KINDS if getattr(guide, kind) is not None]
     if not named:
         return None
     if len(named) > 1:
-        raise InvalidRequest(f"{' and '.join(named)} exclude each other; give one", parameter=parameter)
-    if made.choice is not None and (not made.choice or "" in made.choice):
+        raise InvalidRequest(f"{' and '.join(named)} cannot be combined; give one", parameter=parameter)
+    if guide.choice is not None and (not guide.choice or "" in guide.choice):
         raise InvalidRequest("choices must be a list of non-empty strings", parameter="guided_choice")
-    _refuse_costly(made)
-    return made
+    _refuse_costly(guide)
+    return guide
 
 
-def _refuse_costly(made: Guide) -> None:
-    value = next(value for kind in GUIDE_KINDS if (value := getattr(made, kind)) is not None)
+def _refuse_costly(guide: Guide) -> None:
+    value = next(value for kind in GUIDE_KINDS if (value := getattr(guide, kind)) is not None)
     too_deep = InvalidRequest(
-        f"nested deeper than {MAX_GUIDE_LEVELS} levels; use $defs and $ref", parameter=made.parameter
+        f"nested deeper than {MAX_GUIDE_LEVELS} levels; use $defs and $ref", parameter=guide.parameter
     )
     match value:
         case str():
@@ -111,15 +111,15 @@ def _refuse_costly(made: Guide) -> None:
             length = len(json.dumps(value, ensure_ascii=False))
     if length > MAX_GUIDE_CHARACTERS:
         raise InvalidRequest(
-            f"has {length} characters; at most {MAX_GUIDE_CHARACTERS} are taken", parameter=made.parameter
+            f"has {length} characters; at most {MAX_GUIDE_CHARACTERS} are allowed", parameter=guide.parameter
         )
-    schema = made.json if made.json is not None else made.structural_tag
+    schema = guide.json if guide.json is not None else guide.structural_tag
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
     except RecursionError:
         raise too_deep from None
     except ValueError:
-        return  # the engine has the words for it
+        return  # the engine reports it
     if _is_deeper(schema, MAX_GUIDE_LEVELS):
         raise too_deep
 
@@ -127,11 +127,11 @@ def _refuse_costly(made: Guide) -> None:
 def _is_deeper(value: object, levels: int) -> bool:
     layer = [value]
     for _ in range(levels + 1):
-        layer = [inner for item in layer for inner in _inside(item)]
+        layer = [inner for item in layer for inner in _children(item)]
     return bool(layer)
 
 
-def _inside(item: object) -> Iterable[object]:
+def _children(item: object) -> Iterable[object]:
     match item:
         case dict():
             return item.values()

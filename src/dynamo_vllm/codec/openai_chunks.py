@@ -34,42 +34,42 @@ class TextEncoder:
         self._is_chat = is_chat
         self._prompt = prompt_tokens
         self._completion = 0
-        self._introduced: set[int] = set()
+        self._has_role: set[int] = set()
         self._parsers = parsers
         """One per choice, or none."""
-        self._called: set[int] = set()
+        self._has_tool_calls: set[int] = set()
 
     def encode(self, output: Output) -> Chunk:
         self._completion += len(output.token_ids)
-        choice = self._chat(output) if self._is_chat else self._completion_choice(output)
+        choice = self._chat_choice(output) if self._is_chat else self._completion_choice(output)
         choice["index"] = output.index
-        has_called = output.finish == "stop" and output.index in self._called
+        has_called = output.finish == "stop" and output.index in self._has_tool_calls
         choice["finish_reason"] = "tool_calls" if has_called else output.finish
         chunk: Chunk = {**self._head, "choices": [choice]}
         if output.finished:
             chunk["usage"] = usage(self._prompt, self._completion, output.cached_tokens)
         return chunk
 
-    def _chat(self, output: Output) -> dict[str, object]:
-        delta = self._parsed(output) if self._parsers else {"content": output.text or ""}
-        if output.index not in self._introduced:
-            self._introduced.add(output.index)
+    def _chat_choice(self, output: Output) -> dict[str, object]:
+        delta = self._parse_delta(output) if self._parsers else {"content": output.text or ""}
+        if output.index not in self._has_role:
+            self._has_role.add(output.index)
             delta["role"] = "assistant"
         choice: dict[str, object] = {"delta": delta}
         if output.logprobs is not None:
             choice["logprobs"] = {"content": [_chat_logprob(p) for p in output.logprobs]}
         return choice
 
-    def _parsed(self, output: Output) -> dict[str, object]:
+    def _parse_delta(self, output: Output) -> dict[str, object]:
         part = self._parsers[output.index].part(output)
         if part.tool_calls:
-            self._called.add(output.index)
-        every = {
+            self._has_tool_calls.add(output.index)
+        parts = {
             "content": part.content,
             "reasoning_content": part.reasoning,
             "tool_calls": part.tool_calls,
         }
-        return {name: value for name, value in every.items() if value}
+        return {name: value for name, value in parts.items() if value}
 
     def _completion_choice(self, output: Output) -> dict[str, object]:
         choice: dict[str, object] = {"text": output.text or ""}

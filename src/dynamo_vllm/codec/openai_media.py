@@ -19,16 +19,16 @@ class ImagesEncoder:
         self._head: Chunk = {"created": int(time.time()), "output_format": format}
         if size is not None:
             self._head["size"] = size
-        self._words = ""
+        self._text = ""
 
     def encode(self, output: Output) -> Chunk:
         """Text comes from a stage that rewrites the prompt."""
-        self._words += output.text or ""
-        return {**self._head, "data": [self._picture(media) for media in output.media]}
+        self._text += output.text or ""
+        return {**self._head, "data": [self._image(media) for media in output.media]}
 
-    def _picture(self, media: MediaFile) -> dict[str, Any]:
-        made = {"url": data_url(media)} if self._wants_url else {"b64_json": encoded(media)}
-        return {**made, "revised_prompt": self._words} if self._words else made
+    def _image(self, media: MediaFile) -> dict[str, Any]:
+        made = {"url": data_url(media)} if self._wants_url else {"b64_json": to_base64(media)}
+        return {**made, "revised_prompt": self._text} if self._text else made
 
 
 class FilesEncoder:
@@ -50,7 +50,7 @@ class FilesEncoder:
         return {**self._head, "data": [self._file(media) for media in output.media]}
 
     def _file(self, media: MediaFile) -> dict[str, object]:
-        made = {"url": data_url(media)} if self._wants_url else {"b64_json": encoded(media)}
+        made = {"url": data_url(media)} if self._wants_url else {"b64_json": to_base64(media)}
         return {"output_format": self._format, **made}
 
 
@@ -70,11 +70,11 @@ class MediaChatEncoder:
         }
         self._prompt = prompt_tokens
         self._completion = 0
-        self._words = ""
+        self._text = ""
         self._is_first = True
 
     def encode(self, output: Output) -> Chunk:
-        self._words += output.text or ""
+        self._text += output.text or ""
         self._completion += len(output.token_ids)
         delta: dict[str, object] = {"content": self._content(output)}
         if self._is_first:
@@ -94,8 +94,8 @@ class MediaChatEncoder:
     def _content(self, output: Output) -> str | list[dict[str, Any]]:
         if not output.media:
             return ""
-        text = [{"type": "text", "text": self._words}] if self._words else []
-        self._words = ""
+        text = [{"type": "text", "text": self._text}] if self._text else []
+        self._text = ""
         return [*text, *(part(media) for media in output.media)]
 
 
@@ -106,8 +106,8 @@ def part(media: MediaFile) -> dict[str, object]:
 
 
 def data_url(media: MediaFile) -> str:
-    return f"data:{media.type};base64,{encoded(media)}"
+    return f"data:{media.type};base64,{to_base64(media)}"
 
 
-def encoded(media: MediaFile) -> str:
+def to_base64(media: MediaFile) -> str:
     return base64.b64encode(media.content).decode()

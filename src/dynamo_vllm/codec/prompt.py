@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.codec.sampling import in_vocabulary
+from dynamo_vllm.codec.sampling import check_vocabulary
 from dynamo_vllm.errors import InvalidRequest, TooLong
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def room_behind(prompt: Sequence[int], context_length: int) -> int:
+def room_after(prompt: Sequence[int], context_length: int) -> int:
     """Return how many tokens fit after the prompt; at least one must."""
     if not prompt:
         raise InvalidRequest("the prompt is empty", parameter="prompt")
@@ -25,4 +25,4 @@ def room_behind(prompt: Sequence[int], context_length: int) -> int:
 
 
 def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
-    in_vocabulary("prompt", prompt, vocab_size)
+    check_vocabulary("prompt", prompt, vocab_size)

@@ -38,7 +38,7 @@ class Option:
     hidden: bool = False
     repeats: bool = False
     """One value per flag, which may be given several times."""
-    alone: str | None = None
+    bare_value: str | None = None
     """The value of a flag without an argument."""
     secret: bool = False
     """Its value is never shown."""
@@ -55,11 +55,13 @@ def opt(
     metavar: str | None = None,
     hidden: bool = False,
     repeats: bool = False,
-    alone: str | None = None,
+    bare_value: str | None = None,
     secret: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag and an environment variable."""
-    declared = Option(group, help, env, tuple(flags), tuple(choices), metavar, hidden, repeats, alone, secret)
+    declared = Option(
+        group, help, env, tuple(flags), tuple(choices), metavar, hidden, repeats, bare_value, secret
+    )
     return dataclasses.field(default=default, metadata={_META: declared})
 
 
@@ -111,7 +113,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse whose errors are ConfigErrors, so that bad settings have one exit."""
+    """An argparse parser that raises ConfigError, so that all bad settings have the same exit code."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -169,8 +171,8 @@ def _add(group: argparse._ArgumentGroup, item: Declared) -> None:
             default=argparse.SUPPRESS,
             metavar=option.metavar
             or ("|".join(option.choices) if option.choices else item.kind.__name__.upper()),
-            nargs="?" if option.alone is not None else "+" if item.many and not option.repeats else None,
-            const=option.alone,
+            nargs="?" if option.bare_value is not None else "+" if item.many and not option.repeats else None,
+            const=option.bare_value,
             action="append" if option.repeats else "store",
             help=text,
         )
@@ -191,13 +193,13 @@ def parse(
     cls: type[T], argv: Sequence[str], env: Mapping[str, str], prog: str, description: str, epilog: str = ""
 ) -> tuple[T, list[str]]:
     """Return the options of `cls` and the arguments it does not know, in order."""
-    hashable: object = cls  # mypy does not take a generic class for one
-    given, rest = _kept_parser(hashable, prog, description, epilog).parse_known_args(list(argv))
+    hashable: object = cls  # mypy does not consider a generic class hashable
+    given, rest = _cached_parser(hashable, prog, description, epilog).parse_known_args(list(argv))
     return from_values(cls, vars(given), env), rest
 
 
 @functools.cache
-def _kept_parser(cls: type, prog: str, description: str, epilog: str) -> Parser:
+def _cached_parser(cls: type, prog: str, description: str, epilog: str) -> Parser:
     """`serve` reads the line of every worker it plans, some of them several times."""
     return parser(cls, prog, description, epilog)
 
@@ -233,7 +235,7 @@ def _scalar(item: Declared, raw: Any, source: str) -> Any:
             return raw
         if str(raw).lower() in _TRUE | _FALSE:
             return str(raw).lower() in _TRUE
-        raise ConfigError(f"{source}={raw!r} is not a yes or no; use 1 or 0")
+        raise ConfigError(f"{source}={raw!r} is not a boolean; use 1 or 0")
     if item.kind in (int, float):
         try:
             if isinstance(raw, bool) or (item.kind is int and isinstance(raw, float) and raw % 1):
@@ -249,8 +251,8 @@ def _scalar(item: Declared, raw: Any, source: str) -> Any:
     return choice
 
 
-def shown(options: Any) -> dict[str, Any]:
-    """The values of options for logs and files."""
+def without_secrets(options: Any) -> dict[str, Any]:
+    """Return the values of options for logs and files, with secrets replaced."""
     secrets = {item.name for item in declared(type(options)) if item.option.secret}
     values: dict[str, Any] = dataclasses.asdict(options)
     return {name: HIDDEN if name in secrets and value else value for name, value in values.items()}

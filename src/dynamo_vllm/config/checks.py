@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MAX_SYSTEM_PORT = 32767
 """ai-dynamo-runtime 1.6 keeps this port in a signed 16-bit number."""
-ANYWHERE = ("0.0.0.0", "::", "[::]")
+WILDCARD_HOSTS = ("0.0.0.0", "::", "[::]")
 MIN_LEASE_SECONDS = 5
 """etcd's own clocks are no finer than a second or two."""
 WORKER_RULES = (
@@ -57,7 +57,7 @@ WORKER_RULES = (
     *ranks.RULES,
     *worker.RULES,
 )
-LOOK_AT_THIS_MACHINE: tuple[object, ...] = (
+LOCAL_RULES: tuple[object, ...] = (
     connectors.connector_is_installed,
     connectors.offload_fits_memory,
     frontend.certificate_is_there,
@@ -85,7 +85,7 @@ def check_worker(plan: WorkerPlan, *, elsewhere: bool = False) -> None:
     """
     check_runtime(plan.options)
     for rule in WORKER_RULES:
-        if not (elsewhere and rule in LOOK_AT_THIS_MACHINE):
+        if not (elsewhere and rule in LOCAL_RULES):
             rule(plan.options, plan.flags)
 
 
@@ -96,7 +96,7 @@ def check_runtime(o: RuntimeOptions) -> None:
         )
     if o.discovery_backend == "mem":
         raise ConfigError(
-            "--discovery-backend mem shows a process itself only, and nobody would find this one; "
+            "--discovery-backend mem works inside one process only, so no other process would find this one; "
             "use file on one machine, etcd or kubernetes on several"
         )
     if o.etcd_lease_seconds is not None and o.etcd_lease_seconds < MIN_LEASE_SECONDS:
@@ -109,10 +109,10 @@ def check_runtime(o: RuntimeOptions) -> None:
 def check_reach(o: ReachOptions) -> None:
     if not o.namespace or "." in o.namespace or "/" in o.namespace:
         raise ConfigError(f"--namespace {o.namespace!r} must be one word without dots or slashes")
-    if o.bind_host in ANYWHERE:
+    if o.bind_host in WILDCARD_HOSTS:
         raise ConfigError(
-            f"--bind-host {o.bind_host} is no address others can connect to; give one of this machine, or "
-            "leave it out and that of its default route is taken"
+            f"--bind-host {o.bind_host} is not an address that others can connect to; give an address of "
+            "this machine, or leave it out to use that of the default route"
         )
     planes.check_addresses("--etcd-endpoints", o.etcd_endpoints, ("http", "https"))
     planes.check_addresses("--nats-server", o.nats_server, ("nats", "tls"))
@@ -122,7 +122,7 @@ def check_frontend(options: FrontendOptions, *, elsewhere: bool = False) -> None
     check_runtime(options)
     flags.port_is_a_port("--port", options.port)
     for rule in FRONTEND_RULES:
-        if not (elsewhere and rule in LOOK_AT_THIS_MACHINE):
+        if not (elsewhere and rule in LOCAL_RULES):
             rule(options)
 
 

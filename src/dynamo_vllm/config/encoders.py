@@ -30,9 +30,9 @@ def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | No
     is_encoder = options.card.encodes_media
     if not is_encoder and not options.asks_encoders:
         return None
-    config = written(engine)
+    config = transfer_config(engine)
     inside = config.get("ec_connector_extra_config")
-    extra = {**(inside if isinstance(inside, dict) else {}), **_object(options.ec_extra_config)}
+    extra = {**(inside if isinstance(inside, dict) else {}), **_parse_object(options.ec_extra_config)}
     path = options.ec_storage_path or extra.get(SHARED_FOLDER)
     if not path:
         return None
@@ -41,12 +41,12 @@ def folder_of(options: WorkerOptions, engine: EngineFlags) -> EncoderFolder | No
     return EncoderFolder(str(path), int(options.ec_storage_gb * GB), role)
 
 
-def written(engine: EngineFlags) -> dict[str, object]:
-    """What --ec-transfer-config says."""
-    return _object(engine.get("ec_transfer_config"))
+def transfer_config(engine: EngineFlags) -> dict[str, object]:
+    """Return the parsed --ec-transfer-config."""
+    return _parse_object(engine.get("ec_transfer_config"))
 
 
-def _object(text: str | None) -> dict[str, object]:
+def _parse_object(text: str | None) -> dict[str, object]:
     """Empty if it is not an object; a rule rejects that."""
     try:
         found = json.loads(text or "{}")

@@ -16,7 +16,7 @@ UserArgs = Mapping[str, Any]
 """The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
 
 
-HERE = "[::ffff:127.0.0.1]"
+LOOPBACK = "[::ffff:127.0.0.1]"
 """Loopback, written so that vLLM 0.30 binds it; its events hold the token ids of prompts."""
 
 
@@ -37,7 +37,7 @@ class Situation:
     """Where a connector publishes the engine's KV events together with its own."""
     kv_event_port: int | None = None
     """First port of KV events; the caller names one when there are several data-parallel ranks."""
-    kv_event_host: str = HERE
+    kv_event_host: str = LOOPBACK
     """Whether it listens on this machine only; the ranks of a headless node connect to their leader."""
     socket_folder: str = "/tmp"
     encodes_only: bool = False
@@ -73,7 +73,7 @@ Rule = Callable[[UserArgs, Situation], Fired | None]
 
 def prefix_caching(user: UserArgs, at: Situation) -> Fired | None:
     if at.encodes_only:
-        return Fired("enable_prefix_caching", False, "an encoder alone has no KV cache")
+        return Fired("enable_prefix_caching", False, "an encode worker has no KV cache")
     if "enable_prefix_caching" in user:
         return None
     return Fired("enable_prefix_caching", True, "KV-aware routing needs a prefix cache to route to")
@@ -94,7 +94,7 @@ def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
     return Fired(
         "kv_cache_memory_bytes",
         room // MIB * MIB,
-        f"{part}, 8 GiB at most for one; vLLM would take 92 % of all and not start without",
+        f"{part}, at most 8 GiB for one engine; vLLM would reserve 92 % of all memory, or fail to start",
     )
 
 
@@ -109,7 +109,7 @@ def cpu_threads(_: UserArgs, at: Situation) -> Fired | None:
     return Fired(
         OMP_THREADS,
         max(1, (at.cores - 1) // at.engines),
-        f"of {at.cores} usable {'cores' if at.cores > 1 else 'core'} one is left to everything else{shared}",
+        f"one of {at.cores} usable {'cores' if at.cores > 1 else 'core'} is left for other work{shared}",
     )
 
 
@@ -126,13 +126,15 @@ def runner(user: UserArgs, _: Situation) -> Fired | None:
 def request_logging(user: UserArgs, _: Situation) -> Fired | None:
     if "enable_log_requests" in user:
         return None
-    return Fired("enable_log_requests", False, "prompts do not belong into logs")
+    return Fired("enable_log_requests", False, "prompts must not be in logs")
 
 
 def cpu_executor(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or at.binds_threads or not _chooses_executor(user):
         return None
-    reason = "one process less to start; the queue to a second one spins, four times slower with NIXL"
+    reason = (
+        "one process less to start; the queue to a second process busy-waits, four times slower with NIXL"
+    )
     return Fired("distributed_executor_backend", "uni", reason)
 
 
@@ -161,9 +163,9 @@ def kv_events(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("kv_events_config", value, "the router follows the cache through these events")
 
 
-def heard_at(endpoint: str, host: str) -> str:
+def connect_address(endpoint: str, host: str) -> str:
     """Where to connect for what vLLM publishes at an endpoint that it binds."""
-    for everywhere in (HERE, "*", "[::]"):
+    for everywhere in (LOOPBACK, "*", "[::]"):
         endpoint = endpoint.replace(everywhere, host)
     return endpoint
 
@@ -196,7 +198,11 @@ def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
     else:
         return None
     value = given | {
-        "consolidator_endpoints": [heard_at(endpoint, "127.0.0.1"), at.merged_kv_events, at.merged_kv_events]
+        "consolidator_endpoints": [
+            connect_address(endpoint, "127.0.0.1"),
+            at.merged_kv_events,
+            at.merged_kv_events,
+        ]
     }
     return Fired("additional_config", value, "KVBM publishes vLLM's KV events together with its own")
 
@@ -204,16 +210,16 @@ def merged_kv_events(user: UserArgs, at: Situation) -> Fired | None:
 def hybrid_cache(user: UserArgs, at: Situation) -> Fired | None:
     if not at.has_plain_blocks or "disable_hybrid_kv_cache_manager" in user:
         return None
-    # vLLM 0.30 sees by itself that such a connector alone cannot; not that KVBM beside NIXL cannot, nor that
+    # vLLM 0.30 detects such a connector alone; it does not detect KVBM together with NIXL, nor that
     # the decode worker at the other end of NIXL must do the same.
-    reason = "the KV connector knows one kind of cache block"
+    reason = "the KV connector supports one kind of cache block"
     return Fired("disable_hybrid_kv_cache_manager", True, reason)
 
 
 def dtype(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or at.has_bfloat16 or "dtype" in user:
         return None
-    return Fired("dtype", "float32", "vLLM's bfloat16 kernels end on this CPU with an illegal instruction")
+    return Fired("dtype", "float32", "vLLM's bfloat16 kernels crash on this CPU (illegal instruction)")
 
 
 COMPILE_ARGUMENTS = frozenset({"enforce_eager", "compilation_config", "optimization_level"})
@@ -223,7 +229,7 @@ COMPILE_ARGUMENTS = frozenset({"enforce_eager", "compilation_config", "optimizat
 def cpu_eager(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or COMPILE_ARGUMENTS & user.keys():
         return None
-    reason = "compiling a model takes minutes on a CPU, needs a C++ compiler and makes it hardly faster"
+    reason = "compiling a model takes minutes on a CPU, needs a C++ compiler and hardly makes it faster"
     return Fired("enforce_eager", True, reason)
 
 
@@ -234,18 +240,20 @@ def cpu_patches(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("worker_extension_cls", value, "our patches for vLLM's CPU workers, which `check` lists")
 
 
-def whole_prompts(user: UserArgs, at: Situation) -> Fired | None:
+def unchunked_prefill(user: UserArgs, at: Situation) -> Fired | None:
     # vLLM 0.30 switches it off itself for an encoder, after it chose the step's size: a longer prompt waits
-    # for ever, and everybody behind it.
+    # forever, and so do all requests after it.
     if not at.encodes_only:
         return None
-    return Fired("enable_chunked_prefill", False, "an encoder alone takes a prompt in one step, however long")
+    return Fired(
+        "enable_chunked_prefill", False, "an encode worker processes a prompt in one step, however long"
+    )
 
 
 def encoded_media(user: UserArgs, at: Situation) -> Fired | None:
     if not at.takes_encoded or "enable_mm_embeds" in user:
         return None
-    return Fired("enable_mm_embeds", True, "encoders hand their output over instead of pixels")
+    return Fired("enable_mm_embeds", True, "encode workers send their output instead of pixels")
 
 
 DEFAULT_ADAPTERS = 4
@@ -264,18 +272,18 @@ def lora_slots(user: UserArgs, at: Situation) -> Fired | None:
     wanted = user.get("max_loras")
     if at.device == "cpu":
         # vLLM 0.30: with every slot taken, a request without adapter gets the output of one.
-        reason = "one slot stays free: vLLM's CPU kernels mix up requests without an adapter otherwise"
+        reason = "one slot stays free: otherwise vLLM's CPU kernels mix up requests without an adapter"
         return Fired("max_loras", (wanted or DEFAULT_ADAPTERS) + 1, reason)
     if wanted is not None:
         return None
-    return Fired("max_loras", DEFAULT_ADAPTERS, "vLLM would take one adapter")
+    return Fired("max_loras", DEFAULT_ADAPTERS, "vLLM's default is one adapter")
 
 
 def memory_reports(user: UserArgs, at: Situation) -> Fired | None:
     if at.device == "cpu" or not user.get("enable_sleep_mode") or "worker_extension_cls" in user:
         return None
     value = "dynamo_vllm.engine.process.gpu_memory.MemoryExtension"
-    return Fired("worker_extension_cls", value, "sleep says how much memory it freed")
+    return Fired("worker_extension_cls", value, "sleep reports how much memory it freed")
 
 
 def traces(user: UserArgs, at: Situation) -> Fired | None:
@@ -299,7 +307,7 @@ RULES: tuple[Rule, ...] = (
     merged_kv_events,
     hybrid_cache,
     cpu_patches,
-    whole_prompts,
+    unchunked_prefill,
     encoded_media,
     lora,
     lora_slots,

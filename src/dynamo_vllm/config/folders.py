@@ -28,7 +28,7 @@ def cache(environment: Mapping[str, str]) -> Path:
     if named := environment.get("XDG_CACHE_HOME"):
         return Path(named)
     mine = home(environment)
-    return (mine if mine is not None and is_usable(mine) else spare(environment)) / ".cache"
+    return (mine if mine is not None and is_usable(mine) else spare_home(environment)) / ".cache"
 
 
 def home(environment: Mapping[str, str]) -> Path | None:
@@ -53,8 +53,8 @@ def can_be_written(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def spare(environment: Mapping[str, str]) -> Path:
-    """Return the substitute for the home folder; nobody else may have put anything there."""
+def spare_home(environment: Mapping[str, str]) -> Path:
+    """Return the substitute for the home folder; refuse one that others can write to."""
     if named := environment.get("XDG_CACHE_HOME"):
         folder = Path(named, "dynamo-vllm", "home")
     else:
@@ -64,7 +64,7 @@ def spare(environment: Mapping[str, str]) -> Path:
     except OSError:
         return folder
     if not private.is_own_folder(found):
-        raise ConfigError(f"{folder} could be another user's; set HOME to a folder that you can write to")
+        raise ConfigError(f"{folder} may belong to another user; set HOME to a folder that you can write to")
     return folder
 
 
@@ -76,7 +76,7 @@ def for_worker(environment: Mapping[str, str]) -> dict[str, str]:
     mine = home(environment)
     if mine is not None and is_usable(mine):
         return _missing(environment, {"HOME": mine})
-    folder = make_spare(environment)
+    folder = make_spare_home(environment)
     if mine is None or not mine.is_dir():
         return {"HOME": str(folder)}
     wanted = {
@@ -85,7 +85,7 @@ def for_worker(environment: Mapping[str, str]) -> dict[str, str]:
         "TRITON_HOME": folder,
         "FLASHINFER_WORKSPACE_BASE": folder,
         "CUDA_CACHE_PATH": folder / ".nv" / "ComputeCache",
-        **_hub(mine),
+        **_hub_home(mine),
     }
     return _missing(environment, wanted)
 
@@ -95,31 +95,31 @@ def for_frontend(environment: Mapping[str, str]) -> dict[str, str]:
     mine = home(environment)
     if mine is not None and is_usable(mine):
         return _missing(environment, {"HOME": mine})
-    hub = _missing(environment, _hub(mine)) if mine is not None else {}
-    return {"HOME": str(make_spare(environment)), **hub}
+    hub = _missing(environment, _hub_home(mine)) if mine is not None else {}
+    return {"HOME": str(make_spare_home(environment)), **hub}
 
 
-def kept_by_frontend(environment: Mapping[str, str]) -> Path:
+def frontend_cache(environment: Mapping[str, str]) -> Path:
     """Return where it keeps tokenizers; it would retry forever if it cannot."""
     folder = Path(environment["HOME"], ".cache")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise StartError(f"{folder} cannot be made: {exc.strerror}; set HOME to another folder") from None
+        raise StartError(f"{folder} cannot be created: {exc.strerror}; set HOME to another folder") from None
     return folder
 
 
-def make_spare(environment: Mapping[str, str]) -> Path:
-    folder = spare(environment)
+def make_spare_home(environment: Mapping[str, str]) -> Path:
+    folder = spare_home(environment)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as exc:
         raise ConfigError(
-            f"there is no home folder that can be written to, and {folder} cannot be made ({exc.strerror}); "
+            f"the home folder is not writable, and {folder} cannot be created ({exc.strerror}); "
             "set HOME to a folder that you can write to"
         ) from None
-    return spare(environment)  # somebody may have been faster
+    return spare_home(environment)  # another process may have created it first
 
 
 def _missing(environment: Mapping[str, str], wanted: Mapping[str, Path]) -> dict[str, str]:
@@ -127,22 +127,22 @@ def _missing(environment: Mapping[str, str], wanted: Mapping[str, Path]) -> dict
     return {name: str(path) for name, path in wanted.items() if not environment.get(name)}
 
 
-def _hub(home: Path) -> dict[str, Path]:
+def _hub_home(home: Path) -> dict[str, Path]:
     """Existing models are worth more than a place to download others to."""
     return {"HF_HOME": home / _HUB} if (home / _HUB).is_dir() else {}
 
 
-def refuse_full(folder: Path, remedy: str) -> None:
+def refuse_full_disk(folder: Path, remedy: str) -> None:
     """Reject a full disk in one line: otherwise processes wait for files that never come."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_ROOM_BYTES))
             file.flush()
     except OSError as exc:
-        raise StartError(f"{folder}: {exc.strerror}; free some there, or {remedy}") from None
+        raise StartError(f"{folder}: {exc.strerror}; free disk space there, or {remedy}") from None
 
 
-def complete(
+def complete_environment(
     environment: Mapping[str, str], missing: Callable[[Mapping[str, str]], dict[str, str]]
 ) -> dict[str, str]:
     """Return the environment with what is missing in it, for this process and its children."""

@@ -15,16 +15,16 @@ _DIFFERS = ("DYN_",)
 _MAY_DIFFER = ("CUDA_VISIBLE_DEVICES",)
 
 
-def why_not(options: WorkerOptions, environment: Mapping[str, str]) -> str | None:
+def why_not_forked(options: WorkerOptions, environment: Mapping[str, str]) -> str | None:
     """Return why each process of this worker starts from scratch and imports vLLM itself; None if
     it need not.
     """
     if options.engine != "vllm":
-        return "it has no engine of vLLM"
+        return "it does not run vLLM"
     if not options.fork:
         return "--no-fork"
     if options.omni:
-        return "vLLM-Omni starts the processes of its stages by itself"
+        return "vLLM-Omni starts the processes of its stages itself"
     if environment.get(METHOD) == "spawn":
         return f"{METHOD}=spawn"
     if environment.get(_BIND, "nobind") != "nobind":
@@ -32,7 +32,7 @@ def why_not(options: WorkerOptions, environment: Mapping[str, str]) -> str | Non
     return None
 
 
-def of_imports(environment: Mapping[str, str]) -> dict[str, str]:
+def import_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that must be equal in processes that share their imports.
 
     Libraries read many of theirs at import; ours, and the GPU of a worker, matter later.

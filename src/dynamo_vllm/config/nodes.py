@@ -77,7 +77,7 @@ class Node:
         return self.first_rank + self.local_ranks
 
     @property
-    def lifeline_port(self) -> int:
+    def link_port(self) -> int:
         return self.port + 1
 
     @property
@@ -94,7 +94,7 @@ class Node:
         return f"rank {last}" if last == self.first_rank else f"ranks {self.first_rank} to {last}"
 
 
-def of(headless: bool, flags: Mapping[str, str | None]) -> Node:
+def from_flags(headless: bool, flags: Mapping[str, str | None]) -> Node:
     """Return the node that these flags describe; an invalid number counts as not given, vLLM rejects it."""
     ranks = _number(flags, "data_parallel_size") or 1
     nodes, node_rank = _number(flags, "nnodes") or 1, _number(flags, "node_rank") or 0

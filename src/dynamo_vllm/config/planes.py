@@ -71,7 +71,7 @@ def check_addresses(flag: str, text: str, schemes: tuple[str, ...]) -> None:
             is_known = False
         if not is_known:
             example = f"{schemes[0]}://HOST:{_PORTS[schemes[0]]}"
-            raise ConfigError(f"{flag} {address!r} is no address of a server; write {example}")
+            raise ConfigError(f"{flag} {address!r} is not the address of a server; write {example}")
 
 
 def etcd_access(o: ReachOptions, environment: Mapping[str, str]) -> EtcdAccess | None:
@@ -104,7 +104,7 @@ def refuse_unreachable(servers: list[Server], seconds: float = REACH_SECONDS) ->
             if time.monotonic() > deadline:
                 raise StartError(
                     f"{server.name} does not answer at {', '.join(reasons)}; {server.why} needs it. "
-                    f"Start it, or say with {server.flag} where it is"
+                    f"Start it, or give its address with {server.flag}"
                 )
             time.sleep(0.2)
 

@@ -27,17 +27,17 @@ def make_own(folder: Path, remedy: str) -> None:
         make(folder)
         found = folder.lstat()
     except OSError as exc:
-        raise ConfigError(f"{folder} cannot be made: {exc.strerror}; {remedy}") from None
+        raise ConfigError(f"{folder} cannot be created: {exc.strerror}; {remedy}") from None
     if not is_own_folder(found):
-        raise ConfigError(f"{folder} could be another user's; remove it, or {remedy}")
+        raise ConfigError(f"{folder} may belong to another user; remove it, or {remedy}")
 
 
 def is_own_folder(found: os.stat_result) -> bool:
-    """Return what `lstat` says of a folder in which nobody else can write; a link is rejected."""
+    """Return what `lstat` says of a folder in which no other user can write; a link is rejected."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
-def opened(path: Path, flags: int, *, of_anyone: bool = False) -> int:
+def open_file(path: Path, flags: int, *, of_anyone: bool = False) -> int:
     """Return the descriptor of a regular file of this user; anything else raises an OSError,
     without waiting.
     """
@@ -45,12 +45,12 @@ def opened(path: Path, flags: int, *, of_anyone: bool = False) -> int:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or not (of_anyone or found.st_uid == os.getuid()):
         os.close(descriptor)
-        raise PermissionError(1, "it is no file of this user", str(path))
+        raise PermissionError(1, "not a regular file of this user", str(path))
     return descriptor
 
 
 def write(path: Path, text: str) -> None:
     """Create a file that only this user can read, replacing whatever had its name."""
     path.unlink(missing_ok=True)
-    with os.fdopen(opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
         file.write(text)

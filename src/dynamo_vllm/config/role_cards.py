@@ -39,7 +39,7 @@ class RoleCard:
     """Which side of a KV transfer it is, in vLLM's words: kv_producer, kv_consumer, or kv_both."""
     encodes_media: bool = False
     """Whether it runs only the vision encoder, for workers that answer."""
-    tells_stages: bool = False
+    reports_stages: bool = False
     """Whether it reports when a request has arrived and when it is prepared; callers time both."""
 
     @property
@@ -59,7 +59,7 @@ class RoleCard:
 
     @property
     def helps_others(self) -> bool:
-        """Whether it answers nobody by itself."""
+        """Whether it only helps other workers and answers no client itself."""
         return self.endpoint_types == ()
 
     @property
@@ -99,7 +99,7 @@ CARDS: Mapping[str, RoleCard] = {
         is_listed=False,
         takes_guides=False,
         encodes_media=True,
-        tells_stages=True,
+        reports_stages=True,
     ),
 }
 """The roles that --disaggregation-mode names."""

@@ -31,10 +31,10 @@ def export(
     `service` is the name of this process in traces.
     """
     make_discovery_folder(options)
-    said = {**variables(options), **traces(options), **more}
-    os.environ.update(said)
+    ours = {**variables(options), **traces(options), **more}
+    os.environ.update(ours)
     for name, value in {**defaults(options), _THREADS: str(threads), "OTEL_SERVICE_NAME": service}.items():
-        if name not in environment and name not in said:
+        if name not in environment and name not in ours:
             os.environ[name] = value
 
 
@@ -56,7 +56,7 @@ def make_discovery_folder(options: ReachOptions) -> None:
     if options.discovery_folder is not None and options.file_kv is None:
         private.make_own(options.discovery_folder, "name a folder with --file-kv")
     elif options.discovery_folder is not None:
-        with contextlib.suppress(OSError):  # the runtime says what is wrong with it
+        with contextlib.suppress(OSError):  # the runtime reports what is wrong with it
             private.make(options.discovery_folder)
 
 

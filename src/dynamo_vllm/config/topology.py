@@ -81,7 +81,7 @@ def _group(data: object, where: str) -> WorkerGroup:
     values = dict(_mapping(data, where))
     count = values.pop("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"{where}: count {count!r} is no number of workers; use 1 or more")
+        raise ConfigError(f"{where}: count {count!r} is not a number of workers; use 1 or more")
     env = _mapping(values.pop("env", {}), f"{where}: env")
     args = values.pop("args", [])
     if not isinstance(args, list):
@@ -154,7 +154,7 @@ def _text(value: object, where: str) -> str:
         return str(value)
     if isinstance(value, dict):
         return json.dumps(value)
-    raise ConfigError(f"{where}: {value!r} is no text and no number")
+    raise ConfigError(f"{where}: {value!r} is neither text nor a number")
 
 
 # --- the command line over the file ---------------------------------------------------------------------
@@ -162,8 +162,8 @@ def _text(value: object, where: str) -> str:
 
 def override(topology: Topology, line: CommandLine) -> Topology:
     """Return the file's topology with the values of the command line."""
-    _refuse_role_over_roles(topology.workers, line)
-    groups = _with_encoders(_counted(topology.workers, line), line)
+    _refuse_role_flag(topology.workers, line)
+    groups = _with_encoders(_with_counts(topology.workers, line), line)
     return Topology(
         model=topology.model,
         frontend={**topology.frontend, **line.frontend},
@@ -178,24 +178,26 @@ def override(topology: Topology, line: CommandLine) -> Topology:
     )
 
 
-def _refuse_role_over_roles(groups: tuple[WorkerGroup, ...], line: CommandLine) -> None:
+def _refuse_role_flag(groups: tuple[WorkerGroup, ...], line: CommandLine) -> None:
     """One role for all would make the prefill workers of a file decode workers too."""
     named = role_flags(line.worker)
     if named and len({card_of(group) for group in groups}) > 1:
         raise ConfigError(
-            f"{named[0]}: the file says what each worker does; leave it out, or set 'role' there"
+            f"{named[0]}: the file already sets the role of each worker; leave it out, or set 'role' there"
         )
 
 
-def _counted(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[WorkerGroup, ...]:
+def _with_counts(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[WorkerGroup, ...]:
     """Return the groups with the numbers of the command line."""
     if line.prefill is not None and line.decode is not None:
         asked = f"--prefill {line.prefill} --decode {line.decode}"
         if groups != (WorkerGroup(),):
-            raise ConfigError(f"{asked}: the file has groups of its own; give them 'role' and 'count' there")
+            raise ConfigError(
+                f"{asked}: the file already has groups of workers; set 'role' and 'count' there"
+            )
         if named := role_flags(line.worker):
-            raise ConfigError(f"{asked} already say what each worker does; leave {named[0]} out")
-        return (_of_role("prefill", line.prefill), _of_role("decode", line.decode))
+            raise ConfigError(f"{asked} already set the role of each worker; leave {named[0]} out")
+        return (_group_of_role("prefill", line.prefill), _group_of_role("decode", line.decode))
     if line.workers is None:
         return groups
     if len(groups) > 1:
@@ -208,10 +210,14 @@ def _with_encoders(groups: tuple[WorkerGroup, ...], line: CommandLine) -> tuple[
     if line.encode is None:
         return groups
     if any(card_of(group).encodes_media for group in groups):
-        raise ConfigError(f"--encode {line.encode}: the file has such a group; set its count there")
+        raise ConfigError(
+            f"--encode {line.encode}: the file already has encode workers; set their count there"
+        )
     if named := role_flags(line.worker):
-        raise ConfigError(f"--encode {line.encode} already says what each worker does; leave {named[0]} out")
-    return (*(_behind_encoders(group) for group in groups), _of_role("encode", line.encode))
+        raise ConfigError(
+            f"--encode {line.encode} already sets the role of each worker; leave {named[0]} out"
+        )
+    return (*(_calling_encoders(group) for group in groups), _group_of_role("encode", line.encode))
 
 
 _ASK_ENCODERS = ("route_to_encoder", "ec_consumer_mode", "multimodal_worker")
@@ -242,14 +248,14 @@ def _for_group(group: WorkerGroup, given: Values) -> Values:
     return {name: value for name, value in given.items() if name not in without}
 
 
-def _behind_encoders(group: WorkerGroup) -> WorkerGroup:
+def _calling_encoders(group: WorkerGroup) -> WorkerGroup:
     """A decode worker gets the KV cache of encoded media; it has its own vision encoder for what is lost."""
     if card_of(group).takes_kv or "ec_consumer_mode" in group.options:
         return group
     return dataclasses.replace(group, options={"route_to_encoder": True, **group.options})
 
 
-def _of_role(role: str, count: int) -> WorkerGroup:
+def _group_of_role(role: str, count: int) -> WorkerGroup:
     return WorkerGroup(count=count, options={"disaggregation_mode": role})
 
 

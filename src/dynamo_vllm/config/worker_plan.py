@@ -35,8 +35,8 @@ class WorkerPlan:
     @classmethod
     def of(cls, options: WorkerOptions, engine_argv: Sequence[str] = ()) -> WorkerPlan:
         flags = engine_flags(engine_argv)
-        options = with_written_role(options, flags)
-        node, folder = nodes.of(options.headless, flags), encoders.folder_of(options, flags)
+        options = with_transfer_role(options, flags)
+        node, folder = nodes.from_flags(options.headless, flags), encoders.folder_of(options, flags)
         return cls(options, tuple(engine_argv), flags, node, folder)
 
     def with_options(self, options: WorkerOptions) -> WorkerPlan:
@@ -54,12 +54,12 @@ def parse(
     return WorkerPlan.of(*build.parse(WorkerOptions, argv, env, prog, description, epilog))
 
 
-def with_written_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:
+def with_transfer_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:
     """Return the options with the side of the transfer that --ec-transfer-config names.
 
     If the user also named another role, it stays, and a rule rejects the two.
     """
-    written = encoders.written(engine).get("ec_role")
+    written = encoders.transfer_config(engine).get("ec_role")
     if written == encoders.PRODUCER and options.card.does_all and options.disaggregation_mode is None:
         return dataclasses.replace(options, disaggregation_mode="encode")
     if written == encoders.CONSUMER and not options.card.encodes_media:

@@ -16,12 +16,13 @@ from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import plan as plans
+from dynamo_vllm.supervise.planning.process import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dynamo_vllm.config.topology import Topology, Values, WorkerGroup
-    from dynamo_vllm.supervise.planning.plan import Plan, Process
+    from dynamo_vllm.supervise.planning.process import Plan, Process
 
 MODELS = "/models"
 """Where every container mounts the model volume."""
@@ -37,7 +38,7 @@ PRE_STOP_SECONDS = 5
 """The pause between a pod's removal from discovery and its SIGTERM, after which it gets no new requests."""
 SPARE_SECONDS = 5
 _LIMITS = SupervisorLimits()
-_ENDS_WITH = len(plans.COMMAND)
+_ENDS_WITH = len(COMMAND)
 
 _PLANES = ("request_plane", "event_plane")
 _LOCAL = (*PLANES, "bind_host", "system_host", "system_port")

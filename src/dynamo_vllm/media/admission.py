@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
 T = TypeVar("T")
-Places = tuple[asyncio.Semaphore, ...]
+Slots = tuple[asyncio.Semaphore, ...]
 """One slot of each is needed, always in the same order, so that no deadlock is possible."""
 
 
-class Clock:
-    """What is left of a time budget that is spent in steps; `late` is raised when it is over."""
+class TimeBudget:
+    """What is left of a time budget that is spent in steps; `error` is raised when it is over."""
 
-    def __init__(self, seconds: float, late: Exception) -> None:
+    def __init__(self, seconds: float, error: Exception) -> None:
         self._left = seconds
-        self._late = late
+        self._error = error
 
     async def spend(self, step: Awaitable[T]) -> T:
         if self._left == math.inf:
@@ -30,25 +30,25 @@ class Clock:
             async with asyncio.timeout(self._left):
                 return await step
         except TimeoutError:
-            raise self._late from None
+            raise self._error from None
         finally:
             self._left -= time.monotonic() - began
 
 
-FOREVER = Clock(math.inf, TimeoutError())
+UNLIMITED = TimeBudget(math.inf, TimeoutError())
 
 
-async def take(places: Sequence[asyncio.Semaphore], waiting: Clock) -> None:
+async def acquire_all(slots: Sequence[asyncio.Semaphore], waiting: TimeBudget) -> None:
     taken: list[asyncio.Semaphore] = []
     try:
-        for place in places:
-            await waiting.spend(place.acquire())
-            taken.append(place)
+        for slot in slots:
+            await waiting.spend(slot.acquire())
+            taken.append(slot)
     except BaseException:
-        give(taken)
+        release_all(taken)
         raise
 
 
-def give(places: Sequence[asyncio.Semaphore]) -> None:
-    for place in places:
-        place.release()
+def release_all(slots: Sequence[asyncio.Semaphore]) -> None:
+    for slot in slots:
+        slot.release()

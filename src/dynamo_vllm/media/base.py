@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
 MEGABYTE = 1 << 20
 MEGAPIXEL = 1_000_000
-MAX_SOUND_BYTES = 256 << 20
+MAX_AUDIO_BYTES = 256 << 20
 """All channels, as floats; vLLM has the same limit."""
 MAX_CHANNELS = 4
 """Channels of an image: grey, grey with alpha, RGB, RGBA."""
@@ -76,7 +76,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """Loaded media. All requests with the same content share it: nobody may change it."""
+    """Loaded media. All requests with the same content share it: it must not be changed."""
 
     kind: Kind
     data: Image | Video | Audio
@@ -112,7 +112,7 @@ class MediaLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class LoaderCapacity:
     """How much of a worker the loading of media may use."""
 
     at_once: int = 64

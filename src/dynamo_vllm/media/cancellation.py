@@ -1,4 +1,4 @@
-"""Tells work in a thread that its time is over or that nobody waits for it any more."""
+"""Stops work in a thread when its time is over or no caller waits for it any more."""
 
 from __future__ import annotations
 

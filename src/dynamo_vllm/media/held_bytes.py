@@ -13,12 +13,12 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.media.admission import FOREVER, give, take
+from dynamo_vllm.media.admission import UNLIMITED, acquire_all, release_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from dynamo_vllm.media.admission import Clock, Places
+    from dynamo_vllm.media.admission import Slots, TimeBudget
 
 _current: ContextVar[Hold | None] = ContextVar("hold", default=None)
 
@@ -27,14 +27,14 @@ class Hold:
     """What one request holds."""
 
     def __init__(self) -> None:
-        self.things: dict[int, object] = {}
+        self.items: dict[int, object] = {}
         """By identity: requests with the same content share the decoded media."""
         self.memory: MediaMemory | None = None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release everything; idempotent."""
         if self.memory is not None:
-            self.memory.let_go(self)
+            self.memory.release(self)
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def held_by_request() -> Iterator[Hold]:
         yield hold
     finally:
         _current.set(None)
-        hold.let_go()
+        hold.release()
 
 
 @contextmanager
@@ -71,34 +71,34 @@ class MediaMemory:
         self._max_bytes = max_bytes
         self.bytes = 0
         self._holds: dict[Hold, None] = {}  # the oldest first
-        self._held: dict[int, tuple[int, int]] = {}  # of each thing: its bytes, how many hold it
+        self._held: dict[int, tuple[int, int]] = {}  # of each item: its bytes, how many hold it
         self._waiting: dict[Hold, asyncio.Event] = {}
 
     def __len__(self) -> int:
         """Return how many requests hold something, or want to."""
         return len(self._holds)
 
-    async def take(self, hold: Hold, places: Places, waiting: Clock = FOREVER) -> None:
+    async def take(self, hold: Hold, slots: Slots, waiting: TimeBudget = UNLIMITED) -> None:
         """Wait for room before a step that needs more bytes."""
         while True:
             await waiting.spend(self._room(hold))
-            await take(places, waiting)
+            await acquire_all(slots, waiting)
             if self._has_room(hold):
-                self._tell(1)  # there may be room for one more
+                self._wake_waiters(1)  # there may be room for one more
                 return
-            give(places)
+            release_all(slots)
 
     async def _room(self, hold: Hold) -> None:
         while not self._has_room(hold):
             await self._waiting.setdefault(hold, asyncio.Event()).wait()
 
     @asynccontextmanager
-    async def turn(self, hold: Hold, places: Places, waiting: Clock = FOREVER) -> AsyncIterator[None]:
-        await self.take(hold, places, waiting)
+    async def turn(self, hold: Hold, slots: Slots, waiting: TimeBudget = UNLIMITED) -> AsyncIterator[None]:
+        await self.take(hold, slots, waiting)
         try:
             yield
         finally:
-            give(places)
+            release_all(slots)
 
     def _has_room(self, hold: Hold) -> bool:
         self._enter(hold)
@@ -108,36 +108,36 @@ class MediaMemory:
         hold.memory = self
         self._holds.setdefault(hold)
 
-    def keep(self, hold: Hold, thing: object, size: int) -> None:
+    def keep(self, hold: Hold, item: object, size: int) -> None:
         """Count bytes without waiting: they exist already."""
         self._enter(hold)
-        if id(thing) in hold.things:
+        if id(item) in hold.items:
             return
-        hold.things[id(thing)] = thing
-        _, holders = self._held.get(id(thing), (size, 0))
-        self._held[id(thing)] = size, holders + 1
+        hold.items[id(item)] = item
+        _, holders = self._held.get(id(item), (size, 0))
+        self._held[id(item)] = size, holders + 1
         if not holders:
             self.bytes += size
 
-    def drop(self, hold: Hold, thing: object) -> None:
-        if hold.things.pop(id(thing), None) is None:
+    def drop(self, hold: Hold, item: object) -> None:
+        if hold.items.pop(id(item), None) is None:
             return
-        size, holders = self._held.pop(id(thing))
+        size, holders = self._held.pop(id(item))
         if holders > 1:
-            self._held[id(thing)] = size, holders - 1
+            self._held[id(item)] = size, holders - 1
             return
         self.bytes -= size
-        self._tell()
+        self._wake_waiters()
 
-    def let_go(self, hold: Hold) -> None:
-        for thing in [*hold.things.values()]:
-            self.drop(hold, thing)
+    def release(self, hold: Hold) -> None:
+        for item in [*hold.items.values()]:
+            self.drop(hold, item)
         if hold in self._holds:
             del self._holds[hold]
             self._waiting.pop(hold, None)
-            self._tell()  # another may be the oldest now
+            self._wake_waiters()  # another may be the oldest now
 
-    def _tell(self, most: int = 64) -> None:
+    def _wake_waiters(self, most: int = 64) -> None:
         """Wake some waiters, and these in turn others: waking a thousand at once, most in vain, would block
         the event loop."""
         self._wake([*islice(self._holds, 1)])  # always the oldest: it may have become so just now

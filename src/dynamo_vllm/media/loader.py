@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from dynamo_vllm.errors import MediaRefused, MediaTooLarge, Overloaded
-from dynamo_vllm.media.admission import Clock, give
-from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, MediaItem, MediaLimits, Room
+from dynamo_vllm.media.admission import TimeBudget, release_all
+from dynamo_vllm.media.base import KINDS, MEGABYTE, MEGAPIXEL, LoaderCapacity, MediaItem, MediaLimits
 from dynamo_vllm.media.cache import MediaCache
 from dynamo_vllm.media.cancellation import Deadline
 from dynamo_vllm.media.decode import audio, image, sniff, video
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from dynamo_vllm.config.options import WorkerOptions
-    from dynamo_vllm.media.admission import Places
+    from dynamo_vllm.media.admission import Slots
     from dynamo_vllm.media.base import Audio, Kind, MediaRef, Pixels, PixelSource, Video
     from dynamo_vllm.media.decode.frame_sampling import Sampler
     from dynamo_vllm.media.held_bytes import Hold
@@ -45,13 +45,15 @@ def make_loader(
     reach: Reach | None = None,
     sampler: Sampler = SAMPLERS["opencv"],
     pixels: PixelSource | None = None,
-    **room: int,
+    **capacity: int,
 ) -> Loader:
-    """`sampler` chooses the frames of videos; `room` has fields of `Room`.
+    """`sampler` chooses the frames of videos; `capacity` has fields of `LoaderCapacity`.
 
     `pixels` reads images that the frontend decoded; without it they are refused.
     """
-    return Loader(limits or MediaLimits(), folder, reach or Reach(), Room(**room), sampler, pixels)
+    return Loader(
+        limits or MediaLimits(), folder, reach or Reach(), LoaderCapacity(**capacity), sampler, pixels
+    )
 
 
 def from_options(
@@ -87,11 +89,11 @@ def from_options(
 
 
 @dataclass(frozen=True, slots=True)
-class _Clocks:
-    """The state of one item."""
+class _Budgets:
+    """The time budgets of one item."""
 
-    working: Clock
-    waiting: Clock
+    working: TimeBudget
+    waiting: TimeBudget
 
 
 @dataclass(slots=True)
@@ -111,22 +113,22 @@ class Loader:
         limits: MediaLimits,
         folder: Path | None,
         reach: Reach,
-        room: Room,
+        capacity: LoaderCapacity,
         sampler: Sampler,
         pixels: PixelSource | None = None,
     ) -> None:
-        at_once, threads = room.at_once, room.threads
+        at_once, threads = capacity.at_once, capacity.threads
         self._limits = limits
         self._folder = folder
         self._sampler = sampler
         self._pixels = pixels
-        self.cache = MediaCache(room.cache_bytes)
-        self.memory = MediaMemory(room.memory_bytes)
+        self.cache = MediaCache(capacity.cache_bytes)
+        self.memory = MediaMemory(capacity.memory_bytes)
         self._decoding: dict[str, _Decoding] = {}
         self._slots = asyncio.Semaphore(at_once)
-        self._slots_of_one = max(1, at_once // 8)
+        self._slots_per_request = max(1, at_once // 8)
         self._servers = asyncio.Semaphore(max(1, at_once // 2))  # half is for items without a server
-        self._slots_of_host = max(1, at_once // 4)
+        self._slots_per_host = max(1, at_once // 4)
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._decoders = ThreadPoolExecutor(threads, "media-decode")
         self._threads = asyncio.Semaphore(threads)  # nothing waits inside the pool: it could not be cancelled
@@ -140,14 +142,14 @@ class Loader:
 
     async def load_all(self, refs: Sequence[MediaRef]) -> list[MediaItem]:
         self._check_counts(refs)
-        mine = asyncio.Semaphore(self._slots_of_one)  # a request with many slow URLs blocks nobody else
+        mine = asyncio.Semaphore(self._slots_per_request)  # a request with many slow URLs blocks nobody else
         with holding() as hold:
             if len(refs) == 1:
-                return [await self._load(refs[0], _part(refs, 0), mine, hold)]
+                return [await self._load(refs[0], _describe_part(refs, 0), mine, hold)]
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
-                        group.create_task(self._load(ref, _part(refs, index), mine, hold))
+                        group.create_task(self._load(ref, _describe_part(refs, index), mine, hold))
                         for index, ref in enumerate(refs)
                     ]
             except BaseExceptionGroup as failed:
@@ -160,62 +162,65 @@ class Loader:
         for kind in KINDS:
             count, most = sum(ref.kind == kind for ref in refs), self._limits.per_request.get(kind, 0)
             if count > most:
-                raise MediaTooLarge(f"{count} {kind} parts; this worker takes {most} in a request")
+                raise MediaTooLarge(f"{count} {kind} parts; this worker takes at most {most} per request")
 
     async def _load(self, ref: MediaRef, part: str, mine: asyncio.Semaphore, hold: Hold) -> MediaItem:
         seconds, queue_seconds = self._limits.timeout_seconds, self._limits.queue_seconds
         flags = "--media-queue-seconds, --media-memory-mb"
-        clocks = _Clocks(
-            Clock(seconds, MediaRefused(f"not loaded within {seconds:g} s")),
-            Clock(queue_seconds, Overloaded(f"{part}: not its turn within {queue_seconds:g} s ({flags})")),
+        budgets = _Budgets(
+            TimeBudget(seconds, MediaRefused(f"not loaded within {seconds:g} s")),
+            TimeBudget(
+                queue_seconds,
+                Overloaded(f"{part}: waited more than {queue_seconds:g} s in a queue ({flags})"),
+            ),
         )
         async with mine:  # no timeout: it waits for its own items, which have theirs
             try:
                 if ref.pixels is not None:
-                    return await self._of_pixels(ref.pixels, hold, clocks)
-                return await self._of_url(ref, hold, clocks)
+                    return await self._load_pixels(ref.pixels, hold, budgets)
+                return await self._load_url(ref, hold, budgets)
             except MediaRefused as exc:
                 raise type(exc)(f"{part}: {exc}") from exc
 
-    async def _of_url(self, ref: MediaRef, hold: Hold, clocks: _Clocks) -> MediaItem:
-        async with self.memory.turn(hold, (*self._asking(ref), self._slots), clocks.waiting):
-            data = await clocks.working.spend(self._fetch(ref.url))
+    async def _load_url(self, ref: MediaRef, hold: Hold, budgets: _Budgets) -> MediaItem:
+        async with self.memory.turn(hold, (*self._fetch_slots(ref), self._slots), budgets.waiting):
+            data = await budgets.working.spend(self._fetch(ref.url))
             self.memory.keep(hold, data, len(data))
         try:
-            item = await self._decoded(ref.kind, data, hold, clocks)
+            item = await self._decode_once(ref.kind, data, hold, budgets)
             self.memory.keep(hold, item, item.size)
             return item
         finally:
             self.memory.drop(hold, data)
 
-    def _asking(self, ref: MediaRef) -> Places:
+    def _fetch_slots(self, ref: MediaRef) -> Slots:
         """Servers may use half of the slots, and one server half of these, so that others continue."""
         if ref.pixels is not None or _scheme(ref.url) in ("data", "file"):
             return ()
         _check_length(ref.url)
         host = fetch_http.Hop.parse(ref.url).host.rstrip(".")
-        places = self._hosts.get(host)  # while somebody has or wants one
-        if places is None:
-            places = self._hosts[host] = asyncio.Semaphore(self._slots_of_host)
-        return places, self._servers
+        slots = self._hosts.get(host)  # while somebody has or wants one
+        if slots is None:
+            slots = self._hosts[host] = asyncio.Semaphore(self._slots_per_host)
+        return slots, self._servers
 
-    def _decoding_places(self, kind: Kind) -> Places:
+    def _decoding_slots(self, kind: Kind) -> Slots:
         return (self._threads,) if kind == "image" else (self._threads_for_slow, self._threads)
 
-    async def _of_pixels(self, pixels: Pixels, hold: Hold, clocks: _Clocks) -> MediaItem:
+    async def _load_pixels(self, pixels: Pixels, hold: Hold, budgets: _Budgets) -> MediaItem:
         if self._pixels is None:
             raise MediaRefused("this worker was started without --frontend-decoding")
         image.check_size(pixels.width, pixels.height, self._limits)  # before memory is taken for it
-        async with self.memory.turn(hold, self._decoding_places("image"), clocks.waiting):
-            data = await clocks.working.spend(self._pixels.read(pixels))
+        async with self.memory.turn(hold, self._decoding_slots("image"), budgets.waiting):
+            data = await budgets.working.spend(self._pixels.read(pixels))
             loop = asyncio.get_running_loop()
-            item = await clocks.working.spend(loop.run_in_executor(self._decoders, self._wrap, data, pixels))
+            item = await budgets.working.spend(loop.run_in_executor(self._decoders, self._wrap, data, pixels))
             self.memory.keep(hold, item, item.size)
             return item
 
     def _wrap(self, data: bytes, pixels: Pixels) -> MediaItem:
         """Read in a thread. Not cached: the pixels come each time, and reading them is the only cost."""
-        made, size = image.of_pixels(data, pixels, self._limits)
+        made, size = image.from_pixels(data, pixels, self._limits)
         settings = f"pixels {pixels.height} {pixels.width} {pixels.channels}\0".encode()
         return MediaItem("image", made, _digest(settings, data), size)
 
@@ -232,31 +237,31 @@ class Loader:
             )
         return await self._client.get(url)
 
-    async def _decoded(self, kind: Kind, data: bytes, hold: Hold, clocks: _Clocks) -> MediaItem:
-        key = await clocks.working.spend(self._key(kind, data))
-        found = self._found(key) or await self._begun(kind, data, key, hold, clocks)
+    async def _decode_once(self, kind: Kind, data: bytes, hold: Hold, budgets: _Budgets) -> MediaItem:
+        key = await budgets.working.spend(self._key(kind, data))
+        found = self._find(key) or await self._begin(kind, data, key, hold, budgets)
         if isinstance(found, MediaItem):
             return found
         found.waiting += 1
         try:
-            return await clocks.working.spend(asyncio.shield(found.result))
+            return await budgets.working.spend(asyncio.shield(found.result))
         finally:
             found.waiting -= 1
             if not found.waiting:
                 self._drop(key, found)
 
-    def _found(self, key: str) -> MediaItem | _Decoding | None:
+    def _find(self, key: str) -> MediaItem | _Decoding | None:
         return self.cache.get(key) or self._decoding.get(key)
 
-    async def _begun(
-        self, kind: Kind, data: bytes, key: str, hold: Hold, clocks: _Clocks
+    async def _begin(
+        self, kind: Kind, data: bytes, key: str, hold: Hold, budgets: _Budgets
     ) -> MediaItem | _Decoding:
-        places = self._decoding_places(kind)
-        await self.memory.take(hold, places, clocks.waiting)
-        found = self._found(key)
+        slots = self._decoding_slots(kind)
+        await self.memory.take(hold, slots, budgets.waiting)
+        found = self._find(key)
         if found is None:
-            return self._start(kind, data, key, places)
-        give(places)  # others had the same content and were first
+            return self._start(kind, data, key, slots)
+        release_all(slots)  # others had the same content and were first
         return found
 
     async def _key(self, kind: Kind, data: bytes) -> str:
@@ -265,16 +270,18 @@ class Loader:
             return _digest(settings, data)
         return await asyncio.get_running_loop().run_in_executor(self._readers, _digest, settings, data)
 
-    def _start(self, kind: Kind, data: bytes, key: str, places: Places) -> _Decoding:
+    def _start(self, kind: Kind, data: bytes, key: str, slots: Slots) -> _Decoding:
         watch = Deadline(self._limits.timeout_seconds)
         loop = asyncio.get_running_loop()
         thread = self._decoders.submit(self._decode, kind, data, key, watch)
 
-        def leave(_: object) -> None:
+        def release(_: object) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(give, places)
+                loop.call_soon_threadsafe(release_all, slots)
 
-        thread.add_done_callback(leave)  # with the end of the thread, which may be after that of all waiters
+        thread.add_done_callback(
+            release
+        )  # with the end of the thread, which may be after that of all waiters
         work = _Decoding(asyncio.wrap_future(thread), watch)
         self._decoding[key] = work
 
@@ -328,7 +335,7 @@ def _digest(settings: bytes, data: bytes) -> str:
     return hasher.hexdigest()
 
 
-def _part(refs: Sequence[MediaRef], index: int) -> str:
+def _describe_part(refs: Sequence[MediaRef], index: int) -> str:
     """image 2 of 3."""
     kind = refs[index].kind
     same = [number for number, ref in enumerate(refs) if ref.kind == kind]

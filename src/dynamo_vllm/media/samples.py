@@ -23,7 +23,7 @@ def url(kind: Kind) -> str | None:
     return make() if make is not None else None
 
 
-def _picture() -> str:
+def _image() -> str:
     from PIL import Image
 
     made = io.BytesIO()
@@ -31,7 +31,7 @@ def _picture() -> str:
     return _url("image/png", made.getvalue())
 
 
-def _sound() -> str:
+def _audio() -> str:
     """A second of silence."""
     made = io.BytesIO()
     with wave.open(made, "wb") as file:
@@ -46,4 +46,4 @@ def _url(type: str, content: bytes) -> str:
     return f"data:{type};base64,{base64.b64encode(content).decode()}"
 
 
-_MAKERS: Mapping[str, Callable[[], str]] = {"image": _picture, "audio": _sound}
+_MAKERS: Mapping[str, Callable[[], str]] = {"image": _image, "audio": _audio}

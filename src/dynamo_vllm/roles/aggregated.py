@@ -44,11 +44,11 @@ class Aggregated:
         routing = request.routing or wire.Routing()
         embeds = await self._embeds(request)
         ids: Sequence[int] = request.token_ids if embeds is None else [0] * embeds.rows + request.token_ids
-        media.refuse_dropped_sounds(ids, self._facts)
+        media.refuse_dropped_audio(ids, self._facts)
         prompt.check_ids(ids, self._facts.vocab_size)
-        seen = await self._seen(request, ids, job_id)
-        ids = ids if seen is None else seen.tokens
-        room = prompt.room_behind(ids, self._facts.context_length)
+        media_prompt = await self._with_media(request, ids, job_id)
+        ids = ids if media_prompt is None else media_prompt.tokens
+        room = prompt.room_after(ids, self._facts.context_length)
         return Job(
             job_id,
             ids,
@@ -58,10 +58,10 @@ class Aggregated:
             cache_salt=routing.cache_salt,
             adapter=adapter,
             embeds=embeds,
-            media=seen,
+            media=media_prompt,
         )
 
-    async def _seen(
+    async def _with_media(
         self, request: wire.GenerateRequest, ids: Sequence[int], job_id: str
     ) -> MediaPrompt | None:
         """Return the prompt with its media, if it has any."""
@@ -69,9 +69,9 @@ class Aggregated:
         if not refs:
             return None
         if request.prompt_embeds is not None:
-            raise InvalidRequest("cannot stand beside media; give one of them", parameter="prompt_embeds")
+            raise InvalidRequest("cannot be combined with media; give one of them", parameter="prompt_embeds")
         # Before anything is fetched: media only make it longer.
-        prompt.room_behind(ids, self._facts.context_length)
+        prompt.room_after(ids, self._facts.context_length)
         routing = request.routing or wire.Routing()
         return await self._media.read(ids, refs, routing.cache_salt, media.routing_names(request), job_id)
 
@@ -85,9 +85,13 @@ class Aggregated:
                 "this worker was started without --enable-prompt-embeds", parameter="prompt_embeds"
             )
         if request.token_ids and not wire.has_moved(request):
-            raise InvalidRequest("cannot stand beside prompt_embeds; give one of them", parameter="token_ids")
+            raise InvalidRequest(
+                "cannot be combined with prompt_embeds; give one of them", parameter="token_ids"
+            )
         if request.output_options.prompt_logprobs is not None:
-            raise InvalidRequest("rows of prompt_embeds have none; leave it out", parameter="prompt_logprobs")
+            raise InvalidRequest(
+                "not available with prompt_embeds; leave it out", parameter="prompt_logprobs"
+            )
         return await self._embeds_reader.read(text)
 
     def _rank(self, rank: int | None) -> int | None:
@@ -113,5 +117,5 @@ class Aggregated:
             "_HEALTH_CHECK": True,
         }
 
-    def trials(self, given: trials.Given) -> trials.Trials:
+    def trials(self, given: trials.TrialInputs) -> trials.Trials:
         return trials.of_tokens(self._facts, given)

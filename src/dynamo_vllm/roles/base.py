@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.job import Adapter, Job, Output
-    from dynamo_vllm.roles.trials import Given, Trials
+    from dynamo_vllm.roles.trials import TrialInputs, Trials
     from dynamo_vllm.wire import Chunk
 
 
@@ -36,5 +36,5 @@ class Role(Protocol[RequestT]):
     def health_check(self) -> dict[str, object]:
         """Return the smallest request of this role, in the form `parse` accepts."""
 
-    def trials(self, given: Given) -> Trials:
+    def trials(self, given: TrialInputs) -> Trials:
         """Return requests of every kind for which an engine builds something on first use."""

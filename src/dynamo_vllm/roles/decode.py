@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import Adapter, EngineFacts, Job, Output
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.roles.media import Reader
-    from dynamo_vllm.roles.trials import Given, Trials
+    from dynamo_vllm.roles.trials import TrialInputs, Trials
     from dynamo_vllm.wire import Chunk
 
 logger = logging.getLogger(__name__)
@@ -61,21 +61,21 @@ class Decode:
         job = await self._requests.prepare(request, job_id, adapter)
         if request.prefill_result is None or self._connector is None:
             return job
-        handed = request.prefill_result.disaggregated_params
-        if handed == LEFT_TO_DECODE:
+        handoff = request.prefill_result.disaggregated_params
+        if handoff == LEFT_TO_DECODE:
             return job
         if must_be_computed_by_decode(job.sampling):
             return job
         try:
-            refuse_other_adapter(handed, adapter)
-            params = self._connector.decode_params(handed, len(job.prompt), self._block_size)
+            refuse_other_adapter(handoff, adapter)
+            params = self._connector.decode_params(handoff, len(job.prompt), self._block_size)
         except Rejected as exc:
             self._lost(job_id, str(exc))
             return job
         return dataclasses.replace(job, transfer=params)
 
     def _lost(self, job_id: str, reason: str) -> None:
-        logger.warning("request %s: the KV cache is computed here, the transfer failed: %s", job_id, reason)
+        logger.warning("request %s: the KV cache transfer failed, computing it here: %s", job_id, reason)
         self._on_lost()
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> DecodeEncoder | TokenEncoder:
@@ -88,7 +88,7 @@ class Decode:
     def health_check(self) -> dict[str, object]:
         return self._requests.health_check()
 
-    def trials(self, given: Given) -> Trials:
+    def trials(self, given: TrialInputs) -> Trials:
         return self._requests.trials(given)
 
 
@@ -113,7 +113,7 @@ class DecodeEncoder:
         came = output.cached_tokens
         wanted = min(int((self._job.transfer or {}).get("remote_num_tokens") or 0), len(self._job.prompt) - 1)
         if came < wanted:
-            self._on_lost(self._job.id, f"{came} of {wanted} tokens came")
+            self._on_lost(self._job.id, f"{came} of {wanted} tokens arrived")
         else:
             output.cached_tokens = self._prefill_cached
         return self._tokens.encode(output) | {"engine_data": {"decode_cached_tokens": came}}

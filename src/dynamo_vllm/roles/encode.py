@@ -66,15 +66,15 @@ _REFUSED: dict[int, type[RequestError]] = {
 }
 
 
-def believed(told: Any) -> Handoff | Refusal:
+def parse_answer(answer: Any) -> Handoff | Refusal:
     """Parse an encode worker's answer. Raises msgspec.ValidationError, LookupError or TypeError for an
     invalid one.
 
     An older worker that does not know refusals misses `encoded`, and treats the encode worker as lost.
     """
-    if "refused" in told:
-        return msgspec.convert(told["refused"], Refusal)
-    return msgspec.convert(told, Handoff)
+    if "refused" in answer:
+        return msgspec.convert(answer["refused"], Refusal)
+    return msgspec.convert(answer, Handoff)
 
 
 def request(
@@ -114,12 +114,12 @@ class Encode:
     ) -> Job:
         ids: Sequence[int] = request.token_ids
         prompt.check_ids(ids, self._facts.vocab_size)
-        prompt.room_behind(ids, self._facts.context_length)
+        prompt.room_after(ids, self._facts.context_length)
         refs = media.of_tokens(request)
         if not refs:
             if request.is_health_check:
                 return Job(job_id, ids, _NOTHING)
-            raise InvalidRequest("an encoder takes media; there are none", parameter="messages")
+            raise InvalidRequest("an encode worker needs media, and there are none", parameter="messages")
         salt = request.routing.cache_salt if request.routing else None
         self._media.refuse(refs)  # due to how this worker was started, which is not the client's fault
         try:
@@ -127,13 +127,13 @@ class Encode:
             if all(self._folder.has(medium.name) for medium in found):
                 return Job(job_id, ids, _NOTHING, answer=_answer(_handoff(found)))
             logger.debug("request %s: %d media to encode", job_id, len(found))
-            seen = await self._media.process(ids, found)
-            prompt.room_behind(seen.tokens, self._facts.context_length)
+            media_prompt = await self._media.put_into_prompt(ids, found)
+            prompt.room_after(media_prompt.tokens, self._facts.context_length)
         except (MediaRefused, InvalidRequest, TooLong) as exc:
             logger.debug("request %s: refused: %s", job_id, exc)
             limit = self._facts.context_length if isinstance(exc, TooLong) else None
             return Job(job_id, ids, _NOTHING, answer=_answer(_refusal(exc, limit)))
-        return Job(job_id, seen.tokens, _NOTHING, media=seen)
+        return Job(job_id, media_prompt.tokens, _NOTHING, media=media_prompt)
 
     def encoder(self, request: wire.GenerateRequest, job: Job) -> EncodeEncoder:
         return EncodeEncoder([] if job.media is None else job.media.media)
@@ -143,17 +143,17 @@ class Encode:
         token = self._facts.bos_token_id
         return {"token_ids": [token if token is not None else 1], "_HEALTH_CHECK": True}
 
-    def trials(self, given: trials.Given) -> trials.Trials:
+    def trials(self, given: trials.TrialInputs) -> trials.Trials:
         plain = trials.Trial("text", self.health_check())
-        return trials.Trials(plain, tuple(trials.seen(self._facts, given)))
+        return trials.Trials(plain, tuple(trials.media_trials(self._facts, given)))
 
 
 _NOTHING = SamplingSpec(max_tokens=1, temperature=0.0)
 """An encode worker generates no token."""
 
 
-def _answer(told: dict[str, object]) -> Output:
-    return Output([], finish="stop", finished=True, transfer=told)
+def _answer(answer: dict[str, object]) -> Output:
+    return Output([], finish="stop", finished=True, transfer=answer)
 
 
 def _handoff(found: Sequence[Media]) -> dict[str, object]:
@@ -162,8 +162,8 @@ def _handoff(found: Sequence[Media]) -> dict[str, object]:
 
 
 def _refusal(exc: RequestError, context_length: int | None) -> dict[str, object]:
-    told = {"status": exc.status, "message": exc.args[0], "parameter": exc.parameter}
-    return {"refused": {**told, "context_length": context_length}}
+    answer = {"status": exc.status, "message": exc.args[0], "parameter": exc.parameter}
+    return {"refused": {**answer, "context_length": context_length}}
 
 
 class EncodeEncoder:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.roles.media import MediaReader
 
 logger = logging.getLogger(__name__)
-BY_HAND = frozenset({"image"})
+DIRECT_KINDS = frozenset({"image"})
 """Kinds with direct transfer; requests with others are encoded here."""
 
 
@@ -45,18 +45,18 @@ class Encoders(Protocol):
 class EncodedReader:
     """Calls encode workers first, and reads media itself if none of them succeeded.
 
-    Without a part of the engine to take their output `by_hand`, it comes by connector.
+    Without a part of the engine to take their output `direct`, it comes by connector.
     """
 
     def __init__(
         self,
         own: MediaReader,
-        by_hand: EncodedMedia | None,
+        direct: EncodedMedia | None,
         encoders: Encoders,
         on_lost: Callable[[], None],
     ) -> None:
         self._own = own
-        self._by_hand = by_hand
+        self._direct = direct
         self._encoders = encoders
         self._on_lost = on_lost
 
@@ -73,21 +73,21 @@ class EncodedReader:
     ) -> MediaPrompt:
         self.refuse(refs)
         request = encode.request(ids, refs, salt)
-        if self._by_hand is None:
-            media = await self._loaded_while(self._ask(job_id, request, refs), refs, salt, names)
-            return await self._own.process(ids, media)
-        if {ref.kind for ref in refs} <= BY_HAND:
-            handoff = await self._ask(job_id, request, refs)
+        if self._direct is None:
+            media = await self._loaded_while(self._encode_elsewhere(job_id, request, refs), refs, salt, names)
+            return await self._own.put_into_prompt(ids, media)
+        if {ref.kind for ref in refs} <= DIRECT_KINDS:
+            handoff = await self._encode_elsewhere(job_id, request, refs)
             if handoff is not None:
                 try:
-                    return await self._taken(self._by_hand, ids, handoff, names)
+                    return await self._read_handoff(self._direct, ids, handoff, names)
                 except Unusable as exc:
                     self._lost(job_id, str(exc))
         return await self._own.read(ids, refs, salt, names)
 
     async def _loaded_while(
         self,
-        asking: Coroutine[object, object, object],
+        encoding: Coroutine[object, object, object],
         refs: Sequence[MediaRef],
         salt: str | None,
         names: Sequence[str],
@@ -96,29 +96,29 @@ class EncodedReader:
         try:
             async with asyncio.TaskGroup() as group:
                 loading = group.create_task(self._own.load(refs, salt, names))
-                group.create_task(asking)
+                group.create_task(encoding)
         except BaseExceptionGroup as failed:
             first = failed.exceptions[0]
         else:
             return loading.result()
         raise first
 
-    async def _ask(
+    async def _encode_elsewhere(
         self, job_id: str, request: dict[str, object], refs: Sequence[MediaRef]
     ) -> encode.Handoff | None:
         """Return None if no encode worker succeeded."""
         try:
             handoff = await self._encoders.encode(job_id, request)
             if sorted(encoded.kind for encoded in handoff.encoded) != sorted(ref.kind for ref in refs):
-                raise NoEncoder(f"{len(handoff.encoded)} media came back of {len(refs)}")
+                raise NoEncoder(f"the encode worker returned {len(handoff.encoded)} of {len(refs)} media")
         except NoEncoder as exc:
             self._lost(job_id, str(exc))
             return None
         logger.debug("request %s: %d media were encoded elsewhere", job_id, len(refs))
         return handoff
 
-    async def _taken(
-        self, by_hand: EncodedMedia, ids: Sequence[int], handoff: encode.Handoff, names: Sequence[str]
+    async def _read_handoff(
+        self, direct: EncodedMedia, ids: Sequence[int], handoff: encode.Handoff, names: Sequence[str]
     ) -> MediaPrompt:
         """Return the prompt with the encoder's output; raises Unusable."""
         for_router: Sequence[str | None] = (
@@ -127,13 +127,13 @@ class EncodedReader:
         media = [
             Media(
                 encoded.kind,
-                await by_hand.read(encoded.name),
+                await direct.read(encoded.name),
                 routed(encoded.name, name),
             )
             for encoded, name in zip(handoff.encoded, for_router, strict=True)
         ]
-        return await self._own.process(ids, media)
+        return await self._own.put_into_prompt(ids, media)
 
     def _lost(self, job_id: str, reason: str) -> None:
-        logger.warning("request %s: its media are encoded here: %s", job_id, reason)
+        logger.warning("request %s: encoding its media here: %s", job_id, reason)
         self._on_lost()

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _KINDS: Mapping[str, Kind] = {"image_url": "image", "video_url": "video", "audio_url": "audio"}
 KEYS: Mapping[Kind, str] = {kind: key for key, kind in _KINDS.items()}
-_PLURALS = {"image": "images", "video": "videos", "audio": "sounds"}
+_PLURALS = {"image": "images", "video": "videos", "audio": "audio parts"}
 _ROUTING_NAME = re.compile("[0-9a-f]{16}")
-_SEEN_AT_ONCE = 2
+_PROCESSED_AT_ONCE = 2
 """vLLM 0.30 processes media in one thread; one more item is prepared meanwhile."""
-_SOUND_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
+_AUDIO_FORMAT = re.compile("[a-zA-Z0-9.+-]{1,20}")
 
 
 class Reader(Protocol):
@@ -66,7 +66,7 @@ class MediaReader:
         self._limits = facts.media
         self._loader = loader
         self._processor = processor
-        self._seeing = asyncio.Semaphore(_SEEN_AT_ONCE)
+        self._processing = asyncio.Semaphore(_PROCESSED_AT_ONCE)
 
     async def read(
         self,
@@ -76,18 +76,18 @@ class MediaReader:
         names: Sequence[str] = (),
         job_id: str = "",
     ) -> MediaPrompt:
-        return await self.process(ids, await self.load(refs, salt, names))
+        return await self.put_into_prompt(ids, await self.load(refs, salt, names))
 
-    async def process(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
+    async def put_into_prompt(self, ids: Sequence[int], media: Sequence[Media]) -> MediaPrompt:
         """Wait without a limit, as for the engine itself: the held memory is already counted."""
         assert self._processor is not None and self._loader is not None
         memory = self._loader.memory
         with holding() as hold:
-            async with memory.turn(hold, (self._seeing,)):
-                seen = await self._processor.process(ids, media)
-                memory.keep(hold, seen, seen.size)
-        seen.let_go = hold.let_go
-        return seen
+            async with memory.turn(hold, (self._processing,)):
+                media_prompt = await self._processor.process(ids, media)
+                memory.keep(hold, media_prompt, media_prompt.size)
+        media_prompt.release = hold.release
+        return media_prompt
 
     async def load(
         self, refs: Sequence[MediaRef], salt: str | None, names: Sequence[str] = ()
@@ -96,8 +96,8 @@ class MediaReader:
         self.refuse(refs)
         assert self._loader is not None
         items = await self._loader.load_all(refs)
-        pictures = sum(item.kind == "image" for item in items)
-        for_router = iter(names if len(names) == pictures else [None] * pictures)
+        image_count = sum(item.kind == "image" for item in items)
+        for_router = iter(names if len(names) == image_count else [None] * image_count)
         routing_names = [next(for_router) if item.kind == "image" else None for item in items]
         return [
             Media(item.kind, content(item), name(item, salt, routing_name))
@@ -106,7 +106,7 @@ class MediaReader:
 
     def refuse(self, refs: Sequence[MediaRef]) -> None:
         if not self._limits:
-            raise InvalidRequest("this model takes text only; ask a vision model", parameter="messages")
+            raise InvalidRequest("this model takes text only; use a vision model", parameter="messages")
         if self._loader is None or self._processor is None:
             raise InvalidRequest(
                 "this worker takes text only; it was started without --enable-multimodal",
@@ -124,12 +124,13 @@ class MediaReader:
                 )
 
 
-def refuse_dropped_sounds(ids: Sequence[int], facts: EngineFacts) -> None:
+def refuse_dropped_audio(ids: Sequence[int], facts: EngineFacts) -> None:
     """See `models.media_template`: nothing else makes the prompt of a chat empty."""
     if not ids and facts.media.get("audio"):
         raise InvalidRequest(
-            "the prompt is empty, as that of a chat with input_audio is here; send audio_url with a data: "
-            "URL instead, or have the worker started with --use-vllm-tokenizer",
+            "the prompt is empty, perhaps because the frontend drops input_audio; send audio_url with a "
+            "data: "
+            "URL instead, or start the worker with --use-vllm-tokenizer",
             parameter="messages",
         )
 
@@ -143,13 +144,13 @@ def of_tokens(request: GenerateRequest) -> list[MediaRef]:
     for key, parts in request.multi_modal_data.items():
         kind = _KINDS.get(key)
         if kind is None:
-            raise InvalidRequest(f"{key} is no kind of media this worker knows", parameter="messages")
+            raise InvalidRequest(f"{key} is an unknown kind of media", parameter="messages")
         for part in parts:
             if part.decoded is not None:
                 found.append(MediaRef(kind, "", _pixels(kind, part.decoded)))
                 continue
             if part.url is None:
-                raise InvalidRequest(_no_content(key), parameter="messages")
+                raise InvalidRequest(_missing_content(key), parameter="messages")
             found.append(MediaRef(kind, part.url))
     return found
 
@@ -168,14 +169,14 @@ def _pixels(kind: Kind, decoded: DecodedMedia) -> Pixels:
                 return pixels
     raise InvalidRequest(
         f"{kind} of shape {decoded.shape} and type {decoded.dtype} in {decoded.nixl_descriptor.size} bytes "
-        "is no picture this worker can read",
+        "is not an image that this worker can read",
         parameter="messages",
     )
 
 
-def _no_content(key: str) -> str:
+def _missing_content(key: str) -> str:
     # A client could use a name for content that another client sent.
-    return f"{key} without a URL; send the content each time, names (uuid) are not kept"
+    return f"{key} without a URL; send the content each time, names (uuid) are not stored"
 
 
 def _refuse_settings(*settings: Mapping[str, object] | None) -> None:
@@ -183,7 +184,7 @@ def _refuse_settings(*settings: Mapping[str, object] | None) -> None:
     for (parameter, fix), value in zip(fixes.items(), settings, strict=True):
         if value:
             # min_pixels alone can make one small image use all memory.
-            raise InvalidRequest(f"clients may not set them{fix}", parameter=parameter)
+            raise InvalidRequest(f"clients may not set this{fix}", parameter=parameter)
 
 
 def routing_names(request: GenerateRequest) -> list[str]:
@@ -216,8 +217,8 @@ def content(item: MediaItem) -> object:
             return frames, metadata
         case Audio(samples, rate):
             return samples, rate
-        case picture:
-            return picture
+        case image:
+            return image
 
 
 # --- OpenAI messages (text mode) --------------------------------------------------------------------------
@@ -246,34 +247,36 @@ def _ref(part: Any) -> MediaRef | None:
         held = part.get(kind)
         url = held.get("url") if isinstance(held, dict) else held
         if not isinstance(url, str):
-            raise InvalidRequest(_no_content(kind), parameter="messages")
+            raise InvalidRequest(_missing_content(kind), parameter="messages")
         return MediaRef(_KINDS[kind], url)
     if kind == "input_audio":
-        return MediaRef("audio", _sound_url(part.get("input_audio")))
+        return MediaRef("audio", _audio_url(part.get("input_audio")))
     raise InvalidRequest(
-        f"content part {kind!r} is unknown; text, {', '.join(_KINDS)} and input_audio are taken",
+        f"content part {kind!r} is unknown; use text, {', '.join(_KINDS)} or input_audio",
         parameter="messages",
     )
 
 
-def _sound_url(sound: object) -> str:
-    match sound:
-        case {"data": str() as data, "format": str() as kind} if _SOUND_FORMAT.fullmatch(kind):
+def _audio_url(audio: object) -> str:
+    match audio:
+        case {"data": str() as data, "format": str() as kind} if _AUDIO_FORMAT.fullmatch(kind):
             return f"data:audio/{kind};base64,{data}"
     raise InvalidRequest("input_audio needs data (base64) and format", parameter="messages")
 
 
-def without_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_placeholders(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages for the renderer, with a placeholder instead of each URL: it would fetch
     URLs itself.
     """
     return [
-        {**message, "content": [_mark(part) for part in parts]} if (parts := _parts(message)) else {**message}
+        {**message, "content": [_placeholder(part) for part in parts]}
+        if (parts := _parts(message))
+        else {**message}
         for message in messages
     ]
 
 
-def _mark(part: Mapping[str, Any]) -> dict[str, Any]:
+def _placeholder(part: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] == "text":
         return {"type": "text", "text": part.get("text")}
     kind = "audio_url" if part["type"] == "input_audio" else part["type"]

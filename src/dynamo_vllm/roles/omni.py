@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm import wire_openai
 from dynamo_vllm.codec import openai_media
-from dynamo_vllm.codec.pictures import Bounds, Checker
+from dynamo_vllm.codec.pipeline import Bounds, SpecBuilder
 from dynamo_vllm.config.role_cards import RoleCard
-from dynamo_vllm.job import Adapter, EngineFacts, Job, PictureLimits, SamplingSpec
-from dynamo_vllm.roles.trials import Given, Trial, Trials
+from dynamo_vllm.job import Adapter, EngineFacts, Job, PipelineLimits, SamplingSpec
+from dynamo_vllm.roles.trials import Trial, TrialInputs, Trials
 from dynamo_vllm.wire_openai import ChatBody, ImageBody, MediaBody, SpeechBody, VideoBody
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # A pipeline publishes no KV events, and the router would wait for them.
 TEXT_CARD = RoleCard(worker_type="Aggregated", publishes_kv_events=False, router="round-robin")
-PICTURE_CARD = RoleCard(
+IMAGE_CARD = RoleCard(
     worker_type="Aggregated",
     input="Text",
     publishes_kv_events=False,
@@ -29,27 +29,27 @@ PICTURE_CARD = RoleCard(
     endpoint_types=("chat", "images"),
 )
 CARDS = {
-    "image": PICTURE_CARD,
-    "video": dataclasses.replace(PICTURE_CARD, endpoint_types=("chat", "videos")),
-    "audio": dataclasses.replace(PICTURE_CARD, endpoint_types=("chat", "audios")),
+    "image": IMAGE_CARD,
+    "video": dataclasses.replace(IMAGE_CARD, endpoint_types=("chat", "videos")),
+    "audio": dataclasses.replace(IMAGE_CARD, endpoint_types=("chat", "audios")),
 }
 CANARY_STEPS = 8
 """Sides of the smallest image, in the pipeline's own steps; some generate nothing smaller."""
 
 
-def uncounted(_: str) -> int:
+def count_nothing(_: str) -> int:
     """For a pipeline whose prompts nothing here can count."""
     return 0
 
 
-class Pictures:
+class MediaPipeline:
     """Text in; images, videos or audio out."""
 
     def __init__(
         self, facts: EngineFacts, names: Sequence[str], bounds: Bounds, count_tokens: Callable[[str], int]
     ) -> None:
-        self._limits = facts.pictures or PictureLimits(step=8)
-        self._checker = Checker(self._limits, bounds, count_tokens)
+        self._limits = facts.pipeline or PipelineLimits(step=8)
+        self._specs = SpecBuilder(self._limits, bounds, count_tokens)
         self._count_tokens = count_tokens
         self._names = names
         self._side = min(
@@ -69,17 +69,17 @@ class Pictures:
     async def prepare(self, request: MediaBody, job_id: str, adapter: Adapter | None = None) -> Job:
         match request:
             case ChatBody():
-                spec = self._checker.from_chat(request)
+                spec = self._specs.from_chat(request)
             case ImageBody():
-                spec = self._checker.from_image(request)
+                spec = self._specs.from_image(request)
             case VideoBody():
-                spec = self._checker.from_video(request)
+                spec = self._specs.from_video(request)
             case SpeechBody():
-                spec = self._checker.from_speech(request)
-        return Job(job_id, (), SamplingSpec(max_tokens=1), picture=spec)
+                spec = self._specs.from_speech(request)
+        return Job(job_id, (), SamplingSpec(max_tokens=1), pipeline=spec)
 
     def encoder(self, request: MediaBody, job: Job) -> Encoder:
-        spec = job.picture
+        spec = job.pipeline
         assert spec is not None  # `prepare` made it
         model = request.model or self._names[0]
         match request:
@@ -104,5 +104,5 @@ class Pictures:
             asked = {"prompt": "a", "size": f"{self._side}x{self._side}", "nvext": smallest}
         return {**asked, "_HEALTH_CHECK": True}
 
-    def trials(self, given: Given) -> Trials:
-        return Trials(Trial("drawing", self.health_check()))
+    def trials(self, given: TrialInputs) -> Trials:
+        return Trials(Trial("media", self.health_check()))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.job import Adapter, EngineFacts, Job
     from dynamo_vllm.kv.connectors.base import Connector
     from dynamo_vllm.roles.media import Reader
-    from dynamo_vllm.roles.trials import Given, Trials
+    from dynamo_vllm.roles.trials import TrialInputs, Trials
     from dynamo_vllm.wire import Chunk
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Prefill:
     def health_check(self) -> dict[str, object]:
         return self._requests.health_check()
 
-    def trials(self, given: Given) -> Trials:
+    def trials(self, given: TrialInputs) -> Trials:
         return self._requests.trials(given)
 
 

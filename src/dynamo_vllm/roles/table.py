@@ -32,12 +32,12 @@ class RoleParts:
     encoded: Folder | None
     """Where encode workers put their output."""
     local_prefill_tokens: int
-    answers_as: RoleCard = aggregated.CARD
+    aggregated_card: RoleCard = aggregated.CARD
     """The card of an aggregated worker."""
 
 
 def _aggregated(parts: RoleParts) -> Role[Any]:
-    return aggregated.Aggregated(parts.facts, parts.embeds, parts.media_reader, parts.answers_as)
+    return aggregated.Aggregated(parts.facts, parts.embeds, parts.media_reader, parts.aggregated_card)
 
 
 def _prefill(parts: RoleParts) -> Role[Any]:

@@ -63,17 +63,19 @@ class AggregatedText:
 
     async def prepare(self, request: wire_openai.Body, job_id: str, adapter: Adapter | None = None) -> Job:
         refuse_unavailable(request)
-        extension, refs = wire_openai.extension(request), media.of_text(request)
+        extension, refs = wire_openai.parse_extension(request), media.of_text(request)
         if refs:
-            self._media.refuse(refs)  # before the renderer, whose message is worse
+            self._media.refuse(refs)  # before the renderer, whose message is less clear
         ids: Sequence[int] = await self._tokens(request)
         parser = self._parser(request)
         prompt.check_ids(ids, self._facts.vocab_size)
-        room = prompt.room_behind(ids, self._facts.context_length)
-        seen = await self._media.read(ids, refs, extension.cache_salt, job_id=job_id) if refs else None
-        if seen is not None:
-            ids = seen.tokens
-            room = prompt.room_behind(ids, self._facts.context_length)
+        room = prompt.room_after(ids, self._facts.context_length)
+        media_prompt = (
+            await self._media.read(ids, refs, extension.cache_salt, job_id=job_id) if refs else None
+        )
+        if media_prompt is not None:
+            ids = media_prompt.tokens
+            room = prompt.room_after(ids, self._facts.context_length)
         return Job(
             job_id,
             ids,
@@ -81,7 +83,7 @@ class AggregatedText:
             priority=-extension.priority,
             cache_salt=extension.cache_salt,
             adapter=adapter,
-            media=seen,
+            media=media_prompt,
             parser=parser,
         )
 
@@ -106,22 +108,24 @@ class AggregatedText:
     async def _chat_tokens(self, body: wire_openai.ChatBody) -> list[int]:
         if not body.messages:
             raise InvalidRequest("there is no message", parameter="messages")
-        wished = template_kwargs(body)
-        if {"chat_template", "tokenize"} & set(wished):
-            raise InvalidRequest("the worker's own template is used", parameter="chat_template_kwargs")
-        if not_for_templates := TOKENIZER_ARGUMENTS & set(wished):
+        arguments = template_kwargs(body)
+        if {"chat_template", "tokenize"} & set(arguments):
             raise InvalidRequest(
-                f"{min(not_for_templates)} is the tokenizer's, which clients may not set",
+                "clients may not replace the worker's template", parameter="chat_template_kwargs"
+            )
+        if not_for_templates := TOKENIZER_ARGUMENTS & set(arguments):
+            raise InvalidRequest(
+                f"{min(not_for_templates)} is an argument of the tokenizer, which clients may not set",
                 parameter="chat_template_kwargs",
             )
         kwargs: dict[str, object] = {
             "add_generation_prompt": body.add_generation_prompt is not False,
             "continue_final_message": bool(body.continue_final_message),
-            **wished,
+            **arguments,
         }
         if body.tools and not (body.tool_choice == "none" and self._hides_unwanted_tools):
             kwargs["tools"] = body.tools
-        messages = media.without_content(body.messages)
+        messages = media.with_placeholders(body.messages)
         return await self._renderer.render_chat(messages, {"template": self._template, "kwargs": kwargs})
 
     def _parser(self, body: wire_openai.Body) -> AnswerParser | None:
@@ -139,7 +143,7 @@ class AggregatedText:
     def health_check(self) -> dict[str, object]:
         return {"prompt": "a", "max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "_HEALTH_CHECK": True}
 
-    def trials(self, given: trials.Given) -> trials.Trials:
+    def trials(self, given: trials.TrialInputs) -> trials.Trials:
         return trials.of_text(self._facts, given)
 
 

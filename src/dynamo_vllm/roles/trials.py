@@ -65,7 +65,7 @@ class Medium:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TrialInputs:
     """The parts for creating trials, besides the engine's facts."""
 
     salt: str
@@ -86,7 +86,7 @@ class Trials:
 # --- tokens -----------------------------------------------------------------------------------------------
 
 
-def of_tokens(facts: EngineFacts, given: Given) -> Trials:
+def of_tokens(facts: EngineFacts, given: TrialInputs) -> Trials:
     def trial(kind: str, **parts: Any) -> Trial:
         return Trial(kind, tokens(facts, f"{given.salt} {kind}", **parts))
 
@@ -104,11 +104,13 @@ def of_tokens(facts: EngineFacts, given: Given) -> Trials:
     if given.embeds is not None:
         others.append(trial("prompt_embeds", prompt=(), prompt_embeds=given.embeds))
     return Trials(
-        trial("greedy"), (*sampled, *others, *guided, *seen(facts, given)), _longer_tokens(facts, given)
+        trial("greedy"),
+        (*sampled, *others, *guided, *media_trials(facts, given)),
+        _longer_tokens(facts, given),
     )
 
 
-def seen(facts: EngineFacts, given: Given) -> Iterator[Trial]:
+def media_trials(facts: EngineFacts, given: TrialInputs) -> Iterator[Trial]:
     """One for each kind of media."""
     for medium in given.media:
         parts = {KEYS[medium.kind]: [{"Url": medium.url}]}
@@ -137,7 +139,7 @@ def tokens(
     }
 
 
-def _longer_tokens(facts: EngineFacts, given: Given) -> Iterator[Trial]:
+def _longer_tokens(facts: EngineFacts, given: TrialInputs) -> Iterator[Trial]:
     for length in lengths(facts):
         request = tokens(facts, given.salt, prompt=[_token(facts)] * length)
         yield Trial(f"prompt of {length} tokens", request)
@@ -166,7 +168,7 @@ def _token(facts: EngineFacts) -> int:
 # --- OpenAI bodies ----------------------------------------------------------------------------------------
 
 
-def of_text(facts: EngineFacts, given: Given) -> Trials:
+def of_text(facts: EngineFacts, given: TrialInputs) -> Trials:
     def trial(kind: str, **options: object) -> Trial:
         return Trial(kind, _body(f"{given.salt} {kind}", {"prompt": "a", **options}))
 
@@ -196,7 +198,7 @@ def _body(salt: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**same, "nvext": {"cache_salt": salt}, **options}
 
 
-def _longer_text(facts: EngineFacts, given: Given) -> Iterator[Trial]:
+def _longer_text(facts: EngineFacts, given: TrialInputs) -> Iterator[Trial]:
     for length in lengths(facts):
         request = _body(given.salt, {"prompt": [_token(facts)] * length})
         yield Trial(f"prompt of {length} tokens", request)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import fetch_model
 
-from dynamo_vllm.codec.pictures import Bounds
+from dynamo_vllm.codec.pipeline import Bounds
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.encoder_cache import folder as encoder_cache_folder
 from dynamo_vllm.engine.process.background import in_thread
@@ -100,7 +100,7 @@ def with_media_template(options: WorkerOptions, scratch: str) -> WorkerOptions:
     return dataclasses.replace(options, custom_jinja_template=str(path))
 
 
-def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str) -> WorkerOptions:
+def with_audio_check(options: WorkerOptions, facts: EngineFacts, scratch: str) -> WorkerOptions:
     """Return the options with a template that renders a chat with `input_audio` as an empty prompt.
 
     The frontend drops these parts, and the client would get an answer that ignores them. The role refuses an
@@ -112,13 +112,13 @@ def with_sounds_noticed(options: WorkerOptions, facts: EngineFacts, scratch: str
     template = Path(own).read_text() if own else media_template.of_model(Path(str(options.model)))
     if template is None:
         logger.warning(
-            "clients that send input_audio get answers about nothing: the frontend drops it, and %s has not "
-            "one chat template that could tell; give one with --custom-jinja-template, or start with "
-            "--use-vllm-tokenizer",
+            "the frontend drops input_audio, and %s has no single chat template to detect that: clients that "
+            "send it get answers without their audio; give a template with --custom-jinja-template, or start "
+            "with --use-vllm-tokenizer",
             options.model,
         )
         return options
-    path = Path(scratch, "sound-template.jinja")
+    path = Path(scratch, "audio-template.jinja")
     path.write_text(media_template.without_input_audio(template))
     return dataclasses.replace(options, custom_jinja_template=str(path))
 
@@ -214,18 +214,18 @@ async def media_reader(
     own = MediaReader(facts, loader, engine.parts.media)
     if loader is None or folder is None or role_card(options).encodes_media:
         return own
-    where, lent = encoders_of(options)
+    where, transfer_address = encoders_of(options)
     client = await drt.endpoint(where).client()
-    borrower = None
+    transfer_client = None
     if options.encoder_transfer == "nixl":
-        lenders = await drt.endpoint(lent).client()
-        borrower = encoding_transfer.Borrower(
-            lenders, encoded_folder(folder, facts), encoding_transfer.NixlAgent()
+        transfer_endpoint = await drt.endpoint(transfer_address).client()
+        transfer_client = encoding_transfer.TransferClient(
+            transfer_endpoint, encoded_folder(folder, facts), encoding_transfer.NixlAgent()
         )
     seconds = options.encoder_seconds, options.media_timeout_seconds
-    encoders = EncodeWorkers(client, *seconds, facts.context_length, borrower)
-    by_hand = engine.parts.encoded if folder.connector_role is None else None
-    return EncodedReader(own, by_hand, encoders, on_lost)
+    encoders = EncodeWorkers(client, *seconds, facts.context_length, transfer_client)
+    direct = engine.parts.encoded if folder.connector_role is None else None
+    return EncodedReader(own, direct, encoders, on_lost)
 
 
 def make_role(
@@ -238,18 +238,18 @@ def make_role(
 ) -> Role[Any]:
     facts, parts = engine.facts, engine.parts
     names = options.served_model_name or (str(options.model),)
-    if facts.pictures is not None:
+    if facts.pipeline is not None:
         bounds = Bounds(
             max_side=options.max_picture_side,
             max_steps=options.max_picture_steps,
-            max_pictures=options.max_pictures,
+            max_images=options.max_pictures,
             max_megapixels=options.max_picture_megapixels,
             max_video_megapixels=options.max_video_megapixels,
         )
-        return omni.Pictures(facts, names, bounds, parts.count_tokens or omni.uncounted)
+        return omni.MediaPipeline(facts, names, bounds, parts.count_tokens or omni.count_nothing)
     if options.use_vllm_tokenizer:
         if parts.renderer is None:
-            raise StartError("--use-vllm-tokenizer: this engine has no tokenizer; start without it")
+            raise StartError("--use-vllm-tokenizer: this engine has no tokenizer; leave it out")
         template = options.custom_jinja_template
         return text.AggregatedText(
             facts,
@@ -269,7 +269,7 @@ def make_role(
             on_lost_transfer=on_lost_transfer,
             encoded=encoded_folder(folder, facts) if folder and card.encodes_media else None,
             local_prefill_tokens=options.local_prefill_tokens or 0,
-            answers_as=omni.TEXT_CARD if options.omni else aggregated.CARD,
+            aggregated_card=omni.TEXT_CARD if options.omni else aggregated.CARD,
         )
     )
 

@@ -28,8 +28,8 @@ def folder() -> Iterator[str]:
         made = tempfile.mkdtemp(prefix=PREFIX)
     except OSError as exc:
         raise StartError(
-            f"no temporary folder can be made: {exc.strerror}; "
-            "make room, or set TMPDIR to a folder that can be written to"
+            f"cannot create a temporary folder: {exc.strerror}; "
+            "free disk space, or set TMPDIR to a folder that can be written to"
         ) from None
     with open(os.path.join(made, "new"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -46,6 +46,6 @@ def sweep() -> None:
         with contextlib.suppress(OSError):  # another user's, or just removed
             if not private.is_own_folder(left.lstat()):
                 continue
-            with open(private.opened(left / _LOCK, os.O_RDONLY)) as lock:
+            with open(private.open_file(left / _LOCK, os.O_RDONLY)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)

@@ -18,7 +18,7 @@ from dynamo_vllm.serving.admin.endpoint import Admin
 from dynamo_vllm.serving.admin.status import WorkerStatus
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
 from dynamo_vllm.serving.lifecycle.monitor import Monitor
-from dynamo_vllm.serving.lifecycle.operations import Bounded
+from dynamo_vllm.serving.lifecycle.operations import BoundedOperations
 from dynamo_vllm.serving.lifecycle.states import Lifecycle, LifeParts
 from dynamo_vllm.serving.lifecycle.warmup import Warming
 from dynamo_vllm.serving.metrics.series import Exposition
@@ -99,7 +99,7 @@ class Assembled:
 
     role: Role[Any]
     in_flight: InFlight
-    operations: Bounded
+    operations: BoundedOperations
     registration: Registration
     registry: Registry | None
     lifecycle: Lifecycle
@@ -118,10 +118,10 @@ async def assemble(
     role = factories.make_role(options, engine, started.connector, meter.count_lost_transfer, reader, folder)
     if role.card.encodes_media and options.encoder_transfer == "nixl" and folder is not None:
         encoded = factories.encoded_folder(folder, facts)
-        encoding_transfer.Lender(encoded, encoding_transfer.NixlAgent()).serve(drt, options.address)
+        encoding_transfer.TransferServer(encoded, encoding_transfer.NixlAgent()).serve(drt, options.address)
     in_flight = InFlight(engine)
     registration = Registration(started.endpoint, options, role.card, facts)
-    operations = Bounded(engine, on_dead)
+    operations = BoundedOperations(engine, on_dead)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, operations, registration)
     answers = functools.partial(warm_up, engine, role)
     lifecycle = Lifecycle(
@@ -148,7 +148,9 @@ async def assemble(
     )
 
 
-def warming(started: Started, role: Role[object], loader: MediaLoader | None, operations: Bounded) -> Warming:
+def warming(
+    started: Started, role: Role[object], loader: MediaLoader | None, operations: BoundedOperations
+) -> Warming:
     """Call no encode worker: a role that would do so is built again without it."""
     options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
     if loader is not None and folder is not None and not role.card.encodes_media:

@@ -75,17 +75,17 @@ async def run(
     options, node = plan.options, plan.node
     progress = progress or Progress(options.status_fd)
     dumped = Dump(options.dump_config_to)
-    dumped.add("options", build.shown(options))
+    dumped.add("options", build.without_secrets(options))
     dumped.add("engine_flags", plan.flags)
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
     # If there are other nodes, they must be able to reach this one.
     kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
-    with scratch.folder() as scratch_folder, socket_options.kept_here(kept_host, own_ports):
+    with scratch.folder() as scratch_folder, socket_options.restricted_to_loopback(kept_host, own_ports):
         drt = runtime.alone() if node.is_headless else joined(plan)
         options = await factories.with_local_model(plan, environment, progress)
         options = factories.with_media_template(options, scratch_folder)
         plan = plan.with_options(options)
-        dumped.add("options", build.shown(options))
+        dumped.add("options", build.without_secrets(options))
         settings = factories.engine_settings(plan, environment, scratch_folder)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote
@@ -103,7 +103,7 @@ async def run(
                     engine = await launch(meter.record, progress.phase)
                     ends.push_async_callback(close_engine, engine)
                     dumped.add("engine", engine.facts)
-                    options = factories.with_sounds_noticed(options, engine.facts, scratch_folder)
+                    options = factories.with_audio_check(options, engine.facts, scratch_folder)
                     started = Started(
                         options=options,
                         drt=drt,

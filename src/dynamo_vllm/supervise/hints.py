@@ -31,16 +31,16 @@ def to_try(url: str, model: str, endpoint_types: Collection[str]) -> list[str]:
         if kind in endpoint_types:
             return [f"try: {_curl(url + path, {'model': model, **body})}"]
     if model == demo.served_name("vision"):
-        return [f"try: {_curl(url + CHAT, _asked(model, _about_a_picture('What colour is the square?')))}"]
-    said = _curl(url + CHAT, _asked(model, "What is 17 + 25?"))
-    return [f"try: dynamo-vllm chat {url}", f"or:  {said}"]
+        return [f"try: {_curl(url + CHAT, _asked(model, _about_an_image('What colour is the square?')))}"]
+    curl = _curl(url + CHAT, _asked(model, "What is 17 + 25?"))
+    return [f"try: dynamo-vllm chat {url}", f"or:  {curl}"]
 
 
 def _asked(model: str, content: object) -> dict[str, object]:
     return {"model": model, "messages": [{"role": "user", "content": content}]}
 
 
-def _about_a_picture(question: str) -> list[dict[str, object]]:
+def _about_an_image(question: str) -> list[dict[str, object]]:
     return [{"type": "image_url", "image_url": {"url": RED_SQUARE}}, {"type": "text", "text": question}]
 
 

@@ -21,7 +21,7 @@ _NOT_YET = (404, 503)
 
 
 class Probe:
-    """Return an HTTP client for this machine: no proxy, and it accepts our own certificates."""
+    """An HTTP client for this machine: no proxy, and it accepts our own certificates."""
 
     def __init__(self, answer_seconds: float) -> None:
         self._client = httpx.AsyncClient(trust_env=False, verify=False, timeout=answer_seconds)
@@ -84,9 +84,11 @@ class Probe:
 
 def _smallest_requests(model: str, endpoint_types: Collection[str], split: bool) -> Iterator[Request]:
     """Only on endpoints of the model: the frontend counts other requests as errors of the model."""
-    drawings = [request for kind, request in smallest_drawings(model).items() if kind in endpoint_types]
-    if drawings:  # in a chat it would run all its steps: minutes for some
-        yield from drawings
+    media_requests = [
+        request for kind, request in smallest_media_requests(model).items() if kind in endpoint_types
+    ]
+    if media_requests:  # in a chat it would run all its steps: minutes for some
+        yield from media_requests
         return
     body: dict[str, object] = {"model": model, "max_tokens": 1}
     if split:
@@ -97,7 +99,7 @@ def _smallest_requests(model: str, endpoint_types: Collection[str], split: bool)
         yield "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": "Hello"}]}
 
 
-def smallest_drawings(model: str) -> dict[str, Request]:
+def smallest_media_requests(model: str) -> dict[str, Request]:
     """Requests for models that generate images or videos, by type of endpoint."""
     settings = {"num_inference_steps": 1}
     video = {"model": model, "prompt": "Hello", "nvext": {**settings, "num_frames": 1}}

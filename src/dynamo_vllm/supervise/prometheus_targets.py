@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dynamo_vllm.supervise.planning.plan import Process
+    from dynamo_vllm.supervise.planning.process import Process
 
 JOBS = {True: "dynamo-vllm-worker", False: "dynamo-vllm-frontend"}
 """Job names of the rules in deploy/observability, by whether it is a worker."""

@@ -60,12 +60,12 @@ class RunFolder:
         self._refuse_what_is_not_ours()
         try:
             private.make(self.logs)
-            lock = os.fdopen(private.opened(self.path / _LOCK, os.O_RDWR | os.O_CREAT), "r+")
+            lock = os.fdopen(private.open_file(self.path / _LOCK, os.O_RDWR | os.O_CREAT), "r+")
         except OSError as exc:
             raise StartError(
                 f"--run-dir {self.path} cannot be used: {exc.strerror}; choose another"
             ) from None
-        folders.refuse_full(self.path, "choose another folder with --run-dir")
+        folders.refuse_full_disk(self.path, "choose another folder with --run-dir")
         with lock:
             self._hold(lock)
             self.forget()
@@ -84,8 +84,8 @@ class RunFolder:
         ours = (self.discovery, self.path / EMBEDDINGS, self.targets, self._note)
         if found := [path.name for path in ours if os.path.lexists(path)]:
             raise StartError(
-                f"--run-dir {self.path} has {' and '.join(found)}, which no serve made and this one would "
-                "remove; name a folder that is new or empty"
+                f"--run-dir {self.path} has {' and '.join(found)}, which serve did not create and would "
+                "remove; choose a new or empty folder"
             )
 
     def _hold(self, lock: TextIOWrapper) -> None:
@@ -120,7 +120,7 @@ class RunFolder:
     def is_held(self) -> bool:
         """Return whether a `serve` runs in it."""
         try:
-            with open(private.opened(self.path / _LOCK, os.O_RDONLY, of_anyone=True)) as lock:
+            with open(private.open_file(self.path / _LOCK, os.O_RDONLY, of_anyone=True)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -132,9 +132,9 @@ class RunFolder:
         """Tell the other commands of this machine where the frontend will be, and how to find the workers."""
         self._write_note({"url": url, "reach": dict(reach or {})})
 
-    def _write_note(self, told: Mapping[str, object]) -> None:
+    def _write_note(self, content: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):
-            private.write(self._note, json.dumps({**told, "pid": os.getpid()}))
+            private.write(self._note, json.dumps({**content, "pid": os.getpid()}))
 
     @property
     def url(self) -> str | None:
@@ -150,7 +150,7 @@ class RunFolder:
 
     def _noted(self) -> dict[str, object]:
         try:
-            with open(private.opened(self._note, os.O_RDONLY, of_anyone=True)) as note:
+            with open(private.open_file(self._note, os.O_RDONLY, of_anyone=True)) as note:
                 found = json.load(note)
         except (OSError, ValueError):
             return {}

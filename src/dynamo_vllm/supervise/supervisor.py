@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from dynamo_vllm.supervise.planning.plan import Plan, Process
+    from dynamo_vllm.supervise.planning.process import Plan, Process
     from dynamo_vllm.supervise.process.child import Child
     from dynamo_vllm.supervise.run_folder import RunFolder
     from dynamo_vllm.supervise.screen import Screen
@@ -79,7 +79,7 @@ class Supervisor:
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._keep(process)) for process in self._plan.processes]
-            running += map(tasks.create_task, (self._announce(), self._redraw(), self._tend_logs()))
+            running += map(tasks.create_task, (self._announce(), self._redraw(), self._rotate_logs()))
             ending = await self._ending
             self._screen.say(ending.text)
             self._screen.settle()
@@ -110,7 +110,9 @@ class Supervisor:
             return
         if not self._ending.done():
             seconds = self._drain_seconds()
-            self._end(0, f"stopping: running requests get {seconds:.0f} s; once more ends everything at once")
+            self._end(
+                0, f"stopping: running requests get {seconds:.0f} s; a second signal ends everything at once"
+            )
             return
         self._killed_by = number
         self._screen.say("ending at once")
@@ -124,11 +126,13 @@ class Supervisor:
         restarts = Restarts(self._limits)
         while True:
             try:
-                ended = await self._live_once(process)
+                ended = await self._run_once(process)
             except Exception as exc:  # whatever it is, the other processes continue
-                ended = self._lose(process, exc)
+                ended = self._abandon(process, exc)
             if not ended.was_ready and restarts.in_a_row == 0:
-                self._end(ended.code if ended.code in (1, 2, 3) else 1, self._story(process, ended))
+                self._end(
+                    ended.code if ended.code in (1, 2, 3) else 1, self._describe_failure(process, ended)
+                )
                 return
             pause = restarts.pause_after(ended.ready_seconds)
             if pause is not None:
@@ -137,7 +141,10 @@ class Supervisor:
                 pause = self._give_up(process, ended)
             else:
                 limit = self._limits.restarts
-                self._end(1, f"{self._story(process, ended)}\n  giving up after {limit} restarts in a row")
+                self._end(
+                    1,
+                    f"{self._describe_failure(process, ended)}\n  giving up after {limit} restarts in a row",
+                )
                 return
             await asyncio.sleep(pause)
 
@@ -146,8 +153,9 @@ class Supervisor:
         self._given_up.add(process.name)
         pause = self._limits.retry_seconds
         self._screen.say(
-            f"{self._story(process, ended)}\n  giving up on {process.name} after {self._limits.restarts} "
-            f"restarts in a row; the others serve on, and it is tried again in {pause:.0f} s"
+            f"{self._describe_failure(process, ended)}\n  giving up on {process.name} after "
+            f"{self._limits.restarts} "
+            f"restarts in a row; the others keep serving, and it is started again in {pause:.0f} s"
         )
         return pause
 
@@ -159,15 +167,17 @@ class Supervisor:
             if other is not process and not (other.card and other.card.helps_others)
         )
 
-    async def _live_once(self, process: Process) -> EndedProcess:
+    async def _run_once(self, process: Process) -> EndedProcess:
         self._screen.phase(process.name, "starting")
         try:
-            child = await children.start(process, self._log(process), self._status, self._start_of(process))
+            child = await children.start(
+                process, self._log(process), self._status, self._start_method(process)
+            )
         except (OSError, StartError) as exc:
             return EndedProcess(f"could not be started: {exc}", False, 0.0, None, "")
         self._children[process.name] = child
         self._targets.started(process, child.port)
-        reason = await self._life(child)
+        reason = await self._wait_for_end(child)
         if child.instance is not None:
             await discovery.forget(child.instance, process.env)
         ready_seconds = child.ready_seconds
@@ -175,14 +185,14 @@ class Supervisor:
         del self._children[process.name]
         return EndedProcess(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
 
-    def _start_of(self, process: Process) -> children.Start:
+    def _start_method(self, process: Process) -> children.Start:
         if self._zygote is None or not process.forks or not self._zygote.fits(process.env):
-            return children.start_afresh
+            return children.start_from_scratch
         self._screen.phase(process.name, "importing")
         return self._zygote.start
 
-    def _lose(self, process: Process, exc: Exception) -> EndedProcess:
-        """After an error of ours nobody watches the process any more: kill it."""
+    def _abandon(self, process: Process, exc: Exception) -> EndedProcess:
+        """Kill a process after an error of ours: nothing watches it any more."""
         self._screen.say("".join(traceback.format_exception(exc)).rstrip())
         reason = f"could not be watched ({exc!r})"
         child = self._children.pop(process.name, None)
@@ -194,18 +204,18 @@ class Supervisor:
     def _log(self, process: Process) -> Path:
         return self._log_folder / f"{process.name}.log"
 
-    def _story(self, process: Process, ended: EndedProcess) -> str:
-        return ended.story(process.name, self._log(process))
+    def _describe_failure(self, process: Process, ended: EndedProcess) -> str:
+        return ended.describe_failure(process.name, self._log(process))
 
     def _status(self, child: Child, status: children.Status) -> None:
         child.note(status)
         self._screen.phase(child.name, str(status.get("phase")))
         self._changed.set()
 
-    async def _life(self, child: Child) -> str:
+    async def _wait_for_end(self, child: Child) -> str:
         """Wait until the process has ended or must be ended; return why."""
         exited = asyncio.create_task(child.wait())
-        hung = asyncio.create_task(self._hang(child))
+        hung = asyncio.create_task(self._watch_health(child))
         try:
             await asyncio.wait({exited, hung}, return_when=asyncio.FIRST_COMPLETED)
             return describe(exited.result()) if exited.done() else hung.result()
@@ -213,7 +223,7 @@ class Supervisor:
             exited.cancel()
             hung.cancel()
 
-    async def _hang(self, child: Child) -> str:
+    async def _watch_health(self, child: Child) -> str:
         """Return when the process does not become ready, or stops answering."""
         try:
             async with asyncio.timeout(self._limits.start_seconds):
@@ -270,12 +280,12 @@ class Supervisor:
             await asyncio.sleep(_REDRAW_SECONDS)
             self._screen.redraw()
 
-    async def _tend_logs(self) -> None:
+    async def _rotate_logs(self) -> None:
         while True:
             await asyncio.sleep(self._limits.look_seconds)
             for log in await self._log_files.look():
                 for child in self._children.values():
-                    child.log_begins_anew(log)
+                    child.log_was_rotated(log)
 
     def _drain_seconds(self) -> float:
         """The time for running requests; before the first answer there are none."""
@@ -285,8 +295,8 @@ class Supervisor:
         """Stop workers first, so that the frontend can deliver their last output; then the rest."""
         workers = [child for child in self._children.values() if child.plan.is_worker]
         others = [child for child in self._children.values() if not child.plan.is_worker]
-        await self._leave(workers, self._drain_seconds() + self._limits.stop_seconds)
-        await self._leave(others, self._limits.stop_seconds)
+        await self._terminate_all(workers, self._drain_seconds() + self._limits.stop_seconds)
+        await self._terminate_all(others, self._limits.stop_seconds)
         for child in self._children.values():
             await self._destroy(child)
         self._screen.say("stopped")
@@ -296,7 +306,7 @@ class Supervisor:
         if left := await child.destroy():
             self._screen.say(f"error: processes {left} of {child.name} do not end")
 
-    async def _leave(self, leaving: Sequence[Child], limit_seconds: float) -> None:
+    async def _terminate_all(self, leaving: Sequence[Child], limit_seconds: float) -> None:
         waiting = [asyncio.create_task(child.wait()) for child in leaving]
         for child in leaving:
             child.terminate()
@@ -307,4 +317,4 @@ class Supervisor:
             task.cancel()
         for child in leaving:
             if child.exit_code is None:
-                self._screen.say(f"{child.name} did not leave within {limit_seconds:.0f} s: killed")
+                self._screen.say(f"{child.name} did not stop within {limit_seconds:.0f} s: killed")

@@ -162,13 +162,13 @@ def test_ignored_eos_leaves_the_hidden_stop_ids_out() -> None:
 def test_float_that_went_through_32_bits_is_the_clients_again(
     arrived: float | None, meant: float | None
 ) -> None:
-    assert sampling.rounded(arrived) == meant
+    assert sampling.shortest_float(arrived) == meant
 
 
 def test_rounding_leaves_alone_what_is_no_number() -> None:
-    assert sampling.rounded(math.inf) == math.inf
-    assert math.isnan(sampling.rounded(math.nan) or 0)
-    assert sampling.rounded(1e300) == 1e300
+    assert sampling.shortest_float(math.inf) == math.inf
+    assert math.isnan(sampling.shortest_float(math.nan) or 0)
+    assert sampling.shortest_float(1e300) == 1e300
 
 
 def test_penalties_and_probabilities_arrive_rounded() -> None:
@@ -223,8 +223,8 @@ def test_guided_decoding_becomes_one_constraint(
 @pytest.mark.parametrize(
     ("guided", "message"),
     [
-        ({"regex": "a", "choice": ["b"]}, "regex and choice exclude each other"),
-        ({"json": True, "grammar": "g"}, "json_object and grammar exclude each other"),
+        ({"regex": "a", "choice": ["b"]}, "regex and choice cannot be combined"),
+        ({"json": True, "grammar": "g"}, "json_object and grammar cannot be combined"),
         ({"choice": []}, "non-empty strings"),
         ({"choice": ["a", ""]}, "non-empty strings"),
     ],
@@ -290,7 +290,7 @@ def test_chat_logprobs_need_the_switch() -> None:
 
 def test_logit_bias_of_text_mode_has_token_ids_as_keys() -> None:
     assert text(logit_bias={"7": 1.5}).logit_bias == {7: 1.5}
-    with pytest.raises(InvalidRequest, match="its keys must be token ids"):
+    with pytest.raises(InvalidRequest, match="keys must be token ids"):
         text(logit_bias={"seven": 1.5})
 
 
@@ -357,17 +357,17 @@ def test_unknown_or_incomplete_response_format_is_refused(chosen: dict[str, Any]
 
 
 def test_room_is_what_fits_behind_the_prompt() -> None:
-    assert prompt.room_behind([1] * 4095, 4096) == 1
+    assert prompt.room_after([1] * 4095, 4096) == 1
 
 
 def test_prompt_that_fills_the_context_is_too_long() -> None:
     with pytest.raises(TooLong, match="prompt has 4096 tokens; this model takes 4096"):
-        prompt.room_behind([1] * 4096, 4096)
+        prompt.room_after([1] * 4096, 4096)
 
 
 def test_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="empty"):
-        prompt.room_behind([], 4096)
+        prompt.room_after([], 4096)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1000])

@@ -51,7 +51,7 @@ class Small:
     words: tuple[str, ...] = opt(("a",), "group", "Which.", env="X_WORDS")
     kind: str = opt("red", "group", "Of which kind.", env="X_KIND", choices=("red", "blue"))
     secret: int = opt(1, "group", "For tools.", env="X_SECRET", hidden=True)
-    every: float | None = opt(None, "group", "How often.", env="X_EVERY", alone="2")
+    every: float | None = opt(None, "group", "How often.", env="X_EVERY", bare_value="2")
     token: str | None = opt(None, "other", "Not to be seen.", env="X_TOKEN", secret=True)
 
 
@@ -124,7 +124,7 @@ def test_list_comes_as_several_words_or_in_one_variable() -> None:
         (["--number", "1.5"], {}, "--count='1.5' is not a whole number"),
         ([], {"X_COUNT": "many"}, "X_COUNT='many' is not a whole number"),
         (["--share", "half"], {}, "--share='half' is not a number"),
-        ([], {"X_LOUD": "perhaps"}, "X_LOUD='perhaps' is not a yes or no; use 1 or 0"),
+        ([], {"X_LOUD": "perhaps"}, "X_LOUD='perhaps' is not a boolean; use 1 or 0"),
         (["--kind", "green"], {}, "--kind='green' is unknown; choose one of red, blue"),
         ([], {"X_KIND": "green"}, "X_KIND='green' is unknown; choose one of red, blue"),
         (["--count"], {}, "argument --count/--number: expected one argument"),
@@ -164,8 +164,8 @@ def test_flag_that_may_stand_alone_has_a_value_then() -> None:
 
 
 def test_secret_is_shown_nowhere() -> None:
-    assert build.shown(parsed("--token", "geheim"))["token"] == "(hidden)"
-    assert build.shown(parsed())["token"] is None
+    assert build.without_secrets(parsed("--token", "geheim"))["token"] == "(hidden)"
+    assert build.without_secrets(parsed())["token"] is None
 
 
 def test_groups_of_the_class_itself_may_come_first() -> None:

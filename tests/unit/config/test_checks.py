@@ -47,9 +47,9 @@ WORKER = [
     (
         worker_rules.card_port_needs_a_system_port,
         ["--card-port", "9090", "--system-port", "9090"],
-        "a port of its own",
+        "differs from --system-port",
     ),
-    (worker_rules.worker_traces_have_an_address, ["--otlp-endpoint", "host:4317"], "is no URL"),
+    (worker_rules.worker_traces_have_an_address, ["--otlp-endpoint", "host:4317"], "is not a URL"),
     (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
     (admin.token_can_be_sent, ["--admin-token", "two words"], "without spaces"),
     (admin.token_can_be_sent, ["--admin-token", "grün"], "without spaces"),
@@ -62,7 +62,7 @@ WORKER = [
     (
         worker_rules.embeds_need_vllm_in_token_mode,
         ["--enable-prompt-embeds", "--use-vllm-tokenizer"],
-        "cannot stand beside --use-vllm-tokenizer",
+        "cannot be combined with --use-vllm-tokenizer",
     ),
     (
         worker_rules.text_is_parsed_by_vllm,
@@ -83,7 +83,7 @@ WORKER = [
     (lora.adapters_have_names, ["--enable-lora", "--lora-modules", "a="], "is not NAME=URI"),
     (lora.adapters_have_names, ["--enable-lora", "--lora-modules", "a=/x", "a=/y"], "'a' twice"),
     (
-        ranks.kv_events_can_be_heard,
+        ranks.kv_events_can_be_read,
         ["--kv-events-config", '{"endpoint": "tcp://127.0.0.1:5557"}'],
         "write tcp://*:PORT",
     ),
@@ -93,9 +93,9 @@ WORKER = [
         ["--kv-transfer-config", '{"kv_connector": "DynamoConnector"}'],
         "pip install 'dynamo-vllm[kvbm]'",
     ),
-    (connectors.lmcache_reads_the_cache, ["--connector", "lmcache", "nixl"], "use --connector kvbm"),
+    (connectors.lmcache_is_refused, ["--connector", "lmcache", "nixl"], "use --connector kvbm"),
     (
-        connectors.lmcache_reads_the_cache,
+        connectors.lmcache_is_refused,
         ["--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1"}'],
         "answers are wrong",
     ),
@@ -108,7 +108,7 @@ WORKER = [
     (
         connectors.disaggregation_takes_tokens,
         ["--is-prefill-worker", "--engine", "fake", "--use-vllm-tokenizer"],
-        "--use-vllm-tokenizer cannot stand beside",
+        "--use-vllm-tokenizer cannot be combined with",
     ),
     (connectors.written_connector_is_json, ["--kv-transfer-config", "{"], "--kv-transfer-config is not JSON"),
     (connectors.one_role, ["--is-prefill-worker", "--is-decode-worker"], "name different roles"),
@@ -131,18 +131,18 @@ WORKER = [
     ),
     (connectors.connectors_are_named_once, ["--connector", "nixl", "nixl"], "names nixl twice"),
     (connectors.one_offloader, ["--connector", "lmcache", "kvbm"], "give one of them"),
-    (connectors.offload_size_has_a_user, ["--kv-offload-gb", "2"], "add --connector kvbm"),
+    (connectors.offload_size_needs_a_connector, ["--kv-offload-gb", "2"], "add --connector kvbm"),
     (
-        connectors.offload_size_has_a_user,
+        connectors.offload_size_needs_a_connector,
         ["--kv-offload-gb", "2", "--connector", "nixl"],
         "--kv-offload-gb 2 needs a connector",
     ),
     (connectors.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "0"], "use a number above 0"),
-    (connectors.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "1e9"], "1e+09 is no share"),
+    (connectors.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "1e9"], "1e+09 does not fit"),
     (
         connectors.kvbm_has_one_rank,
         ["--connector", "kvbm", "--data-parallel-size", "2"],
-        "--data-parallel-size 2 cannot stand beside the connector kvbm",
+        "--data-parallel-size 2 cannot be combined with the connector kvbm",
     ),
     (
         connectors.kvbm_has_one_rank,
@@ -152,18 +152,22 @@ WORKER = [
     (
         connectors.kvbm_takes_plain_prompts,
         ["--connector", "kvbm", "nixl", "--enable-lora"],
-        "--enable-lora cannot stand beside the connector kvbm",
+        "--enable-lora cannot be combined with the connector kvbm",
     ),
     (
         connectors.kvbm_takes_plain_prompts,
         ["--connector", "kvbm", "--enable-prompt-embeds"],
-        "--enable-prompt-embeds cannot stand beside the connector kvbm",
+        "--enable-prompt-embeds cannot be combined with the connector kvbm",
     ),
-    (connectors.none_stands_alone, ["--connector", "none", "nixl"], "none stands alone"),
+    (
+        connectors.none_is_the_only_connector,
+        ["--connector", "none", "nixl"],
+        "none cannot be combined with others",
+    ),
     (
         connectors.one_source_of_connectors,
         ["--connector", "nixl", "--kv-transfer-config", "{}"],
-        "cannot stand beside --kv-transfer-config",
+        "cannot be combined with --kv-transfer-config",
     ),
     (
         media.one_multimodal_role,
@@ -182,12 +186,12 @@ WORKER = [
     (
         media_limits.media_hosts_are_names,
         ["--enable-multimodal", "--media-hosts", "http://example.com"],
-        "is no host; give names alone",
+        "is not a host name; give only",
     ),
     (
         media_limits.media_networks_are_networks,
         ["--enable-multimodal", "--media-networks", "10.0.0.1/8"],
-        "--media-networks '10.0.0.1/8' is no network",
+        "--media-networks '10.0.0.1/8' is not a network",
     ),
     (
         media_limits.media_folder_is_a_folder,
@@ -197,7 +201,7 @@ WORKER = [
     (
         media_limits.media_folder_is_a_folder,
         ["--enable-multimodal", "--allowed-local-media-path", "/tmp/.."],
-        "would show clients every file",
+        "would let clients read every file",
     ),
     (
         media.multimodal_needs_its_switch,
@@ -227,12 +231,12 @@ WORKER = [
     (
         media.processors_are_the_frontend,
         ["--enable-multimodal", "--ec-processor"],
-        "--ec-processor: the frontend does this",
+        "--ec-processor: the frontend has replaced this",
     ),
     (
         media.processors_are_the_frontend,
         ["--enable-multimodal", "--multimodal-processor"],
-        "--multimodal-processor: the frontend does this",
+        "--multimodal-processor: the frontend has replaced this",
     ),
     (
         media.encoders_share_a_folder,
@@ -242,75 +246,75 @@ WORKER = [
     (
         media.encoders_share_a_folder,
         ["--enable-multimodal", "--multimodal-worker"],
-        "a worker that asks encode workers needs --ec-storage-path FOLDER",
+        "a worker that calls encode workers needs --ec-storage-path FOLDER",
     ),
     (
-        media.encoder_cache_flags_need_a_user,
+        media.encoder_cache_flags_need_encoders,
         ["--ec-storage-path", "folder"],
         "--ec-storage-path needs --disaggregation-mode encode, --route-to-encoder or --ec-consumer-mode",
     ),
     (
-        media.encoder_cache_flags_need_a_user,
+        media.encoder_cache_flags_need_encoders,
         ["--enable-multimodal", "--ec-transfer-config", '{"ec_connector": "ECExampleConnector"}'],
         "--ec-transfer-config without ec_producer or ec_consumer as its ec_role needs --disaggregation-mode",
     ),
     (
-        media.encoders_hand_over_by_folder,
+        media.encoders_transfer_by_folder,
         [*EC, "--ec-storage-path", "folder", "--ec-connector-backend", "ECMooncakeConnector"],
-        "ECMooncakeConnector is not handed over by this worker; use ECExampleConnector",
+        "ECMooncakeConnector is not supported; use ECExampleConnector",
     ),
     (
-        media.encoders_hand_over_by_folder,
+        media.encoders_transfer_by_folder,
         [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", '{"ec_role": "ec_consumer"}'],
-        "ec_role ec_consumer is not what --disaggregation-mode encode does",
+        "ec_role ec_consumer does not match --disaggregation-mode encode",
     ),
     (
-        media.encoders_hand_over_by_folder,
+        media.encoders_transfer_by_folder,
         ["--enable-multimodal", "--is-decode-worker", "--connector", "nixl", *PRODUCES],
-        "ec_role ec_producer is not what --disaggregation-mode decode does; leave one of them out",
+        "ec_role ec_producer does not match --disaggregation-mode decode; leave one of them out",
     ),
     (
-        media.encoders_hand_over_by_folder,
+        media.encoders_transfer_by_folder,
         ["--enable-multimodal", "--disaggregation-mode", "agg", *PRODUCES],
-        "ec_role ec_producer is not what --disaggregation-mode agg does",
+        "ec_role ec_producer does not match --disaggregation-mode agg",
     ),
     (
-        media.encoders_hand_over_by_folder,
+        media.encoders_transfer_by_folder,
         ["--enable-multimodal", "--ec-transfer-config.ec_role", "ec_both"],
-        "ec_role 'ec_both': a worker encodes for others, or they encode for it; use ec_producer",
+        "ec_role 'ec_both' is not supported; use ec_producer",
     ),
     (
-        media.encoders_hand_over_by_folder,
+        media.encoders_transfer_by_folder,
         [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", "{"],
         "--ec-transfer-config is not JSON",
     ),
     (
         media.an_encoder_only_encodes,
         [*EC, "--ec-storage-path", "folder", "--use-vllm-tokenizer"],
-        "--use-vllm-tokenizer cannot stand beside --disaggregation-mode encode",
+        "--use-vllm-tokenizer cannot be combined with --disaggregation-mode encode",
     ),
     (
         media.an_encoder_only_encodes,
         [*EC, "--ec-storage-path", "folder", "--connector", "nixl"],
-        "--connector nixl cannot stand beside --disaggregation-mode encode",
+        "--connector nixl cannot be combined with --disaggregation-mode encode",
     ),
     (
         media.an_encoder_only_encodes,
         [*EC, "--ec-storage-path", "folder", "--route-to-encoder"],
-        "--route-to-encoder cannot stand beside --disaggregation-mode encode",
+        "--route-to-encoder cannot be combined with --disaggregation-mode encode",
     ),
     (
         media.an_encoder_only_encodes,
         [*EC, "--ec-storage-path", "folder", "--enable-lora"],
-        "--enable-lora cannot stand beside --disaggregation-mode encode",
+        "--enable-lora cannot be combined with --disaggregation-mode encode",
     ),
     (
         media.an_encoder_only_encodes,
         [*EC, "--ec-storage-path", "folder", "-dp", "2"],
-        "--data-parallel-size cannot stand beside --disaggregation-mode encode",
+        "--data-parallel-size cannot be combined with --disaggregation-mode encode",
     ),
     (
-        media.transfer_has_a_user,
+        media.encoder_transfer_needs_encoders,
         ["--enable-multimodal", "--encoder-transfer", "nixl"],
         "--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder",
     ),
@@ -337,12 +341,12 @@ WORKER = [
     (
         media.extra_encoder_config_is_known,
         [*EC, "--ec-storage-path", "folder", "--ec-extra-config", '{"nonsense": 1}'],
-        "--ec-extra-config has nonsense, which does nothing here; it takes shared_storage_path only",
+        "--ec-extra-config has the unknown setting nonsense; it takes only shared_storage_path",
     ),
     (
         media.extra_encoder_config_is_known,
         [*EC, "--ec-storage-path=f", "--ec-transfer-config.ec_connector_extra_config.nonsense", "1"],
-        "--ec-transfer-config: ec_connector_extra_config has nonsense",
+        "--ec-transfer-config: ec_connector_extra_config has the unknown setting nonsense",
     ),
     (omni_rules.stages_need_omni, ["--stage-configs-path", "stages.yaml"], "stages.yaml needs --omni"),
     (omni_rules.stages_need_omni, ["--deploy-config", "deploy.yaml"], "deploy.yaml needs --omni"),
@@ -354,63 +358,67 @@ WORKER = [
     (
         omni_rules.omni_has_no_connector,
         ["--omni", "--connector", "nixl"],
-        "--connector nixl cannot stand beside --omni: a pipeline gives its KV caches to nobody",
+        "--connector nixl cannot be combined with --omni: a pipeline transfers no KV caches",
     ),
     (
         omni_rules.omni_has_no_connector,
         ["--omni", "--kv-transfer-config", '{"kv_connector": "X"}'],
-        "--kv-transfer-config cannot stand beside --omni",
+        "--kv-transfer-config cannot be combined with --omni",
     ),
     (
         omni_rules.omni_publishes_no_kv_events,
         ["--omni", "--kv-events"],
-        "--kv-events cannot stand beside --omni: a pipeline publishes no KV events",
+        "--kv-events cannot be combined with --omni: a pipeline publishes no KV events",
     ),
     (
         omni_rules.omni_publishes_no_kv_events,
         ["--omni", "--kv-event-port", "20080"],
-        "--kv-event-port cannot stand beside --omni",
+        "--kv-event-port cannot be combined with --omni",
     ),
     (
         omni_rules.omni_publishes_no_kv_events,
         ["--omni", "--kv-events-config.publisher=zmq"],
-        "--kv-events-config cannot stand beside --omni",
+        "--kv-events-config cannot be combined with --omni",
     ),
     (
         omni_rules.omni_stays_on_one_node,
         ["--omni", *NODE_1],
-        "--headless cannot stand beside --omni: all stages",
+        "--headless cannot be combined with --omni: all stages",
     ),
     (
         omni_rules.omni_stays_on_one_node,
         ["--omni", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"],
-        "--nnodes cannot stand beside --omni: all stages of a pipeline run on one node",
+        "--nnodes cannot be combined with --omni: all stages of a pipeline run on one node",
     ),
     (
         omni_rules.omni_stays_on_one_node,
         ["--omni", "-dp", "2", "-dpl", "1", "-dpa", "10.0.0.1"],
-        "--data-parallel-size-local cannot stand beside --omni",
+        "--data-parallel-size-local cannot be combined with --omni",
     ),
     (
         omni_rules.omni_stays_on_one_node,
         ["--omni", "-dp", "2", "-dpn", "1"],
-        "--data-parallel-rank cannot stand beside --omni",
+        "--data-parallel-rank cannot be combined with --omni",
     ),
     (
         omni_rules.omni_is_one_rank,
         ["--omni", "-dp", "2"],
-        "--data-parallel-size 2 cannot stand beside --omni: to its worker a pipeline is one rank; start more",
+        "--data-parallel-size 2 cannot be combined with --omni: a pipeline has one rank; start more",
     ),
     (
         omni_rules.omni_does_everything_of_a_request,
         ["--omni", "--disaggregation-mode", "prefill"],
-        "--disaggregation-mode prefill cannot stand beside --omni",
+        "--disaggregation-mode prefill cannot be combined with --omni",
     ),
     (omni_rules.omni_takes_text_only, ["--omni", "--enable-prompt-embeds"], "--enable-prompt-embeds cannot"),
-    (omni_rules.omni_takes_text_only, ["--omni", "--lora-enabled"], "--lora-enabled cannot stand beside"),
-    (omni_rules.omni_takes_text_only, ["--omni", "--enable-lora"], "--enable-lora cannot stand beside"),
-    (omni_rules.omni_takes_text_only, ["--omni", "--enable-multimodal"], "--enable-multimodal cannot stand"),
-    (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave --engine fake out"),
+    (omni_rules.omni_takes_text_only, ["--omni", "--lora-enabled"], "--lora-enabled cannot be combined with"),
+    (omni_rules.omni_takes_text_only, ["--omni", "--enable-lora"], "--enable-lora cannot be combined with"),
+    (
+        omni_rules.omni_takes_text_only,
+        ["--omni", "--enable-multimodal"],
+        "--enable-multimodal cannot be combined",
+    ),
+    (omni_rules.omni_needs_its_own_engine, ["--omni", "--engine", "fake"], "leave out --engine fake"),
     (omni_rules.picture_bounds_are_counts, ["--max-pictures", "0"], "--max-pictures 0 must be 1 or more"),
     (
         omni_rules.picture_bounds_are_counts,
@@ -430,14 +438,18 @@ WORKER = [
         "DYN_VLLM_KV_EVENT_PORT=1023 is out of range",
     ),
     (ranks.kv_event_port_is_registered, ["--kv-event-port", "49152"], "use 1024 to 49151"),
-    (connectors.side_channel_port_is_a_port, ["--side-channel-port", "0"], "0 is no port; use 1 to 65535"),
-    (connectors.side_channel_port_is_a_port, ["--side-channel-port", "65536"], "65536 is no port"),
+    (connectors.side_channel_port_is_a_port, ["--side-channel-port", "0"], "0 is not a port; use 1 to 65535"),
+    (connectors.side_channel_port_is_a_port, ["--side-channel-port", "65536"], "65536 is not a port"),
     (
         ranks.kv_events_have_one_source,
         ["--kv-events-config", "{}", "--kv-event-port", "20080"],
-        "--kv-events-config already says where",
+        "--kv-events-config already configures",
     ),
-    (ranks.kv_events_have_one_source, ["--kv-events-config={}", "--no-kv-events"], "already says where"),
+    (
+        ranks.kv_events_have_one_source,
+        ["--kv-events-config={}", "--no-kv-events"],
+        "already configures KV events",
+    ),
     (worker_rules.known_endpoint_types, ["--endpoint-types", "chat", "smoke"], "'smoke' is unknown"),
     (
         worker_rules.template_exists,
@@ -449,7 +461,7 @@ WORKER = [
         ["--endpoint", "dyn://only.two"],
         "write --endpoint dyn://namespace.component.endpoint",
     ),
-    (worker_rules.address_has_three_parts, ["--endpoint", "dyn://a..c"], "is no address"),
+    (worker_rules.address_has_three_parts, ["--endpoint", "dyn://a..c"], "is not an address"),
     (worker_rules.budgets_are_positive, ["--health-seconds", "0"], "--health-seconds 0.0 must be above 0"),
     (worker_rules.budgets_are_positive, ["--canary-seconds", "-1"], "--canary-seconds -1.0 must be above 0"),
     (
@@ -487,9 +499,9 @@ WORKER = [
     (connectors.lease_leaves_time_to_fetch, ["--kv-lease-seconds", "1"], "use 2 or more"),
     (connectors.local_prefill_is_not_negative, ["--local-prefill-tokens", "0"], "must be 1 or more"),
     (
-        ranks.kv_events_can_be_heard,
+        ranks.kv_events_can_be_read,
         [*NODE_1, "--kv-events-config", '{"endpoint": "tcp://*:5557"}'],
-        "is heard on this node only; write tcp://10.0.0.1:PORT",
+        "can be read on this node only; write tcp://10.0.0.1:PORT",
     ),
     (
         ranks.kv_events_of_each_rank_have_a_port,
@@ -497,14 +509,14 @@ WORKER = [
         "one address for several ranks; write tcp://*:PORT",
     ),
     (
-        ranks.ranks_are_shared_out_one_way,
+        ranks.ranks_are_distributed_one_way,
         ["-dp", "4", "-dpl", "2", "--data-parallel-hybrid-lb", "-dpn", "1"],
         "--data-parallel-external-lb and --data-parallel-hybrid-lb are different ways",
     ),
     (
-        ranks.ranks_are_shared_out_one_way,
+        ranks.ranks_are_distributed_one_way,
         ["-dp", "2", "--data-parallel-rank", "1", "-dpa", "10.0.0.1", "--headless"],
-        "--headless cannot stand beside --data-parallel-external-lb",
+        "--headless cannot be combined with --data-parallel-external-lb",
     ),
     (
         ranks.one_worker_per_process,
@@ -514,22 +526,22 @@ WORKER = [
     (
         ranks.node_rank_is_one_of_the_nodes,
         ["--nnodes", "2", "--node-rank", "2", "--master-addr", "10.0.0.1"],
-        "--node-rank 2 is not among --nnodes 2; use 0 to 1",
+        "--node-rank 2 is out of range for --nnodes 2; use 0 to 1",
     ),
     (
         ranks.node_rank_is_one_of_the_nodes,
         ["--node-rank", "1", "--master-addr", "10.0.0.1"],
-        "say how many there are with --nnodes",
+        "give the number of nodes with --nnodes",
     ),
-    (ranks.headless_belongs_to_a_worker, ["--headless"], "say which: --nnodes N --node-rank 1"),
+    (ranks.headless_belongs_to_a_worker, ["--headless"], "name its place: --nnodes N --node-rank 1"),
     (
         ranks.headless_belongs_to_a_worker,
         ["--headless", "-tp", "2", "--nnodes", "2", "--master-addr", "10.0.0.1"],
-        "say which: --nnodes N --node-rank 1",
+        "name its place: --nnodes N --node-rank 1",
     ),
-    (ranks.headless_belongs_to_a_worker, ["--headless", "--engine", "fake"], "say which"),
+    (ranks.headless_belongs_to_a_worker, ["--headless", "--engine", "fake"], "name its place"),
     (
-        ranks.start_rank_says_how_many,
+        ranks.start_rank_needs_a_count,
         ["--headless", "-dp", "2", "-dpr", "1", "-dpa", "10.0.0.1"],
         "--data-parallel-start-rank 1 needs --data-parallel-size-local",
     ),
@@ -552,7 +564,7 @@ WORKER = [
     (
         ranks.several_nodes_name_their_leader,
         ["-tp", "2", "--nnodes", "2"],
-        "add --master-addr ADDRESS, the same on every node",
+        "add --master-addr ADDRESS on every node",
     ),
     (
         ranks.events_of_other_nodes_reach_the_leader,
@@ -562,20 +574,20 @@ WORKER = [
     (
         media.the_frontend_decodes_for_one_engine,
         ["--enable-multimodal", "--frontend-decoding", "--use-vllm-tokenizer"],
-        "--use-vllm-tokenizer cannot stand beside --frontend-decoding",
+        "--use-vllm-tokenizer cannot be combined with --frontend-decoding",
     ),
     (
-        media.media_template_has_a_place_for_words,
+        media.media_template_has_a_prompt,
         ["--enable-multimodal", "--mm-prompt-template", "<image> what"],
-        "'<image> what' must have <prompt> once",
+        "'<image> what' must contain <prompt> exactly once",
     ),
     (
-        media.media_template_has_a_place_for_words,
+        media.media_template_has_a_prompt,
         ["--enable-multimodal", "--mm-prompt-template", "<prompt>", "--custom-jinja-template", __file__],
-        "--custom-jinja-template cannot stand beside --mm-prompt-template",
+        "--custom-jinja-template cannot be combined with --mm-prompt-template",
     ),
     (worker_rules.model_is_named, ["--model="], "--model is missing"),
-    (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=s3://bucket/m"], "copy it into a folder"),
+    (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=s3://bucket/m"], "copy the model into a folder"),
     (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=/m/chat-Q4.gguf"], "is a GGUF file"),
     (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=team/chat-GGUF:Q4_K_M"], "a GGUF repository"),
     (
@@ -593,22 +605,30 @@ FRONTEND = [
     (
         frontend_rules.queue_policy_needs_a_queue,
         ["--router-queue-policy", "wspt"],
-        "only --router-queue-threshold makes",
+        "--router-queue-threshold creates",
     ),
     (
         frontend_rules.router_knows_adapters,
         ["--router", "least-loaded", "--lora-enabled"],
-        "cannot tell which worker has a LoRA adapter",
+        "does not know which worker has a LoRA adapter",
     ),
-    (frontend_rules.frontend_asks_hosts_and_networks, ["--media-hosts", "http://a.example"], "is no host"),
-    (frontend_rules.frontend_asks_hosts_and_networks, ["--media-networks", "a.example"], "is no network"),
+    (
+        frontend_rules.frontend_hosts_and_networks_are_valid,
+        ["--media-hosts", "http://a.example"],
+        "is not a host name",
+    ),
+    (
+        frontend_rules.frontend_hosts_and_networks_are_valid,
+        ["--media-networks", "a.example"],
+        "is not a network",
+    ),
     (frontend_rules.port_is_known, ["--port", "0"], "name one"),
     (frontend_rules.unreachable_is_a_time, ["--unreachable-seconds", "-1"], "must be 0 or more"),
     (frontend_rules.tls_needs_both_files, ["--tls-cert-path", __file__], "go together"),
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", __file__], "go together"),
-    (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is a share"),
-    (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is a share"),
-    (frontend_rules.frontend_traces_have_an_address, ["--otlp-endpoint", ""], "is no URL"),
+    (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is not a share"),
+    (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is not a share"),
+    (frontend_rules.frontend_traces_have_an_address, ["--otlp-endpoint", ""], "is not a URL"),
     (frontend_rules.frontend_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
     (frontend_rules.numbers_are_large_enough, ["--router-temperature", "-0.1"], "must be 0 or more"),
@@ -640,39 +660,51 @@ FRONTEND = [
 ]
 FROM_TO = ["--config", "serve.yaml", "-o", "out"]
 EXPORT = [
-    (export_rules.there_is_a_file_and_a_place, ["-o", "out"], "--config FILE is missing"),
-    (export_rules.there_is_a_file_and_a_place, ["--config", "serve.yaml"], "-o FOLDER is missing"),
-    (export_rules.names_are_names, [*FROM_TO, "--name", "My_Model"], "--name 'My_Model' is no name"),
-    (export_rules.names_are_names, [*FROM_TO, "--hf-secret", "a" * 40], "at most 36 small letters"),
+    (export_rules.file_and_folder_are_given, ["-o", "out"], "--config FILE is missing"),
+    (export_rules.file_and_folder_are_given, ["--config", "serve.yaml"], "-o FOLDER is missing"),
+    (
+        export_rules.names_are_valid,
+        [*FROM_TO, "--name", "My_Model"],
+        "--name 'My_Model' is not a valid Kubernetes name",
+    ),
+    (export_rules.names_are_valid, [*FROM_TO, "--hf-secret", "a" * 40], "at most 36 lower-case letters"),
     (export_rules.numbers_are_above_zero, [*FROM_TO, "--frontends", "0"], "--frontends 0 must be above 0"),
     (
         export_rules.shared_memory_fits,
         [*FROM_TO, "--worker-memory-gb", "8"],
-        "--worker-memory-gb 8 leaves nothing beside --shm-gb 8",
+        "--worker-memory-gb 8 must be larger than --shm-gb 8",
     ),
     (export_rules.etcd_has_addresses, [*FROM_TO, "--discovery", "etcd"], "add --etcd http://HOST:2379"),
-    (export_rules.etcd_has_addresses, [*FROM_TO, "--etcd", "http://etcd:2379"], "with --discovery etcd only"),
+    (export_rules.etcd_has_addresses, [*FROM_TO, "--etcd", "http://etcd:2379"], "needs --discovery etcd"),
     (export_rules.numbers_are_above_zero, [*FROM_TO, "--start-seconds", "nan"], "nan must be above 0"),
     (
         export_rules.servers_have_addresses,
         [*FROM_TO, "--discovery", "etcd", "--etcd", "etcd:2379"],
-        "--etcd 'etcd:2379' is no address of a server; write http://HOST:2379",
+        "--etcd 'etcd:2379' is not the address of a server; write http://HOST:2379",
     ),
     (
         export_rules.servers_have_addresses,
         [*FROM_TO, "--nats", "nats:4222"],
-        "--nats 'nats:4222' is no address of a server; write nats://HOST:4222",
+        "--nats 'nats:4222' is not the address of a server; write nats://HOST:4222",
     ),
     (
-        export_rules.the_operator_finds_its_own,
+        export_rules.operator_chooses_discovery,
         [*FROM_TO, "--operator", "--discovery", "etcd", "--etcd", "http://e:2379"],
         "leave --discovery out",
     ),
 ]
 SERVE = [
-    (serve_rules.there_is_a_worker, ["--workers", "0"], "--workers 0 must be 1 or more"),
-    (serve_rules.there_is_a_worker, ["--prefill", "0", "--decode", "1"], "--prefill 0 must be 1 or more"),
-    (serve_rules.there_is_a_worker, ["--prefill", "1", "--decode=-1"], "--decode -1 must be 1 or more"),
+    (serve_rules.worker_counts_are_counts, ["--workers", "0"], "--workers 0 must be 1 or more"),
+    (
+        serve_rules.worker_counts_are_counts,
+        ["--prefill", "0", "--decode", "1"],
+        "--prefill 0 must be 1 or more",
+    ),
+    (
+        serve_rules.worker_counts_are_counts,
+        ["--prefill", "1", "--decode=-1"],
+        "--decode -1 must be 1 or more",
+    ),
     (
         serve_rules.prefill_and_decode_go_together,
         ["--prefill", "2"],
@@ -682,14 +714,14 @@ SERVE = [
     (
         serve_rules.workers_or_roles,
         ["--workers", "2", "--prefill", "1", "--decode", "1"],
-        "--workers 2 cannot stand beside --prefill and --decode",
+        "--workers 2 cannot be combined with --prefill and --decode",
     ),
-    (serve_rules.model_or_demo, ["--demo", "lora", "--model", "m"], "--demo lora brings its own model"),
+    (serve_rules.model_or_demo, ["--demo", "lora", "--model", "m"], "--demo lora has its own model"),
     (serve_rules.restarts_are_a_count, ["--restarts", "-1"], "--restarts -1 must be 0 or more"),
     (serve_rules.logs_have_bounds, ["--log-mb", "-1"], "--log-mb -1.0 must be 0 or more"),
     (serve_rules.logs_have_bounds, ["--log-parts", "-1"], "--log-parts -1 must be 0 or more"),
     (serve_rules.logs_have_bounds, ["--keep-runs", "-1"], "--keep-runs -1 must be 0 or more"),
-    (serve_rules.rest_is_a_time, ["--retry-seconds", "0"], "--retry-seconds 0.0 must be above 0"),
+    (serve_rules.retry_time_is_positive, ["--retry-seconds", "0"], "--retry-seconds 0.0 must be above 0"),
     (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
     (serve_rules.start_has_time, ["--start-seconds", "nan"], "--start-seconds nan must be above 0"),
 ]
@@ -728,8 +760,8 @@ PLANE = [
     (bench_local.plane_counts_are_counts, ["--tokens-per-frame", "-1"], "--tokens-per-frame -1"),
     (bench_local.peers, ["--peer", "upstream"], "'upstream' is not NAME=COMMAND"),
     (bench_local.peers, ["--peer", "a=x", "--peer", "a=y"], "'a=y' is not NAME=COMMAND"),
-    (bench_local.peers, ["--peer", "dynamo-vllm=x"], "a name of its own"),
-    (bench_local.peers, ["--peer", "a='x"], "cannot be parted into words: No closing quotation"),
+    (bench_local.peers, ["--peer", "dynamo-vllm=x"], "a unique name"),
+    (bench_local.peers, ["--peer", "a='x"], "cannot be split into words: No closing quotation"),
 ]
 TRACE = ["--trace", "f"]
 ROUTING = [
@@ -737,10 +769,10 @@ ROUTING = [
     (bench_local.routing_counts_are_counts, [*TRACE, "--rate-scale", "0"], "--rate-scale 0.0 must be above"),
     (bench_local.routing_counts_are_counts, [*TRACE, "--rate", "-2"], "--rate -2.0 must be above 0"),
     (bench_local.routing_has_a_trace, [], "--trace FILE is needed"),
-    (bench_local.modes, [*TRACE, "--mode", "fast"], "'fast' is no router; use kv, round-robin"),
-    (bench_local.modes, [*TRACE, "--mode", "kv", "--mode", "kv"], "needs a name of its own"),
-    (bench_local.modes, [*TRACE, "--mode", "=--router kv"], "needs a name of its own"),
-    (bench_local.engine_args, [*TRACE, "--engine-args", "'"], "cannot be parted into words"),
+    (bench_local.modes, [*TRACE, "--mode", "fast"], "'fast' is not a router; use kv, round-robin"),
+    (bench_local.modes, [*TRACE, "--mode", "kv", "--mode", "kv"], "needs a unique name"),
+    (bench_local.modes, [*TRACE, "--mode", "=--router kv"], "needs a unique name"),
+    (bench_local.engine_args, [*TRACE, "--engine-args", "'"], "cannot be split into words"),
 ]
 
 
@@ -819,7 +851,7 @@ def test_what_runs_elsewhere_needs_nothing_here() -> None:
     checks.check_worker(plan, elsewhere=True)
     plan = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
     checks.check_worker(plan, elsewhere=True)
-    assert set(checks.LOOK_AT_THIS_MACHINE) <= {*checks.WORKER_RULES, *checks.FRONTEND_RULES}
+    assert set(checks.LOCAL_RULES) <= {*checks.WORKER_RULES, *checks.FRONTEND_RULES}
 
 
 def test_certificate_of_a_frontend_elsewhere_is_not_looked_for_here() -> None:
@@ -901,13 +933,17 @@ def test_routing_rule_refuses_and_no_other_rule_would(
 
 
 FIND = [
-    (admin.one_way_to_the_deployment, ["--run-dir", "/r", "--file-kv", "/f"], "give one of them"),
-    (admin.run_folders_have_files, ["--run-dir", "/r", "--discovery-backend", "etcd"], "leave one out"),
+    (admin.deployment_is_named_once, ["--run-dir", "/r", "--file-kv", "/f"], "give one of them"),
+    (
+        admin.run_folders_have_files,
+        ["--run-dir", "/r", "--discovery-backend", "etcd"],
+        "leave one of them out",
+    ),
     (admin.token_can_be_sent, ["--admin-token", ""], "--admin-token is empty"),
-    (admin.others_can_be_found, ["--discovery-backend", "mem"], "shows a process itself only"),
+    (admin.others_can_be_found, ["--discovery-backend", "mem"], "works inside one process only"),
 ]
 ADMIN: list[tuple[object, type[AdminOptions], list[str], str]] = [
-    (admin.one_worker_or_all, AdminOptions, ["--all", "--worker", "1"], "exclude each other"),
+    (admin.one_worker_or_all, AdminOptions, ["--all", "--worker", "1"], "cannot be combined"),
     (admin.wait_has_time, AdminOptions, ["--timeout", "0"], "--timeout 0.0 must be above 0"),
     (admin.wait_has_time, AdminOptions, ["--timeout", "nan"], "--timeout nan must be above 0"),
     (admin.sleep_has_a_level, SleepOptions, ["--level", "3"], "--level 3 is unknown"),
@@ -1008,13 +1044,16 @@ def test_settings_that_work_pass(argv: list[str]) -> None:
         (["--namespace", "a.b"], "--namespace 'a.b' must be one word"),
         (["--namespace", "a/b"], "--namespace 'a/b' must be one word"),
         (["--namespace="], "--namespace '' must be one word"),
-        (["--bind-host", "0.0.0.0"], "--bind-host 0.0.0.0 is no address others can connect to"),
-        (["--bind-host", "::"], "--bind-host :: is no address"),
-        (["--discovery-backend", "mem"], "--discovery-backend mem shows a process itself only"),
-        (["--etcd-endpoints", "http://a:2379,b:2379"], "'b:2379' is no address of a server; write http://"),
-        (["--etcd-endpoints="], "--etcd-endpoints '' is no address"),
-        (["--nats-server", "10.0.0.1:4222"], "'10.0.0.1:4222' is no address of a server; write nats://"),
-        (["--nats-server", "nats://a:x"], "'nats://a:x' is no address of a server"),
+        (["--bind-host", "0.0.0.0"], "--bind-host 0.0.0.0 is not an address that others can connect to"),
+        (["--bind-host", "::"], "--bind-host :: is not an address"),
+        (["--discovery-backend", "mem"], "--discovery-backend mem works inside one process only"),
+        (
+            ["--etcd-endpoints", "http://a:2379,b:2379"],
+            "'b:2379' is not the address of a server; write http://",
+        ),
+        (["--etcd-endpoints="], "--etcd-endpoints '' is not the address"),
+        (["--nats-server", "10.0.0.1:4222"], "'10.0.0.1:4222' is not the address of a server; write nats://"),
+        (["--nats-server", "nats://a:x"], "'nats://a:x' is not the address of a server"),
         (["--etcd-lease-seconds", "4"], "--etcd-lease-seconds 4 is too short; use 5 or more"),
     ],
 )
@@ -1025,7 +1064,7 @@ def test_what_every_process_shares_is_checked_in_both(argv: list[str], message: 
 
 def test_frontend_port_must_be_a_port() -> None:
     assert refusal(lambda: checks.check_frontend(frontend(["--port", "65536"]))) == (
-        "--port 65536 is no port; use 0 to 65535"
+        "--port 65536 is not a port; use 0 to 65535"
     )
 
 

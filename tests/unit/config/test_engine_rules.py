@@ -84,7 +84,13 @@ FIRES = [
         "enable_prefix_caching",
         False,
     ),
-    (engine_rules.whole_prompts, {}, Situation("cuda", encodes_only=True), "enable_chunked_prefill", False),
+    (
+        engine_rules.unchunked_prefill,
+        {},
+        Situation("cuda", encodes_only=True),
+        "enable_chunked_prefill",
+        False,
+    ),
     (engine_rules.encoded_media, {}, Situation("cuda", takes_encoded=True), "enable_mm_embeds", True),
     (engine_rules.lora, {}, Situation("cuda", lora=True), "enable_lora", True),
     (engine_rules.lora_slots, {"enable_lora": True}, GPU, "max_loras", 4),
@@ -107,7 +113,7 @@ FIRES = [
     ),
 ]
 SILENT = [
-    (engine_rules.whole_prompts, {}, GPU),
+    (engine_rules.unchunked_prefill, {}, GPU),
     (engine_rules.encoded_media, {}, GPU),
     (engine_rules.encoded_media, {"enable_mm_embeds": False}, Situation("cuda", takes_encoded=True)),
     (engine_rules.lora, {}, GPU),

@@ -84,25 +84,25 @@ def test_folder_that_somebody_else_may_have_made_is_refused(
         (tmp_path / SPARE).mkdir()
         (tmp_path / SPARE).chmod(0o777)
     for ask in (folders.cache, folders.for_worker):
-        with pytest.raises(ConfigError, match=f"{SPARE} could be another user's; set HOME"):
+        with pytest.raises(ConfigError, match=f"{SPARE} may belong to another user; set HOME"):
             ask({"TMPDIR": str(tmp_path)})
 
 
 def test_nowhere_to_write_is_said(tmp_path: Path, nameless: None) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be made .*; set HOME to a folder"):
+    with pytest.raises(ConfigError, match="cannot be created .*; set HOME to a folder"):
         folders.for_worker({"TMPDIR": str(tmp_path / "file")})
 
 
 def test_full_disk_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders.refuse_full(tmp_path, "set HOME")
+    folders.refuse_full_disk(tmp_path, "set HOME")
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: os.fdopen(full, "wb", 0))
-    with pytest.raises(StartError, match="No space left on device; free some there, or set HOME"):
-        folders.refuse_full(tmp_path, "set HOME")
+    with pytest.raises(StartError, match="No space left on device; free disk space there, or set HOME"):
+        folders.refuse_full_disk(tmp_path, "set HOME")
 
 
 def test_frontend_that_can_keep_nothing_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StartError, match=r"file/\.cache cannot be made: Not a directory; set HOME"):
-        folders.kept_by_frontend({"HOME": str(tmp_path / "file")})
+    with pytest.raises(StartError, match=r"file/\.cache cannot be created: Not a directory; set HOME"):
+        folders.frontend_cache({"HOME": str(tmp_path / "file")})

@@ -19,8 +19,8 @@ OPTIONS = WorkerOptions(model="m")
 
 
 def test_plain_worker_may() -> None:
-    assert forks.why_not(OPTIONS, {}) is None
-    assert forks.why_not(OPTIONS, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}) is None
+    assert forks.why_not_forked(OPTIONS, {}) is None
+    assert forks.why_not_forked(OPTIONS, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}) is None
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_plain_worker_may() -> None:
     [
         ({"fork": False}, {}, "--no-fork"),
         ({"omni": True}, {}, "vLLM-Omni"),
-        ({"engine": "fake"}, {}, "no engine of vLLM"),
+        ({"engine": "fake"}, {}, "does not run vLLM"),
         ({}, {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, "VLLM_WORKER_MULTIPROC_METHOD=spawn"),
         ({}, {"VLLM_CPU_OMP_THREADS_BIND": "0-3"}, "VLLM_CPU_OMP_THREADS_BIND"),
     ],
@@ -36,7 +36,7 @@ def test_plain_worker_may() -> None:
 def test_others_start_afresh_for_a_reason(
     change: dict[str, object], environment: dict[str, str], why: str
 ) -> None:
-    found = forks.why_not(dataclasses.replace(OPTIONS, **change), environment)  # type: ignore[arg-type]
+    found = forks.why_not_forked(dataclasses.replace(OPTIONS, **change), environment)  # type: ignore[arg-type]
     assert found is not None and why in found
 
 
@@ -63,4 +63,4 @@ async def test_adopted_process_is_waited_for_and_told_to_end() -> None:
     assert await adopted.wait() == -15
     assert (before, adopted.returncode) == (None, -15)
     adopted.terminate()  # it is gone: nothing happens
-    adopted.let_go()
+    adopted.release()

@@ -13,7 +13,7 @@ TP = ["-tp", "2", "--nnodes", "2", "--master-addr", "10.0.0.1"]
 
 
 def node(*argv: str, headless: bool = False) -> Node:
-    return nodes.of(headless, engine_flags(argv))
+    return nodes.from_flags(headless, engine_flags(argv))
 
 
 def test_one_process_has_everything() -> None:
@@ -47,7 +47,7 @@ def test_every_shard_of_every_rank_of_a_node_is_an_engine(argv: tuple[str, ...],
 def test_leader_answers_for_ranks_on_other_nodes() -> None:
     found = node("-dp", "4", "-dpl", "1", *AT)
     assert (found.is_headless, found.remote_ranks, found.has_followers) == (False, range(1, 4), True)
-    assert (found.leader, found.port, found.lifeline_port, found.event_port) == (
+    assert (found.leader, found.port, found.link_port, found.event_port) == (
         "10.0.0.1",
         29550,
         29551,
@@ -59,7 +59,7 @@ def test_headless_node_has_its_ranks_and_the_same_ports() -> None:
     found = node("-dp", "4", "-dpl", "2", "-dpr", "2", *AT, "-dpp", "4000", headless=True)
     assert (found.is_headless, found.first_rank, found.local_ranks) == (True, 2, 2)
     assert (found.runs_ranks, found.has_followers, found.remote_ranks) == (True, False, range(0))
-    assert (found.leader, found.lifeline_port, found.event_port) == ("10.0.0.1", 4001, 4002)
+    assert (found.leader, found.link_port, found.event_port) == ("10.0.0.1", 4001, 4002)
     assert found.name == "ranks 2 to 3"
 
 
@@ -67,7 +67,7 @@ def test_node_rank_above_0_is_headless_without_being_told() -> None:
     leader, other = node(*TP, "--node-rank", "0"), node(*TP, "--node-rank", "1")
     assert (leader.is_headless, leader.has_followers, leader.runs_ranks) == (False, True, True)
     assert (other.is_headless, other.has_followers, other.runs_ranks) == (True, False, False)
-    assert (other.name, other.leader, other.lifeline_port) == ("node 1", "10.0.0.1", 29502)
+    assert (other.name, other.leader, other.link_port) == ("node 1", "10.0.0.1", 29502)
     assert leader.event_port is other.event_port is None, "the one rank's scheduler is on the leader"
 
 

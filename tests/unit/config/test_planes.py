@@ -11,7 +11,8 @@ from dynamo_vllm.config import planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError, StartError
-from dynamo_vllm.supervise.planning.plan import Plan, make
+from dynamo_vllm.supervise.planning.plan import make
+from dynamo_vllm.supervise.planning.process import Plan
 
 ETCD = {"discovery_backend": "etcd", "etcd_endpoints": "http://10.0.0.1:2379"}
 
@@ -61,7 +62,7 @@ def test_server_away_is_named_with_the_fix_and_without_its_password() -> None:
         planes.refuse_unreachable(planes.servers(options), 0)
     assert str(refused.value) == (
         f"NATS does not answer at 127.0.0.1:{port} (Connection refused); --request-plane nats needs it. "
-        "Start it, or say with --nats-server where it is"
+        "Start it, or give its address with --nats-server"
     )
 
 

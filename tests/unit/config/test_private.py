@@ -62,7 +62,7 @@ def test_discovery_that_another_user_could_have_written_is_refused(temporary: Pa
             os.chown(discovery(), NOBODY, NOBODY)
         else:
             discovery().chmod(0o777)
-    with pytest.raises(ConfigError, match="could be another user's; .* with --file-kv"):
+    with pytest.raises(ConfigError, match="may belong to another user; .* with --file-kv"):
         runtime_env.make_discovery_folder(FrontendOptions())
 
 
@@ -90,7 +90,7 @@ def test_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     precious.write_text("mine")
     (tmp_path / "note").symlink_to(precious)
     with pytest.raises(OSError):
-        private.opened(tmp_path / "note", os.O_RDWR)
+        private.open_file(tmp_path / "note", os.O_RDWR)
     private.write(tmp_path / "note", "told")
     assert (precious.read_text(), (tmp_path / "note").read_text()) == ("mine", "told")
 
@@ -114,4 +114,4 @@ def test_file_of_another_user_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     os.chown(tmp_path / "lock", NOBODY, NOBODY)
     with pytest.raises(PermissionError):
-        private.opened(tmp_path / "lock", os.O_RDONLY)
+        private.open_file(tmp_path / "lock", os.O_RDONLY)

@@ -59,13 +59,13 @@ def test_file_without_workers_has_one() -> None:
         ({"frontend": {"port": None}}, "frontend: port has no value"),
         ({"workers": {"count": 1}}, "workers must be a list"),
         ({"workers": []}, "workers must be a list"),
-        ({"workers": [{}, {"count": 0}]}, "workers[1]: count 0 is no number of workers"),
-        ({"workers": [{"count": True}]}, "count True is no number"),
+        ({"workers": [{}, {"count": 0}]}, "workers[1]: count 0 is not a number of workers"),
+        ({"workers": [{"count": True}]}, "count True is not a number"),
         ({"workers": [{"rolle": "agg"}]}, "'rolle' is unknown; did you mean 'role'?"),
         ({"workers": [{"cuont": 1}]}, "did you mean 'count'?"),
         ({"workers": [{"max_model_len": 1}]}, "flags of vLLM go under args"),
         ({"workers": [{"args": "--enforce-eager"}]}, "args must be a list"),
-        ({"workers": [{"args": [["x"]]}]}, "is no text and no number"),
+        ({"workers": [{"args": [["x"]]}]}, "is neither text nor a number"),
         (
             {"workers": [{"args": ["--max-model-len 8192"]}]},
             "'--max-model-len 8192' is one word; write [--max-model-len, 8192]",
@@ -115,7 +115,7 @@ def test_numbers_of_prefill_and_decode_workers_make_two_groups() -> None:
 
 @pytest.mark.parametrize("groups", [PAIR, (WorkerGroup(2),), (WorkerGroup(env={"A": "1"}),)])
 def test_numbers_of_roles_are_refused_beside_groups_of_a_file(groups: tuple[WorkerGroup, ...]) -> None:
-    with pytest.raises(ConfigError, match="--prefill 1 --decode 1: the file has groups of its own"):
+    with pytest.raises(ConfigError, match="--prefill 1 --decode 1: the file already has groups of workers"):
         topology.override(Topology(workers=groups), CommandLine(prefill=1, decode=1))
 
 
@@ -129,7 +129,7 @@ def test_numbers_of_roles_are_refused_beside_one_role_for_all() -> None:
 def test_one_role_for_all_is_refused_beside_roles_of_a_file(name: str) -> None:
     line = CommandLine(worker={name: "decode" if name == "disaggregation_mode" else True})
     with pytest.raises(
-        ConfigError, match=r"the file says what each worker does; leave it out, or set 'role'"
+        ConfigError, match=r"the file already sets the role of each worker; leave it out, or set 'role'"
     ):
         topology.override(Topology(workers=PAIR), line)
     (group,) = topology.override(Topology(workers=PAIR[1:]), line).workers
@@ -145,7 +145,7 @@ def test_older_names_of_roles_in_a_file_count_too() -> None:
     assert prefill.options["route_to_encoder"] is True
     assert "route_to_encoder" not in decode.options
     assert encode.options == {"disaggregation_mode": "encode"}
-    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+    with pytest.raises(ConfigError, match="--encode 1: the file already has encode workers"):
         file = Topology(workers=(WorkerGroup(options={"vllm_native_encoder_worker": True}),))
         topology.override(file, CommandLine(encode=1))
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from dynamo_vllm.errors import Overloaded
-from dynamo_vllm.media.admission import Clock
+from dynamo_vllm.media.admission import TimeBudget
 from dynamo_vllm.media.held_bytes import Hold, MediaMemory, held_by_request, holding
 
 
@@ -44,7 +44,7 @@ async def test_oldest_request_goes_on_and_then_the_next() -> None:
     memory.keep(young, Thing(), 50)
     await settle()
     assert not waiting.done() and memory.bytes == 1190
-    old.let_go()
+    old.release()
     await asyncio.wait_for(waiting, 30)
     assert memory.bytes == 120, "above the limit still, but nobody else holds anything"
 
@@ -56,7 +56,7 @@ async def test_oldest_request_that_held_nothing_makes_way_too() -> None:
     waiting = asyncio.create_task(memory.take(young, ()))
     await settle()
     assert not waiting.done()
-    old.let_go()
+    old.release()
     await asyncio.wait_for(waiting, 30)
 
 
@@ -66,7 +66,7 @@ async def test_request_without_room_keeps_nobody_from_a_place() -> None:
     waiting = asyncio.create_task(memory.take(young, (place,)))
     await settle()
     async with asyncio.timeout(30), memory.turn(old, (place,)):
-        old.let_go()
+        old.release()
         await settle()
         assert not waiting.done(), "there is room, but no place"
     await asyncio.wait_for(waiting, 30)
@@ -77,8 +77,8 @@ async def test_waiting_for_room_ends_and_leaves_nothing() -> None:
     memory, old, young, place = MediaMemory(100), Hold(), Hold(), asyncio.Semaphore(1)
     memory.keep(old, Thing(), 100)
     with pytest.raises(Overloaded):
-        await memory.take(young, (place,), Clock(0.02, Overloaded("late")))
-    young.let_go()
+        await memory.take(young, (place,), TimeBudget(0.02, Overloaded("late")))
+    young.release()
     assert not place.locked() and len(memory) == 1
 
 
@@ -90,7 +90,7 @@ async def test_oldest_is_woken_though_many_began_to_wait_before_it() -> None:
     await settle()
     waiting = asyncio.create_task(memory.take(old, ()))
     await settle()
-    first.let_go()  # room for a moment: the first who pass take it
+    first.release()  # room for a moment: the first who pass take it
     memory.keep(Hold(), Thing(), 1000)
     await asyncio.wait_for(waiting, 30)
     for task in crowd:
@@ -113,7 +113,7 @@ async def test_all_of_many_have_their_turn() -> None:
             await asyncio.sleep(0)
             served += 1
         finally:
-            hold.let_go()
+            hold.release()
 
     tasks = [asyncio.create_task(one(number)) for number in range(300)]
     await settle()
@@ -121,7 +121,7 @@ async def test_all_of_many_have_their_turn() -> None:
         task.cancel()
     await settle()
     assert served == 0
-    old.let_go()
+    old.release()
     await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
     assert (served, memory.bytes, len(memory)) == (300 - len(tasks[::7]), 0, 0)
 
@@ -131,10 +131,10 @@ async def test_what_two_requests_share_counts_once_and_until_the_last() -> None:
     for hold in (one, one, other):
         memory.keep(hold, thing, 60)
     assert memory.bytes == 60
-    one.let_go()
+    one.release()
     assert memory.bytes == 60
-    other.let_go()
-    other.let_go()
+    other.release()
+    other.release()
     assert (memory.bytes, len(memory)) == (0, 0)
 
 
@@ -145,7 +145,7 @@ async def test_what_is_let_go_is_not_kept_alive() -> None:
     del thing
     gc.collect()
     assert alive() is not None, "its address must not mean another thing meanwhile"
-    hold.let_go()
+    hold.release()
     assert alive() is None
 
 

@@ -44,10 +44,10 @@ async def test_key_is_of_the_content_and_of_nothing_else(loader: Loader, tmp_pat
 async def test_counts_are_checked_per_kind_and_first(loader: Loader) -> None:
     good = MediaRef("image", media.data_url(PNG))
     assert len(await loader.load_all([good, good])) == 2
-    with pytest.raises(MediaRefused, match="3 image parts; this worker takes 2") as caught:
+    with pytest.raises(MediaRefused, match="3 image parts; this worker takes at most 2") as caught:
         await loader.load_all([good, MediaRef("image", "nonsense"), good])
     assert caught.value.status == 413
-    with pytest.raises(MediaRefused, match="1 video parts; this worker takes 0"):
+    with pytest.raises(MediaRefused, match="1 video parts; this worker takes at most 0"):
         await loader.load(MediaRef("video", media.data_url(PNG)))
 
 
@@ -120,7 +120,7 @@ async def test_turn_that_does_not_come_is_not_the_clients_fault(monkeypatch: pyt
     first = asyncio.create_task(made.load(one))
     await stuck.begins(1)
     with pytest.raises(
-        Overloaded, match=r"image 1 of 1: not its turn within 0.1 s \(--media-queue-seconds"
+        Overloaded, match=r"image 1 of 1: waited more than 0.1 s in a queue \(--media-queue-seconds"
     ) as got:
         await made.load(other)
     assert got.value.status == 503
@@ -168,11 +168,11 @@ async def test_options_become_limits(tmp_path: Path) -> None:
     )
     made = from_options(options)
     (tmp_path / "big").write_bytes(bytes(MEGABYTE + 1))
-    with pytest.raises(MediaRefused, match="more than 1 MB"):
+    with pytest.raises(MediaRefused, match="larger than 1 MB"):
         await made.load(MediaRef("image", f"file://{tmp_path}/big"))
-    with pytest.raises(MediaRefused, match="takes 1 in"):
+    with pytest.raises(MediaRefused, match="takes at most 1"):
         await made.load_all([MediaRef("image", "x")] * 2)
-    with pytest.raises(MediaRefused, match="none of those"):
+    with pytest.raises(MediaRefused, match="not among those"):
         await made.load(MediaRef("image", "http://b.example/"))
     await made.aclose()
 

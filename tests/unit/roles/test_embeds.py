@@ -83,8 +83,8 @@ async def test_answer_takes_the_room_that_is_left() -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"token_ids": [5, 6]}, "token_ids: cannot stand beside prompt_embeds"),
-        ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs: rows of prompt_embeds have none"),
+        ({"token_ids": [5, 6]}, "token_ids: cannot be combined with prompt_embeds"),
+        ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs: not available with prompt_embeds"),
     ],
 )
 async def test_what_cannot_stand_beside_rows_is_refused(more: dict[str, Any], named: str) -> None:

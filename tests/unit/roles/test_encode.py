@@ -146,7 +146,7 @@ async def test_encoder_refuses_a_request_without_media_but_not_a_health_check(
     loader: Loader, tmp_path: Path
 ) -> None:
     role = await make_encode(loader, Folder(tmp_path, 10))
-    with pytest.raises(InvalidRequest, match="takes media"):
+    with pytest.raises(InvalidRequest, match="needs media"):
         await job_for(role)
     assert (await role.prepare(role.parse(role.health_check()), "j")).media is None
 
@@ -168,7 +168,7 @@ async def test_what_the_encoder_has_against_media_comes_back_as_it_was(
     role = await make_encode(loader, Folder(tmp_path, 10**6))
     with pytest.raises(RequestError) as raised:
         await loader.load_all(refs)
-    refusal = encode.believed(await told(role, *refs))
+    refusal = encode.parse_answer(await told(role, *refs))
     assert isinstance(refusal, encode.Refusal)
     error = refusal.error()
     assert (type(error), str(error)) == (type(raised.value), str(raised.value))
@@ -184,7 +184,7 @@ async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
 
     facts = facts_of(FakeSpec(media={"image": 3}))
     role = encode.Encode(facts, MediaReader(facts, loader, Choosy({"image"})), Folder(tmp_path, 10))
-    refusal = encode.believed(await told(role, RED))
+    refusal = encode.parse_answer(await told(role, RED))
     assert isinstance(refusal, encode.Refusal)
     assert str(refusal.error()) == "messages: the model's processor refuses the image"
 
@@ -230,7 +230,7 @@ async def test_prompt_that_its_media_make_too_long_comes_back_with_the_limit(
     role = await make_encode(loader, Folder(tmp_path, 10))
     job = await role.prepare(role.parse(encode.request([1] * 4094, [RED], None)), "j")
     assert job.answer is not None
-    refusal = encode.believed(job.answer.transfer)
+    refusal = encode.parse_answer(job.answer.transfer)
     assert isinstance(refusal, encode.Refusal) and refusal.context_length == 4096
     error = refusal.error()
     assert isinstance(error, TooLong) and error.parameter == "prompt" and "4097 tokens" in str(error)
@@ -449,7 +449,7 @@ async def test_a_prompt_too_long_is_refused_where_both_have_the_same_limit() -> 
 )
 async def test_an_answer_that_is_not_understood_is_a_lost_encoder(told: Any) -> None:
     client = FakeClient([chunk(told)], [wire.PREPARING])
-    with pytest.raises(NoEncoder, match="gave no hand-off"):
+    with pytest.raises(NoEncoder, match="sent an invalid answer"):
         await over(client).encode("j", {})
     assert sorted(client.asked) == [0, 1]
 

@@ -23,7 +23,7 @@ from dynamo_vllm.media.cache import MediaCache
 from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.loader import Loader, make_loader
 from dynamo_vllm.roles.aggregated import Aggregated
-from dynamo_vllm.roles.media import MediaReader, without_content
+from dynamo_vllm.roles.media import MediaReader, with_placeholders
 from dynamo_vllm.roles.text import AggregatedText
 from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.service import Service
@@ -157,7 +157,7 @@ def decoded(shape: list[int], size: int, key: str = "image_url", **more: Any) ->
     return {"multi_modal_data": {key: [{"Decoded": told}]}}
 
 
-NO_PICTURE = "is no picture this worker can read"
+NO_PICTURE = "is not an image that this worker can read"
 UNKNOWN = {"multi_modal_data": {"smell_url": [{"Url": "data:,"}]}}
 SETTINGS = {"mm_processor_kwargs": {"min_pixels": 10**12}}
 READING = {"media_io_kwargs": {"video": {"num_frames": 10**6}}}
@@ -177,9 +177,9 @@ READING = {"media_io_kwargs": {"video": {"num_frames": 10**6}}}
         (asked(picture(1)) | decoded([4, 4, 3], 48, dtype="FLOAT32"), NO_PICTURE),
         (asked(picture(1)) | decoded([4, 4, 3], 48, mem_type="Vram"), NO_PICTURE),
         (asked(picture(1)) | decoded([4, 4, 3], 48, key="video_url"), "video of shape"),
-        (asked(picture(1)) | UNKNOWN, "smell_url is no kind of media"),
-        (asked(picture(1)) | SETTINGS, "mm_processor_kwargs: clients may not set them"),
-        (asked(picture(1)) | READING, "media_io_kwargs: clients may not set them"),
+        (asked(picture(1)) | UNKNOWN, "smell_url is an unknown kind of media"),
+        (asked(picture(1)) | SETTINGS, "mm_processor_kwargs: clients may not set this"),
+        (asked(picture(1)) | READING, "media_io_kwargs: clients may not set this"),
         (asked(picture(1), prompt_embeds="x"), "--enable-prompt-embeds"),
         ({**request(), "multi_modal_data": {"video_url": [{"Url": "x"}]}}, "this model takes no videos"),
     ],
@@ -218,7 +218,7 @@ async def test_empty_prompt_of_a_model_that_hears_tells_of_input_audio(loader: L
     """The frontend drops the part, and the chat template then leaves nothing."""
     beside = {"multi_modal_data": {"audio_url": [{"Url": "data:audio/wav;base64,AAAA"}]}}
     for raw in ({**request(), "token_ids": []}, {**request(), "token_ids": [], **beside}):
-        with pytest.raises(InvalidRequest, match="chat with input_audio is here; send audio_url"):
+        with pytest.raises(InvalidRequest, match="the frontend drops input_audio; send audio_url"):
             await job_for(await make_role(loader, audio=1), raw)
     with pytest.raises(InvalidRequest, match="the prompt is empty$"):
         await job_for(await make_role(loader, image=1), {**request(), "token_ids": []})
@@ -278,7 +278,7 @@ async def test_messages_are_rendered_without_their_urls(loader: Loader) -> None:
     text = {"type": "text", "text": "ba"}
     job = await text_job(loader, [image(picture(1)), text, image(picture(2))], image=2)
     assert len(names(job)) == 2 and len(set(names(job))) == 2
-    marked = without_content([{"role": "user", "content": [image(picture(1)), text]}])
+    marked = with_placeholders([{"role": "user", "content": [image(picture(1)), text]}])
     mark = {"type": "image_url", "image_url": None, "uuid": "mark"}
     assert marked == [{"role": "user", "content": [mark, text]}]
 

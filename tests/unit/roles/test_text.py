@@ -58,12 +58,15 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "nvext": {"cache_salt": 7}}, "nvext.cache_salt"),
         ({"prompt": "a", "nvext": {"agent_hints": {"priority": "x"}}}, "nvext.agent_hints.priority"),
         ({"prompt": "a", "nvext": {"max_thinking_tokens": -1}}, "max_thinking_tokens"),
-        ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "own template"),
-        ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "own template"),
-        ({"messages": [{}], "chat_template_kwargs": {"padding": "max_length"}}, "padding is the tokenizer's"),
+        ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "worker's template"),
+        ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "worker's template"),
+        (
+            {"messages": [{}], "chat_template_kwargs": {"padding": "max_length"}},
+            "padding is an argument of the tokenizer",
+        ),
         (
             {"messages": [{}], "chat_template_args": {"tokenizer_kwargs": {}}},
-            "tokenizer_kwargs is the tokenizer's",
+            "tokenizer_kwargs is an argument of the tokenizer",
         ),
     ],
 )

@@ -61,7 +61,7 @@ def test_machine_without_a_temporary_folder_is_told_what_to_do(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
-    with pytest.raises(StartError, match="no temporary folder can be made: No such file.*set TMPDIR"):
+    with pytest.raises(StartError, match="cannot create a temporary folder: No such file.*set TMPDIR"):
         scratch.folder().__enter__()
 
 

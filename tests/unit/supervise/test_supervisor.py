@@ -19,7 +19,7 @@ import pytest
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.supervise import discovery
 from dynamo_vllm.supervise.limits import SupervisorLimits
-from dynamo_vllm.supervise.planning.plan import Plan, Process
+from dynamo_vllm.supervise.planning.process import Plan, Process
 from dynamo_vllm.supervise.run_folder import RunFolder
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
@@ -123,7 +123,7 @@ async def test_worker_that_cannot_live_is_given_up_and_tried_again_later(tmp_pat
             await found.ready("worker-1", times=life + 1)
         assert found.pid("worker-2") == other
         assert found.said.count("giving up on worker-1 after 2 restarts in a row") == 2
-        assert "the others serve on, and it is tried again in 0 s" in found.said
+        assert "the others keep serving, and it is started again in 0 s" in found.said
         assert found.said.count("starting it again in 0 s") == 2
 
 

@@ -222,11 +222,11 @@ def understand(
 
 def refuse_missing_folder(options: AdminOptions) -> None:
     """Raise before the runtime is loaded, because it would create the folder."""
-    from dynamo_vllm.serving.admin.client import NoWorkers, nobody
+    from dynamo_vllm.serving.admin.client import NoWorkers, no_workers_message
 
     folder = options.discovery_folder
     if folder is not None and not folder.is_dir():
-        raise NoWorkers(nobody(options))
+        raise NoWorkers(no_workers_message(options))
 
 
 # --- the calls --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.running.frontend_client import FrontendClient, Unanswered, reason
-from dynamo_vllm.supervise.probe import smallest_drawings, went_over_two
+from dynamo_vllm.supervise.probe import smallest_media_requests, went_over_two
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ def answer(client: FrontendClient, model: str) -> tuple[str | None, ProofStep]:
     began = time.monotonic()
     errors = []
     # Before the chat: there an image model would run all its steps.
-    for path, smallest in smallest_drawings(model).values():
+    for path, smallest in smallest_media_requests(model).values():
         with contextlib.suppress(Unanswered):
             if client.ask(path, smallest).get("data"):
                 return None, image_step(path, began)

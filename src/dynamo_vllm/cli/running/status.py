@@ -67,7 +67,7 @@ class StatusOptions(FindOptions):
         "Repeat at this interval, 2 by default, until Ctrl-C; with --json, print one line each time.",
         env="DYN_VLLM_STATUS_WATCH",
         metavar="SECONDS",
-        alone="2",
+        bare_value="2",
     )
     json: bool = opt(False, "status", "Print JSON for other programs.", env="DYN_VLLM_STATUS_JSON")
 
@@ -109,7 +109,7 @@ def has_discovery(options: StatusOptions) -> bool:
 
 async def run(options: StatusOptions, client: FrontendClient) -> int:
     async with AsyncExitStack() as stack:
-        workers, problem = None, admin_client.nobody(options)
+        workers, problem = None, admin_client.no_workers_message(options)
         if has_discovery(options):
             try:
                 workers = await stack.enter_async_context(admin_client.Workers(options, may_be_none=True))

@@ -55,13 +55,13 @@ class FrontendState(Protocol):
 
 
 def main(argv: Sequence[str]) -> int:
-    environment = folders.complete(build.environment(), folders.for_frontend)
+    environment = folders.complete_environment(build.environment(), folders.for_frontend)
     options, rest = build.parse(FrontendOptions, argv, environment, PROG, DESCRIPTION)
     if rest:
         raise ConfigError(f"{rest[0]} is not an option of the frontend; see '{PROG} --help'")
     checks.check_frontend(options)
     refuse_taken_port("--port", options.host, options.port)
-    folders.refuse_full(folders.kept_by_frontend(environment), "set HOME to another folder")
+    folders.refuse_full_disk(folders.frontend_cache(environment), "set HOME to another folder")
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(usable_cores())
     proxy = Proxy(Reach.of(options))
@@ -110,7 +110,7 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     for number in end_signals():
         loop.add_signal_handler(number, leave, number)
     routes = [FrontendRoute("GET", "/health", health)]
-    with socket_options.kept_here(options.bind_host, (options.port, options.system_port)):
+    with socket_options.restricted_to_loopback(options.bind_host, (options.port, options.system_port)):
         server = asyncio.ensure_future(run_input(drt, "http", engine, routes))
         await listening(options, server)
         scheme = "https" if options.tls_cert_path else "http"

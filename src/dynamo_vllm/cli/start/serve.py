@@ -25,7 +25,7 @@ from dynamo_vllm.supervise.planning import plan as plans
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from dynamo_vllm.supervise.planning.plan import Plan
+    from dynamo_vllm.supervise.planning.process import Plan
     from dynamo_vllm.supervise.run_folder import RunFolder
 
 PROG = "dynamo-vllm serve"
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(parser().format_help(), end="")
         return 0
-    environment = folders.complete(build.environment(), folders.for_worker)
+    environment = folders.complete_environment(build.environment(), folders.for_worker)
     options, wanted = understand(argv, environment)
     folder = run_folder.choose(options.run_dir, environment)
     with scratch.folder() as shared:  # in memory or on a local disk; a cache may be on a network

@@ -31,7 +31,7 @@ EPILOG = (
 
 
 def main(argv: Sequence[str]) -> int:
-    environment = folders.complete(build.environment(), folders.for_worker)
+    environment = folders.complete_environment(build.environment(), folders.for_worker)
     plan = worker_plan.parse(argv, environment, PROG, DESCRIPTION, EPILOG)
     checks.check_worker(plan)
     options, is_headless = plan.options, plan.node.is_headless
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_zygote(options: WorkerOptions, environment: Mapping[str, str], progress: Progress) -> Zygote | None:
     """Import vLLM and fork a process that starts engine cores, before this one has a second thread."""
-    why_not = forks.why_not(options, environment)
+    why_not = forks.why_not_forked(options, environment)
     if why_not is None:
         progress.phase("importing")
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dynamo_vllm.config.build import opt
-from dynamo_vllm.config.options.guides import GuideOptions
+from dynamo_vllm.config.options.kv_cache import KvCacheOptions
 from dynamo_vllm.config.options.runtime import admin_token
 from dynamo_vllm.config.role_cards import CARDS, RoleCard
 
@@ -22,7 +22,7 @@ OLDER_ROLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions(GuideOptions):
+class WorkerOptions(KvCacheOptions):
     """One worker: what it serves, its role, and its life cycle."""
 
     GROUPS: ClassVar[tuple[str, ...]] = (
@@ -148,50 +148,6 @@ class WorkerOptions(GuideOptions):
         env="DYN_VLLM_NODE_PEERS",
         metavar="MACHINE",
     )
-    connector: tuple[str, ...] = opt(
-        (),
-        "kv cache",
-        "KV connectors in order: nixl, kvbm, or none; lmcache is known but refused.",
-        env="DYN_CONNECTOR",
-        metavar="NAME",
-    )
-    local_prefill_tokens: int | None = opt(
-        None,
-        "kv cache",
-        "A prefill worker passes prompts with fewer tokens than this on to the decode worker.",
-        env="DYN_VLLM_LOCAL_PREFILL_TOKENS",
-        metavar="TOKENS",
-    )
-    kv_lease_seconds: int = opt(
-        30,
-        "kv cache",
-        "How long a prefill worker keeps a KV cache that no decode worker fetches.",
-        env="DYN_VLLM_KV_LEASE_SECONDS",
-        metavar="SECONDS",
-    )
-    kv_offload_gb: float | None = opt(
-        None,
-        "kv cache",
-        "Host memory in GB for KV caches that kvbm moves out of the engine (default: 5); kvbm's own "
-        "variables override it.",
-        env="DYN_VLLM_KV_OFFLOAD_GB",
-        metavar="GB",
-    )
-    side_channel_host: str | None = opt(
-        None,
-        "kv cache",
-        "Address where other engines request KV cache transfers (default: --bind-host, or the machine's "
-        "address).",
-        env="VLLM_NIXL_SIDE_CHANNEL_HOST",
-        metavar="ADDRESS",
-    )
-    side_channel_port: int | None = opt(
-        None,
-        "kv cache",
-        "First port of --side-channel-host, one per data-parallel rank (default: free ports).",
-        env="VLLM_NIXL_SIDE_CHANNEL_PORT",
-        metavar="PORT",
-    )
     engines_here: int | None = opt(
         None,
         "engine",
@@ -221,40 +177,6 @@ class WorkerOptions(GuideOptions):
         "Send the engine one small request of each kind before it serves, so that no client waits for "
         "what vLLM builds on first use; --no-warm-up sends only one request.",
         env="DYN_VLLM_WARM_UP",
-    )
-    kv_events: bool | None = opt(
-        None,
-        "kv cache",
-        "Publish KV events for the router (default: on when prefix caching is).",
-        env="DYN_VLLM_KV_EVENTS",
-    )
-    kv_event_port: int | None = opt(
-        None,
-        "kv cache",
-        "First port of KV events, one per data-parallel rank (default: a local socket or free ports).",
-        env="DYN_VLLM_KV_EVENT_PORT",
-        metavar="PORT",
-    )
-    enable_local_indexer: bool = opt(
-        True, "kv cache", "Keep an index of this worker's KV blocks in the worker.", env="DYN_LOCAL_INDEXER"
-    )
-    enable_prompt_embeds: bool = opt(
-        False, "requests", "Accept prompt embeddings.", env="DYN_VLLM_ENABLE_PROMPT_EMBEDS"
-    )
-    migration_limit: int = opt(
-        3,
-        "requests",
-        "Times a request may move to another worker; the worker publishes this for the frontend.",
-        env="DYN_MIGRATION_LIMIT",
-        metavar="N",
-    )
-    crash_notes: str | None = opt(
-        None,
-        "requests",
-        "Folder that workers of one machine share to record requests without a first token. After such a "
-        "request has crashed two workers, the third answers 503. serve sets it.",
-        env="DYN_VLLM_CRASH_NOTES",
-        metavar="FOLDER",
     )
     lora_enabled: bool = opt(
         False,

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 
 def token_can_be_sent(o: WorkerOptions | FindOptions, _: EngineFlags | None = None) -> None:
-    """An empty token would let everybody in."""
+    """An empty token would allow every caller."""
     if o.admin_token == "":
         raise ConfigError("--admin-token is empty; give one, or leave it out")
     if o.admin_token is not None and not all("!" <= char <= "~" for char in o.admin_token):
-        raise ConfigError("--admin-token must be of ASCII letters, digits and signs, without spaces")
+        raise ConfigError(
+            "--admin-token must consist of ASCII letters, digits and punctuation, without spaces"
+        )
 
 
-def one_way_to_the_deployment(o: FindOptions) -> None:
+def deployment_is_named_once(o: FindOptions) -> None:
     if o.run_dir is not None and o.file_kv is not None:
         raise ConfigError(
-            f"--run-dir {o.run_dir} and --file-kv {o.file_kv} (or DYN_FILE_KV) are two places; "
+            f"--run-dir {o.run_dir} and --file-kv {o.file_kv} (or DYN_FILE_KV) name two deployments; "
             "give one of them"
         )
 
@@ -32,23 +34,25 @@ def one_way_to_the_deployment(o: FindOptions) -> None:
 def run_folders_have_files(o: FindOptions) -> None:
     if o.run_dir is not None and o.discovery_backend != "file":
         raise ConfigError(
-            f"--run-dir {o.run_dir} holds files, and --discovery-backend {o.discovery_backend} uses none; "
-            "leave one out"
+            f"--run-dir {o.run_dir} needs file discovery, not --discovery-backend {o.discovery_backend}; "
+            "leave one of them out"
         )
 
 
 def others_can_be_found(o: FindOptions) -> None:
     if o.discovery_backend == "mem":
-        raise ConfigError("--discovery-backend mem shows a process itself only; use the workers' backend")
+        raise ConfigError(
+            "--discovery-backend mem works inside one process only; use the backend of the workers"
+        )
 
 
 def one_worker_or_all(o: AdminOptions) -> None:
     if o.all and o.worker is not None:
-        raise ConfigError(f"--all and --worker {o.worker} exclude each other; give one of them")
+        raise ConfigError(f"--all and --worker {o.worker} cannot be combined; give one of them")
 
 
 def wait_has_time(o: AdminOptions) -> None:
-    if o.timeout is not None and not o.timeout > 0:  # nan is above nothing
+    if o.timeout is not None and not o.timeout > 0:  # false for NaN too
         raise ConfigError(f"--timeout {o.timeout} must be above 0")
 
 
@@ -70,6 +74,6 @@ def caches_are_known(o: AdminOptions) -> None:
             raise ConfigError(f"--kind {kind} is unknown; choose from {', '.join(CACHES)}")
 
 
-FIND_RULES = (one_way_to_the_deployment, run_folders_have_files, others_can_be_found, token_can_be_sent)
+FIND_RULES = (deployment_is_named_once, run_folders_have_files, others_can_be_found, token_can_be_sent)
 WORKER_RULES = (token_can_be_sent,)
 RULES = (one_worker_or_all, wait_has_time, sleep_has_a_level, drain_is_not_negative, caches_are_known)

@@ -50,7 +50,7 @@ def slo(o: LoadOptions) -> dict[str, float]:
             limits[name] = float(value)
         except ValueError:
             limits[name] = 0.0
-        if name not in SLO_NAMES or not limits[name] > 0:  # nan is above nothing
+        if name not in SLO_NAMES or not limits[name] > 0:  # false for NaN too
             raise ConfigError(f"--slo {word!r} is not NAME=MS with a name of {', '.join(SLO_NAMES)}")
     return limits
 
@@ -63,7 +63,7 @@ def watched(o: LoadOptions) -> dict[str, int]:
         if not label or not pid.isdecimal():
             raise ConfigError(f"--watch {word!r} is not LABEL=PID, such as worker=4711")
         if label in found:
-            raise ConfigError(f"--watch names {label!r} twice; give each process a label of its own")
+            raise ConfigError(f"--watch names {label!r} twice; give each process its own label")
         found[label] = int(pid)
     return found
 
@@ -81,7 +81,7 @@ def _numbers(flag: str, text: str, kind: type[int] | type[float]) -> list[float]
         found = []
     if not found or not all(0 < number < float("inf") for number in found):
         word = "whole numbers" if kind is int else "numbers"
-        raise ConfigError(f"{flag} {text!r} must be {word} above 0 with commas between")
+        raise ConfigError(f"{flag} {text!r} must be {word} above 0, separated by commas")
     return [*found]
 
 
@@ -99,7 +99,7 @@ def times_are_times(o: LoadOptions) -> None:
 def one_kind_of_load(o: LoadOptions) -> None:
     given = [name for name, _ in bounds.values(o, ("concurrency", "rate", "ramp"))]
     if len(given) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} are different loads; give one of them")
+        raise ConfigError(f"{given[0]} and {given[1]} are different kinds of load; give one of them")
 
 
 def trace_has_a_file(o: LoadOptions) -> None:

@@ -22,7 +22,7 @@ def peers(o: PlaneOptions) -> dict[str, list[str]]:
     for word in o.peer:
         name, _, command = word.partition("=")
         if not name or not command or name == OURS or name in found:
-            raise ConfigError(f"--peer {word!r} is not NAME=COMMAND with a name of its own")
+            raise ConfigError(f"--peer {word!r} is not NAME=COMMAND with a unique name")
         found[name] = words(f"--peer {word!r}", command)
     return found
 
@@ -33,9 +33,9 @@ def modes(o: RoutingOptions) -> dict[str, list[str]]:
     for word in o.mode:
         name, equals, given = word.partition("=")
         if not equals and name not in ROUTERS:
-            raise ConfigError(f"--mode {word!r} is no router; use {', '.join(ROUTERS)}, or NAME=FLAGS")
+            raise ConfigError(f"--mode {word!r} is not a router; use {', '.join(ROUTERS)}, or NAME=FLAGS")
         if not name or name in found:
-            raise ConfigError(f"--mode {word!r} needs a name of its own")
+            raise ConfigError(f"--mode {word!r} needs a unique name")
         found[name] = words(f"--mode {word!r}", given) if equals else ["--router", name]
     return found
 
@@ -45,7 +45,7 @@ def words(source: str, text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as exc:
-        raise ConfigError(f"{source} cannot be parted into words: {exc}") from None
+        raise ConfigError(f"{source} cannot be split into words: {exc}") from None
 
 
 def engine_args(o: RoutingOptions) -> list[str]:

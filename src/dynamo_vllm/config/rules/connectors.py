@@ -37,17 +37,19 @@ def known_connectors(o: WorkerOptions, _: EngineFlags) -> None:
             raise ConfigError(f"--connector {name!r} is unknown; choose from {', '.join(CONNECTORS)}")
 
 
-def none_stands_alone(o: WorkerOptions, _: EngineFlags) -> None:
+def none_is_the_only_connector(o: WorkerOptions, _: EngineFlags) -> None:
     if len(o.connector) > 1 and {"none", "null"} & set(o.connector):
         raise ConfigError(
-            f"--connector {' '.join(o.connector)}: none stands alone; leave it out or the others"
+            f"--connector {' '.join(o.connector)}: none cannot be combined with others; leave it or the "
+            "others out"
         )
 
 
 def one_source_of_connectors(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.connector and "kv_transfer_config" in engine:
         raise ConfigError(
-            f"--connector {' '.join(o.connector)} cannot stand beside --kv-transfer-config; give one of them"
+            f"--connector {' '.join(o.connector)} cannot be combined with --kv-transfer-config; give one "
+            "of them"
         )
 
 
@@ -68,12 +70,12 @@ def one_offloader(o: WorkerOptions, _: EngineFlags) -> None:
     named = [name for name in OFFLOADERS if name in o.connector]
     if len(named) > 1:
         raise ConfigError(
-            f"--connector {' '.join(o.connector)}: {' and '.join(named)} each keep caches that leave the "
+            f"--connector {' '.join(o.connector)}: {' and '.join(named)} each store caches outside the "
             "engine; give one of them"
         )
 
 
-def offload_size_has_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
+def offload_size_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.kv_offload_gb is not None and not set(OFFLOADERS) & set(named_connectors(o, engine)):
         raise ConfigError(
             f"--kv-offload-gb {o.kv_offload_gb:g} needs a connector that uses it; "
@@ -87,7 +89,7 @@ def offload_fits_memory(o: WorkerOptions, _: EngineFlags) -> None:
     has_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     if not 0 < o.kv_offload_gb < has_gb:
         raise ConfigError(
-            f"--kv-offload-gb {o.kv_offload_gb:g} is no share of this machine's memory; "
+            f"--kv-offload-gb {o.kv_offload_gb:g} does not fit into this machine's memory; "
             f"use a number above 0 and below {has_gb:.0f}"
         )
 
@@ -96,7 +98,8 @@ def kvbm_has_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
     ranks = engine.get("data_parallel_size") or "1"
     if "kvbm" in named_connectors(o, engine) and ranks != "1":
         raise ConfigError(
-            f"--data-parallel-size {ranks} cannot stand beside the connector kvbm, whose ports serve one; "
+            f"--data-parallel-size {ranks} cannot be combined with the connector kvbm, which serves one "
+            "rank; "
             "start a worker per rank instead"
         )
 
@@ -110,7 +113,7 @@ def kvbm_takes_plain_prompts(o: WorkerOptions, engine: EngineFlags) -> None:
     }
     named = [name for name, is_asked in asked.items() if is_asked]
     if named and "kvbm" in named_connectors(o, engine):
-        raise ConfigError(f"{named[0]} cannot stand beside the connector kvbm; leave one of them out")
+        raise ConfigError(f"{named[0]} cannot be combined with the connector kvbm; leave one of them out")
 
 
 def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
@@ -119,7 +122,7 @@ def written_connector_is_json(_: WorkerOptions, engine: EngineFlags) -> None:
         flags.json_object("--kv-transfer-config", written)
 
 
-def lmcache_reads_the_cache(o: WorkerOptions, engine: EngineFlags) -> None:
+def lmcache_is_refused(o: WorkerOptions, engine: EngineFlags) -> None:
     """vLLM keeps K and V side by side in one row per head, for every dtype and attention backend. LMCache
     inside the engine (all releases up to 0.5.6) assumes half that width: it saves and restores the wrong
     rows, also of other requests, reports hits, and answers are wrong.
@@ -150,15 +153,13 @@ def disaggregation_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> N
         and not named
         and "kv_transfer_config" not in engine
     ):
-        raise ConfigError(
-            f"--disaggregation-mode {o.role} needs a way for the KV cache; add --connector nixl"
-        )
+        raise ConfigError(f"--disaggregation-mode {o.role} needs a KV connector; add --connector nixl")
 
 
 def disaggregation_takes_tokens(o: WorkerOptions, _: EngineFlags) -> None:
     if o.card.hands_over_kv and o.use_vllm_tokenizer:
         raise ConfigError(
-            f"--use-vllm-tokenizer cannot stand beside --disaggregation-mode {o.role}; leave it out"
+            f"--use-vllm-tokenizer cannot be combined with --disaggregation-mode {o.role}; leave it out"
         )
 
 
@@ -170,27 +171,29 @@ def local_prefill_is_not_negative(o: WorkerOptions, _: EngineFlags) -> None:
 def lease_leaves_time_to_fetch(o: WorkerOptions, _: EngineFlags) -> None:
     # A decode worker fetches nothing whose lease ends within a second.
     if o.kv_lease_seconds < 2:
-        raise ConfigError(f"--kv-lease-seconds {o.kv_lease_seconds} leaves no time to fetch; use 2 or more")
+        raise ConfigError(
+            f"--kv-lease-seconds {o.kv_lease_seconds} leaves no time for the transfer; use 2 or more"
+        )
 
 
 def side_channel_port_is_a_port(o: WorkerOptions, _: EngineFlags) -> None:
     if o.side_channel_port is not None and not 1 <= o.side_channel_port <= 65535:
-        raise ConfigError(f"--side-channel-port {o.side_channel_port} is no port; use 1 to 65535")
+        raise ConfigError(f"--side-channel-port {o.side_channel_port} is not a port; use 1 to 65535")
 
 
 RULES = (
     one_role,
     known_connectors,
-    none_stands_alone,
+    none_is_the_only_connector,
     one_source_of_connectors,
     connectors_are_named_once,
     one_offloader,
-    offload_size_has_a_user,
+    offload_size_needs_a_connector,
     offload_fits_memory,
     kvbm_has_one_rank,
     kvbm_takes_plain_prompts,
     written_connector_is_json,
-    lmcache_reads_the_cache,
+    lmcache_is_refused,
     connector_is_installed,
     disaggregation_needs_a_connector,
     disaggregation_takes_tokens,

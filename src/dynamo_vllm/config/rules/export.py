@@ -17,20 +17,20 @@ MAX_NAME = 36
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def there_is_a_file_and_a_place(o: ExportOptions) -> None:
+def file_and_folder_are_given(o: ExportOptions) -> None:
     if not o.config:
-        raise ConfigError("--config FILE is missing: the file that 'dynamo-vllm serve --config' takes")
+        raise ConfigError("--config FILE is missing: the file for 'dynamo-vllm serve --config'")
     if not o.output:
-        raise ConfigError("-o FOLDER is missing: where to write")
+        raise ConfigError("-o FOLDER is missing: the folder to write to")
 
 
-def names_are_names(o: ExportOptions) -> None:
+def names_are_valid(o: ExportOptions) -> None:
     names = ("name", "kube_namespace", "cache_claim", "hf_secret", "cache_class")
     for option, value in bounds.values(o, names):
         if not _LABEL.fullmatch(value) or len(value) > MAX_NAME:
             raise ConfigError(
-                f"{option} {value!r} is no name for Kubernetes; use at most {MAX_NAME} small letters, "
-                "digits and dashes, a letter first"
+                f"{option} {value!r} is not a valid Kubernetes name; use at most {MAX_NAME} lower-case "
+                "letters, digits and dashes, starting with a letter"
             )
 
 
@@ -42,16 +42,16 @@ def numbers_are_above_zero(o: ExportOptions) -> None:
 def shared_memory_fits(o: ExportOptions) -> None:
     if o.worker_memory_gb is not None and o.worker_memory_gb <= o.shm_gb:
         raise ConfigError(
-            f"--worker-memory-gb {o.worker_memory_gb} leaves nothing beside --shm-gb {o.shm_gb}, which "
-            "counts as memory; give more, or less shared memory"
+            f"--worker-memory-gb {o.worker_memory_gb} must be larger than --shm-gb {o.shm_gb}, which "
+            "counts as memory; use more memory, or less shared memory"
         )
 
 
 def etcd_has_addresses(o: ExportOptions) -> None:
     if o.discovery == "etcd" and not o.etcd:
-        raise ConfigError("--discovery etcd needs its addresses; add --etcd http://HOST:2379")
+        raise ConfigError("--discovery etcd needs the addresses of etcd; add --etcd http://HOST:2379")
     if o.discovery != "etcd" and o.etcd:
-        raise ConfigError(f"--etcd {o.etcd} is used with --discovery etcd only; add that, or leave it out")
+        raise ConfigError(f"--etcd {o.etcd} needs --discovery etcd; add that, or leave --etcd out")
 
 
 def servers_have_addresses(o: ExportOptions) -> None:
@@ -62,17 +62,17 @@ def servers_have_addresses(o: ExportOptions) -> None:
         planes.check_addresses("--nats", o.nats, ("nats", "tls"))
 
 
-def the_operator_finds_its_own(o: ExportOptions) -> None:
+def operator_chooses_discovery(o: ExportOptions) -> None:
     if o.operator and o.discovery == "etcd":
         raise ConfigError("--operator chooses the discovery itself; leave --discovery out")
 
 
 RULES = (
-    there_is_a_file_and_a_place,
-    names_are_names,
+    file_and_folder_are_given,
+    names_are_valid,
     numbers_are_above_zero,
     shared_memory_fits,
     etcd_has_addresses,
     servers_have_addresses,
-    the_operator_finds_its_own,
+    operator_chooses_discovery,
 )

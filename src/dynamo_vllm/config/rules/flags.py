@@ -45,8 +45,8 @@ def engine_flags(argv: Sequence[str]) -> dict[str, str | None]:
             _put(objects.setdefault(name, {}), keys, value or "")
         else:
             found[name] = value
-    # vLLM 0.30 puts these last: they stand over a whole object, not beside it.
-    return found | {name: json.dumps(whole) for name, whole in objects.items()}
+    # vLLM 0.30 puts these last: they replace a whole object.
+    return found | {name: json.dumps(merged) for name, merged in objects.items()}
 
 
 def _words(argv: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -61,21 +61,21 @@ def _words(argv: Sequence[str]) -> list[tuple[str, str | None]]:
     return found
 
 
-def _put(whole: dict[str, Any], keys: Sequence[str], text: str) -> None:
+def _put(merged: dict[str, Any], keys: Sequence[str], text: str) -> None:
     """As vLLM reads '--flag.key value': the value is JSON where it can be, 'key+' appends words to a list."""
     *outer, key = keys
     for name in outer:
-        if not isinstance(whole.get(name), dict):
-            whole[name] = {}
-        whole = whole[name]
+        if not isinstance(merged.get(name), dict):
+            merged[name] = {}
+        merged = merged[name]
     if key.endswith("+"):
-        before = whole.get(key[:-1])
-        whole[key[:-1]] = [*(before if isinstance(before, list) else ()), *text.split(",")]
+        before = merged.get(key[:-1])
+        merged[key[:-1]] = [*(before if isinstance(before, list) else ()), *text.split(",")]
         return
     try:
-        whole[key] = json.loads(text)
+        merged[key] = json.loads(text)
     except json.JSONDecodeError:
-        whole[key] = text
+        merged[key] = text
 
 
 def flag(name: str) -> str:
@@ -99,7 +99,7 @@ def json_object(name: str, text: str) -> dict[str, object]:
 
 def port_is_a_port(name: str, port: int | None) -> None:
     if port is not None and not 0 <= port <= 65535:
-        raise ConfigError(f"{name} {port} is no port; use 0 to 65535")
+        raise ConfigError(f"{name} {port} is not a port; use 0 to 65535")
 
 
 def threads_are_a_count(threads: int | None) -> None:
@@ -109,4 +109,6 @@ def threads_are_a_count(threads: int | None) -> None:
 
 def traces_have_an_address(endpoint: str | None) -> None:
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"--otlp-endpoint {endpoint!r} is no URL; write for example http://127.0.0.1:4317")
+        raise ConfigError(
+            f"--otlp-endpoint {endpoint!r} is not a URL; write for example http://127.0.0.1:4317"
+        )

@@ -20,7 +20,7 @@ def tls_needs_both_files(o: FrontendOptions) -> None:
 
 def thresholds_are_shares(o: FrontendOptions) -> None:
     if o.busy_blocks is not None and not 0 < o.busy_blocks <= 1:
-        raise ConfigError(f"--busy-blocks {o.busy_blocks} is a share; use a number above 0 and up to 1")
+        raise ConfigError(f"--busy-blocks {o.busy_blocks} is not a share; use a number above 0 and up to 1")
 
 
 def frontend_threads_are_a_count(o: FrontendOptions) -> None:
@@ -51,7 +51,7 @@ def certificate_is_there(o: FrontendOptions) -> None:
 
 def port_is_known(o: FrontendOptions) -> None:
     if o.port == 0:
-        raise ConfigError("--port 0 takes no free port here; name one ('serve' finds a free one itself)")
+        raise ConfigError("--port 0 does not choose a free port here; name one ('serve' finds a free one)")
 
 
 def local_prefill_is_a_count(o: FrontendOptions) -> None:
@@ -69,7 +69,7 @@ def local_prefill_needs_the_kv_router(o: FrontendOptions) -> None:
 def router_knows_adapters(o: FrontendOptions) -> None:
     if o.lora_enabled and o.router not in KNOWS_ADAPTERS:
         raise ConfigError(
-            f"--router {o.router} cannot tell which worker has a LoRA adapter, and the runtime refuses to; "
+            f"--router {o.router} does not know which worker has a LoRA adapter, and the runtime refuses it; "
             f"use --router {', '.join(KNOWS_ADAPTERS)}, or --no-lora-enabled for one worker"
         )
 
@@ -77,12 +77,12 @@ def router_knows_adapters(o: FrontendOptions) -> None:
 def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
     if o.router_queue_policy != "fcfs" and o.router_queue_threshold is None:
         raise ConfigError(
-            f"--router-queue-policy {o.router_queue_policy} orders a queue that only "
-            "--router-queue-threshold makes; give both or neither"
+            f"--router-queue-policy {o.router_queue_policy} needs a queue, which "
+            "--router-queue-threshold creates; give both or neither"
         )
 
 
-def frontend_asks_hosts_and_networks(o: FrontendOptions) -> None:
+def frontend_hosts_and_networks_are_valid(o: FrontendOptions) -> None:
     media_limits.media_hosts_are_names(o)
     media_limits.media_networks_are_networks(o)
 
@@ -105,5 +105,5 @@ RULES = (
     queue_policy_needs_a_queue,
     local_prefill_is_a_count,
     local_prefill_needs_the_kv_router,
-    frontend_asks_hosts_and_networks,
+    frontend_hosts_and_networks_are_valid,
 )

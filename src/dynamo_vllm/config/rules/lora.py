@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def adapter_size_is_a_size(o: WorkerOptions, _: EngineFlags) -> None:
-    if not o.lora_max_gb > 0:  # nan is above nothing
+    if not o.lora_max_gb > 0:  # false for NaN too
         raise ConfigError(f"--lora-max-gb {o.lora_max_gb} must be above 0")
 
 
@@ -30,7 +30,7 @@ def adapters_have_names(o: WorkerOptions, _: EngineFlags) -> None:
         if not name or "=" not in word or word.endswith("="):
             raise ConfigError(f"--lora-modules {word!r} is not NAME=URI, such as sql=hf://owner/name")
         if names.count(name) > 1:
-            raise ConfigError(f"--lora-modules names {name!r} twice; give each adapter a name of its own")
+            raise ConfigError(f"--lora-modules names {name!r} twice; give each adapter its own name")
 
 
 RULES = (

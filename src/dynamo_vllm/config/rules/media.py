@@ -53,10 +53,12 @@ def multimodal_needs_its_switch(o: WorkerOptions, engine: EngineFlags) -> None:
 
 def processors_are_the_frontend(o: WorkerOptions, _: EngineFlags) -> None:
     for name in bounds.given(o, ("multimodal_processor", "ec_processor")):
-        raise ConfigError(f"{name}: the frontend does this; start 'dynamo-vllm frontend' instead")
+        raise ConfigError(
+            f"{name}: the frontend has replaced this processor; start 'dynamo-vllm frontend' instead"
+        )
 
 
-def encoder_cache_flags_need_a_user(o: WorkerOptions, engine: EngineFlags) -> None:
+def encoder_cache_flags_need_encoders(o: WorkerOptions, engine: EngineFlags) -> None:
     named = bounds.given(o, ("ec_connector_backend", "ec_storage_path", "ec_extra_config"))
     if "ec_transfer_config" in engine:
         named += ["--ec-transfer-config without ec_producer or ec_consumer as its ec_role"]
@@ -69,35 +71,38 @@ def encoder_cache_flags_need_a_user(o: WorkerOptions, engine: EngineFlags) -> No
 
 def encoders_share_a_folder(o: WorkerOptions, engine: EngineFlags) -> None:
     if (o.card.encodes_media or o.asks_encoders) and encoders.folder_of(o, engine) is None:
-        encoder, asker = "--disaggregation-mode encode", "a worker that asks encode workers"
+        encoder, asker = "--disaggregation-mode encode", "a worker that calls encode workers"
         asked = encoder if o.card.encodes_media else asker
-        raise ConfigError(f"{asked} needs --ec-storage-path FOLDER, the same for both")
+        raise ConfigError(f"{asked} needs --ec-storage-path FOLDER, the same for both sides")
 
 
-def encoders_hand_over_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
+def encoders_transfer_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
     written = flags.json_object("--ec-transfer-config", engine.get("ec_transfer_config") or "{}")
     for name, value in (
         ("--ec-connector-backend", o.ec_connector_backend),
         ("--ec-transfer-config: ec_connector", written.get("ec_connector")),
     ):
         if value not in (None, FOLDER_CONNECTOR):
-            raise ConfigError(f"{name} {value} is not handed over by this worker; use {FOLDER_CONNECTOR}")
+            raise ConfigError(f"{name} {value} is not supported; use {FOLDER_CONNECTOR}")
     role = written.get("ec_role")
     if role is not None and role not in (encoders.PRODUCER, encoders.CONSUMER):
         raise ConfigError(
-            f"--ec-transfer-config: ec_role {role!r}: a worker encodes for others, or they encode for it; "
-            "use ec_producer or ec_consumer"
+            f"--ec-transfer-config: ec_role {role!r} is not supported; use ec_producer for an encode worker, "
+            "ec_consumer for a worker that calls one"
         )
     if role is not None and (role == encoders.PRODUCER) != o.card.encodes_media:
         raise ConfigError(
-            f"--ec-transfer-config: ec_role {role} is not what --disaggregation-mode {o.role} does; "
+            f"--ec-transfer-config: ec_role {role} does not match --disaggregation-mode {o.role}; "
             "leave one of them out"
         )
 
 
-def transfer_has_a_user(o: WorkerOptions, _: EngineFlags) -> None:
+def encoder_transfer_needs_encoders(o: WorkerOptions, _: EngineFlags) -> None:
     if o.encoder_transfer == "nixl" and not o.card.encodes_media and not o.asks_encoders:
-        raise ConfigError("--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder")
+        raise ConfigError(
+            "--encoder-transfer nixl needs --disaggregation-mode encode or --route-to-encoder; "
+            "add one of them"
+        )
 
 
 def nixl_for_media_is_installed(o: WorkerOptions, _: EngineFlags) -> None:
@@ -124,7 +129,7 @@ def an_encoder_only_encodes(o: WorkerOptions, engine: EngineFlags) -> None:
     }
     for name, is_given in named.items():
         if is_given:
-            raise ConfigError(f"{name} cannot stand beside --disaggregation-mode encode; leave it out")
+            raise ConfigError(f"{name} cannot be combined with --disaggregation-mode encode; leave it out")
 
 
 def encoder_limits_are_limits(o: WorkerOptions, _: EngineFlags) -> None:
@@ -145,31 +150,33 @@ def the_frontend_decodes_for_one_engine(o: WorkerOptions, _: EngineFlags) -> Non
     }
     for name, is_given in named.items():
         if is_given:
-            raise ConfigError(f"{name} cannot stand beside --frontend-decoding; leave one of them out")
+            raise ConfigError(f"{name} cannot be combined with --frontend-decoding; leave one of them out")
 
 
-def media_template_has_a_place_for_words(o: WorkerOptions, _: EngineFlags) -> None:
+def media_template_has_a_prompt(o: WorkerOptions, _: EngineFlags) -> None:
     template = o.mm_prompt_template
     if template is None:
         return
     if template.count("<prompt>") != 1:
-        raise ConfigError(f"--mm-prompt-template {template!r} must have <prompt> once, where the words go")
+        raise ConfigError(
+            f"--mm-prompt-template {template!r} must contain <prompt> exactly once, where the text goes"
+        )
     if o.custom_jinja_template:
         raise ConfigError(
-            "--custom-jinja-template cannot stand beside --mm-prompt-template; leave one of them out"
+            "--custom-jinja-template cannot be combined with --mm-prompt-template; leave one of them out"
         )
 
 
 def extra_encoder_config_is_known(o: WorkerOptions, engine: EngineFlags) -> None:
     written = {"--ec-extra-config": flags.json_object("--ec-extra-config", o.ec_extra_config or "{}")}
-    inside = encoders.written(engine).get("ec_connector_extra_config")
+    inside = encoders.transfer_config(engine).get("ec_connector_extra_config")
     if isinstance(inside, dict):
         written["--ec-transfer-config: ec_connector_extra_config"] = inside
     for name, extra in written.items():
         if unknown := sorted(extra.keys() - {encoders.SHARED_FOLDER}):
             raise ConfigError(
-                f"{name} has {', '.join(unknown)}, which does nothing here; "
-                f"it takes {encoders.SHARED_FOLDER} only, and --ec-storage-gb is the folder's limit"
+                f"{name} has the unknown setting {', '.join(unknown)}; "
+                f"it takes only {encoders.SHARED_FOLDER} (--ec-storage-gb limits the folder)"
             )
 
 
@@ -178,13 +185,13 @@ RULES = (
     multimodal_needs_its_switch,
     processors_are_the_frontend,
     extra_encoder_config_is_known,
-    encoders_hand_over_by_folder,
-    encoder_cache_flags_need_a_user,
+    encoders_transfer_by_folder,
+    encoder_cache_flags_need_encoders,
     encoders_share_a_folder,
-    transfer_has_a_user,
+    encoder_transfer_needs_encoders,
     an_encoder_only_encodes,
     encoder_limits_are_limits,
     the_frontend_decodes_for_one_engine,
     nixl_for_media_is_installed,
-    media_template_has_a_place_for_words,
+    media_template_has_a_prompt,
 )

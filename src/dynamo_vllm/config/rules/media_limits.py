@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.rules.flags import EngineFlags
 
 MAX_MEGAPIXELS = 89
-"""Pillow warns of larger pictures, and refuses those twice as large."""
+"""Pillow warns about larger images, and refuses those twice as large."""
 _ABOVE_ZERO = (
     "media_max_mb",
     "media_max_megapixels",
@@ -35,7 +35,8 @@ def media_limits_are_limits(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError(f"--media-cache-mb {o.media_cache_mb} must be 0 or more")
     if o.media_max_megapixels > MAX_MEGAPIXELS:
         raise ConfigError(
-            f"--media-max-megapixels {o.media_max_megapixels:g} is above {MAX_MEGAPIXELS}, which Pillow takes"
+            f"--media-max-megapixels {o.media_max_megapixels:g} is above {MAX_MEGAPIXELS}, "
+            "the most that Pillow decodes; use a lower limit"
         )
 
 
@@ -48,7 +49,8 @@ def media_hosts_are_names(o: MediaReachOptions, _: EngineFlags | None = None) ->
     for host in o.media_hosts:
         if not _HOST.fullmatch(host):
             raise ConfigError(
-                f"--media-hosts {host!r} is no host; give names alone, such as example.com or *.example.com"
+                f"--media-hosts {host!r} is not a host name; give only the name, such as example.com or "
+                "*.example.com"
             )
 
 
@@ -57,7 +59,7 @@ def media_networks_are_networks(o: MediaReachOptions, _: EngineFlags | None = No
         try:
             ipaddress.ip_network(network)
         except ValueError as exc:
-            raise ConfigError(f"--media-networks {network!r} is no network: {exc}") from None
+            raise ConfigError(f"--media-networks {network!r} is not a network: {exc}") from None
 
 
 def media_folder_is_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
@@ -67,7 +69,9 @@ def media_folder_is_a_folder(o: WorkerOptions, _: EngineFlags) -> None:
     if not folder.is_dir():
         raise ConfigError(f"--media-folder {o.media_folder}: there is no such folder")
     if folder.resolve() == Path("/"):
-        raise ConfigError(f"--media-folder {o.media_folder} would show clients every file; give a folder")
+        raise ConfigError(
+            f"--media-folder {o.media_folder} would let clients read every file; give another folder"
+        )
 
 
 RULES = (

@@ -25,7 +25,7 @@ def omni_has_no_connector(o: WorkerOptions, engine: EngineFlags) -> None:
     named += ["--kv-transfer-config"] if "kv_transfer_config" in engine else []
     if o.omni and named:
         raise ConfigError(
-            f"{named[0]} cannot stand beside --omni: a pipeline gives its KV caches to nobody; leave it out"
+            f"{named[0]} cannot be combined with --omni: a pipeline transfers no KV caches; leave it out"
         )
 
 
@@ -38,7 +38,7 @@ def omni_publishes_no_kv_events(o: WorkerOptions, engine: EngineFlags) -> None:
     named = [name for name, is_asked in asked.items() if is_asked]
     if o.omni and named:
         raise ConfigError(
-            f"{named[0]} cannot stand beside --omni: a pipeline publishes no KV events; leave it out"
+            f"{named[0]} cannot be combined with --omni: a pipeline publishes no KV events; leave it out"
         )
 
 
@@ -63,7 +63,8 @@ def omni_stays_on_one_node(o: WorkerOptions, engine: EngineFlags) -> None:
     named += [flags.flag(name) for name in _NODE_FLAGS if name in engine]
     if o.omni and named:
         raise ConfigError(
-            f"{named[0]} cannot stand beside --omni: all stages of a pipeline run on one node; leave it out"
+            f"{named[0]} cannot be combined with --omni: all stages of a pipeline run on one node; leave "
+            "it out"
         )
 
 
@@ -73,18 +74,20 @@ def stage_file_exists(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def omni_is_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
-    """vLLM-Omni 0.30: a text stage of two ranks does not start on a CPU; drawing stages are untried."""
+    """vLLM-Omni 0.30: a text stage of two ranks does not start on a CPU; image stages are untried."""
     ranks = engine.get("data_parallel_size", "1")
     if o.omni and ranks != "1":
         raise ConfigError(
-            f"--data-parallel-size {ranks} cannot stand beside --omni: to its worker a pipeline is one rank; "
+            f"--data-parallel-size {ranks} cannot be combined with --omni: a pipeline has one rank; "
             "start more workers instead"
         )
 
 
 def omni_does_everything_of_a_request(o: WorkerOptions, _: EngineFlags) -> None:
     if o.omni and not o.card.does_all:
-        raise ConfigError(f"--disaggregation-mode {o.role} cannot stand beside --omni; leave one of them out")
+        raise ConfigError(
+            f"--disaggregation-mode {o.role} cannot be combined with --omni; leave one of them out"
+        )
 
 
 def omni_takes_text_only(o: WorkerOptions, engine: EngineFlags) -> None:
@@ -93,12 +96,12 @@ def omni_takes_text_only(o: WorkerOptions, engine: EngineFlags) -> None:
     named = bounds.given(o, ("enable_multimodal", "enable_prompt_embeds", "lora_enabled"))
     named += ["--enable-lora"] if "enable_lora" in engine else []
     if named:
-        raise ConfigError(f"{named[0]} cannot stand beside --omni; leave one of them out")
+        raise ConfigError(f"{named[0]} cannot be combined with --omni; leave one of them out")
 
 
 def omni_needs_its_own_engine(o: WorkerOptions, _: EngineFlags) -> None:
     if o.omni and o.engine == "fake":
-        raise ConfigError("--omni needs vLLM-Omni; leave --engine fake out")
+        raise ConfigError("--omni needs vLLM-Omni; leave out --engine fake")
 
 
 def picture_bounds_are_counts(o: WorkerOptions, _: EngineFlags) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def node_of(o: WorkerOptions, engine: EngineFlags) -> nodes.Node:
-    return nodes.of(o.headless, engine)
+    return nodes.from_flags(o.headless, engine)
 
 
 def _written_event_endpoint(engine: EngineFlags) -> str:
@@ -30,16 +30,16 @@ def kv_event_port_is_registered(o: WorkerOptions, _: EngineFlags) -> None:
 def kv_events_have_one_source(o: WorkerOptions, engine: EngineFlags) -> None:
     if "kv_events_config" in engine and (o.kv_event_port is not None or o.kv_events is not None):
         raise ConfigError(
-            "--kv-events-config already says where KV events go; leave --kv-event-port/--kv-events out"
+            "--kv-events-config already configures KV events; leave --kv-event-port/--kv-events out"
         )
 
 
-def kv_events_can_be_heard(o: WorkerOptions, engine: EngineFlags) -> None:
+def kv_events_can_be_read(o: WorkerOptions, engine: EngineFlags) -> None:
     node, endpoint = node_of(o, engine), _written_event_endpoint(engine)
     listens = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
     if node.is_headless and node.event_port and endpoint and listens:
         raise ConfigError(
-            f"--kv-events-config: {endpoint} is heard on this node only; write tcp://{node.leader}:PORT, "
+            f"--kv-events-config: {endpoint} can be read on this node only; write tcp://{node.leader}:PORT, "
             "with the leader's port"
         )
     if not node.is_headless and not listens:
@@ -65,13 +65,13 @@ _BALANCERS = {
 """Ways to distribute ranks among workers, and their flags."""
 
 
-def ranks_are_shared_out_one_way(o: WorkerOptions, engine: EngineFlags) -> None:
+def ranks_are_distributed_one_way(o: WorkerOptions, engine: EngineFlags) -> None:
     asked = [way for way, names in _BALANCERS.items() if set(names) & set(engine)]
     if len(asked) > 1:
-        raise ConfigError(f"{' and '.join(asked)} are different ways to share ranks out; give one of them")
+        raise ConfigError(f"{' and '.join(asked)} are different ways to distribute ranks; give one of them")
     if asked and o.headless:
         raise ConfigError(
-            f"--headless cannot stand beside {asked[0]} (or --data-parallel-rank), with which each node "
+            f"--headless cannot be combined with {asked[0]} (or --data-parallel-rank), with which each node "
             "serves its own ranks; leave --headless out, or write --data-parallel-start-rank"
         )
 
@@ -87,8 +87,8 @@ def one_worker_per_process(_: WorkerOptions, engine: EngineFlags) -> None:
 def node_rank_is_one_of_the_nodes(_: WorkerOptions, engine: EngineFlags) -> None:
     count, rank = engine.get("nnodes") or "1", engine.get("node_rank") or "0"
     if count.isdigit() and rank.isdigit() and int(rank) >= int(count):
-        fix = f"use 0 to {int(count) - 1}" if int(count) > 1 else "say how many there are with --nnodes"
-        raise ConfigError(f"--node-rank {rank} is not among --nnodes {count}; {fix}")
+        fix = f"use 0 to {int(count) - 1}" if int(count) > 1 else "give the number of nodes with --nnodes"
+        raise ConfigError(f"--node-rank {rank} is out of range for --nnodes {count}; {fix}")
 
 
 def headless_belongs_to_a_worker(o: WorkerOptions, engine: EngineFlags) -> None:
@@ -97,13 +97,14 @@ def headless_belongs_to_a_worker(o: WorkerOptions, engine: EngineFlags) -> None:
     node = node_of(o, engine)
     if node.all_ranks == 1 and node.node_rank == 0:
         raise ConfigError(
-            "--headless runs engines for a worker on another node; say which: --nnodes N --node-rank 1, or "
+            "--headless runs engines for a worker on another node; name its place: --nnodes N --node-rank "
+            "1, or "
             "--data-parallel-size N --data-parallel-size-local 1 --data-parallel-start-rank 1"
         )
 
 
-def start_rank_says_how_many(_: WorkerOptions, engine: EngineFlags) -> None:
-    # vLLM 0.30 forgets the start rank without it, and the leader waits for ever.
+def start_rank_needs_a_count(_: WorkerOptions, engine: EngineFlags) -> None:
+    # vLLM 0.30 ignores the start rank without it, and the leader waits forever.
     if "data_parallel_start_rank" in engine and "data_parallel_size_local" not in engine:
         raise ConfigError(
             f"--data-parallel-start-rank {engine['data_parallel_start_rank']} needs "
@@ -125,7 +126,7 @@ def several_nodes_name_their_leader(o: WorkerOptions, engine: EngineFlags) -> No
     name = "data_parallel_address" if node.all_ranks > 1 else "master_addr"
     if (node.is_headless or node.has_followers) and not {name, "master_addr"} & set(engine):
         raise ConfigError(
-            f"several nodes need to know their leader; add {flags.flag(name)} ADDRESS, the same on every node"
+            f"several nodes need the address of their leader; add {flags.flag(name)} ADDRESS on every node"
         )
 
 
@@ -142,13 +143,13 @@ def events_of_other_nodes_reach_the_leader(o: WorkerOptions, engine: EngineFlags
 RULES = (
     kv_event_port_is_registered,
     kv_events_have_one_source,
-    kv_events_can_be_heard,
+    kv_events_can_be_read,
     kv_events_of_each_rank_have_a_port,
-    ranks_are_shared_out_one_way,
+    ranks_are_distributed_one_way,
     one_worker_per_process,
     node_rank_is_one_of_the_nodes,
     headless_belongs_to_a_worker,
-    start_rank_says_how_many,
+    start_rank_needs_a_count,
     ranks_of_a_node_are_among_all,
     several_nodes_name_their_leader,
     events_of_other_nodes_reach_the_leader,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import ServeOptions
 
 
-def there_is_a_worker(o: ServeOptions) -> None:
+def worker_counts_are_counts(o: ServeOptions) -> None:
     bounds.at_least(o, 1, "workers", "prefill", "decode", "encode")
 
 
@@ -29,13 +29,14 @@ def prefill_and_decode_go_together(o: ServeOptions) -> None:
 def workers_or_roles(o: ServeOptions) -> None:
     if o.workers is not None and o.prefill is not None:
         raise ConfigError(
-            f"--workers {o.workers} cannot stand beside --prefill and --decode; give one or the others"
+            f"--workers {o.workers} cannot be combined with --prefill and --decode; leave out --workers, "
+            "or both of them"
         )
 
 
 def model_or_demo(o: ServeOptions) -> None:
     if o.demo is not None and o.model is not None:
-        raise ConfigError(f"--demo {o.demo} brings its own model; leave it or {o.model} out")
+        raise ConfigError(f"--demo {o.demo} has its own model; leave out --demo or {o.model}")
 
 
 def restarts_are_a_count(o: ServeOptions) -> None:
@@ -48,7 +49,7 @@ def logs_have_bounds(o: ServeOptions) -> None:
     bounds.at_least(o, 0, "log_parts", "keep_runs")
 
 
-def rest_is_a_time(o: ServeOptions) -> None:
+def retry_time_is_positive(o: ServeOptions) -> None:
     bounds.above_zero(o, "retry_seconds")
 
 
@@ -57,12 +58,12 @@ def start_has_time(o: ServeOptions) -> None:
 
 
 RULES = (
-    there_is_a_worker,
+    worker_counts_are_counts,
     prefill_and_decode_go_together,
     workers_or_roles,
     model_or_demo,
     restarts_are_a_count,
-    rest_is_a_time,
+    retry_time_is_positive,
     logs_have_bounds,
     start_has_time,
 )

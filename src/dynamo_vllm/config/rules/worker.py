@@ -33,7 +33,9 @@ def template_exists(o: WorkerOptions, _: EngineFlags) -> None:
 def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
     parts = o.address.split(".")
     if len(parts) != 3 or not all(parts):
-        raise ConfigError(f"{o.address!r} is no address; write --endpoint dyn://namespace.component.endpoint")
+        raise ConfigError(
+            f"{o.address!r} is not an address; write --endpoint dyn://namespace.component.endpoint"
+        )
 
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
@@ -46,10 +48,10 @@ def card_port_needs_a_system_port(o: WorkerOptions, _: EngineFlags) -> None:
     if o.card_port is None:
         return
     if o.system_port is None:
-        raise ConfigError("--card-port needs --system-port: without it frontends read the model themselves")
+        raise ConfigError("--card-port needs --system-port; add it, or leave --card-port out")
     if not 0 < o.card_port <= 32767 or o.card_port == o.system_port:
         raise ConfigError(
-            f"--card-port {o.card_port} must be a port of its own from 1 to 32767, the runtime takes no other"
+            f"--card-port {o.card_port} must be a port from 1 to 32767 that differs from --system-port"
         )
 
 
@@ -80,7 +82,8 @@ def fake_settings_need_the_fake_engine(o: WorkerOptions, _: EngineFlags) -> None
 def fake_engine_takes_no_engine_flags(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.engine == "fake" and engine:
         raise ConfigError(
-            f"{flags.flag(next(iter(engine)))} is a flag of vLLM; the fake engine does not know it"
+            f"{flags.flag(next(iter(engine)))} is a flag of vLLM; leave it out, the fake engine has none "
+            "of them"
         )
 
 
@@ -88,10 +91,12 @@ def embeds_need_vllm_in_token_mode(o: WorkerOptions, _: EngineFlags) -> None:
     if not o.enable_prompt_embeds:
         return
     if o.engine == "fake":
-        raise ConfigError("--enable-prompt-embeds needs vLLM; the fake engine takes tokens only")
+        raise ConfigError(
+            "--enable-prompt-embeds needs vLLM; the fake engine takes tokens only; leave one of them out"
+        )
     if o.use_vllm_tokenizer:
         raise ConfigError(
-            "--enable-prompt-embeds cannot stand beside --use-vllm-tokenizer; leave one of them out"
+            "--enable-prompt-embeds cannot be combined with --use-vllm-tokenizer; leave one of them out"
         )
 
 
@@ -129,7 +134,7 @@ def model_is_a_folder_or_a_hub_id(o: WorkerOptions, _: EngineFlags) -> None:
         return
     fix = None
     if "://" in model:
-        fix = "is fetched by nobody here; copy it into a folder and give that"
+        fix = "is a URL, which is not supported; copy the model into a folder and give that"
     elif model.endswith(".gguf"):
         fix = "is a GGUF file, which vLLM 0.30 does not read; give a folder or a hub id with safetensors"
     elif ":" in model and not model.startswith(("/", ".", "~")):
@@ -146,7 +151,7 @@ def tokenizer_is_of_the_same_revision(o: WorkerOptions, engine: EngineFlags) -> 
     if wanted != given:
         raise ConfigError(
             f"--tokenizer-revision {wanted} is not the model's --revision {given}: "
-            "the tokenizer comes with the model; give both the same, or a folder that has what you want"
+            "the tokenizer comes with the model; give both the same, or a folder with the files that you want"
         )
 
 

@@ -150,7 +150,7 @@ class FakeEngine:
             return
         run.made += count
         if job.media is not None:
-            job.media.forget()
+            job.media.drop_media()
         finish = end if run.made == whole else None
         is_last = finish is not None and run.index == job.sampling.n - 1
         output = Output(

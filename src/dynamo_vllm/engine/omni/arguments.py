@@ -21,7 +21,7 @@ from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.process.environment import OMNI_VARIABLE
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.job import PictureLimits
+from dynamo_vllm.job import PipelineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -192,7 +192,7 @@ def log_translation(stages: Stages, path: str) -> None:
     )
 
 
-def media_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PictureLimits | None:
+def media_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any]) -> PipelineLimits | None:
     """Reads what a pipeline can generate from the files of a diffusers folder; None for text pipelines.
 
     `call` has the arguments of the diffusers pipeline (`call_arguments`).
@@ -202,7 +202,7 @@ def media_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any
     index = _json(model, "model_index.json")
     kind = next((kind for kind in ("video", "audio") if kind in makes), "image")
     if index is None:
-        return PictureLimits(step=16, kind=kind)
+        return PipelineLimits(step=16, kind=kind)
     if kind == "image" and _FRAME_ARGUMENTS & set(call):
         kind = "video"  # vLLM-Omni 0.30 reports "image" for every diffusers pipeline
     elif kind == "image" and _AUDIO_ARGUMENTS & set(call):
@@ -215,7 +215,7 @@ def media_limits(model: str, makes: Sequence[str | None], call: Mapping[str, Any
     tokenizer = _json(model, tokenizer_folder(model), "tokenizer_config.json") or {}
     trained = _count(_json(model, "scheduler", "scheduler_config.json") or {}, "num_train_timesteps")
     audio = _json(model, "vocoder", "config.json") or vae
-    return PictureLimits(
+    return PipelineLimits(
         kind=kind,
         frames=frames or FRAMES,
         sample_rate=_count(audio, "sampling_rate"),

@@ -7,7 +7,7 @@ import wave
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.errors import EngineRequestFailed
-from dynamo_vllm.job import MediaFile, Output, PictureSpec
+from dynamo_vllm.job import MediaFile, Output, PipelineSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ DEFAULT_FPS = 24
 """The frame rate of a video, as the frontend documents it."""
 
 
-def prompt(spec: PictureSpec) -> dict[str, Any]:
+def prompt(spec: PipelineSpec) -> dict[str, Any]:
     """Returns the prompt in the form of AsyncOmni."""
     made: dict[str, Any] = {"prompt": spec.prompt}
     if spec.negative_prompt is not None:
@@ -26,7 +26,7 @@ def prompt(spec: PictureSpec) -> dict[str, Any]:
     return made
 
 
-def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
+def stage_params(spec: PipelineSpec, defaults: Sequence[Any]) -> list[Any]:
     """Returns the parameters of each stage: diffusion stages get the spec, text stages the same seed.
 
     Text stages return their whole text at once.
@@ -46,7 +46,7 @@ def stage_params(spec: PictureSpec, defaults: Sequence[Any]) -> list[Any]:
     return made
 
 
-def _set_diffusion(params: Any, spec: PictureSpec) -> None:
+def _set_diffusion(params: Any, spec: PipelineSpec) -> None:
     params.seed, params.num_outputs_per_prompt = spec.seed, spec.n
     if spec.width is not None:
         params.width, params.height = spec.width, spec.height
@@ -63,7 +63,7 @@ def _set_diffusion(params: Any, spec: PictureSpec) -> None:
         params.guidance_scale_provided = True
 
 
-def media_of(result: Any, spec: PictureSpec, sample_rate: int | None = None) -> list[MediaFile]:
+def media_of(result: Any, spec: PipelineSpec, sample_rate: int | None = None) -> list[MediaFile]:
     """Returns the media that a stage generated, as files; encoding is slow, so not on the event loop."""
     made, more = list(result.images or ()), result.multimodal_output or {}
     samples = more.get("audio")

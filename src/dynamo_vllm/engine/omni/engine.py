@@ -56,9 +56,9 @@ class OmniEngine:
         """When a job last gave output, or the first of the waiting media jobs started."""
 
     async def stream(self, job: Job, sink: Sink) -> None:
-        outputs = self._text(job) if job.picture is None else self._media(job)
+        outputs = self._text(job) if job.pipeline is None else self._media(job)
         self._running.add(job.id)
-        if job.picture is not None and not job.id.startswith(_PROBES):
+        if job.pipeline is not None and not job.id.startswith(_PROBES):
             if not self._generating:
                 self._moved_at = time.monotonic()
             self._generating.add(job.id)
@@ -104,10 +104,10 @@ class OmniEngine:
 
     async def _media(self, job: Job) -> AsyncGenerator[Output, None]:
         """Yields the texts of earlier stages, then all generated media in one output."""
-        spec = job.picture
+        spec = job.pipeline
         assert spec is not None
         defaults = self._omni.default_sampling_params_list
-        sample_rate = self.facts.pictures.sample_rate if self.facts.pictures is not None else None
+        sample_rate = self.facts.pipeline.sample_rate if self.facts.pipeline is not None else None
         made: list[Any] = []
         async for result in self._results(
             job, omni_convert.prompt(spec), lambda: omni_convert.stage_params(spec, defaults)

@@ -12,15 +12,15 @@ from dynamo_vllm.job import EngineFacts
 if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-    from dynamo_vllm.job import PictureLimits
+    from dynamo_vllm.job import PipelineLimits
 
 logger = logging.getLogger(__name__)
 BOS_SECONDS = 5.0
 _NO_SLEEP = "a vLLM-Omni pipeline does not support sleep; stop it instead"
 
 
-async def read(omni: AsyncOmni, pictures: PictureLimits | None) -> EngineFacts:
-    """Returns the facts; `pictures` says which media it generates, None for a text pipeline."""
+async def read(omni: AsyncOmni, limits: PipelineLimits | None) -> EngineFacts:
+    """Returns the facts; `limits` are those of a pipeline that generates media, None for a text pipeline."""
     bos = await _bos(omni)
     config = omni.vllm_config
     if config is None:
@@ -33,7 +33,7 @@ async def read(omni: AsyncOmni, pictures: PictureLimits | None) -> EngineFacts:
             max_num_seqs=1,
             max_num_batched_tokens=1,
             versions=machine.versions(),
-            pictures=pictures,
+            pipeline=limits,
             sleep_refusal=_NO_SLEEP,
         )
     defaults = config.model_config.get_diff_sampling_param()
@@ -47,7 +47,7 @@ async def read(omni: AsyncOmni, pictures: PictureLimits | None) -> EngineFacts:
         bos_token_id=bos,
         sampling_defaults={k: v for k, v in defaults.items() if isinstance(v, int | float)},
         versions=machine.versions(),
-        pictures=pictures,
+        pipeline=limits,
         sleep_refusal=_NO_SLEEP,
     )
 

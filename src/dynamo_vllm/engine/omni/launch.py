@@ -86,7 +86,7 @@ async def _facts(omni: AsyncOmni, model: str) -> EngineFacts:
 async def _parts(omni: AsyncOmni, facts: EngineFacts, model: str) -> EngineParts:
     from dynamo_vllm.engine.omni import parts as omni_parts  # imports vLLM
 
-    if facts.pictures is None:
+    if facts.pipeline is None:
         return EngineParts(renderer=omni_parts.OmniRenderer(omni))
     return EngineParts(count_tokens=await asyncio.to_thread(omni_parts.token_counter, model))
 

@@ -97,7 +97,7 @@ def import_and_fork(model: str, environment: Mapping[str, str]) -> forking.Zygot
     name_process()
     if (why_not := refusal()) is not None:
         raise forking.CannotFork(why_not)
-    return forking.here()
+    return forking.make_zygote()
 
 
 def import_environment(environment: Mapping[str, str]) -> dict[str, str]:

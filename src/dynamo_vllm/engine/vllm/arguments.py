@@ -9,7 +9,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.config.engine_rules import HERE, OMP_THREADS, Fired, Situation, apply
+from dynamo_vllm.config.engine_rules import LOOPBACK, OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.engine.machine import device, free_bytes, has_bfloat16
 from dynamo_vllm.engine.process import cpu_threads, reserved_ports
 from dynamo_vllm.engine.process.environment import MULTIPROC_METHOD
@@ -57,7 +57,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
         kv_event_port=event_port or (reserved_ports.reserve(count) if count > 1 else None),
-        kv_event_host=node.leader if node.is_headless else HERE,
+        kv_event_host=node.leader if node.is_headless else LOOPBACK,
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
         encodes_only=settings.is_encoder,

@@ -170,7 +170,7 @@ class Tap:
     def _begin(self) -> None:
         self.has_begun = True
         if self._job.media is not None:
-            self._job.media.forget()
+            self._job.media.drop_media()
 
     def _last(
         self, ids: list[int], finish: str, stop: int | str | None, transfer: dict[str, Any] | None

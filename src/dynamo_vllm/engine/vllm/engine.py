@@ -102,7 +102,7 @@ class VllmEngine:
                             raise convert.error_without_exception(job, has_begun)
                         yield output
                     if job.media is not None and not has_begun:
-                        job.media.forget()
+                        job.media.drop_media()
                     has_begun = True
         except DynamoVllmError:
             raise

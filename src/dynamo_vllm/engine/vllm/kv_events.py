@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config.engine_rules import heard_at
+from dynamo_vllm.config.engine_rules import connect_address
 from dynamo_vllm.engine.process.kv_event_relay import EventRelay
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def addresses(config: Config, ranks: Iterable[int], host: str = "127.0.0.1") -> 
     endpoints = {}
     for rank in ranks:
         bound = ZmqEventPublisher.offset_endpoint_port(events.endpoint, rank)
-        endpoints[rank] = heard_at(bound, host)
+        endpoints[rank] = connect_address(bound, host)
     return endpoints, events.topic
 
 

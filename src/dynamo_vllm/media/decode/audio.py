@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dynamo_vllm.errors import MediaRefused, MediaTooLarge, MediaTypeUnknown
-from dynamo_vllm.media.base import MAX_SOUND_BYTES, Audio
+from dynamo_vllm.media.base import MAX_AUDIO_BYTES, Audio
 from dynamo_vllm.media.decode import decode_process
 
 if TYPE_CHECKING:
@@ -36,14 +36,18 @@ _UNKNOWN_SIZE = 0xFFFFFFFF  # of a WAV that was written into a pipe
 def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> tuple[Audio, int]:
     """Return the audio and the bytes it takes. Blocks; run it in a thread."""
     watch.check()
-    sound = _one_channel(*_wav(data, limits)) if format.name == "WAV" else _apart(data, format, limits, watch)
-    if not sound.samples.size:
-        raise MediaRefused("there is no sound in it")
-    if not np.isfinite(sound.samples).all():
-        raise MediaRefused("the sound has samples that are no numbers")
-    if np.abs(sound.samples).max() > MAX_LEVEL:
-        raise MediaRefused("the sound has samples far above full scale, which is 1")
-    return sound, sound.samples.nbytes
+    audio = (
+        _one_channel(*_wav(data, limits))
+        if format.name == "WAV"
+        else _decode_in_child(data, format, limits, watch)
+    )
+    if not audio.samples.size:
+        raise MediaRefused("the audio is empty")
+    if not np.isfinite(audio.samples).all():
+        raise MediaRefused("the audio has samples that are not numbers")
+    if np.abs(audio.samples).max() > MAX_LEVEL:
+        raise MediaRefused("the audio has samples far above full scale, which is 1")
+    return audio, audio.samples.nbytes
 
 
 def _one_channel(channels: NDArray[np.float32], rate: int) -> Audio:
@@ -51,9 +55,9 @@ def _one_channel(channels: NDArray[np.float32], rate: int) -> Audio:
     return Audio(np.ascontiguousarray(mono, dtype=np.float32), rate)
 
 
-def _apart(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> Audio:
+def _decode_in_child(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadline) -> Audio:
     with decode_process.decoder(data, format, limits, watch) as decoder:
-        read = decoder.hear()
+        read = decoder.receive()
         if not read["samples"]:
             return Audio(np.zeros(0, dtype=np.float32), read["rate"])
         memory = decoder.decoded(read["samples"] * 4)
@@ -63,13 +67,13 @@ def _apart(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadlin
 def _check(frames: int, rate: int, channels: int, limits: MediaLimits) -> None:
     if not 0 < rate <= MAX_RATE or not 0 < channels <= MAX_CHANNELS:
         raise MediaRefused(
-            f"a sound of {channels} channels at {rate} Hz is not taken; "
-            f"up to {MAX_CHANNELS} channels and {MAX_RATE} Hz are"
+            f"audio with {channels} channels at {rate} Hz is not supported; "
+            f"use at most {MAX_CHANNELS} channels and {MAX_RATE} Hz"
         )
     if frames > rate * limits.max_seconds:
-        raise MediaTooLarge(f"the sound lasts {frames / rate:.0f} s; the limit is {limits.max_seconds:g} s")
-    if frames * channels * 4 > MAX_SOUND_BYTES:
-        raise MediaTooLarge(f"the sound has more than {MAX_SOUND_BYTES // 4} samples")
+        raise MediaTooLarge(f"the audio lasts {frames / rate:.0f} s; the limit is {limits.max_seconds:g} s")
+    if frames * channels * 4 > MAX_AUDIO_BYTES:
+        raise MediaTooLarge(f"the audio has more than {MAX_AUDIO_BYTES // 4} samples")
 
 
 def _wav(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
@@ -81,11 +85,13 @@ def _wav(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
     if tag == _EXTENSIBLE and len(head) >= 26:
         tag = int.from_bytes(head[24:26], "little")
     if (tag, bits) not in _WIDTHS:
-        raise MediaTypeUnknown(f"a WAV of encoding {tag} with {bits} bits is not taken; PCM and floats are")
+        raise MediaTypeUnknown(
+            f"a WAV of encoding {tag} with {bits} bits is not supported; use PCM or floats"
+        )
     width = bits // 8 * channels
     _check(len(body) // width if width else 0, rate, channels, limits)
-    whole = body[: len(body) // width * width]
-    return _floats(whole, tag, bits).reshape(-1, channels), rate
+    frames = body[: len(body) // width * width]
+    return _floats(frames, tag, bits).reshape(-1, channels), rate
 
 
 _WIDTHS = {(_PCM, 8), (_PCM, 16), (_PCM, 24), (_PCM, 32), (_FLOAT, 32), (_FLOAT, 64)}
@@ -103,9 +109,7 @@ def _wav_chunks(data: bytes) -> tuple[bytes, memoryview]:
             if size == _UNKNOWN_SIZE:
                 size = len(view) - start
             if start + size > len(view):
-                raise MediaRefused(
-                    f"the WAV is cut off: {len(view) - start} of {size} bytes of sound are there"
-                )
+                raise MediaRefused(f"the WAV is cut off: it has {len(view) - start} of {size} bytes of audio")
             return head, view[start : start + size]
     raise MediaRefused("the WAV is broken or cut off")
 
@@ -124,13 +128,14 @@ def _floats(body: memoryview, tag: int, bits: int) -> NDArray[np.float32]:
     return np.frombuffer(body, dtype=f"<i{bits // 8}").astype(np.float32) / scale
 
 
-def of_library(data: bytes, name: str, limits: MediaLimits) -> Audio:
+def decode_with_soundfile(data: bytes, name: str, limits: MediaLimits) -> Audio:
     """Decode with soundfile. Runs in the child process: its decoders were not built for untrusted input."""
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its library
         raise MediaTypeUnknown(
-            f"this worker has no decoder for {name}; send WAV, or its operator may run: pip install soundfile"
+            f"this worker has no decoder for {name}; send WAV, or have its operator run: pip install "
+            "soundfile"
         ) from None
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:

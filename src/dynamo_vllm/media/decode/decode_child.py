@@ -1,6 +1,6 @@
 """The process that decodes one file: its bytes in one memory file, the result in another, JSON lines between.
 
-For a video it reports the number of frames and is told which are wanted; at the end it reports what it has
+For a video it reports the number of frames and receives the wanted ones; at the end it reports what it has
 written.
 
 Native decoders have bugs, and a file made to trigger one must not end the worker. Here it ends this process,
@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dynamo_vllm.errors import MediaRefused
-from dynamo_vllm.media.base import MAX_SOUND_BYTES
+from dynamo_vllm.media.base import MAX_AUDIO_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,11 +36,11 @@ def main() -> None:
     _confine(order)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries does not spoil the answer
-    _tell(out, _decode(order, out))
+    _send(out, _decode(order, out))
     os._exit(0)  # destructors have nothing to do but crash
 
 
-def _tell(out: TextIO, what: dict[str, Any]) -> None:
+def _send(out: TextIO, what: dict[str, Any]) -> None:
     out.write(json.dumps(what) + "\n")
     out.flush()
 
@@ -48,7 +48,7 @@ def _tell(out: TextIO, what: dict[str, Any]) -> None:
 def _confine(order: dict[str, Any]) -> None:
     """Limits that hold whatever the decoder does."""
     limits = order["limits"]
-    result = limits["max_video_pixels"] * 3 if order["kind"] == "video" else MAX_SOUND_BYTES
+    result = limits["max_video_pixels"] * 3 if order["kind"] == "video" else MAX_AUDIO_BYTES
     signal.alarm(math.ceil(limits["timeout_seconds"]) + 1)
     resource.setrlimit(resource.RLIMIT_AS, (OWN_BYTES + result + 2 * order["bytes"],) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (result,) * 2)
@@ -70,7 +70,7 @@ def _decode(order: dict[str, Any], out: TextIO) -> dict[str, Any]:
     try:
         if order["kind"] == "video":
             return _video(data, limits, order["target"], out)
-        return _sound(data, order["format"], limits, order["target"])
+        return _audio(data, order["format"], limits, order["target"])
     except MediaRefused as exc:
         return {"refused": type(exc).__name__, "why": str(exc)}
 
@@ -78,25 +78,25 @@ def _decode(order: dict[str, Any], out: TextIO) -> dict[str, Any]:
 def _video(data: bytes, limits: MediaLimits, target: int, out: TextIO) -> dict[str, object]:
     from dynamo_vllm.media.decode import video_frames
 
-    def room(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    def allocate(shape: tuple[int, ...]) -> NDArray[np.uint8]:
         import numpy as np
 
         os.ftruncate(target, math.prod(shape))
         return np.frombuffer(mmap.mmap(target, math.prod(shape)), dtype=np.uint8).reshape(shape)
 
     def choose(total: int, rate: float) -> list[int]:
-        _tell(out, {"total": total, "rate": rate})
+        _send(out, {"total": total, "rate": rate})
         wanted: list[int] = json.loads(sys.stdin.readline())
         return wanted
 
-    video = video_frames.decode(data, choose, limits, room)
+    video = video_frames.decode(data, choose, limits, allocate)
     return {"shape": video.frames.shape, "metadata": video.metadata}
 
 
-def _sound(data: bytes, name: str, limits: MediaLimits, target: int) -> dict[str, object]:
+def _audio(data: bytes, name: str, limits: MediaLimits, target: int) -> dict[str, object]:
     from dynamo_vllm.media.decode import audio
 
-    sound = audio.of_library(data, name, limits)
+    decoded = audio.decode_with_soundfile(data, name, limits)
     with open(target, "wb", closefd=False) as file:
-        file.write(sound.samples.data)
-    return {"rate": sound.rate, "samples": len(sound.samples)}
+        file.write(decoded.samples.data)
+    return {"rate": decoded.rate, "samples": len(decoded.samples)}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_MS = 100
+_POLL_MS = 100
 _LIMITS = ("max_pixels", "max_video_pixels", "max_frames", "max_seconds", "timeout_seconds")
 # With this process's module paths, without additions by the environment or .pth files.
 _START = (
@@ -61,12 +61,12 @@ class Decoder:
     format: MediaFormat
     watch: Deadline
 
-    def say(self, what: list[int]) -> None:
+    def send(self, what: list[int]) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the next read reports how it ended
             self.process.stdin.write(json.dumps(what).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Return the next line, unless the process ends first or the time is over."""
         assert self.process.stdout is not None
         ready = select.poll()  # unlike select.select, for any number of open files
@@ -74,18 +74,18 @@ class Decoder:
         line = b""
         while not line.endswith(b"\n"):
             self.watch.check()
-            if not ready.poll(_LOOK_MS):
+            if not ready.poll(_POLL_MS):
                 continue
-            came = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not came:
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not data:
                 code, name = self.process.wait(), self.format.name
-                logger.warning("media: the decoder of a file (%s) ended with code %d", name, code)
-                raise MediaRefused(f"the {name} is broken: its decoder gave up")
-            line += came
-        told: dict[str, Any] = json.loads(line)
-        if "refused" in told:
-            raise getattr(errors, told["refused"])(told["why"])
-        return told
+                logger.warning("media: the decoder of a %s file ended with code %d", name, code)
+                raise MediaRefused(f"the {name} is broken: its decoder crashed")
+            line += data
+        answer: dict[str, Any] = json.loads(line)
+        if "refused" in answer:
+            raise getattr(errors, answer["refused"])(answer["why"])
+        return answer
 
     def decoded(self, size: int) -> mmap.mmap:
         """Return what it wrote, in private pages: a write here, against the rule, affects nobody else."""

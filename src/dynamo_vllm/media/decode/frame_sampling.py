@@ -34,7 +34,7 @@ def qwen2_vl(total: int, rate: float) -> list[int]:
     wanted = min(max(total / rate * _FPS, _LEAST), most, total)
     count = math.floor(wanted / _PATCH) * _PATCH
     if count == 0:
-        raise MediaRefused(f"a video of {total} frame is too short for this model; it takes two or more")
+        raise MediaRefused(f"a video of {total} frame is too short for this model; it needs at least two")
     # In single precision, as in the model's own processor, so the last index may be `total`. Its sums depend
     # on the width of the CPU's vectors: on long videos an index may be off by one, unless vLLM itself chooses
     # (`engine/vllm/parts/video.py`).
@@ -52,7 +52,7 @@ def qwen3_vl(total: int, rate: float) -> list[int]:
 
 def _need_rate(rate: float) -> None:
     if not rate > 0:
-        raise MediaRefused("the video does not say how many frames a second it has, and this model needs it")
+        raise MediaRefused("the video has no frame rate, which this model needs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Sampler:
 
 
 def _refuse(_total: int, _rate: float) -> list[int]:
-    raise MediaRefused("videos are not taken for this model: how it chooses frames is not known here")
+    raise MediaRefused("videos are not supported for this model: its frame selection is unknown")
 
 
 UNKNOWN = Sampler("unknown", _refuse)

@@ -36,28 +36,28 @@ def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadlin
     if format.name == "WEBP":
         check_size(*_webp_size(data), limits)  # Pillow allocates the memory while it opens the file
     if format.name == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
-        raise MediaRefused(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
+        raise MediaRefused(f"a JPEG with more than {MAX_SCANS} scans is not supported")
     watch.check()
-    with _faults_are_the_files(format.name, limits):
-        opened = Image.open(_Watched(data, watch), formats=[format.name])
+    with _decoder_errors_refused(format.name, limits):
+        opened = Image.open(_LimitedReader(data, watch), formats=[format.name])
         check_size(*opened.size, limits)
         upright = _upright(opened)
         upright.load()
-        picture = _to_rgb(upright)
-    picture.info = {}  # EXIF, profiles and texts are not counted below, so they are not kept
-    return picture, picture.width * picture.height * PIXEL_BYTES
+        image = _to_rgb(upright)
+    image.info = {}  # EXIF, profiles and texts are not counted below, so they are not kept
+    return image, image.width * image.height * PIXEL_BYTES
 
 
-def of_pixels(data: bytes, pixels: Pixels, limits: MediaLimits) -> tuple[Image.Image, int]:
+def from_pixels(data: bytes, pixels: Pixels, limits: MediaLimits) -> tuple[Image.Image, int]:
     """Return the same for an image that was decoded elsewhere."""
     check_size(pixels.width, pixels.height, limits)
     if len(data) != pixels.size:
-        raise MediaRefused(f"{len(data)} bytes came for a picture of {pixels.size}")
-    picture = _to_rgb(Image.frombytes(MODES[pixels.channels], (pixels.width, pixels.height), data))
-    return picture, picture.width * picture.height * PIXEL_BYTES
+        raise MediaRefused(f"the image has {len(data)} bytes instead of {pixels.size}")
+    image = _to_rgb(Image.frombytes(MODES[pixels.channels], (pixels.width, pixels.height), data))
+    return image, image.width * image.height * PIXEL_BYTES
 
 
-class _Watched(BytesIO):
+class _LimitedReader(BytesIO):
     """Stops a decoder that exceeds its time, or that reads a file in tiny pieces."""
 
     def __init__(self, data: bytes, watch: Deadline) -> None:
@@ -69,17 +69,17 @@ class _Watched(BytesIO):
         self._watch.check()
         self._reads += 1
         if self._reads > MAX_READS:
-            raise MediaRefused("the picture has too many segments")
+            raise MediaRefused("the image has too many segments")
         return super().read(size)
 
 
 @contextlib.contextmanager
-def _faults_are_the_files(name: str, limits: MediaLimits) -> Iterator[None]:
+def _decoder_errors_refused(name: str, limits: MediaLimits) -> Iterator[None]:
     try:
         yield
     except MediaRefused:
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # before we hear of the size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # raised before the size is known
         raise _too_many_pixels("far too many", limits) from None
     except Exception as exc:
         # Pillow raises anything on malicious bytes: OSError, SyntaxError, struct.error, zlib.error, …
@@ -93,22 +93,22 @@ def check_size(width: int, height: int, limits: MediaLimits) -> None:
 
 def _too_many_pixels(many: str, limits: MediaLimits) -> MediaTooLarge:
     limit = f"{limits.max_pixels / MEGAPIXEL:g} million"
-    return MediaTooLarge(f"the picture has {many} pixels; the limit is {limit}")
+    return MediaTooLarge(f"the image has {many} pixels; the limit is {limit}")
 
 
-def _upright(picture: Image.Image) -> Image.Image:
+def _upright(image: Image.Image) -> Image.Image:
     # As vLLM 0.30: a broken EXIF block leaves the image as it is.
     with contextlib.suppress(Exception):
-        return ImageOps.exif_transpose(picture)
-    return picture
+        return ImageOps.exif_transpose(image)
+    return image
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode == "RGB":
-        return picture
-    if picture.mode not in ("RGBA", "LA", "PA") and "transparency" not in picture.info:
-        return picture.convert("RGB")
-    layer = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        return image
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    layer = image if image.mode == "RGBA" else image.convert("RGBA")
     page = Image.new("RGB", layer.size, _WHITE)
     page.paste(layer, mask=layer.getchannel("A"))
     return page

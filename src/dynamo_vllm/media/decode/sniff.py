@@ -54,46 +54,46 @@ FORMATS = (
 )
 _HEAD = 16
 _NAMED = {  # sent by mistake or on purpose; only for the message
-    "SVG, which is a program for a browser": re.compile(
-        rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?<svg", re.S | re.I
-    ),
+    "SVG, which may contain scripts": re.compile(rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?<svg", re.S | re.I),
     "HTML": re.compile(rb"\s*(<!doctype html|<html|<head|<body|<script)", re.I),
     "PDF": re.compile(rb"%PDF-"),
     "a playlist": re.compile(rb"\s*#EXTM3U"),
     "TIFF": re.compile(rb"II\*\0|MM\0\*"),
-    "an AVIF or HEIF picture": re.compile(rb"....ftyp(avif|avis|heic|heix|mif1|msf1)", re.S),
+    "an AVIF or HEIF image": re.compile(rb"....ftyp(avif|avis|heic|heix|mif1|msf1)", re.S),
     "compressed": re.compile(rb"\x1f\x8b|PK\x03\x04|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd"),
 }
-_PICTURE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
-_SECOND_FACE = re.compile(rb"%PDF-|<!doctype html|<html|<script|<svg|<\?php", re.I)
-_FACE_BYTES = 1024  # as far as browsers and PDF readers look for their own start
+_IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
+_POLYGLOT_MARKS = re.compile(rb"%PDF-|<!doctype html|<html|<script|<svg|<\?php", re.I)
+_POLYGLOT_BYTES = 1024  # as far as browsers and PDF readers look for their own start
 _ZIP_END, _ZIP_END_BYTES, _ZIP_COMMENT = b"PK\x05\x06", 22, 1 << 16
 
 
 def sniff(data: bytes, kind: Kind) -> MediaFormat:
     """Return the format of `data`, which must be of `kind`; raises MediaTypeUnknown."""
     found = next((item for item in FORMATS if item.matches(data[:_HEAD])), None)
-    if found is not None and found.name == "MP4" and data[8:12] in _PICTURE_BRANDS:
+    if found is not None and found.name == "MP4" and data[8:12] in _IMAGE_BRANDS:
         found = None
     if found is None:
-        looks = next((name for name, pattern in _NAMED.items() if pattern.match(data[:_FACE_BYTES])), None)
-        told = f"this is {looks}" if looks else "the bytes are of no known type"
-        raise MediaTypeUnknown(f"{told}; {_taken(kind)}")
+        named = next(
+            (name for name, pattern in _NAMED.items() if pattern.match(data[:_POLYGLOT_BYTES])), None
+        )
+        found_type = f"this is {named}" if named else "the format is unknown"
+        raise MediaTypeUnknown(f"{found_type}; {_supported(kind)}")
     if found.kind != kind:
-        raise MediaTypeUnknown(f"this is {found.kind} ({found.name}); {_taken(kind)}")
-    if kind == "image" and _has_second_face(data):
-        raise MediaTypeUnknown(f"this is {found.name} and a document of another type at once")
+        raise MediaTypeUnknown(f"this is {found.kind} ({found.name}); {_supported(kind)}")
+    if kind == "image" and _is_polyglot(data):
+        raise MediaTypeUnknown(f"this is {found.name} and also a document of another type")
     return found
 
 
-def _taken(kind: Kind) -> str:
+def _supported(kind: Kind) -> str:
     names = [item.name for item in FORMATS if item.kind == kind]
-    return f"{kind} may be {', '.join(names[:-1])} or {names[-1]}"
+    return f"supported for {kind}: {', '.join(names[:-1])} and {names[-1]}"
 
 
-def _has_second_face(data: bytes) -> bool:
+def _is_polyglot(data: bytes) -> bool:
     """A polyglot: an image that other programs read as a page, a PDF or an archive."""
-    if _SECOND_FACE.search(data, 0, _FACE_BYTES):
+    if _POLYGLOT_MARKS.search(data, 0, _POLYGLOT_BYTES):
         return True
     tail = data[-_ZIP_END_BYTES - _ZIP_COMMENT :]
     at = tail.rfind(_ZIP_END)

@@ -25,9 +25,9 @@ def decode(
     if _is_cut_off(data, format):
         raise MediaRefused(f"the {format.name} is cut off")
     with decode_process.decoder(data, format, limits, watch) as decoder:
-        length = decoder.hear()
-        decoder.say(_chosen(sampler, length["total"], length["rate"]))
-        read = decoder.hear()
+        length = decoder.receive()
+        decoder.send(_choose_frames(sampler, length["total"], length["rate"]))
+        read = decoder.receive()
         shape = tuple(read["shape"])
         memory = decoder.decoded(math.prod(shape))
     frames = np.frombuffer(memory, dtype=np.uint8).reshape(shape)
@@ -49,8 +49,8 @@ def _is_cut_off(data: bytes, format: MediaFormat) -> bool:
     return at > len(data)
 
 
-def _chosen(sampler: Sampler, total: int, rate: float) -> list[int]:
+def _choose_frames(sampler: Sampler, total: int, rate: float) -> list[int]:
     try:
         return sampler.choose(total, rate)
     except (ValueError, ZeroDivisionError):  # vLLM's own methods for videos without a rate or with one frame
-        raise MediaRefused("the video is too short for this model, or does not tell its rate") from None
+        raise MediaRefused("the video is too short for this model, or has no frame rate") from None

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from dynamo_vllm.media.base import MediaLimits
     from dynamo_vllm.media.decode.frame_sampling import Choose
 
-    Room = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+    Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 
 MAX_RATE = 240
 """Frames per second; a header that claims more of them than this for the longest video is wrong."""
 
 
-def decode(data: bytes, choose: Choose, limits: MediaLimits, room: Room) -> Video:
-    """Return the selected frames, in memory that `room` allocates for their shape."""
+def decode(data: bytes, choose: Choose, limits: MediaLimits, allocate: Allocate) -> Video:
+    """Return the selected frames, in memory that `allocate` allocates for their shape."""
     capture = _open(data)
     width, height = _frame_size(capture, limits)
     total, rate = _length(capture, limits)
     wanted = set(choose(total, rate))
     _check_sample(len(wanted), width * height, limits)
-    frames = room((len(wanted), height, width, 3))
+    frames = allocate((len(wanted), height, width, 3))
     read = _read(capture, wanted, frames)
     # The last one may be missing: some headers count one too many, and vLLM continues without it.
     if len(read) < max(1, len(wanted) - 1):
@@ -58,11 +58,11 @@ def _open(data: bytes) -> cv2.VideoCapture:
         import cv2
     except ImportError:
         raise MediaTypeUnknown(
-            "this worker has no decoder for videos; its operator may run: pip install opencv-python-headless"
+            "this worker has no decoder for videos; have its operator run: pip install opencv-python-headless"
         ) from None
     capture = cv2.VideoCapture(cast("cv2.IStreamReader", BytesIO(data)), _backend(), [])
     if not capture.isOpened():
-        raise MediaRefused("the video is broken, or of a codec that is not known here")
+        raise MediaRefused("the video is broken, or its codec is not supported")
     return capture
 
 
@@ -90,7 +90,7 @@ def _frame_size(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, in
         raise MediaRefused("the video has no frames")
     if width * height > limits.max_pixels:
         raise MediaTooLarge(
-            f"the video has {width}x{height} pixels a frame; the limit is "
+            f"the video has {width}x{height} pixels per frame; the limit is "
             f"{limits.max_pixels / MEGAPIXEL:g} million"
         )
     return width, height
@@ -103,7 +103,7 @@ def _length(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, float]
     rate = capture.get(cv2.CAP_PROP_FPS)
     total = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
     if total <= 0 or not math.isfinite(rate):
-        raise MediaRefused("the video does not say how many frames it has")
+        raise MediaRefused("the video has no frame count")
     if total > limits.max_seconds * (rate if 0 < rate <= MAX_RATE else MAX_RATE):
         raise MediaTooLarge(f"the video is longer than {limits.max_seconds:g} s")
     # As vLLM 0.30: an edit list may hide the first frames, and the header counts them. The position after a
@@ -119,10 +119,12 @@ def _length(capture: cv2.VideoCapture, limits: MediaLimits) -> tuple[int, float]
 
 def _check_sample(count: int, frame_pixels: int, limits: MediaLimits) -> None:
     if count > limits.max_frames:
-        raise MediaTooLarge(f"{count} frames would be taken of the video; the limit is {limits.max_frames}")
+        raise MediaTooLarge(
+            f"{count} frames would be selected from the video; the limit is {limits.max_frames}"
+        )
     if count * frame_pixels > limits.max_video_pixels:
         raise MediaTooLarge(
-            f"the {count} frames taken of the video have {count * frame_pixels / MEGAPIXEL:.0f} million "
+            f"the {count} frames selected from the video have {count * frame_pixels / MEGAPIXEL:.0f} million "
             f"pixels; the limit is {limits.max_video_pixels / MEGAPIXEL:g} million"
         )
 

@@ -30,7 +30,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 # What inet_aton accepts besides four decimal numbers: 2130706433, 0x7f000001, 127.1, 0177.0.0.1.
 _ODD_NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+)){0,3}\.?", re.IGNORECASE)
 # IPv6 addresses that contain an IPv4 address, after so many bits.
-_CARRIERS = (
+_IPV4_CARRIERS = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
     (ipaddress.IPv6Network("::/96"), 0),
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
@@ -46,7 +46,7 @@ _SPECIAL_6 = (ipaddress.IPv6Network("2001::/23"), ipaddress.IPv6Network("3fff::/
 _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
 # One message for an unknown name and for a forbidden one: otherwise clients could probe the names of the
 # internal network.
-_NOT_REACHED = "the host is not found, or its address is not one that this worker may ask"
+_NOT_REACHABLE = "the host is not found, or this worker may not fetch from its address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,17 @@ class Reach:
         except ValueError:
             if _ODD_NUMBER.fullmatch(host):
                 raise MediaRefused(
-                    "the host is a number in an odd form; write an address as four decimal numbers"
+                    "the host is an address in an unusual form; write it as four decimal numbers"
                 ) from None
         if self.hosts and not any(_covers(pattern, host) for pattern in self.hosts):
-            raise MediaRefused("the host is none of those that this worker may ask")
+            raise MediaRefused("the host is not among those that this worker may fetch from")
 
     def allows(self, text: str) -> bool:
         """Check after DNS: whether this address is allowed."""
         address = ipaddress.ip_address(text.partition("%")[0])
         if any(_inside(address, network) for network in self.networks):
             return True
-        inner = _carried(address)
+        inner = _embedded_ipv4(address)
         if inner is not None:
             return self.allows(str(inner))
         return _is_public(address)
@@ -107,10 +107,10 @@ def _inside(address: Address, network: Network) -> bool:
     return address.version == network.version and address in network
 
 
-def _carried(address: Address) -> ipaddress.IPv4Address | None:
+def _embedded_ipv4(address: Address) -> ipaddress.IPv4Address | None:
     if isinstance(address, ipaddress.IPv4Address):
         return None
-    for network, behind in _CARRIERS:
+    for network, behind in _IPV4_CARRIERS:
         if address in network:
             return ipaddress.IPv4Address(int(address) >> behind & 0xFFFFFFFF)
     return None
@@ -121,9 +121,9 @@ async def resolve_allowed(host: str, port: int, reach: Reach, system: Resolve) -
     try:
         addresses = await (reach.resolve or system)(host, port)
     except (OSError, UnicodeError):
-        raise MediaRefused(_NOT_REACHED) from None
+        raise MediaRefused(_NOT_REACHABLE) from None
     if not addresses or not all(reach.allows(address) for address in addresses):
-        raise MediaRefused(_NOT_REACHED)
+        raise MediaRefused(_NOT_REACHABLE)
     return addresses
 
 
@@ -132,11 +132,11 @@ def system_resolver(threads: Executor) -> Resolve:
 
     async def resolve(host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(threads, _ask, host, port)
+        found = await loop.run_in_executor(threads, _look_up, host, port)
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     return resolve
 
 
-def _ask(host: str, port: int) -> Sequence[tuple[object, object, object, object, tuple[object, ...]]]:
+def _look_up(host: str, port: int) -> Sequence[tuple[object, object, object, object, tuple[object, ...]]]:
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

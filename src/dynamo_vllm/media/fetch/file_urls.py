@@ -52,5 +52,5 @@ def _path(url: str) -> Path:
     parts = urlsplit(url)
     path = unquote(parts.path, errors="strict") if parts.netloc in ("", "localhost") else ""
     if not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
-        raise MediaRefused("this names no file; write file:///folder/name")
+        raise MediaRefused("this is not a file URL; write file:///folder/name")
     return Path(path)

@@ -45,7 +45,7 @@ _HEADERS = [
 
 
 def too_many_bytes(max_bytes: int) -> MediaTooLarge:
-    return MediaTooLarge(f"there are more than {max_bytes / MEGABYTE:g} MB")
+    return MediaTooLarge(f"this is larger than {max_bytes / MEGABYTE:g} MB")
 
 
 def read_data_url(url: str, max_bytes: int) -> bytes:
@@ -79,12 +79,12 @@ class Hop:
             raise MediaRefused("this is not a URL") from None
         if url.scheme not in ("http", "https"):
             raise MediaRefused(
-                f"{url.scheme[:20] or 'nothing'}: is not loaded; http, https, data and file are"
+                f"{url.scheme[:20] or 'nothing'}: is not supported; use http, https, data or file"
             )
         if not _HOST.fullmatch(url.raw_host) or (url.port is not None and not 0 < url.port < 1 << 16):
-            raise MediaRefused("this is not a URL with a host")
+            raise MediaRefused("the URL has no valid host or port")
         if url.userinfo:
-            raise MediaRefused("a URL with a user name or a password is not asked; leave them out")
+            raise MediaRefused("a URL with a user name or password is not allowed; leave them out")
         return cls(url)
 
     @property
@@ -109,13 +109,13 @@ class MediaClient:
         async with httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=self._network) as pool:
             for _ in range(self._limits.redirects + 1):
                 self._reach.check_name(hop.host)
-                answer = await self._ask(pool, hop)
+                answer = await self._request(pool, hop)
                 if isinstance(answer, bytes):
                     return answer
                 hop = answer
         raise MediaRefused(f"redirected more than {self._limits.redirects} times")
 
-    async def _ask(self, pool: httpcore.AsyncConnectionPool, hop: Hop) -> bytes | Hop:
+    async def _request(self, pool: httpcore.AsyncConnectionPool, hop: Hop) -> bytes | Hop:
         """Return the body, or the redirect."""
         host = hop.url.netloc
         timeout = self._limits.timeout_seconds
@@ -131,23 +131,23 @@ class MediaClient:
                 headers=[(b"Host", host), *_HEADERS],
                 extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout)},
             ) as response:
-                return await self._take(hop, response)
+                return await self._read_response(hop, response)
         except (httpcore.TimeoutException, TimeoutError):
             raise MediaRefused(f"the server did not answer within {timeout:g} s") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as exc:
             logger.debug("media: %s: %r", hop.host, exc)
-            raise MediaRefused("the server cannot be reached, or broke off") from None
+            raise MediaRefused("the server cannot be reached, or closed the connection") from None
 
-    async def _take(self, hop: Hop, response: httpcore.Response) -> bytes | Hop:
+    async def _read_response(self, hop: Hop, response: httpcore.Response) -> bytes | Hop:
         headers = {name.lower(): value for name, value in response.headers}
         if response.status in _REDIRECTS:
             if b"location" not in headers:
-                raise MediaRefused("the server redirects to nowhere")
+                raise MediaRefused("the server sent a redirect without a location")
             return Hop.parse(headers[b"location"].decode("latin-1"), hop)
         if response.status != 200:
             raise MediaRefused(f"the server answered with status {response.status}")
         if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
-            raise MediaTypeUnknown("the server sends it compressed, although it was asked not to")
+            raise MediaTypeUnknown("the server sent compressed data, which is not supported")
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limits.max_bytes:
             raise too_many_bytes(self._limits.max_bytes)

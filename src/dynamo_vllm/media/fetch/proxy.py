@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 HEAD_SECONDS = 10.0
 """For the head of a request, and for connecting to the host."""
 IDLE_SECONDS = 60.0
-MOST_PICTURES = 256
+MAX_IMAGES = 256
 """Concurrent requests. Files of model cards are not counted: without them no new model is served."""
 PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _ENDPOINTS = (
@@ -48,7 +48,7 @@ _ENDPOINTS = (
     "KUBERNETES_SERVICE_HOST",
 )
 """Other hosts that the frontend's process may reach over HTTP; they belong to the operator."""
-_NOT_PASSED_ON = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te"))
+_HOP_HEADERS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te"))
 _ANYWHERE = Reach(networks=(ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")))
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _BROKEN_OFF = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
@@ -66,7 +66,7 @@ class Proxy:
         self._threads = ThreadPoolExecutor(4, "media-names"), ThreadPoolExecutor(1, "card-names")
         self._resolve, self._resolve_for_cards = map(addresses.system_resolver, self._threads)
         self._open: set[asyncio.Task[None]] = set()
-        self._pictures = 0
+        self._images = 0
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make the frontend use it; none if the operator has a proxy, which then
@@ -76,7 +76,7 @@ class Proxy:
         # HTTP_PROXY and HTTPS_PROXY would break the runtime's Kubernetes client, which does not support
         # proxies.
         url = f"http://media:{self._password}@127.0.0.1:{self._socket.getsockname()[1]}"
-        return {"ALL_PROXY": url, **dict.fromkeys(("NO_PROXY", "no_proxy"), not_through(environment))}
+        return {"ALL_PROXY": url, **dict.fromkeys(("NO_PROXY", "no_proxy"), no_proxy_hosts(environment))}
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -103,37 +103,37 @@ class Proxy:
                     request = await read_head(reader)
                     self._check_password(request)
                     host, port, head = target(request)
-                    if is_for_a_card(request):
+                    if is_for_model_card(request):
                         there = await connect(host, port, _ANYWHERE, self._resolve_for_cards)
                     else:
-                        held.enter_context(self._place())
+                        held.enter_context(self._image_slot())
                         there = await connect(host, port, self._reach, self._resolve)
             except (MediaRefused, h11.RemoteProtocolError) as exc:
-                logger.info("media: the frontend may not ask for a picture: %s", exc)
+                logger.info("media: refused an image request of the frontend: %s", exc)
                 writer.write(_answer(403, str(exc)))
             except (OSError, TimeoutError) as exc:
                 writer.write(_answer(502, f"the host cannot be reached: {exc}"))
             else:
                 with contextlib.closing(there[1]):
-                    await _pass_on(head, (reader, writer), there)
+                    await _relay(head, (reader, writer), there)
             await writer.drain()
 
     @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
+    def _image_slot(self) -> Iterator[None]:
         """Connect for an image."""
-        if self._pictures >= MOST_PICTURES:
-            raise MediaRefused("too many pictures are asked for at once")
-        self._pictures += 1
+        if self._images >= MAX_IMAGES:
+            raise MediaRefused("too many images are fetched at once")
+        self._images += 1
         try:
             yield
         finally:
-            self._pictures -= 1
+            self._images -= 1
 
     def _check_password(self, request: h11.Request) -> None:
         expected = b"Basic " + base64.b64encode(f"media:{self._password}".encode())
         given = dict(request.headers).get(b"proxy-authorization", b"")
         if not secrets.compare_digest(given, expected):
-            raise MediaRefused("this proxy is the frontend's own")
+            raise MediaRefused("this proxy is only for the frontend")
 
 
 async def connect(host: str, port: int, reach: Reach, resolve: Resolve) -> Streams:
@@ -148,7 +148,7 @@ async def connect(host: str, port: int, reach: Reach, resolve: Resolve) -> Strea
     raise failure
 
 
-def not_through(environment: Mapping[str, str]) -> str:
+def no_proxy_hosts(environment: Mapping[str, str]) -> str:
     """For NO_PROXY: hosts that the frontend uses for other things than images."""
     own = [environment.get(name, "") for name in _ENDPOINTS]
     named = [urlsplit(value if "//" in value else f"//{value}").hostname for value in own]
@@ -169,7 +169,7 @@ async def read_head(reader: asyncio.StreamReader) -> h11.Request:
         connection.receive_data(await reader.read(4096))
 
 
-def is_for_a_card(request: h11.Request) -> bool:
+def is_for_model_card(request: h11.Request) -> bool:
     """No image URL can be one: the media fetcher sends its own name."""
     path = urlsplit(request.target).path
     return path.startswith(b"/v1/metadata/") and b"user-agent" not in dict(request.headers)
@@ -185,22 +185,22 @@ def target(request: h11.Request) -> tuple[str, int, bytes]:
     except ValueError:
         raise h11.RemoteProtocolError("this is not a URL") from None
     if not host or (not is_tunnel and (url.scheme != "http" or request.method not in (b"GET", b"HEAD"))):
-        raise h11.RemoteProtocolError("only pictures are asked for through this proxy")
+        raise h11.RemoteProtocolError("this proxy only fetches images")
     if is_tunnel:
         return host, port or 443, b""
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    kept = [name + b": " + value for name, value in request.headers if name not in _NOT_PASSED_ON]
+    kept = [name + b": " + value for name, value in request.headers if name not in _HOP_HEADERS]
     lines = [request.method + b" " + path.encode() + b" HTTP/1.1", *kept, b"Connection: close", b"", b""]
     return host, port or 80, b"\r\n".join(lines)
 
 
-async def _pass_on(head: bytes, here: Streams, there: Streams) -> None:
+async def _relay(head: bytes, here: Streams, there: Streams) -> None:
     """A tunnel goes both ways. A plain connection has one request: the next may be for another host."""
     ways = [(there[0], here[1])]
     if head:
         there[1].write(head)
         async with asyncio.timeout(IDLE_SECONDS):
-            here[1].write(closing(await there[0].readuntil(b"\r\n\r\n")))
+            here[1].write(with_connection_close(await there[0].readuntil(b"\r\n\r\n")))
     else:
         here[1].write(b"HTTP/1.1 200 Connected\r\n\r\n")
         ways.append((here[0], there[1]))
@@ -213,10 +213,10 @@ async def _pass_on(head: bytes, here: Streams, there: Streams) -> None:
         await asyncio.gather(*copies, return_exceptions=True)
 
 
-def closing(head: bytes) -> bytes:
+def with_connection_close(head: bytes) -> bytes:
     """Return the head of an answer after which the connection is closed."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
-    kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in _NOT_PASSED_ON]
+    kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in _HOP_HEADERS]
     return b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
 
 

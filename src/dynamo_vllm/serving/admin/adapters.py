@@ -43,21 +43,21 @@ class AdapterSteps:
         await self._engine.control(RemoveAdapter(adapter))
 
     async def publish(self, adapter: Adapter) -> None:
-        with _named(adapter, "discovery did not take it"):
+        with _discovery_errors(adapter, "discovery did not add it"):
             await self._registration.publish_adapter(adapter.name)
 
     async def withdraw(self, adapter: Adapter) -> None:
-        with _named(adapter, "discovery did not let it go"):
+        with _discovery_errors(adapter, "discovery did not remove it"):
             await self._registration.withdraw_adapter(adapter.name)
 
 
 @contextlib.contextmanager
-def _named(adapter: Adapter, problem: str) -> Iterator[None]:
+def _discovery_errors(adapter: Adapter, problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as exc:  # the runtime raises nothing narrower
         logger.warning("adapter %s: %s: %s", adapter.name, problem, str(exc) or type(exc).__name__)
-        raise NotListed(f"{problem}; try again, and look into the worker's log") from exc
+        raise NotListed(f"{problem}; try again, and see the worker's log") from exc
 
 
 async def make_registry(
@@ -74,7 +74,7 @@ async def make_registry(
 
 
 async def load_first(registry: Registry | None, modules: Sequence[str], on_phase: OnPhase) -> None:
-    """Return the adapters that a worker loads at its start."""
+    """Load the adapters of --lora-modules at the start."""
     if registry is None:
         return
     for word in modules:

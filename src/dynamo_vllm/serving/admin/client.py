@@ -69,7 +69,7 @@ class Workers:
         except RuntimeFailed as exc:
             raise NoWorkers(f"{place(self._options)} cannot be reached: {exc}") from None
         if not self._may_be_none and not await self.seen():
-            raise NoWorkers(nobody(self._options))
+            raise NoWorkers(no_workers_message(self._options))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -101,7 +101,7 @@ class Workers:
     ) -> dict[str, Any]:
         """Return the worker's reply. Errors are replies too, also that there is none."""
         if self._client is None:
-            raise RuntimeError("ask() is for inside the context")
+            raise RuntimeError("ask() needs an open context")
         limit = SECONDS.get(verb, OTHER_SECONDS) if seconds is None else seconds
         request = {"verb": verb, "body": dict(body or {})}
         if self._options.admin_token is not None:
@@ -112,7 +112,9 @@ class Workers:
                     stream = await self._client.direct(request, instance, annotated=False)
                     replies = [reply async for reply in stream]
         except TimeoutError:
-            return failure("no_answer", f"no answer within {limit:g} s; it may still be at it", 504)
+            return failure(
+                "no_answer", f"no answer within {limit:g} s; the worker may still be running it", 504
+            )
         except RuntimeFailed as exc:
             return _broken(str(exc))
         if not replies or not isinstance(replies[-1], dict):
@@ -146,6 +148,6 @@ def place(options: FindOptions) -> str:
     return f"discovery ({options.discovery_backend})" if folder is None else f"discovery at {folder}"
 
 
-def nobody(options: FindOptions) -> str:
+def no_workers_message(options: FindOptions) -> str:
     fix = "give --namespace" if options.discovery_folder is None else "give --file-kv or --run-dir"
-    return f"no worker of namespace {options.namespace} is in {place(options)}; is it running? {fix}"
+    return f"no worker of namespace {options.namespace} is in {place(options)}; start one, or {fix}"

@@ -42,7 +42,7 @@ class Admin:
     def serve(self, drt: Runtime, address: str) -> None:
         """`address` is the worker's own: namespace.component.endpoint."""
         for where, verb in handled(address).items():
-            handler: Handler = self._any if verb is None else self._one(verb)
+            handler: Handler = self._handle_any if verb is None else self._handler_of(verb)
             serving = asyncio.ensure_future(drt.endpoint(where).serve_endpoint(handler))
             serving.add_done_callback(_ended)
             self._serving.append(serving)
@@ -62,18 +62,18 @@ class Admin:
         return self._token is not None
 
     @property
-    def rests(self) -> bool:
+    def is_at_rest(self) -> bool:
         """Return whether an operator took the worker out of service."""
         return self._worker.life.state in AT_REST
 
-    async def _any(self, request: object, context: object) -> AsyncIterator[Reply]:
+    async def _handle_any(self, request: object, context: object) -> AsyncIterator[Reply]:
         """Take {"verb", "body", "token"} and yield one reply."""
         if not isinstance(request, dict) or not isinstance(request.get("verb"), str):
             yield failure(BadCommand('a command is {"verb": NAME, "body": {…}}'))
             return
         yield await self._checked(request["verb"], request.get("body"), request.get("token"))
 
-    def _one(self, name: str) -> Handler:
+    def _handler_of(self, name: str) -> Handler:
         async def handler(request: object, context: object) -> AsyncIterator[Reply]:
             body = dict(request) if isinstance(request, dict) else {}
             token = body.pop("token", None)
@@ -89,4 +89,4 @@ class Admin:
 
 def _ended(serving: asyncio.Future[None]) -> None:
     if not serving.cancelled() and (exc := serving.exception()) is not None:
-        logger.warning("an admin endpoint is served no longer; the system port still takes verbs: %s", exc)
+        logger.warning("an admin endpoint has stopped; verbs still work on the system port: %s", exc)

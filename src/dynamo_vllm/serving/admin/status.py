@@ -53,6 +53,6 @@ class WorkerStatus:
             "total_blocks": self._meter.total_blocks,
             "in_flight": len(self._in_flight),
             "uptime_seconds": round(time.monotonic() - self._began, 1),
-            "last_error": self._last_error.told(),
+            "last_error": self._last_error.report(),
             "versions": dict(self._facts.versions),
         }

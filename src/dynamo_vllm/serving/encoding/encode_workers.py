@@ -11,7 +11,7 @@ import msgspec
 from dynamo.runtime import Context
 
 from dynamo_vllm import wire
-from dynamo_vllm.roles.encode import Handoff, believed
+from dynamo_vllm.roles.encode import Handoff, parse_answer
 from dynamo_vllm.roles.encoded import NoEncoder
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dynamo.runtime import Client
 
-    from dynamo_vllm.serving.encoding.transfer import Borrower
+    from dynamo_vllm.serving.encoding.transfer import TransferClient
 
 
 class EncodeWorkers:
@@ -31,14 +31,14 @@ class EncodeWorkers:
         seconds: float,
         loading_seconds: float,
         context_length: int,
-        borrower: Borrower | None = None,
+        transfer_client: TransferClient | None = None,
     ) -> None:
         """`seconds` does not include the time in which the encode worker reports that it loads media.
 
         `context_length` is that of the calling worker.
         """
         self._client = client
-        self._borrower = borrower
+        self._transfer_client = transfer_client
         self._seconds = seconds
         self._loading_seconds = loading_seconds
         self._context_length = context_length
@@ -53,38 +53,40 @@ class EncodeWorkers:
         tries = [instances[(self._turn + n) % len(instances)] for n in range(min(2, len(instances)))]
         try:
             async with asyncio.timeout(self._seconds) as limit:
-                patience = _Patience(limit, self._seconds, self._loading_seconds)
-                return await self._first(tries, job_id, request, patience)
+                deadline = _CallDeadline(limit, self._seconds, self._loading_seconds)
+                return await self._first(tries, job_id, request, deadline)
         except TimeoutError:
             raise NoEncoder(
                 f"no encode worker answered in time (--encoder-seconds {self._seconds:g})"
             ) from None
 
     async def _first(
-        self, tries: Sequence[int], job_id: str, request: dict[str, Any], patience: _Patience
+        self, tries: Sequence[int], job_id: str, request: dict[str, Any], deadline: _CallDeadline
     ) -> Handoff:
         *others, last = tries
         for instance in others:
             with contextlib.suppress(NoEncoder):
-                return await self._ask(instance, job_id, request, patience)
-        return await self._ask(last, job_id, request, patience)
+                return await self._ask(instance, job_id, request, deadline)
+        return await self._ask(last, job_id, request, deadline)
 
-    async def _ask(self, instance: int, job_id: str, request: dict[str, Any], patience: _Patience) -> Handoff:
+    async def _ask(
+        self, instance: int, job_id: str, request: dict[str, Any], deadline: _CallDeadline
+    ) -> Handoff:
         context = Context(job_id)  # the same id in all logs
         try:
             stream = await self._client.direct(request, instance, annotated=False, context=context)
             chunk: Any = {}
             async for chunk in stream:
-                patience.adapt(chunk)
-            answer = believed(chunk["disaggregated_params"])
-            if self._borrower is not None and isinstance(answer, Handoff):
+                deadline.adapt(chunk)
+            answer = parse_answer(chunk["disaggregated_params"])
+            if self._transfer_client is not None and isinstance(answer, Handoff):
                 for encoded in answer.encoded:
-                    await self._borrower.fetch(instance, encoded.name, context)
+                    await self._transfer_client.fetch(instance, encoded.name, context)
         except asyncio.CancelledError:
             context.stop_generating()
             raise
         except (msgspec.ValidationError, LookupError, TypeError) as exc:
-            raise NoEncoder(f"encode worker {instance:x} gave no hand-off: {exc}") from None
+            raise NoEncoder(f"encode worker {instance:x} sent an invalid answer: {exc}") from None
         except Exception as exc:  # the runtime raises nothing narrower
             reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             raise NoEncoder(f"encode worker {instance:x}: {reason}") from None
@@ -95,8 +97,8 @@ class EncodeWorkers:
         raise answer.error()  # another encode worker would refuse it too
 
 
-class _Patience:
-    """Extend the deadline while media are loaded: servers may be slow, and the encode worker has its own
+class _CallDeadline:
+    """Extends the deadline while media are loaded: servers may be slow, and the encode worker has its own
     limit."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float, loading_seconds: float) -> None:
@@ -105,7 +107,7 @@ class _Patience:
         self._latest = _now() + loading_seconds + seconds
 
     def adapt(self, chunk: object) -> None:
-        """Return what the encode worker reports; an older one reports nothing."""
+        """Follow the stages that the encode worker reports; an older one reports none."""
         if chunk == wire.PREPARING:
             self._limit.reschedule(self._latest)
         elif chunk == wire.PREPARED:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 ENDPOINT = "lend"
-LEND_SECONDS = 20.0
+FETCH_SECONDS = 20.0
 """How long a file is kept in memory for a worker that requested it."""
 MAX_BYTES = 1 << 30
 AT_ONCE = 8
@@ -38,7 +38,7 @@ def endpoint_of(address: str) -> str:
 
 
 class NixlAgent:
-    """Return this process's NIXL agent; created on first use."""
+    """The NIXL agent of this process; created on first use."""
 
     def __init__(self) -> None:
         self._connector: Any = None
@@ -60,7 +60,7 @@ def described(buffer: Any) -> Any:
     return Descriptor((ctypes.addressof(buffer), len(buffer), Device("cpu"), buffer))
 
 
-class Lender:
+class TransferServer:
     """The encode worker's side: keeps a file in memory until the caller has read it."""
 
     def __init__(self, folder: Folder, nixl: NixlAgent) -> None:
@@ -71,10 +71,12 @@ class Lender:
 
     def serve(self, drt: Runtime, address: str) -> None:
         """`address` is the worker's own: namespace.component.endpoint."""
-        self._serving = asyncio.ensure_future(drt.endpoint(endpoint_of(address)).serve_endpoint(self._lend))
+        self._serving = asyncio.ensure_future(
+            drt.endpoint(endpoint_of(address)).serve_endpoint(self._serve_file)
+        )
         self._serving.add_done_callback(_report)
 
-    async def _lend(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
+    async def _serve_file(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         name = request.get("name") if isinstance(request, dict) else None
         async with self._turns:
             if context.is_stopped():
@@ -85,13 +87,13 @@ class Lender:
                 yield {"error": str(exc)}
                 return
             connector = await self._nixl.connector()
-            with await connector.create_readable(described(buffer)) as lent:
-                yield {"nixl": lent.metadata().model_dump(), "size": len(buffer)}
+            with await connector.create_readable(described(buffer)) as readable:
+                yield {"nixl": readable.metadata().model_dump(), "size": len(buffer)}
                 try:
-                    async with asyncio.timeout(LEND_SECONDS):
-                        await lent.wait_for_completion()
+                    async with asyncio.timeout(FETCH_SECONDS):
+                        await readable.wait_for_completion()
                 except TimeoutError:
-                    logger.info("request %s: nobody read what was lent", context.id())
+                    logger.info("request %s: the encoder output was not fetched in time", context.id())
 
     def _buffer(self, name: str) -> Any:
         """Copy in a thread: half a gigabyte takes a fifth of a second."""
@@ -101,10 +103,10 @@ class Lender:
 
 def _report(serving: asyncio.Future[None]) -> None:
     if not serving.cancelled() and (failed := serving.exception()) is not None:
-        logger.error("nothing can be lent any more: %s", failed)
+        logger.error("the transfer endpoint has stopped; workers cannot fetch encoder output: %s", failed)
 
 
-class Borrower:
+class TransferClient:
     """The calling worker's side: fetches files that its own folder does not have."""
 
     def __init__(self, client: Client, folder: Folder, nixl: NixlAgent) -> None:
@@ -119,21 +121,21 @@ class Borrower:
             return
         async with self._turns:
             stream = await self._client.direct({"name": name}, instance, annotated=False, context=context)
-            async for told in stream:
-                if not isinstance(told, dict) or "nixl" not in told:
-                    raise Unusable(str(told.get("error") if isinstance(told, dict) else told))
-                data = await self._read(told)
+            async for offer in stream:
+                if not isinstance(offer, dict) or "nixl" not in offer:
+                    raise Unusable(str(offer.get("error") if isinstance(offer, dict) else offer))
+                data = await self._read(offer)
                 await asyncio.to_thread(self._folder.keep, name, data)
 
-    async def _read(self, told: dict[str, Any]) -> memoryview:
+    async def _read(self, offer: dict[str, Any]) -> memoryview:
         from dynamo.nixl_connect import RdmaMetadata
 
-        lent, size = RdmaMetadata.model_validate(told["nixl"]), told.get("size")
-        sizes = [descriptor.size for descriptor in lent.descriptors]
+        readable, size = RdmaMetadata.model_validate(offer["nixl"]), offer.get("size")
+        sizes = [descriptor.size for descriptor in readable.descriptors]
         if not isinstance(size, int) or not 0 < size <= MAX_BYTES or sizes != [size]:
-            raise Unusable(f"a file of {size} bytes was offered")
+            raise Unusable(f"the encode worker offers a file of invalid size: {size} bytes")
         buffer = await asyncio.to_thread(ctypes.create_string_buffer, size)  # which writes zeros into it
         connector = await self._nixl.connector()
-        with await connector.begin_read(lent, described(buffer)) as reading:
+        with await connector.begin_read(readable, described(buffer)) as reading:
             await reading.wait_for_completion()
         return memoryview(buffer)

@@ -58,11 +58,11 @@ async def first_ending(
 
 
 def exit_code(ending: asyncio.Future[int], watching: asyncio.Task[None]) -> int:
-    """Wait for the first of: a signal, a dead engine, a lost worker."""
+    """Return the exit code for what ended first: a signal, a dead engine, a lost worker."""
     if ending.done():
         return ending.result()
     if watching.done() and isinstance(exc := watching.exception(), EngineDead):
         logger.error("the engine is dead: %s", exc)
     else:
-        logger.error("the worker these engines belong to is gone")
+        logger.error("lost the connection to the worker of these engines")
     return EXIT_ENGINE_DEAD

@@ -12,7 +12,7 @@ BEAT_SECONDS = 1.0
 MAX_MISSED = 20
 
 
-class LoopPulse:
+class LoopHeartbeat:
     """A thread requests a heartbeat from the loop every second and counts the seconds without one.
 
     It counts heartbeats, not time: a process or machine that was itself stopped has missed none.

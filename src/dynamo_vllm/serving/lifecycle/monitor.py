@@ -37,7 +37,7 @@ class Rank:
     """Known only while a canary waits, and only for a rank on this machine."""
     is_slow: bool = False
 
-    def moved(self, now: float) -> None:
+    def note_progress(self, now: float) -> None:
         self.progress_at, self.effort, self.is_slow = now, None, False
 
 
@@ -83,7 +83,7 @@ class Monitor:
         try:
             while True:
                 await self.look()
-                self._forgive(await self._pause())
+                self._subtract_lost_time(await self._pause())
         finally:
             for canary in self._canaries():
                 canary.cancel()
@@ -95,7 +95,7 @@ class Monitor:
         await self._engine.check_health()
         if not self._is_watched():
             for rank in self._ranks.values():
-                rank.moved(now := time.monotonic())
+                rank.note_progress(now := time.monotonic())
                 rank.sent_at = now
             return
         is_owed = not all(canary.done() for canary in self._canaries())
@@ -106,17 +106,17 @@ class Monitor:
             rank = self._ranks.setdefault(number, Rank(now))
             if rank.canary is not None and rank.canary.done():
                 canary, rank.canary = rank.canary, None
-                answered(canary)
-                rank.moved(now)
+                raise_if_dead(canary)
+                rank.note_progress(now)
                 has_answered = True
             if seen != rank.seen:
                 rank.seen = seen
-                rank.moved(now)
+                rank.note_progress(now)
             if rank.canary is None:
                 if now - rank.progress_at >= self._canary_seconds:
-                    rank.sent_at, rank.canary = now, asyncio.create_task(self._ask(number))
+                    rank.sent_at, rank.canary = now, asyncio.create_task(self._send_canary(number))
             elif (reason := self._verdict(number, rank, vitals.get(number), now)) is not None:
-                hung.append(f"rank {number} of the engine gave nothing for {reason}")
+                hung.append(f"rank {number} of the engine produced no output for {reason}")
         if hung:
             await self._on_hang("; ".join(hung))
         elif has_answered:
@@ -152,7 +152,7 @@ class Monitor:
         reading, self._reading = self._reading, None
         return reading.result()
 
-    def _forgive(self, late_seconds: float) -> None:
+    def _subtract_lost_time(self, late_seconds: float) -> None:
         """Subtract time in which the worker itself was stopped or had no CPU."""
         if late_seconds < LATE_SECONDS:
             return
@@ -162,7 +162,7 @@ class Monitor:
             if rank.effort is not None:
                 rank.effort.shift(late_seconds)
 
-    async def _ask(self, rank: int) -> None:
+    async def _send_canary(self, rank: int) -> None:
         job = await self._make_canary(f"canary-{next(self._numbers)}", rank)
         await self._engine.stream(job, lambda _: None)
 
@@ -181,7 +181,7 @@ class Monitor:
         return time.monotonic() - began - seconds
 
 
-def answered(canary: asyncio.Task[None]) -> None:
+def raise_if_dead(canary: asyncio.Task[None]) -> None:
     """A refusal, such as a full queue, is an answer too; only a dead engine gives none."""
     exc = canary.exception()
     if isinstance(exc, EngineDead):

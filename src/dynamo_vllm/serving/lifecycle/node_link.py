@@ -62,7 +62,7 @@ class Followers:
             writer.write(HELLO + asked.encode() + b"\n")
             hello = await _hello(reader)
             if not hello.startswith(HELLO):
-                logger.warning("something that is no node of ours spoke to the node port")
+                logger.warning("an unknown client connected to the node port")
                 return
             await self._check_peer(writer)
             places, proof = self._admit(hello, asked)
@@ -76,9 +76,9 @@ class Followers:
             while await _line(reader):
                 pass
             if not self.lost.done():
-                self.lost.set_result(EngineDead(f"{name} is gone"))
+                self.lost.set_result(EngineDead(f"lost the connection to {name}"))
         except _Refused as exc:
-            logger.warning("a node was not let in: %s", exc)
+            logger.warning("refused a node: %s", exc)
             writer.write(REFUSED + str(exc).encode() + b"\n")
         finally:
             self._writers.discard(writer)
@@ -100,14 +100,15 @@ class Followers:
         if not hmac.compare_digest(
             proof.encode(), _proof(self._token, "node", said, asked, answered).encode()
         ):
-            raise _Refused("its --admin-token is another; start all nodes with the same one")
+            raise _Refused("its --admin-token differs; start all nodes with the same one")
         places = said.split(",")
         if others := set(places) - self._awaited:
             raise _Refused(
-                f"this worker has no {min(others)[:40]!r} on another node; give all the same flags"
+                f"this worker has no {min(others)[:40]!r} on another node; start all nodes with the same "
+                "flags"
             )
         if taken := set(places) & self._joined:
-            raise _Refused(f"{min(taken)} has joined already; start one process for each place")
+            raise _Refused(f"{min(taken)} has already joined; start one process for each")
         self._joined.update(places)
         return places, _proof(self._token, "worker", said, asked, answered)
 
@@ -132,11 +133,12 @@ async def followers(
         yield made
         return
     try:
-        server = await asyncio.start_server(made.joined, node.leader, node.lifeline_port)
+        server = await asyncio.start_server(made.joined, node.leader, node.link_port)
     except OSError as exc:
         raise StartError(
-            f"cannot listen for other nodes on {node.leader}:{node.lifeline_port}: {exc.strerror}; the "
-            "leader's address must be one of this machine's, and the port behind the meeting port free"
+            f"cannot listen for other nodes on {node.leader}:{node.link_port}: {exc.strerror}; the "
+            "leader's address must be one of this machine's, and the port after the rendezvous port must "
+            "be free"
         ) from exc
     try:
         yield made
@@ -147,7 +149,7 @@ async def followers(
 
 async def follow(node: Node, token: str | None, on_ready: Callable[[], None]) -> None:
     """The node's end: connects, however long that takes, and returns when the worker is gone."""
-    reader, writer = await _connect(node.leader, node.lifeline_port)
+    reader, writer = await _connect(node.leader, node.link_port)
     try:
         _keep_alive(writer)
         asked, answered = await _challenge(reader), secrets.token_hex(16)
@@ -162,7 +164,7 @@ async def follow(node: Node, token: str | None, on_ready: Callable[[], None]) ->
             elif line == READY and is_ours:
                 on_ready()
             elif line.startswith(REFUSED):
-                logger.error("the worker does not take this node: %s", line.decode(errors="replace").strip())
+                logger.error("the worker refused this node: %s", line.decode(errors="replace").strip())
     finally:
         writer.close()
 

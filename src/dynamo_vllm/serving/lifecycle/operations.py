@@ -25,7 +25,7 @@ class Controlled(Protocol):
     async def control(self, op: EngineOp) -> int | None: ...
 
 
-class Bounded:
+class BoundedOperations:
     """Runs an engine's operations. One that does not finish in time ends the engine."""
 
     def __init__(self, engine: Controlled, on_dead: Callable[[EngineDead], None]) -> None:
@@ -40,6 +40,6 @@ class Bounded:
         except TimeoutError:
             if not limit.expired():
                 raise
-            dead = EngineDead(f"{type(op).__name__} had no end within {seconds:g} s")
+            dead = EngineDead(f"{type(op).__name__} did not finish within {seconds:g} s")
             self._on_dead(dead)  # the caller may be gone
             raise dead from None

@@ -86,7 +86,7 @@ class Lifecycle:
         self._parts = parts
         self._in_flight = parts.in_flight
         self._turn = asyncio.Lock()
-        self._acts: set[asyncio.Task[StateChange]] = set()
+        self._commands: set[asyncio.Task[StateChange]] = set()
         self._is_ending = False
         self._level = 0
         self.state = WorkerState.STARTING
@@ -137,40 +137,40 @@ class Lifecycle:
             async with asyncio.timeout(HIDE_SECONDS):
                 await self._parts.adapters.withdraw_all()
         except TimeoutError:
-            logger.warning("adapters are still listed after %.0f s; leaving all the same", HIDE_SECONDS)
+            logger.warning("adapters are still listed after %.0f s; leaving anyway", HIDE_SECONDS)
 
     # --- sleep and pause -------------------------------------------------------------------------------
 
     async def sleep(self, level: int, drain_seconds: float) -> StateChange:
         """Leave discovery, let requests finish, free the engine's memory."""
-        return await self._in_turn(lambda: self._sleep(level, drain_seconds))
+        return await self._run_command(lambda: self._sleep(level, drain_seconds))
 
     async def wake(self) -> StateChange:
         """Wake the engine first, and enter discovery only when it answers."""
-        return await self._in_turn(self._wake)
+        return await self._run_command(self._wake)
 
     async def pause(self, keep: bool, drain_seconds: float) -> StateChange:
         """Leave discovery and stop computing; `keep` freezes requests instead of finishing them."""
-        return await self._in_turn(lambda: self._pause(keep, drain_seconds))
+        return await self._run_command(lambda: self._pause(keep, drain_seconds))
 
     async def resume(self) -> StateChange:
-        return await self._in_turn(self._resume)
+        return await self._run_command(self._resume)
 
-    async def _in_turn(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
+    async def _run_command(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
         """Run in a separate task: the caller may disconnect, and only shutdown interrupts it."""
         if self._is_ending:
-            raise WrongState("this worker is ending")
-        task = asyncio.create_task(self._alone(act))
-        self._acts.add(task)
-        task.add_done_callback(self._acts.discard)
+            raise WrongState("this worker is stopping")
+        task = asyncio.create_task(self._run_exclusive(act))
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise WrongState("this worker is ending") from None
+                raise WrongState("this worker is stopping") from None
             raise
 
-    async def _alone(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
+    async def _run_exclusive(self, act: Callable[[], Awaitable[StateChange]]) -> StateChange:
         """Run one operator command at a time; others wait for short ones."""
         try:
             async with asyncio.timeout(TURN_SECONDS):
@@ -187,13 +187,13 @@ class Lifecycle:
     async def _sleep(self, level: int, drain_seconds: float) -> StateChange:
         if self.state is WorkerState.ASLEEP and level == self._level:
             return StateChange(already=True)
-        self._need("sleep", WorkerState.READY)
+        self._require("sleep", WorkerState.READY)
         if self._parts.sleep_refusal is not None:
             raise WrongState(f"this worker must not sleep: {self._parts.sleep_refusal}")
         began = time.monotonic()
-        async with self._stepping_out(WorkerState.FALLING_ASLEEP):
-            await self._emptied(began, drain_seconds)
-            freed = await self._stopped(Sleep(level), Wake())
+        async with self._out_of_service(WorkerState.FALLING_ASLEEP):
+            await self._drain_requests(began, drain_seconds)
+            freed = await self._stop_engine(Sleep(level), Wake())
         self.state, self._level = WorkerState.ASLEEP, level
         report = StateChange(seconds=time.monotonic() - began, freed_bytes=freed)
         logger.info("asleep at level %d after %.1f s, %s bytes freed", level, report.seconds, freed)
@@ -202,26 +202,26 @@ class Lifecycle:
     async def _wake(self) -> StateChange:
         if self.state is WorkerState.READY:
             return StateChange(already=True)
-        self._need("wake up", WorkerState.ASLEEP)
+        self._require("wake up", WorkerState.ASLEEP)
         began = time.monotonic()
         await self._parts.engine.control(Wake())
         if self._level == 2:
             await self._parts.adapters.add_all()
-        await self._answered()
-        await self._back("awake")
+        await self._wait_for_answer()
+        await self._return_or_raise("awake")
         logger.info("awake after %.1f s", time.monotonic() - began)
         return StateChange(seconds=time.monotonic() - began)
 
     async def _pause(self, keep: bool, drain_seconds: float) -> StateChange:
         if self.state is WorkerState.PAUSED:
             return StateChange(already=True)
-        self._need("pause", WorkerState.READY)
+        self._require("pause", WorkerState.READY)
         began = time.monotonic()
-        async with self._stepping_out(WorkerState.PAUSING):
+        async with self._out_of_service(WorkerState.PAUSING):
             if not keep:
-                await self._emptied(began, drain_seconds)
+                await self._drain_requests(began, drain_seconds)
             self._in_flight.close("this worker is paused")
-            await self._stopped(Pause(), Resume())
+            await self._stop_engine(Pause(), Resume())
         self.state = WorkerState.PAUSED
         logger.info("paused with %d requests", len(self._in_flight))
         return StateChange(seconds=time.monotonic() - began)
@@ -229,13 +229,13 @@ class Lifecycle:
     async def _resume(self) -> StateChange:
         if self.state is WorkerState.READY:
             return StateChange(already=True)
-        self._need("resume", WorkerState.PAUSED)
+        self._require("resume", WorkerState.PAUSED)
         began = time.monotonic()
         await self._parts.engine.control(Resume())
-        await self._back("resumed")
+        await self._return_or_raise("resumed")
         return StateChange(seconds=time.monotonic() - began)
 
-    def _need(self, verb: str, state: WorkerState) -> None:
+    def _require(self, verb: str, state: WorkerState) -> None:
         if self.state is not state:
             raise WrongState(
                 f"this worker is {self.state.value}; it can {verb} only when it is {state.value}"
@@ -244,14 +244,14 @@ class Lifecycle:
             raise WrongState(f"adapter {name!r} is being loaded or unloaded; try again when that is done")
 
     @contextlib.asynccontextmanager
-    async def _stepping_out(self, state: WorkerState) -> AsyncIterator[None]:
+    async def _out_of_service(self, state: WorkerState) -> AsyncIterator[None]:
         """Leave discovery; return if the next step fails."""
         self.state = state
         self._parts.health.set_health_status(False)
         try:
             await self._hide_adapters()
             if not await self._parts.discovery.withdraw():
-                raise NotListed("discovery does not let this worker go, so it stays in service; try again")
+                raise NotListed("discovery did not remove this worker, so it stays in service; try again")
             yield
         except EngineDead:  # there is nothing to return with
             raise
@@ -259,13 +259,13 @@ class Lifecycle:
             await self._return()
             raise
 
-    async def _emptied(self, began: float, budget_seconds: float) -> None:
+    async def _drain_requests(self, began: float, budget_seconds: float) -> None:
         """Wait until nothing is in flight and nothing can arrive; requests over the deadline move on."""
         if not await self._empty(began, budget_seconds):
-            raise WrongState(f"{len(self._in_flight)} requests do not end; try again later")
+            raise WrongState(f"{len(self._in_flight)} requests did not end; try again later")
         self._in_flight.close("this worker is asleep")
 
-    async def _stopped(self, op: Sleep | Pause, undo: Wake | Resume) -> int | None:
+    async def _stop_engine(self, op: Sleep | Pause, undo: Wake | Resume) -> int | None:
         """An engine that failed may have stopped half way: resume it before requests come again."""
         try:
             return await self._parts.engine.control(op)
@@ -274,7 +274,7 @@ class Lifecycle:
                 await self._parts.engine.control(undo)
             raise
 
-    async def _answered(self) -> None:
+    async def _wait_for_answer(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS) as limit:
                 await self._parts.answers()
@@ -286,9 +286,9 @@ class Lifecycle:
                 "wake it again, or restart the worker"
             ) from None
 
-    async def _back(self, what: str) -> None:
+    async def _return_or_raise(self, what: str) -> None:
         if not await self._return():
-            raise NotListed(f"{what}, but discovery does not take this worker back; it goes on trying")
+            raise NotListed(f"{what}, but discovery did not list this worker again; it keeps trying")
 
     # --- the end ---------------------------------------------------------------------------------------
 
@@ -300,10 +300,10 @@ class Lifecycle:
         if self._is_ending:
             return
         self._is_ending = True
-        for act in self._acts:
+        for act in self._commands:
             act.cancel()
         async with self._turn:
-            stands_still = self.state in (WorkerState.PAUSING, WorkerState.PAUSED)
+            is_paused = self.state in (WorkerState.PAUSING, WorkerState.PAUSED)
             self.state = WorkerState.DRAINING
         began = time.monotonic()
         self._parts.health.set_health_status(False)
@@ -311,11 +311,11 @@ class Lifecycle:
         await self._parts.discovery.remove()
         try:
             async with asyncio.timeout(max(budget_seconds, SETTLE_SECONDS)):
-                if stands_still:
+                if is_paused:
                     await self._parts.engine.control(Resume())
                 await self._parts.adapters.close()
         except (EngineError, TimeoutError) as exc:
-            logger.warning("draining goes on without the engine or the adapters: %s", exc or "no answer")
+            logger.warning("draining continues without the engine or the adapters: %s", exc or "no answer")
         await self._empty(began, budget_seconds, settles=settles)
         self.state = WorkerState.STOPPED
         logger.info("drained in %.1f s", time.monotonic() - began)
@@ -324,13 +324,13 @@ class Lifecycle:
         """Return whether nothing is in flight: finished in time, or moved to other workers."""
         settle_seconds = SETTLE_SECONDS if settles else 0
         logger.info("draining %d requests, %.0f s at most", len(self._in_flight), budget_seconds)
-        if await self._quiet(began + settle_seconds, began + max(budget_seconds, settle_seconds)):
+        if await self._wait_until_idle(began + settle_seconds, began + max(budget_seconds, settle_seconds)):
             return True
-        logger.warning("the drain budget is used up: %d requests move on", len(self._in_flight))
+        logger.warning("the drain time is over: %d requests move to other workers", len(self._in_flight))
         self._in_flight.abort_all()
-        return await self._quiet(0, time.monotonic() + ABORT_SECONDS)
+        return await self._wait_until_idle(0, time.monotonic() + ABORT_SECONDS)
 
-    async def _quiet(self, not_before: float, deadline: float) -> bool:
+    async def _wait_until_idle(self, not_before: float, deadline: float) -> bool:
         """Return whether nothing was in flight for a moment, after `not_before` and before the deadline."""
         while True:
             now = time.monotonic()

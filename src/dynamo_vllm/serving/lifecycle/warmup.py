@@ -43,7 +43,7 @@ ALONE_SECONDS = 10.0
 them, gets them only together."""
 LONGER_SECONDS = 0.5
 """Expected limit for a longer prompt."""
-TELL_SECONDS = 2.0
+REPORT_SECONDS = 2.0
 """A kind that takes longer is logged while it runs."""
 _ADAPTER_ID = 1 << 30
 """Far from the ids of the registry."""
@@ -73,11 +73,11 @@ async def warm_up(warming: Warming) -> None:
     except TimeoutError:
         if not limit.expired():
             raise
-        logger.warning("warm-up: cut off after %.0f s, at %s", ALL_SECONDS, run.current)
+        logger.warning("warm-up: stopped after %.0f s, at %s", ALL_SECONDS, run.current)
     except EngineDead as exc:
         raise EngineDead(f"{exc} (in the warm-up, at {run.current}; --no-warm-up starts without)") from exc
     finally:
-        run.silent()
+        run.cancel_report()
     logger.info("warmed up with %d requests in %.1f s", run.tried, time.monotonic() - began)
     await _forget(warming)
 
@@ -90,7 +90,7 @@ async def _forget(warming: Warming) -> None:
     except EngineDead:
         raise
     except (EngineError, AdminError) as exc:
-        logger.info("what the warm-up computed stays in the cache: %s", exc)
+        logger.info("the cache could not be cleared after the warm-up: %s", exc)
 
 
 async def _together(steps: Iterable[Coroutine[object, object, None]]) -> None:
@@ -110,7 +110,7 @@ class _Run:
         self._warming = warming
         self._numbers = itertools.count(1)
         self._refused: set[str] = set()
-        self._teller: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
         self.tried = 0
         self._is_together = False
         self.current = "greedy"
@@ -123,7 +123,7 @@ class _Run:
         async with self._adapter() as adapter:
             await _together(self._rank(rank, made, adapter) for rank in ranks)
 
-    def _given(self) -> trials.Given:
+    def _given(self) -> trials.TrialInputs:
         salt = f"warm-up {uuid.uuid4().hex}"
         engine = self._warming.engine
         media, embeds = engine.parts.media, engine.parts.embeds
@@ -135,7 +135,7 @@ class _Run:
         ]
         # vLLM 0.30 on CPU: embeddings and tokens in one batch crash an engine with adapters.
         vectors = embeds.smallest() if embeds is not None and engine.facts.adapters is None else None
-        return trials.Given(salt, tuple(seen), vectors)
+        return trials.TrialInputs(salt, tuple(seen), vectors)
 
     async def _rank(self, rank: int, made: trials.Trials, adapter: Adapter | None) -> None:
         await self._ask(made.plain, rank)
@@ -173,13 +173,13 @@ class _Run:
             if trial.kind not in self._refused:
                 # What this worker refuses, it refuses for clients too, so it need not be warm.
                 level = logging.INFO if isinstance(exc, RequestError) else logging.WARNING
-                logger.log(level, "warm-up: no request of the kind %s: %s", trial.kind, exc)
+                logger.log(level, "warm-up: skipped requests of the kind %s: %s", trial.kind, exc)
             self._refused.add(trial.kind)
 
     async def _ask(self, trial: Trial, rank: int, adapter: Adapter | None = None) -> None:
         """Run a request as `Service.generate` does, without a client."""
         role, facts = self._warming.role, self._warming.engine.facts
-        self._tell(trial.kind)
+        self._report_if_slow(trial.kind)
         self.tried += 1
         with held_by_request():
             parsed = role.parse(trial.request)
@@ -208,7 +208,7 @@ class _Run:
             await asyncio.to_thread(sample.write, folder, warming.adapter_base, limits.max_rank)
             await warming.operations.control(AddAdapter(adapter))
         except AdminError as exc:
-            logger.warning("warm-up: no request with an adapter: %s", exc)
+            logger.warning("warm-up: skipped requests with an adapter: %s", exc)
             yield None
             return
         try:
@@ -217,12 +217,12 @@ class _Run:
             with contextlib.suppress(EngineDead):  # which ends the start all the same
                 await warming.operations.control(RemoveAdapter(adapter))
 
-    def _tell(self, kind: str) -> None:
-        self.silent()
+    def _report_if_slow(self, kind: str) -> None:
+        self.cancel_report()
         self.current = kind = "all kinds at once" if self._is_together else kind
         loop = asyncio.get_running_loop()
-        self._teller = loop.call_later(TELL_SECONDS, self._warming.on_phase, f"warming: {kind}")
+        self._report_timer = loop.call_later(REPORT_SECONDS, self._warming.on_phase, f"warming: {kind}")
 
-    def silent(self) -> None:
-        if self._teller is not None:
-            self._teller.cancel()
+    def cancel_report(self) -> None:
+        if self._report_timer is not None:
+            self._report_timer.cancel()

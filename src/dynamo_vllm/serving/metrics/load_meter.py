@@ -39,7 +39,7 @@ class LoadSample:
 class LoadMeter:
     """Keeps the latest figures per rank and tells the router when the number of used blocks changes.
 
-    The engine may report before the runtime exists: figures are kept and published on `connect`.
+    The engine may report before the runtime exists: figures are samples and published on `connect`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class LoadMeter:
         self._total_blocks = 1
         self._published: dict[int, int] = {}
         self._publisher: LoadPublisher | None = None
-        self._complained = False
+        self._has_warned = False
         self.lost_transfers = 0
         self.lost_encodings = 0
         self.unread_answers = 0
@@ -85,10 +85,10 @@ class LoadMeter:
             self._publish(figures.rank, used)
 
     def _sample(self, rank: int, now: float) -> None:
-        """Return the counts before this step; after a pause, those from its beginning."""
+        """Keep the counts before this step; after a pause, those from its beginning."""
         before = self.latest.get(rank, LoadFigures(rank, 0, 0, 0.0))
-        kept = self._samples.setdefault(rank, deque(maxlen=round(HITS_SECONDS / SAMPLE_SECONDS) + 1))
-        kept.append(LoadSample(now, before))
+        samples = self._samples.setdefault(rank, deque(maxlen=round(HITS_SECONDS / SAMPLE_SECONDS) + 1))
+        samples.append(LoadSample(now, before))
         self._sample_due[rank] = now + SAMPLE_SECONDS
 
     def ranks(self) -> list[dict[str, Any]]:
@@ -132,9 +132,9 @@ class LoadMeter:
         try:
             self._publisher.publish(rank, kv_used_blocks=used)
         except Exception:  # the runtime raises nothing narrower
-            if not self._complained:
-                self._complained = True
-                logger.exception("the router does not hear of this worker's load")
+            if not self._has_warned:
+                self._has_warned = True
+                logger.exception("the load of this worker cannot be sent to the router")
 
     @property
     def total_blocks(self) -> int:
@@ -152,7 +152,7 @@ class LastError:
     def note(self, message: str) -> None:
         self._message, self._at = message, self._clock()
 
-    def told(self) -> dict[str, object] | None:
+    def report(self) -> dict[str, object] | None:
         if self._at is None:
             return None
         return {"message": self._message, "seconds_ago": self._clock() - self._at}

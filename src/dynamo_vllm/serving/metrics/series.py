@@ -44,14 +44,19 @@ _OF_A_RANK: tuple[tuple[str, str, str, Callable[[LoadFigures, int], float]], ...
     ("gpu_cache_usage_percent", "gauge", "KV cache in use, 0 to 1", lambda f, total: f.kv_usage),
     ("requests_running", "gauge", "Requests the engine works on", lambda f, total: f.running),
     ("requests_waiting", "gauge", "Requests the engine has queued", lambda f, total: f.waiting),
-    ("generated_tokens_total", "counter", "Tokens the engine made", lambda f, total: f.generated_tokens),
+    ("generated_tokens_total", "counter", "Tokens the engine generated", lambda f, total: f.generated_tokens),
     (
         "prefix_queries_total",
         "counter",
         "Prompt tokens looked for in the prefix cache",
         lambda f, total: f.prefix_queries,
     ),
-    ("prefix_hits_total", "counter", "Prompt tokens found in it", lambda f, total: f.prefix_hits),
+    (
+        "prefix_hits_total",
+        "counter",
+        "Prompt tokens found in the prefix cache",
+        lambda f, total: f.prefix_hits,
+    ),
 )
 
 
@@ -91,13 +96,13 @@ class Exposition:
         yield MetricSeries(
             "kv_event_publishers",
             "gauge",
-            "Ranks that tell routers what they have cached",
+            "Ranks that publish KV events",
             [(model, self.kv_event_publishers)],
         )
         yield MetricSeries(
             "kv_transfers_lost_total",
             "counter",
-            "KV caches that did not come and were computed here",
+            "KV caches that were not transferred and were computed here",
             [(model, self.meter.lost_transfers)],
         )
         yield MetricSeries(
@@ -124,14 +129,17 @@ class Exposition:
             return
         states = [entry.state for entry in self.adapters.entries()]
         loaded = sum(state is AdapterState.LOADED for state in states)
-        yield MetricSeries("adapters_loaded", "gauge", "LoRA adapters that answer", [(model, loaded)])
+        yield MetricSeries("adapters_loaded", "gauge", "LoRA adapters that are loaded", [(model, loaded)])
         yield MetricSeries(
-            "adapters_capacity", "gauge", "LoRA adapters there is room for", [(model, self.adapters.capacity)]
+            "adapters_capacity",
+            "gauge",
+            "LoRA adapters that can be loaded",
+            [(model, self.adapters.capacity)],
         )
         yield MetricSeries(
             "adapter_failures_total",
             "counter",
-            "LoRA adapters that were asked for and are not there",
+            "LoRA adapters that could not be loaded",
             [(model, self.adapters.failures)],
         )
 
@@ -143,7 +151,7 @@ class Exposition:
                 free.append(({"folder": use}, float(disk.free)))
                 total.append(({"folder": use}, float(disk.total)))
         yield MetricSeries(
-            "disk_free_bytes", "gauge", "Room left on the disk of a folder this worker uses", free
+            "disk_free_bytes", "gauge", "Free space on the disk of a folder that this worker uses", free
         )
         yield MetricSeries("disk_bytes", "gauge", "Size of that disk", total)
 

@@ -26,7 +26,7 @@ class EtcdError(Exception):
     """etcd is down, or refused; the message says which."""
 
 
-class _MemberSick(EtcdError):
+class _MemberUnavailable(EtcdError):
     """This member cannot answer, for example without a leader; another may."""
 
 
@@ -54,7 +54,7 @@ class Etcd:
     async def lease(self, number: int) -> EtcdLease | None:
         """Return the remaining time of a lease; None if etcd does not know it."""
         found = await self._ask("lease/timetolive", {"ID": str(number), "keys": True})
-        with _understood(found):
+        with _expected_answer(found):
             if int(found.get("TTL", 0)) < 0 or "grantedTTL" not in found:
                 return None
             return EtcdLease(
@@ -71,17 +71,17 @@ class Etcd:
         entries: dict[bytes, bytes] = {}
         for some in _batches([{"requestRange": {"key": _text(key)}} for key in keys]):
             found = await self._ask("kv/txn", {"success": some})
-            with _understood(found):
+            with _expected_answer(found):
                 for kv in (kv for one in found["responses"] for kv in one["response_range"].get("kvs", ())):
                     entries[base64.b64decode(kv["key"])] = base64.b64decode(kv.get("value", ""))
         return entries
 
     async def put(self, entries: Mapping[bytes, bytes], lease: int) -> None:
-        told = [
+        operations = [
             {"requestPut": {"key": _text(key), "value": _text(value), "lease": str(lease)}}
             for key, value in entries.items()
         ]
-        for some in _batches(told):
+        for some in _batches(operations):
             await self._ask("kv/txn", {"success": some})
 
     async def delete(self, key: bytes) -> None:
@@ -92,7 +92,7 @@ class Etcd:
         for endpoint in self._in_turn():
             try:
                 return await self._ask_one(endpoint, path, body)
-            except (httpx.HTTPError, _MemberSick) as exc:
+            except (httpx.HTTPError, _MemberUnavailable) as exc:
                 reasons.append(f"{endpoint}: {str(exc) or type(exc).__name__}")
                 self._first += 1
         raise EtcdError(f"etcd does not answer: {', '.join(reasons)}")
@@ -122,13 +122,13 @@ class Etcd:
 
 
 @contextlib.contextmanager
-def _understood(found: Mapping[str, Any]) -> Iterator[None]:
+def _expected_answer(found: Mapping[str, Any]) -> Iterator[None]:
     """Reject an answer that does not come from etcd, for example from a proxy; it must not end the caller."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
         shown = repr(found)[:SHOWN_CHARACTERS]
-        raise EtcdError(f"etcd's answer is not understood ({type(exc).__name__}): {shown}") from exc
+        raise EtcdError(f"etcd sent an unexpected answer ({type(exc).__name__}): {shown}") from exc
 
 
 def _read(answer: httpx.Response) -> dict[str, object]:
@@ -136,13 +136,13 @@ def _read(answer: httpx.Response) -> dict[str, object]:
         found = answer.json()
     except (ValueError, RecursionError):
         found = None
-    said = found.get("message") or found.get("error") if isinstance(found, dict) else None
+    reason = found.get("message") or found.get("error") if isinstance(found, dict) else None
     if answer.status_code >= 500:
-        raise _MemberSick(f"{answer.status_code} {said or answer.reason_phrase}")
+        raise _MemberUnavailable(f"{answer.status_code} {reason or answer.reason_phrase}")
     if not isinstance(found, dict):
         raise EtcdError(f"etcd answered {answer.status_code} without JSON; is its gRPC gateway switched off?")
     if answer.status_code != 200:
-        raise EtcdError(f"etcd refused: {said or answer.status_code}")
+        raise EtcdError(f"etcd refused: {reason or answer.status_code}")
     return found
 
 

@@ -50,7 +50,7 @@ class Keeper:
                 self._is_away = False
             except EtcdError as exc:
                 if not self._is_away:
-                    logger.warning("%s; what runs goes on, and so do the requests", exc)
+                    logger.warning("%s; running workers and requests continue", exc)
                 self._is_away = True
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -71,7 +71,7 @@ class Keeper:
         await self._etcd.put(self._entries, self._lease)
         self._is_lost = False
         logger.warning(
-            "etcd had lost this process: lease %x and its %d entries are there again",
+            "etcd had lost this process: restored lease %x with %d entries",
             self._lease,
             len(self._entries),
         )
@@ -86,7 +86,7 @@ async def keep(access: EtcdAccess | None, folder: Path | None, lease: int) -> No
     try:
         client = Etcd(access)
     except OSError as exc:  # a certificate that only the runtime can read
-        logger.warning("if etcd loses this process it will not come back by itself: %s", exc)
+        logger.warning("this process cannot be restored if etcd loses it: %s", exc)
         return
     async with client as etcd:
         await Keeper(etcd, lease).run()

@@ -72,8 +72,8 @@ class FileKeeper:
             self._put_back(path)
         if aged:
             logger.warning(
-                "discovery had lost this process: its %d files are there again; the clock was set forward, "
-                "or the machine stood still",
+                "discovery had lost this process: restored its %d files; the clock was set forward, "
+                "or the machine was suspended",
                 len(aged),
             )
 
@@ -139,8 +139,8 @@ def _raise(exc: OSError) -> None:
 def _port(data: bytes) -> int | None:
     """Return where the owner of a file listens, if the file says so."""
     try:
-        told: Any = json.loads(data)["transport"]["config"]["endpoint"]
-        found = _PORT.search(told)
+        endpoint: Any = json.loads(data)["transport"]["config"]["endpoint"]
+        found = _PORT.search(endpoint)
     except (ValueError, KeyError, TypeError):
         return None
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""Looks whether the kernel still gives this user what file discovery watches its folder with."""
+"""Checks that this user can still open the inotify instances that file discovery needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 
 
 def refuse_used_up(instances: int) -> None:
-    """Says so at once: the runtime would fail later without a word of inotify, or wait for good."""
+    """Refuse at once: the runtime would fail later without naming inotify, or wait forever."""
     opened: list[int] = []
     try:
         while len(opened) < instances:

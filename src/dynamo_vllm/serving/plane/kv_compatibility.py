@@ -78,13 +78,13 @@ class Peers:
         """Answer others from now on, and match the running ones; ConfigError says what differs."""
         self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(self._answer))
         client = await self._endpoint.client()
-        await self._seen(client)
+        await self._wait_until_visible(client)
         others = [instance for instance in client.instance_ids() if instance != self._card.instance]
         for other in await asyncio.gather(*(self._ask(client, instance) for instance in others)):
-            self._judge(other)
+            self._refuse_if_different(other)
         self._card = msgspec.structs.replace(self._card, is_registered=True)
 
-    async def _seen(self, client: Client) -> None:
+    async def _wait_until_visible(self, client: Client) -> None:
         """Of two that start together at least one must see the other, so each is visible before it looks."""
         try:
             async with asyncio.timeout(SEEN_SECONDS):
@@ -92,7 +92,7 @@ class Peers:
                 while self._card.instance not in await client.wait_for_instances():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            logger.warning("discovery does not show this worker's KV terms after %.0f s", SEEN_SECONDS)
+            logger.warning("discovery does not show this worker's KV settings after %.0f s", SEEN_SECONDS)
 
     async def _ask(self, client: Client, instance: int) -> Card | None:
         try:
@@ -101,7 +101,7 @@ class Peers:
                     stream = await client.direct(msgspec.to_builtins(self._card), instance, annotated=False)
                     card = msgspec.convert([card async for card in stream][-1], Card)
         except (RuntimeFailed, TimeoutError) as exc:  # not a peer if it does not answer
-            logger.info("worker %x does not tell its KV terms: %s", instance, exc or type(exc).__name__)
+            logger.info("worker %x did not send its KV settings: %s", instance, exc or type(exc).__name__)
             return None
         return card
 
@@ -109,10 +109,10 @@ class Peers:
         """A new worker calls; log what differs here too."""
         other = msgspec.convert(request, Card)
         if other.served == self._card.served and (found := differences(self._card.terms, other.terms)):
-            logger.error("a %s does not fit this worker: %s", other.name, "; ".join(found))
+            logger.error("the settings of a %s do not match this worker: %s", other.name, "; ".join(found))
         yield msgspec.to_builtins(self._card)
 
-    def _judge(self, other: Card | None) -> None:
+    def _refuse_if_different(self, other: Card | None) -> None:
         if other is None or other.served != self._card.served or not other.came_before(self._card):
             return
         if found := differences(self._card.terms, other.terms):

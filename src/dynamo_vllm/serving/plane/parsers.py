@@ -29,5 +29,5 @@ def _refuse(flag: str, name: str | None, known: Iterable[str]) -> None:
     if name is None or name in names:
         return
     near = difflib.get_close_matches(name, names, NEAREST)
-    said = f"nearest: {', '.join(near)}" if near else f"known are {', '.join(names)}"
-    raise ConfigError(f"{flag} {name} is unknown to the frontend; {said}")
+    hint = f"nearest: {', '.join(near)}" if near else f"known names: {', '.join(names)}"
+    raise ConfigError(f"{flag} {name} is unknown to the frontend; {hint}")

@@ -153,7 +153,7 @@ class Registration:
         """
         self._is_listed = False
         if self._helps_others and self._has_card:
-            await self._take_card()
+            await self._remove_card()
             await asyncio.sleep(FORGET_SECONDS)  # nothing tells us when the frontend has noticed
         if self._has_instance:
             gone = await _attempt("leave discovery", self._endpoint.unregister_endpoint_instance())
@@ -164,7 +164,7 @@ class Registration:
         """Return whether the worker is listed again; a later answer of the engine tries again."""
         if not self._is_listed:
             self._has_instance = True
-            is_back = await _attempt("come back", self._endpoint.register_endpoint_instance())
+            is_back = await _attempt("return to discovery", self._endpoint.register_endpoint_instance())
             if is_back and self._helps_others:
                 is_back = await _attempt("list the model", self.publish())
             self._is_listed = is_back
@@ -174,15 +174,15 @@ class Registration:
         """Leave discovery for good: the instance and the model card."""
         await self.withdraw()
         if not self._helps_others:
-            await self._take_card()
+            await self._remove_card()
 
     @property
     def _helps_others(self) -> bool:
         return self._card.endpoint_types == () and self._card.is_listed
 
-    async def _take_card(self) -> None:
+    async def _remove_card(self) -> None:
         if self._has_card:
-            self._has_card = not await _attempt("take the model back", self._unregister())
+            self._has_card = not await _attempt("remove the model", self._unregister())
 
     async def serve(self, handler: Any, health_check: dict[str, Any]) -> None:
         """Serve until the runtime shuts down."""

@@ -55,7 +55,7 @@ def notice_lost_machines() -> None:
 
 
 @contextlib.contextmanager
-def kept_here(bind_host: str | None, elsewhere: Collection[int | None]) -> Iterator[None]:
+def restricted_to_loopback(bind_host: str | None, elsewhere: Collection[int | None]) -> Iterator[None]:
     """While the block runs, make sockets that listen on every address reachable only from this machine.
 
     Runtime 1.6.1 publishes events on 0.0.0.0, whatever DYN_EVENT_PLANE_HOST says. It creates sockets on
@@ -66,7 +66,7 @@ def kept_here(bind_host: str | None, elsewhere: Collection[int | None]) -> Itera
         yield
         return
     stop = threading.Event()
-    keeping = _KeptHere({port for port in elsewhere if port})
+    keeping = _LoopbackRestriction({port for port in elsewhere if port})
     threading.Thread(target=keeping.run, args=(stop,), name="listeners", daemon=True).start()
     try:
         yield
@@ -74,11 +74,11 @@ def kept_here(bind_host: str | None, elsewhere: Collection[int | None]) -> Itera
         stop.set()
 
 
-class _KeptHere:
+class _LoopbackRestriction:
     def __init__(self, elsewhere: set[int]) -> None:
         self._elsewhere = elsewhere
         self._settled: set[str] = set()
-        """Return listening sockets that need no further change, as /proc names them."""
+        """Sockets that need no further change, as /proc names them."""
 
     def run(self, stop: threading.Event) -> None:
         pause = LOOK_SECONDS
@@ -87,7 +87,7 @@ class _KeptHere:
             try:
                 self.look()
             except OSError as exc:
-                logger.warning("what this process publishes may be read from other machines: %s", exc)
+                logger.warning("other machines may be able to read what this process publishes: %s", exc)
                 return
             # Half a percent of one core; not by the clock, because a scan takes long while an engine starts.
             pause = max(LOOK_SECONDS, (time.thread_time() - began) * 200)
@@ -101,10 +101,10 @@ class _KeptHere:
         self._settled &= set(open_now)
         for target in open_now.keys() - self._settled:
             with contextlib.suppress(_Closed), _duplicate(open_now[target]) as found:
-                if self._keep(found):
+                if self._restrict(found):
                     self._settled.add(target)
 
-    def _keep(self, found: socket.socket) -> bool:
+    def _restrict(self, found: socket.socket) -> bool:
         """Return whether the socket is done: it starts to listen some time after it was created."""
         if _listens(found):
             address, port = found.getsockname()[:2]

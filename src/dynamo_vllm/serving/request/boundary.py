@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _nobody(message: str) -> None:
+def _ignore(message: str) -> None:
     """Ignore the error."""
 
 
 @contextmanager
 def boundary(
-    request_id: str, on_dead: Callable[[EngineDead], None], on_error: Callable[[str], None] = _nobody
+    request_id: str, on_dead: Callable[[EngineDead], None], on_error: Callable[[str], None] = _ignore
 ) -> Iterator[None]:
     """Turn any error of a request into an exception that the frontend understands.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.engine.base import Engine
 
-GOING = "this worker is going away"
+LEAVING = "this worker is leaving"
 T = TypeVar("T")
 
 
@@ -132,7 +132,7 @@ class Watch:
         finally:
             self._waiting = None
         if self.must_move:
-            raise Draining(GOING)
+            raise Draining(LEAVING)
         return result
 
     def __exit__(

@@ -47,7 +47,9 @@ class CrashNotes:
             try:
                 self._begin(folder)
             except OSError as exc:
-                logger.warning("requests that end workers will not be noted in %s: %s", folder, exc.strerror)
+                logger.warning(
+                    "requests that crash workers cannot be recorded in %s: %s", folder, exc.strerror
+                )
 
     def _begin(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -71,7 +73,7 @@ class CrashNotes:
         self._look()
         deaths = sum(entry in left for left in self._left.values())
         if deaths >= MOST_DEATHS:
-            raise NotTriedAgain(f"{deaths} workers died of it before its first token; it is not tried again")
+            raise NotTriedAgain(f"it crashed {deaths} workers before its first token; it is not tried again")
         return Note(self, self._write(entry))
 
     def died(self) -> None:

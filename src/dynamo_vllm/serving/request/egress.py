@@ -167,7 +167,7 @@ class Stream:
             if self.is_waited_for and self._kept_bytes > egress.unread_bytes:
                 self._forget()
                 egress.on_behind()
-                raise ClientBehind(f"the client leaves more than {egress.unread_bytes} bytes unread")
+                raise ClientBehind(f"the client has more than {egress.unread_bytes} unread bytes")
             self._kept.append(kept)
             self._kept_bytes += len(kept) + _BESIDE
             is_in_line, self._is_in_line = self._is_in_line, True

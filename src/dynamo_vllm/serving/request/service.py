@@ -11,7 +11,7 @@ from dynamo_vllm import wire
 from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
 from dynamo_vllm.media.held_bytes import held_by_request
 from dynamo_vllm.serving.request.boundary import boundary
-from dynamo_vllm.serving.request.cancel import GOING
+from dynamo_vllm.serving.request.cancel import LEAVING
 from dynamo_vllm.serving.request.crash_notes import CrashNotes
 from dynamo_vllm.serving.request.egress import CHUNKS, Egress
 
@@ -73,14 +73,14 @@ class Service:
             try:
                 adapter = lease.adapter if lease else None
                 # The runtime (1.6.1) takes any first chunk as a sign of health.
-                tells = self._role.card.tells_stages and not parsed.is_health_check
-                if tells:
-                    _tell(wire.PREPARING, response_sender)
+                reports_stages = self._role.card.reports_stages and not parsed.is_health_check
+                if reports_stages:
+                    _send_stage(wire.PREPARING, response_sender)
                 job = await watch.unless_left(self._role.prepare(parsed, watch.job_id, adapter))
                 if job is None or context.is_stopped():
                     return
-                if tells:
-                    _tell(wire.PREPARED, response_sender)
+                if reports_stages:
+                    _send_stage(wire.PREPARED, response_sender)
                 if self._trace_headers is not None:
                     job = dataclasses.replace(job, trace_headers=self._trace_headers(context.id()))
                 stream = self._egress.stream(response_sender.send, watch.left)
@@ -116,7 +116,7 @@ class Service:
 
 
 @dataclasses.dataclass(slots=True)
-class Kept:
+class ChunkCollector:
     """A sender for a caller without one."""
 
     chunks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -141,7 +141,7 @@ def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
             async for chunk in generate(request, context, response_sender):
                 yield chunk
             return
-        kept = Kept()
+        kept = ChunkCollector()
         async with asyncio.timeout(probe_seconds):
             async for _ in generate(request, context, kept):
                 """Yield nothing if there is a sender."""
@@ -151,7 +151,7 @@ def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
     return probed
 
 
-def _tell(stage: wire.Chunk, sender: Sender) -> None:
+def _send_stage(stage: wire.Chunk, sender: Sender) -> None:
     with suppress(RuntimeError):  # the stream is closed; the context reports it a moment later
         sender.send(stage)
 
@@ -169,7 +169,7 @@ def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Wa
         if watch.client_left:
             raise ClientLeft  # ends the job also if the abort came before it started
         if output.finish == "abort" or watch.must_move:
-            raise Draining(GOING)
+            raise Draining(LEAVING)
         if is_first:
             is_first = False
             note.answered()

@@ -31,11 +31,17 @@ def check(admin: Admin, address: str, headers: Message) -> None:
         if kind.lower() != "bearer" or not admin.is_token(token.strip()):
             raise Unauthorized("send the admin token as 'Authorization: Bearer TOKEN'")
     elif not is_loopback(address):
-        raise NotAllowed("only from this machine; start the worker with --admin-token for others")
+        raise NotAllowed(
+            "verbs are accepted only from this machine; start the worker with --admin-token for others"
+        )
     elif any(name in headers for name in _OF_PROXIES):
-        raise NotAllowed("not through a proxy; start the worker with --admin-token for that")
+        raise NotAllowed(
+            "verbs are not accepted through a proxy; start the worker with --admin-token for that"
+        )
     elif "Origin" in headers or not is_own_name(headers.get("Host", "")):
-        raise NotAllowed("not from a browser; call this machine localhost or by its address")
+        raise NotAllowed(
+            "verbs are not accepted from a browser; use localhost or the address of this machine"
+        )
 
 
 def is_loopback(address: str) -> bool:

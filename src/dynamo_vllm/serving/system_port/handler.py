@@ -21,10 +21,10 @@ import msgspec
 
 from dynamo_vllm.admin.verbs import failure
 from dynamo_vllm.errors import AdminError, BadCommand, StartError, WrongState
-from dynamo_vllm.serving.lifecycle.loop_heartbeat import LoopPulse
+from dynamo_vllm.serving.lifecycle.loop_heartbeat import LoopHeartbeat
 from dynamo_vllm.serving.system_port import callers
 from dynamo_vllm.serving.system_port.routes import NoRoute, route
-from dynamo_vllm.serving.system_port.runtime_server import PROBES, Behind, is_passed_on
+from dynamo_vllm.serving.system_port.runtime_server import PROBES, RuntimeServer, is_forwarded
 from dynamo_vllm.serving.system_port.server import SystemServer
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class SystemPort:
 
     def __init__(self, host: str, port: int, behind: tuple[str, int]) -> None:
         self.admin: Admin | None = None
-        self.behind = Behind(*behind)
+        self.behind = RuntimeServer(*behind)
         self.loop = asyncio.get_running_loop()
-        self.pulse: LoopPulse | None = None
+        self.pulse: LoopHeartbeat | None = None
         try:
             self._server = _Server((host, port), self)
         except OSError as exc:
@@ -74,7 +74,7 @@ class SystemPort:
 
     def watch_loop(self) -> None:
         """From now on /live depends on the worker's loop, which a starting engine blocks for minutes."""
-        self.pulse = LoopPulse(self.loop)
+        self.pulse = LoopHeartbeat(self.loop)
 
     def close(self) -> None:
         if self.pulse is not None:
@@ -170,13 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception:
             logger.exception("a request to the system port failed")
             self.close_connection = True
-            self._send_json(AdminError.status, failure(AdminError("it failed; the worker's log says why")))
+            self._send_json(
+                AdminError.status, failure(AdminError("the request failed; see the worker's log"))
+            )
 
     def _respond(self, path: str) -> None:
         admin, pulse = self.server.owner.admin, self.server.owner.pulse
         stuck_seconds = pulse.stuck_seconds if pulse is not None else None
         if path in PROBES and stuck_seconds is not None:
-            message = f"the worker's event loop has stood still for {stuck_seconds:.0f} s"
+            message = f"the worker's event loop has been blocked for {stuck_seconds:.0f} s"
             self._send_json(503, {"status": "stuck", "message": message})
         elif path not in PROBES and self.server.place(self.connection).is_for_probes:
             self.close_connection = True
@@ -184,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith(_ADMIN):
             reply = self._verb(path)
             self._send_json(int(reply.get("code", 200)), reply)
-        elif path == "/live" and admin is not None and admin.rests:
+        elif path == "/live" and admin is not None and admin.is_at_rest:
             # The runtime reports here what it reports at /health, and a supervisor would replace the worker.
             self._send_json(200, {"status": "resting"})
         else:
@@ -214,21 +216,21 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(lengths[0])
         if length > MAX_BODY_BYTES:
             self.rfile.read(min(length, 2 * MAX_BODY_BYTES))  # clients send all before they read
-            raise TooLarge(f"the body has {length} bytes; {MAX_BODY_BYTES} are the most")
+            raise TooLarge(f"the body has {length} bytes; at most {MAX_BODY_BYTES} are allowed")
         raw = self.rfile.read(length)
         if len(raw) < length:
-            raise BadCommand(f"the body broke off after {len(raw)} of {length} bytes")
+            raise BadCommand(f"the body ended after {len(raw)} of {length} bytes")
         try:
             body = msgspec.json.decode(raw) if raw.strip() else {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadCommand(f"the body is no JSON: {exc}") from None
+            raise BadCommand(f"the body is not JSON: {exc}") from None
         if not isinstance(body, dict):
             raise BadCommand("the body must be a JSON object")
         return body
 
     def _forward(self, path: str) -> None:
         """Return the runtime's own answer."""
-        if not is_passed_on(path):
+        if not is_forwarded(path):
             raise NoRoute(f"there is no {path[:200]} here")
         if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
             # Nobody reads the body: it would be taken as the next request, which a web page could exploit.
@@ -256,7 +258,10 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what the standard server cannot parse with our own JSON, not with its HTML page."""
         self.close_connection = True
-        refused = {**failure(BadCommand(f"this is no request: {message or code}")), "code": int(code)}
+        refused = {
+            **failure(BadCommand(f"this is not a valid request: {message or code}")),
+            "code": int(code),
+        }
         self._send_json(code, refused)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -276,4 +281,4 @@ def path_of(target: str) -> str:
     with contextlib.suppress(ValueError):  # half an address
         if target.isascii() and target.isprintable():
             return urlsplit(target).path
-    raise BadCommand(f"{target[:200]!r} is no path; write other characters as %XX, in UTF-8")
+    raise BadCommand(f"{target[:200]!r} is not a path; write other characters as %XX, in UTF-8")

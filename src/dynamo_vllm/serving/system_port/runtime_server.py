@@ -32,12 +32,12 @@ class RuntimeAnswer:
 NO_ANSWER = RuntimeAnswer(503, b"the runtime's server does not answer\n", {"Content-Type": "text/plain"})
 
 
-def is_passed_on(path: str) -> bool:
+def is_forwarded(path: str) -> bool:
     """Return whether the runtime's server answers: health, metrics and the files of the model card."""
     return path in _PASSED_ON or (path.startswith(_FILES) and path.isascii() and path.isprintable())
 
 
-class Behind:
+class RuntimeServer:
     """Calls it, from any thread."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -53,13 +53,13 @@ class Behind:
         if target in PROBES and self._turn.acquire(blocking=False):
             try:
                 with contextlib.suppress(OSError, http.client.HTTPException):
-                    return _asked(self._kept, method, target, accept)
+                    return _send_request(self._kept, method, target, accept)
                 self._kept.close()
             finally:
                 self._turn.release()
         with contextlib.closing(self._connection()) as connection:
             try:
-                return _asked(connection, method, target, accept)
+                return _send_request(connection, method, target, accept)
             except (OSError, http.client.HTTPException):
                 return NO_ANSWER
 
@@ -67,7 +67,9 @@ class Behind:
         self._kept.close()
 
 
-def _asked(connection: http.client.HTTPConnection, method: str, target: str, accept: str) -> RuntimeAnswer:
+def _send_request(
+    connection: http.client.HTTPConnection, method: str, target: str, accept: str
+) -> RuntimeAnswer:
     connection.request(method, target, headers={"Accept": accept})
     answer = connection.getresponse()
     headers = {k: v for k, v in answer.getheaders() if k.lower() not in _PER_CONNECTION}

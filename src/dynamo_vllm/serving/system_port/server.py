@@ -28,7 +28,7 @@ class SystemServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._places = Places()
-        self._of: dict[int, ConnectionPlace] = {}
+        self._by_connection: dict[int, ConnectionPlace] = {}
         self._spares = _Spares()
         self._is_on_a_spare = False
         if ":" in address[0]:
@@ -43,7 +43,7 @@ class SystemServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def place(self, connection: socket.socket) -> ConnectionPlace:
-        return self._of[id(connection)]
+        return self._by_connection[id(connection)]
 
     def busy(self, connection: socket.socket) -> None:
         self._places.busy(self.place(connection))
@@ -62,7 +62,7 @@ class SystemServer(ThreadingHTTPServer):
         except OSError as exc:
             if exc.errno not in _NONE_LEFT:
                 raise
-        self._spares.give_one()
+        self._spares.release_one()
         try:
             self._is_on_a_spare = True
             return super().get_request()
@@ -79,7 +79,7 @@ class SystemServer(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         place.is_for_probes = place.is_for_probes or self._is_on_a_spare
-        self._of[id(request)] = place
+        self._by_connection[id(request)] = place
         if self._is_on_a_spare:
             # Here, one after the other, so that the spare is free again for the next.
             self.process_request_thread(request, client_address)
@@ -91,7 +91,7 @@ class SystemServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        if (place := self._of.pop(id(request), None)) is not None:
+        if (place := self._by_connection.pop(id(request), None)) is not None:
             self._places.leave(place)
         super().shutdown_request(request)
 
@@ -117,7 +117,7 @@ class _Spares:
             while len(self._held) < SPARE_DESCRIPTORS and not self._is_closed:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
-    def give_one(self) -> None:
+    def release_one(self) -> None:
         with self._lock:
             if self._held:
                 os.close(self._held.pop())

@@ -32,7 +32,7 @@ class AssignedPorts:
         self._counts[option, first] += count
         for port in range(mine, mine + count):
             if port in self._owners or port > 65535:
-                why = f"is taken by {self._owners[port]}" if port in self._owners else "is no port"
+                why = f"is taken by {self._owners[port]}" if port in self._owners else "is not a port"
                 raise ConfigError(f"{flag(option)} {first}: {port} for {name} {why}; name another")
             self._owners[port] = f"{flag(option)} of {name}"
         return mine

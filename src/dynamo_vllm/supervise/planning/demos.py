@@ -49,12 +49,12 @@ DEMOS: dict[str, tuple[Demo, ...]] = {
 
 def choose(name: str, device: str) -> tuple[list[Demo], list[str]]:
     """Return the demos of this name, and why some of `all` are left out."""
-    looked = [(demo, obstacle(demo, device)) for demo in DEMOS[name]]
-    found = [demo for demo, why in looked if why is None]
-    told = [f"{models.served_name(demo.model)} cannot be served: {why}" for demo, why in looked if why]
+    checked = [(demo, obstacle(demo, device)) for demo in DEMOS[name]]
+    found = [demo for demo, why in checked if why is None]
+    reasons = [f"{models.served_name(demo.model)} cannot be served: {why}" for demo, why in checked if why]
     if not found:
-        raise StartError("; ".join(told))
-    return found, told
+        raise StartError("; ".join(reasons))
+    return found, reasons
 
 
 def obstacle(demo: Demo, device: str) -> str | None:
@@ -68,8 +68,8 @@ def obstacle(demo: Demo, device: str) -> str | None:
         return None
     from dynamo_vllm.engine.omni import arguments as omni_arguments
 
-    lack = omni_arguments.missing(device)
-    return None if lack is None else f"it {lack}"
+    missing = omni_arguments.missing(device)
+    return None if missing is None else f"it {missing}"
 
 
 # --- groups of workers ----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def _refuse_encoder_of_text(demos: Sequence[Demo], group: WorkerGroup) -> None:
         if topology.card_of(group).encodes_media and not demo.options.get("enable_multimodal"):
             raise ConfigError(
                 f"an encode worker has nothing to do for {models.served_name(demo.model)}, which takes no "
-                "pictures; add --demo vision, name a model that takes them, or leave --encode out"
+                "images; add --demo vision, name a model that takes them, or leave --encode out"
             )
 
 

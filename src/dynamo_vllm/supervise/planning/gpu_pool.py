@@ -27,7 +27,7 @@ class GpuPool:
         self._shares: defaultdict[str, dict[str, float]] = defaultdict(dict)
         """The share of each GPU's memory, by worker."""
 
-    def give(self, name: str, named: str | None, engines: int, share: float) -> dict[str, str]:
+    def assign(self, name: str, named: str | None, engines: int, share: float) -> dict[str, str]:
         """Return what a worker's environment needs besides what the user `named` there."""
         if not self._count or not engines:
             return {}
@@ -53,12 +53,12 @@ class GpuPool:
         if len(shares) > 1 and (percent := round(100 * sum(shares.values()))) > 100:
             raise ConfigError(
                 f"{' and '.join(shares)} would take {percent} % of the memory of GPU {gpu}; give their "
-                "groups a lower --gpu-memory-utilization, or GPUs of their own"
+                "groups a lower --gpu-memory-utilization, or separate GPUs"
             )
 
 
 def share_of(engine: EngineFlags) -> float:
-    """Return the share of a GPU's memory that an engine with these flags takes; 0 if they give a
+    """Return the share of a GPU's memory that an engine with these flags takes; 0 if they assign a
     size instead.
     """
     if (CACHE_SIZE_ARGUMENTS - {_SHARE}) & engine.keys():

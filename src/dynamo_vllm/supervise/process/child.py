@@ -24,7 +24,7 @@ from dynamo_vllm.supervise.process.held import Held
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dynamo_vllm.supervise.planning.plan import Process
+    from dynamo_vllm.supervise.planning.process import Process
 
 GONE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
@@ -44,7 +44,7 @@ class RunningProcess(Protocol):
 
     def terminate(self) -> None: ...
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Signal it no more: its pid may be reused."""
 
 
@@ -62,7 +62,7 @@ class Child:
         self.instance: int | None = None
         self._ready_at: float | None = None
         self._running = running
-        self._is_let_go = False
+        self._is_released = False
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class Child:
         """Return what it wrote to its log."""
         return logs.read_from(self._log, self._log_start)
 
-    def log_begins_anew(self, log: Path) -> None:
+    def log_was_rotated(self, log: Path) -> None:
         """The log so far was rotated."""
         if log == self._log:
             self._log_start = 0
@@ -111,13 +111,13 @@ class Child:
 
     def kill_group(self) -> None:
         """Do nothing once it was released: the pid may belong to another group."""
-        if not self._is_let_go:
+        if not self._is_released:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def destroy(self) -> list[int]:
         """Kill what is left of the group; return the pids that did not end, normally none."""
-        if self._is_let_go:
+        if self._is_released:
             return []
         deadline = time.monotonic() + GONE_SECONDS
         while (left := members(self.pid)) and time.monotonic() < deadline:
@@ -125,17 +125,17 @@ class Child:
             await asyncio.sleep(_POLL_SECONDS)
         if not left:  # otherwise the kernel keeps it, for example in a driver
             await self.wait()
-        self._let_go()
+        self._release()
         return left
 
     def abandon(self) -> None:
         """Kill it without checking the result."""
         self.kill_group()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
-        self._is_let_go = True
-        self._running.let_go()
+    def _release(self) -> None:
+        self._is_released = True
+        self._running.release()
 
 
 Start = Callable[["Process", list[str], int, int], Awaitable[RunningProcess]]
@@ -165,7 +165,7 @@ async def start(
     return child
 
 
-async def start_afresh(plan: Process, command: list[str], log: int, status: int) -> RunningProcess:
+async def start_from_scratch(plan: Process, command: list[str], log: int, status: int) -> RunningProcess:
     process = _popen(plan, command, log, status)
     return Held(process.pid, process)
 
@@ -179,7 +179,7 @@ def _popen(plan: Process, command: list[str], log: int, status: int) -> subproce
         env=dict(plan.env),
         pass_fds=(status,),
         start_new_session=True,
-        preexec_fn=leave_with(os.getpid()),
+        preexec_fn=end_with_supervisor(os.getpid()),
     )
 
 
@@ -187,7 +187,7 @@ def watch_without_threads() -> None:
     """Make asyncio wait for processes through the kernel; call it before the loop runs.
 
     Python 3.11 would start a thread per process. When its parent is killed, a process gets the signal of
-    `leave_with` once per thread of the parent: the second one would interrupt a worker's drain.
+    `end_with_supervisor` once per thread of the parent: the second one would interrupt a worker's drain.
     """
     if sys.version_info < (3, 12):
         with contextlib.suppress(OSError):  # Linux before 5.3
@@ -205,9 +205,9 @@ def members(group: int) -> list[int]:
     return found
 
 
-def leave_with(parent: int) -> Callable[[], None]:
+def end_with_supervisor(parent: int) -> Callable[[], None]:
     """Runs in the new process: the kernel sends it SIGTERM when its parent is gone, for any reason."""
-    return functools.partial(forking.end_with, parent, signal.SIGTERM)
+    return functools.partial(forking.end_with_parent, parent, signal.SIGTERM)
 
 
 class _Lines:

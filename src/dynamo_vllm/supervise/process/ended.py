@@ -25,7 +25,7 @@ class EndedProcess:
     log: str
     """What this run wrote to its log."""
 
-    def story(self, name: str, log: Path) -> str:
+    def describe_failure(self, name: str, log: Path) -> str:
         """Describe a failure; bad settings need only their one line, others also the end of the log."""
         error = logs.error_line(self.log)
         lines = [f"error: {name} {self.reason}" + (f": {error}" if error else "")]

@@ -20,39 +20,39 @@ LOOK_SECONDS = 0.05
 
 
 class Held:
-    """A child by its pid; implements `child.Running`."""
+    """A child by its pid; implements `child.RunningProcess`."""
 
     def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._popen = popen  # subprocess waits for those that nobody keeps
-        self._is_let_go = False
+        self._is_released = False
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(pid)
         except OSError:
-            self._look_again()
+            self._poll()
         else:
-            self._loop.add_reader(fd, self._tell, fd)
+            self._loop.add_reader(fd, self._on_exit, fd)
 
-    def _tell(self, fd: int) -> None:
+    def _on_exit(self, fd: int) -> None:
         self._loop.remove_reader(fd)
         os.close(fd)
-        self._look()
+        self._check_exit()
 
-    def _look_again(self) -> None:
-        self._look()
+    def _poll(self) -> None:
+        self._check_exit()
         if self.returncode is None:
-            self._loop.call_later(LOOK_SECONDS, self._look_again)
+            self._loop.call_later(LOOK_SECONDS, self._poll)
 
-    def _look(self) -> None:
+    def _check_exit(self) -> None:
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if found is None:
             return
         self.returncode = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         self._ended.set()
-        if self._is_let_go:
+        if self._is_released:
             self._reap()
 
     async def wait(self) -> int:
@@ -64,10 +64,10 @@ class Held:
         if self.returncode is None:
             os.kill(self.pid, signal.SIGTERM)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """From its end on the pid may be reused."""
-        if not self._is_let_go:
-            self._is_let_go = True
+        if not self._is_released:
+            self._is_released = True
             if self.returncode is not None:
                 self._reap()
 

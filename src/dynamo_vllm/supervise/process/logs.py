@@ -38,12 +38,12 @@ def error_line(text: str) -> str | None:
 def last_lines(text: str, count: int = 15) -> list[str]:
     """Return the last lines about a problem, or the last lines if there are none."""
     lines = [_COLOURS.sub("", line).rstrip() for line in text.splitlines()]
-    wrong = _telling(line for line in lines if not _ROUTINE.search(line))
-    return (wrong or _telling(lines))[-count:]
+    wrong = _informative(line for line in lines if not _ROUTINE.search(line))
+    return (wrong or _informative(lines))[-count:]
 
 
-def _telling(lines: Iterable[str]) -> list[str]:
+def _informative(lines: Iterable[str]) -> list[str]:
     """Drop blank lines, repeats and the source code of tracebacks."""
     texts = (_VLLM_HEAD.sub("", line) for line in lines)
-    tells = (text for text in texts if text and not text[0].isspace() and not text.startswith(_NOISE))
-    return list(dict.fromkeys(tells))
+    informative = (text for text in texts if text and not text[0].isspace() and not text.startswith(_NOISE))
+    return list(dict.fromkeys(informative))

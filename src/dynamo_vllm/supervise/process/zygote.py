@@ -13,15 +13,15 @@ from dynamo_vllm import forking
 from dynamo_vllm.config import forks
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.forking import CannotFork
-from dynamo_vllm.supervise.planning.plan import COMMAND
-from dynamo_vllm.supervise.process.child import leave_with, start_afresh
+from dynamo_vllm.supervise.planning.process import COMMAND
+from dynamo_vllm.supervise.process.child import end_with_supervisor, start_from_scratch
 from dynamo_vllm.supervise.process.held import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from dynamo_vllm.supervise.planning.plan import Process
+    from dynamo_vllm.supervise.planning.process import Process
     from dynamo_vllm.supervise.process.child import RunningProcess
 
 FORKED = "dynamo_vllm.cli.start.forked"
@@ -46,7 +46,7 @@ class WorkerZygote:
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Return whether a process with this environment may share the zygote's imports."""
-        return forks.of_imports(environment) == forks.of_imports(self._environment)
+        return forks.import_variables(environment) == forks.import_variables(self._environment)
 
     async def start(self, plan: Process, command: list[str], log: int, status: int) -> RunningProcess:
         """Fork a worker (`child.Start`); if that is not possible, say why and start it from scratch."""
@@ -55,8 +55,8 @@ class WorkerZygote:
         try:
             return Held(await self._fork(task, [log, status]))
         except (CannotFork, OSError, TimeoutError) as exc:
-            self._say(f"{plan.name} imports vLLM by itself: {exc}")
-            return await start_afresh(plan, command, log, status)
+            self._say(f"{plan.name} cannot be forked, so it imports vLLM itself: {exc}")
+            return await start_from_scratch(plan, command, log, status)
 
     async def _fork(self, task: forking.Task, fds: Sequence[int]) -> int:
         async with self._lock:
@@ -69,13 +69,13 @@ class WorkerZygote:
             with forking.adopting():
                 zygote.send(task, fds)
                 async with asyncio.timeout(FORK_SECONDS):
-                    return forking.pid_in(await self._line(zygote.connection))
+                    return forking.parse_pid(await self._line(zygote.connection))
 
     async def _start(self) -> forking.Zygote:
         try:
             os.close(os.pidfd_open(os.getpid()))
         except OSError as exc:
-            raise self._refused("Linux before 5.3 cannot tell when an adopted process ends") from exc
+            raise self._refused("Linux before 5.3 does not report the end of an adopted process") from exc
         ours, theirs = socket.socketpair()
         with self._log.open("ab") as output, theirs:
             self._running = await asyncio.create_subprocess_exec(
@@ -86,7 +86,7 @@ class WorkerZygote:
                 env={**self._environment, **preload.import_environment(self._environment)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                preexec_fn=leave_with(os.getpid()),
+                preexec_fn=end_with_supervisor(os.getpid()),
             )
         ours.setblocking(False)
         self._zygote = forking.Zygote(ours, self._running.pid)
@@ -105,7 +105,7 @@ class WorkerZygote:
         while not line.endswith(b"\n"):
             more = await asyncio.get_running_loop().sock_recv(connection, 4096)
             if not more:
-                raise CannotFork(f"it ended by itself, see {self._log}")
+                raise CannotFork(f"the zygote ended, see {self._log}")
             line += more
         return line
 

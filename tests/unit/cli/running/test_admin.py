@@ -76,7 +76,7 @@ def test_folder_is_named_as_seen_from_here() -> None:
         ("sleep deep", "'deep' is one argument too many: dynamo-vllm sleep"),
         ("sleep --deep", "--deep is not an option of sleep; see 'dynamo-vllm sleep --help'"),
         ("sleep --level 3", "--level 3 is unknown"),
-        ("wake --all --worker 1", "--all and --worker 1 exclude each other"),
+        ("wake --all --worker 1", "--all and --worker 1 cannot be combined"),
         ("wake --run-dir /no/such/folder", "--run-dir /no/such/folder: no serve runs there"),
     ],
 )
@@ -91,7 +91,7 @@ def test_bad_words_end_with_code_2_and_one_line(
 def test_nobody_in_discovery_ends_with_code_1_and_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["wake", "--file-kv", "/no/such/folder", "--namespace", "mine"]) == 1
     assert capsys.readouterr().err == (
-        "error: no worker of namespace mine is in discovery at /no/such/folder; is it running? "
+        "error: no worker of namespace mine is in discovery at /no/such/folder; start one, or "
         "give --file-kv or --run-dir\n"
     )
 

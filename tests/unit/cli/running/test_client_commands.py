@@ -270,7 +270,7 @@ def test_status_without_workers_in_discovery_says_where_it_looked(
 ) -> None:
     assert cli.run(["status", frontend.url]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"no worker of namespace dynamo is in discovery at {tmp_path / 'discovery'}; is it running? "
+        f"no worker of namespace dynamo is in discovery at {tmp_path / 'discovery'}; start one, or "
         "give --file-kv or --run-dir"
     )
 

@@ -13,7 +13,7 @@ import pytest
 from dynamo_vllm.engine.base import EngineParts
 from dynamo_vllm.engine.omni import engine as omni_engine
 from dynamo_vllm.errors import InvalidRequest
-from dynamo_vllm.job import Job, Output, PictureSpec, SamplingSpec
+from dynamo_vllm.job import Job, Output, PipelineSpec, SamplingSpec
 
 
 class Silent(omni_engine.OmniEngine):
@@ -29,7 +29,7 @@ class Silent(omni_engine.OmniEngine):
 
 
 def drawing(name: str) -> Job:
-    return Job(name, [], SamplingSpec(max_tokens=1), picture=PictureSpec(prompt="x", seed=1))
+    return Job(name, [], SamplingSpec(max_tokens=1), pipeline=PipelineSpec(prompt="x", seed=1))
 
 
 async def test_a_hanging_stage_is_detected_while_new_clients_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dynamo_vllm.engine.omni import arguments as omni_arguments
 from dynamo_vllm.engine.omni import pipelines as omni_pipelines
 from dynamo_vllm.engine.omni import stages as omni_stages
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.job import PictureLimits
+from dynamo_vllm.job import PipelineLimits
 
 OLDER = """\
 stage_args:
@@ -200,7 +200,7 @@ def test_our_stages_pass_whole_outputs_unless_a_file_says_otherwise(tmp_path: Pa
 
 def test_limits_of_images_are_read_from_the_folder(tmp_path: Path) -> None:
     assert omni_arguments.media_limits(str(tmp_path), ["text"], {}) is None
-    assert omni_arguments.media_limits(str(tmp_path), ["text", "image"], {}) == PictureLimits(step=16)
+    assert omni_arguments.media_limits(str(tmp_path), ["text", "image"], {}) == PipelineLimits(step=16)
     put(tmp_path, "model_index.json", {"_class_name": "X", "unet": ["diffusers", "UNet2DConditionModel"]})
     put(tmp_path, "vae/config.json", {"block_out_channels": [8, 16, 16, 16]})
     put(tmp_path, "tokenizer/tokenizer_config.json", {"model_max_length": 77})

@@ -62,7 +62,7 @@ def test_extensible_header_and_unknown_length_are_read() -> None:
 
 
 def test_samples_that_are_no_numbers_are_refused() -> None:
-    with pytest.raises(MediaRefused, match="no numbers"):
+    with pytest.raises(MediaRefused, match="not numbers"):
         read(wav(3, 32, 1, struct.pack("<f", float("nan"))))
 
 
@@ -76,7 +76,7 @@ def test_samples_far_above_full_scale_are_refused() -> None:
 def test_other_types_need_soundfile_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MediaRefused, match="pip install soundfile") as caught:
-        audio.of_library(b"fLaC", "FLAC", MediaLimits())
+        audio.decode_with_soundfile(b"fLaC", "FLAC", MediaLimits())
     assert caught.value.status == 415
 
 
@@ -98,12 +98,12 @@ def test_length_that_the_header_does_not_tell_counts(monkeypatch: pytest.MonkeyP
     library = types.SimpleNamespace(SoundFile=Endless, LibsndfileError=OSError)
     monkeypatch.setitem(sys.modules, "soundfile", library)
     with pytest.raises(MediaRefused, match="the limit is 30 s") as caught:
-        audio.of_library(b"fLaC", "FLAC", MediaLimits(max_seconds=30))
+        audio.decode_with_soundfile(b"fLaC", "FLAC", MediaLimits(max_seconds=30))
     assert caught.value.status == 413
 
 
 def test_sound_of_too_many_samples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio, "MAX_SOUND_BYTES", 1000)
+    monkeypatch.setattr(audio, "MAX_AUDIO_BYTES", 1000)
     with pytest.raises(MediaRefused, match="more than 250 samples") as caught:
         read(media.sound())
     assert caught.value.status == 413

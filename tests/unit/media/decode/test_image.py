@@ -65,7 +65,7 @@ def test_picture_of_countless_segments_is_given_up(monkeypatch: pytest.MonkeyPat
 
 def test_decoder_is_stopped_when_its_time_is_over() -> None:
     watch = Deadline(5)
-    source = image._Watched(media.picture(), watch)
+    source = image._LimitedReader(media.picture(), watch)
     source.read(8)
     watch.stop()
     with pytest.raises(MediaRefused, match="not decoded within 5 s"):

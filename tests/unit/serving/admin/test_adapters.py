@@ -26,5 +26,5 @@ async def test_card_that_discovery_does_not_let_go_is_no_success(tmp_path: Path)
     nowhere: Any = object()  # the runtime refuses to talk through it
     registration = Registration(nowhere, options, CARD, worker.facts)
     steps = AdapterSteps(AdapterFiles(tmp_path, SourceLimits(), 8), worker.engine, registration)
-    with pytest.raises(NotListed, match="did not let it go"):
+    with pytest.raises(NotListed, match="did not remove it"):
         await steps.withdraw(Adapter("sql", 1, "/sql", "sql"))

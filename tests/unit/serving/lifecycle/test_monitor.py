@@ -96,7 +96,7 @@ async def test_hang_of_one_rank_is_seen_while_the_other_answers() -> None:
     worker = await make_worker(ranks=2, stall_rank=1)
     seen, task = watch(worker)
     await asyncio.wait_for(seen.hung.wait(), 30)
-    assert seen.reason.startswith("rank 1 of the engine gave nothing")
+    assert seen.reason.startswith("rank 1 of the engine produced no output")
     seen.answered.clear()  # before the hang counted as one, the other rank's answers were the engine's
     other = worker.engine.outputs_seen()[0]
     await until_async("the other rank", lambda: worker.engine.outputs_seen()[0] >= other + 2)

@@ -72,7 +72,7 @@ async def test_worker_learns_that_a_node_is_gone() -> None:
     async with joined() as (followers, following):
         assert not followers.lost.done()
         await following.leave()
-        assert str(await followers.lost) == "rank 1 is gone"
+        assert str(await followers.lost) == "lost the connection to rank 1"
 
 
 async def test_node_learns_that_the_worker_is_gone() -> None:
@@ -101,14 +101,14 @@ async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
         followers.ready()
         await following.ready.wait()
         await following.leave()
-        assert str(await followers.lost) == "rank 1 is gone"
+        assert str(await followers.lost) == "lost the connection to rank 1"
 
 
 @pytest.mark.parametrize(
     ("change", "token", "reason"),
     [
-        ({}, "guess", "its --admin-token is another"),
-        ({}, None, "its --admin-token is another"),
+        ({}, "guess", "its --admin-token differs"),
+        ({}, None, "its --admin-token differs"),
         ({"first_rank": 2}, "hush", "this worker has no 'rank 2' on another node"),
         ({"local_ranks": 2}, "hush", "this worker has no 'rank 2' on another node"),
         ({"first_rank": 0}, "hush", "this worker has no 'rank 0' on another node"),
@@ -137,17 +137,17 @@ async def test_second_node_at_the_same_place_does_no_harm(caplog: pytest.LogCapt
         following = Following(node)
         await following.ready.wait()
         await Following(node).task
-        assert caplog.text.count("rank 1 has joined already") == 2
+        assert caplog.text.count("rank 1 has already joined") == 2
         assert not followers.lost.done()
         await following.leave()
-        assert str(await followers.lost) == "rank 1 is gone"
+        assert str(await followers.lost) == "lost the connection to rank 1"
 
 
 async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_link, "HELLO_SECONDS", 0.1)
     leader, _ = pair()
     async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
         writer.write(node_link.HELLO)  # and no end of the line
         assert (await reader.readline()).startswith(node_link.HELLO)
         assert await reader.read() == b""
@@ -184,7 +184,7 @@ def test_worker_that_was_held_up_still_hears_its_node(monkeypatch: pytest.Monkey
 async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
     leader, _ = pair()
     async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
         writer.write(said)
         writer.write_eof()
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
@@ -196,9 +196,9 @@ async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
 async def test_taken_port_is_refused_with_the_address() -> None:
     leader, _ = pair()
     with socket.socket() as taken:
-        taken.bind((leader.leader, leader.lifeline_port))
+        taken.bind((leader.leader, leader.link_port))
         taken.listen()
-        with pytest.raises(StartError, match=f"on 127.0.0.1:{leader.lifeline_port}"):
+        with pytest.raises(StartError, match=f"on 127.0.0.1:{leader.link_port}"):
             async with node_link.followers(leader):
                 pass
 
@@ -229,7 +229,7 @@ async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFi
     between = free_port()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind, to_worker = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+        behind, to_worker = await asyncio.open_connection(leader.leader, leader.link_port)
 
         async def back() -> None:
             while data := await behind.read(4096):
@@ -251,10 +251,10 @@ async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFi
             await following.leave()
             await followers.lost
         async with node_link.followers(leader, "hush") as followers:
-            reader, writer = await asyncio.open_connection(leader.leader, leader.lifeline_port)
+            reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
             writer.write(spoken[0])
             writer.write_eof()
-            assert b"its --admin-token is another" in await heard(reader)
+            assert b"its --admin-token differs" in await heard(reader)
             writer.close()
             assert not followers.lost.done()
 
@@ -268,7 +268,7 @@ async def test_node_believes_no_worker_without_the_token() -> None:
         writer.write(node_link.WELCOME + b"0" * 64 + b"\n" + node_link.READY)
         writer.close()
 
-    async with asyncio.timeout(30), await asyncio.start_server(pretend, node.leader, node.lifeline_port):
+    async with asyncio.timeout(30), await asyncio.start_server(pretend, node.leader, node.link_port):
         following = Following(node, "hush")
         await following.task
         assert not following.ready.is_set()

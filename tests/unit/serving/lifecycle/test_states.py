@@ -11,7 +11,7 @@ from dynamo_vllm.engine.base import EngineOp, Pause, Resume, Sleep, Wake
 from dynamo_vllm.errors import EngineDead, EngineRequestFailed, NotListed, WrongState
 from dynamo_vllm.serving.lifecycle import operations
 from dynamo_vllm.serving.lifecycle import states as lifecycle_states
-from dynamo_vllm.serving.lifecycle.operations import Bounded
+from dynamo_vllm.serving.lifecycle.operations import BoundedOperations
 from dynamo_vllm.serving.lifecycle.states import Lifecycle, LifeParts
 from harness.fakes import FakeContext, FakeSender, FakeWorker, make_worker, request
 
@@ -116,7 +116,7 @@ def made(worker: FakeWorker, sleep_refusal: str | None = None) -> tuple[Lifecycl
         discovery=discovery,
         health=discovery,
         in_flight=worker.in_flight,
-        engine=Bounded(discovery.engine, discovery.deaths.append),
+        engine=BoundedOperations(discovery.engine, discovery.deaths.append),
         adapters=discovery.adapters,
         answers=answers,
         sleep_refusal=sleep_refusal,
@@ -268,7 +268,7 @@ async def test_requests_beyond_the_budget_move_before_the_sleep() -> None:
     running = asyncio.create_task(worker.generate(request(max_tokens=4000), sender=sender))
     await sender.first.wait()
     await life.sleep(1, 0)
-    assert running.done() and "going away" in str(running.exception())
+    assert running.done() and "is leaving" in str(running.exception())
     assert life.state is WorkerState.ASLEEP
 
 
@@ -299,7 +299,7 @@ async def test_worker_that_discovery_does_not_let_go_does_not_sleep() -> None:
     life, seen = made(worker)
     life.ready()
     seen.lets_go = False
-    with pytest.raises(NotListed, match="does not let this worker go"):
+    with pytest.raises(NotListed, match="did not remove this worker"):
         await life.sleep(1, 10)
     assert (life.state, worker.engine.operations) == (WorkerState.READY, [])
     assert seen.log == ["ready", *AWAY, *BACK]
@@ -320,7 +320,7 @@ async def test_engine_that_hangs_while_it_falls_asleep_is_dead(monkeypatch: pyte
     life, seen = made(await make_worker())
     life.ready()
     seen.hangs.add("Sleep(level=1)")
-    with pytest.raises(EngineDead, match=r"Sleep had no end within 0.02 s"):
+    with pytest.raises(EngineDead, match=r"Sleep did not finish within 0.02 s"):
         await life.sleep(1, 10)
     assert len(seen.deaths) == 1, "also where nobody waits for the answer"
     assert seen.log == ["ready", *AWAY, "Sleep(level=1)"], "nothing is undone, and it does not come back"
@@ -332,7 +332,7 @@ async def test_engine_that_hangs_while_it_wakes_is_dead(monkeypatch: pytest.Monk
     life.ready()
     await life.sleep(1, 10)
     seen.hangs.add("Wake()")
-    with pytest.raises(EngineDead, match=r"Wake had no end within 0.02 s"):
+    with pytest.raises(EngineDead, match=r"Wake did not finish within 0.02 s"):
         await life.wake()
     assert len(seen.deaths) == 1 and "restore" not in seen.log
 
@@ -371,7 +371,7 @@ async def test_awake_worker_that_discovery_does_not_take_is_unwell_until_it_does
     life.ready()
     await life.sleep(1, 10)
     seen.is_there = False
-    with pytest.raises(NotListed, match="discovery does not take this worker back"):
+    with pytest.raises(NotListed, match="discovery did not list this worker again"):
         await life.wake()
     assert state_of(life) is WorkerState.UNWELL
     seen.is_there = True
@@ -499,9 +499,9 @@ async def test_drain_does_not_wait_for_a_sleep_that_waits_for_requests() -> None
     await reached(seen, "withdraw adapters")
     await asyncio.wait_for(life.drain(0.1), 30)
     for act in (falling, queued):
-        with pytest.raises(WrongState, match="this worker is ending"):
+        with pytest.raises(WrongState, match="this worker is stopping"):
             await act
-    with pytest.raises(Exception, match="going away"):
+    with pytest.raises(Exception, match="is leaving"):
         await running
     assert life.state is WorkerState.STOPPED
     assert "restore" not in seen.log and worker.engine.operations == []
@@ -516,7 +516,7 @@ async def test_drain_does_not_wait_for_a_wake_that_hangs(step: str) -> None:
     waking = asyncio.create_task(life.wake())
     await reached(seen, step)
     await asyncio.wait_for(life.drain(0.1), 30)
-    with pytest.raises(WrongState, match="this worker is ending"):
+    with pytest.raises(WrongState, match="this worker is stopping"):
         await waking
     assert life.state is WorkerState.STOPPED and "restore" not in seen.log and seen.deaths == []
 
@@ -529,7 +529,7 @@ async def test_drain_lets_an_engine_go_on_that_was_about_to_pause() -> None:
     pausing = asyncio.create_task(life.pause(keep=True, drain_seconds=10))
     await reached(seen, "Pause()")
     await asyncio.wait_for(life.drain(0.1), 30)
-    with pytest.raises(WrongState, match="this worker is ending"):
+    with pytest.raises(WrongState, match="this worker is stopping"):
         await pausing
     assert "Resume()" in seen.log and life.state is WorkerState.STOPPED
 
@@ -543,7 +543,7 @@ async def test_drain_while_a_failed_sleep_comes_back() -> None:
     await reached(seen, "restore")
     await asyncio.wait_for(life.drain(0.1), 30)
     seen.goes_on.set()
-    with pytest.raises(WrongState, match="this worker is ending"):
+    with pytest.raises(WrongState, match="this worker is stopping"):
         await asking
     if orphans := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(orphans)

@@ -130,7 +130,7 @@ async def test_every_kind_is_tried_in_text_mode_and_chats_too() -> None:
     assert all(job.sampling.detokenize for job in jobs)
     assert any(job.sampling.stop for job in jobs)
     facts = Recorder().facts
-    asked = [trial.request for trial in trials.of_text(facts, trials.Given("s")).short]
+    asked = [trial.request for trial in trials.of_text(facts, trials.TrialInputs("s")).short]
     assert any("messages" in body for body in asked) and any("tools" in body for body in asked)
 
 
@@ -237,7 +237,7 @@ async def test_model_without_known_modules_warms_up_without_an_adapter(
 ) -> None:
     jobs = await warmed(Recorder(adapters=1), adapter_base=tmp_path, scratch=tmp_path)
     assert not any(job.adapter for job in jobs) and is_tried("guided json", jobs)
-    assert "warm-up: no request with an adapter" in caplog.text
+    assert "warm-up: skipped requests with an adapter" in caplog.text
 
 
 def test_sample_adapter_fits_its_base_model(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_refused_kind_is_a_warning_told_once_and_the_others_go_on(
     with caplog.at_level(logging.WARNING):
         jobs = await warmed(engine)
     assert [r.getMessage() for r in caplog.records] == [
-        "warm-up: no request of the kind guided regex: no such thing"
+        "warm-up: skipped requests of the kind guided regex: no such thing"
     ]
     assert is_tried("guided grammar", jobs), "which comes after it"
     assert sum(guided(job) for job in jobs) == 2, "once for each rank, and not once more together"
@@ -304,11 +304,11 @@ async def test_request_that_does_not_end_is_cut_off_and_named(
     engine = Recorder(stall_on_token=1)
     jobs = await warmed(engine)
     assert len(jobs) == 1 and not engine.running
-    assert "warm-up: cut off after 0 s, at greedy" in caplog.text
+    assert "warm-up: stopped after 0 s, at greedy" in caplog.text
 
 
 async def test_kind_that_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(warmup, "REPORT_SECONDS", 0.0)
     told: list[str] = []
     engine = Recorder(prefill_ms=2)
     async with warming(engine) as made:

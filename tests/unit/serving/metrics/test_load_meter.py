@@ -140,12 +140,12 @@ def test_hit_rate_is_that_of_the_last_minute() -> None:
 def test_the_last_error_grows_old() -> None:
     clock = Clock()
     errors = LastError(clock)
-    assert errors.told() is None
+    assert errors.report() is None
     errors.note("first")
     clock.now += 5
     errors.note("second")
     clock.now += 7
-    assert errors.told() == {"message": "second", "seconds_ago": 7}
+    assert errors.report() == {"message": "second", "seconds_ago": 7}
 
 
 async def test_the_fake_engine_counts_what_it_makes_and_is_asked() -> None:

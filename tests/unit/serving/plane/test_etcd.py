@@ -102,7 +102,7 @@ ODD = [
 async def test_answer_of_another_shape_is_told(odd: dict[str, object]) -> None:
     with members((200, json.dumps(odd).encode())) as found:
         async with client(found) as etcd:
-            with pytest.raises(EtcdError, match="etcd's answer is not understood"):
+            with pytest.raises(EtcdError, match="etcd sent an unexpected answer"):
                 await etcd.lease(1)
 
 
@@ -114,7 +114,7 @@ async def test_answer_of_another_shape_is_told(odd: dict[str, object]) -> None:
 async def test_values_of_another_shape_are_told(odd: dict[str, object]) -> None:
     with members((200, json.dumps(odd).encode())) as found:
         async with client(found) as etcd:
-            with pytest.raises(EtcdError, match="etcd's answer is not understood"):
+            with pytest.raises(EtcdError, match="etcd sent an unexpected answer"):
                 await etcd.values([b"key"])
 
 
@@ -129,4 +129,4 @@ async def test_keeper_outlives_an_odd_answer(
         keeping.cancel()
         await asyncio.wait([keeping])
     (warning,) = [record.message for record in caplog.records if "not understood" in record.message]
-    assert "what runs goes on" in warning
+    assert "running workers and requests continue" in warning

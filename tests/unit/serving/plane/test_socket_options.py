@@ -48,7 +48,10 @@ def device(found: socket.socket) -> bytes:
 
 
 def test_what_listens_everywhere_is_for_this_machine_only() -> None:
-    with socket_options.kept_here("127.0.0.1", ()), socket.create_server(("0.0.0.0", 0)) as server:
+    with (
+        socket_options.restricted_to_loopback("127.0.0.1", ()),
+        socket.create_server(("0.0.0.0", 0)) as server,
+    ):
         until("the device", lambda: device(server) == b"lo")
         (found,) = [one for one in listening.listeners([os.getpid()]) if one.port == server.getsockname()[1]]
         assert found.is_for_this_machine
@@ -58,7 +61,7 @@ def test_what_listens_everywhere_is_for_this_machine_only() -> None:
 
 def test_socket_that_does_not_listen_yet_is_looked_at_again() -> None:
     """Between two looks the runtime makes a socket; it may listen only after the second."""
-    keeping = socket_options._KeptHere(set())
+    keeping = socket_options._LoopbackRestriction(set())
     with socket.socket() as server:
         keeping.look()
         server.bind(("0.0.0.0", 0))
@@ -72,7 +75,7 @@ def test_look_that_had_to_wait_for_the_processor_is_followed_by_the_next_one() -
     """As while an engine starts: what it takes is counted, not how long it takes."""
     looks: list[float] = []
 
-    class Waiting(socket_options._KeptHere):
+    class Waiting(socket_options._LoopbackRestriction):
         def look(self) -> None:
             looks.append(time.monotonic())
             time.sleep(0.5)  # what another thread of this process does to it
@@ -89,7 +92,7 @@ def test_look_that_had_to_wait_for_the_processor_is_followed_by_the_next_one() -
 
 def test_port_that_is_meant_for_others_stays_so() -> None:
     with socket.create_server(("0.0.0.0", 0)) as public, socket.create_server(("0.0.0.0", 0)) as other:
-        with socket_options.kept_here("127.0.0.1", (public.getsockname()[1], None)):
+        with socket_options.restricted_to_loopback("127.0.0.1", (public.getsockname()[1], None)):
             until("the other's device", lambda: device(other) == b"lo")
         assert device(public) == b""
         (found,) = [one for one in listening.listeners([os.getpid()]) if one.port == public.getsockname()[1]]
@@ -99,5 +102,5 @@ def test_port_that_is_meant_for_others_stays_so() -> None:
 @pytest.mark.parametrize("host", [None, "10.0.0.1"])
 def test_process_of_a_cluster_listens_for_others(host: str | None) -> None:
     before = threading.active_count()
-    with socket_options.kept_here(host, ()):
+    with socket_options.restricted_to_loopback(host, ()):
         assert threading.active_count() == before

@@ -46,7 +46,7 @@ def test_request_of_two_dead_workers_is_refused_and_others_are_not(tmp_path: Pat
     notes = CrashNotes(str(tmp_path))
     notes.waiting("both").answered()
     dead(tmp_path, "both", "twice answered", answered="twice answered")
-    with pytest.raises(NotTriedAgain, match="2 workers died of it before its first token"):
+    with pytest.raises(NotTriedAgain, match="it crashed 2 workers before its first token"):
         notes.waiting("both")
     for other in ("one", "twice answered", "never seen"):
         notes.waiting(other).answered()

@@ -141,7 +141,7 @@ async def test_drain_moves_a_request_that_the_engine_does_not_know_yet(comes: bo
     if comes:
         role.goes_on.set()
     worker.in_flight.abort_all()
-    with pytest.raises(StreamIncomplete, match="going away"):
+    with pytest.raises(StreamIncomplete, match="is leaving"):
         await asyncio.wait_for(running, 30)
     assert worker.engine.outputs_seen() == {0: 0} and len(worker.in_flight) == 0
 

@@ -180,7 +180,7 @@ async def test_path_with_other_characters_is_answered(front: SystemPort, path: s
             return found
 
     found = await asyncio.to_thread(asked)
-    assert found.startswith(b"HTTP/1.1 400 ") and b"is no path" in found
+    assert found.startswith(b"HTTP/1.1 400 ") and b"is not a path" in found
 
 
 async def test_path_that_is_nobodys_is_not_found(front: SystemPort) -> None:

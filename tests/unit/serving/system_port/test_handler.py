@@ -45,7 +45,7 @@ class Recorder:
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token
-        self.rests = False
+        self.is_at_rest = False
         self.asked: list[tuple[str, object]] = []
 
     @property
@@ -123,7 +123,7 @@ async def test_worker_that_was_told_to_rest_is_alive(behind: tuple[str, int]) ->
     admin = Recorder()
     with opened(behind, admin) as front:
         assert (await ask(front, "GET", "/live"))[0] == 503
-        admin.rests = True
+        admin.is_at_rest = True
         assert (await ask(front, "GET", "/live"))[:2] == (200, {"status": "resting"})
         assert (await ask(front, "GET", "/health"))[0] == 503
 
@@ -133,7 +133,7 @@ async def test_loop_that_stands_still_is_told_until_it_goes_on(
 ) -> None:
     monkeypatch.setattr(loop_heartbeat, "BEAT_SECONDS", 0.01)
     admin = Recorder()
-    admin.rests = True
+    admin.is_at_rest = True
 
     def stuck() -> Any:
         """With this the loop stands still: it waits for it."""
@@ -150,7 +150,7 @@ async def test_loop_that_stands_still_is_told_until_it_goes_on(
         with ThreadPoolExecutor(1) as pool:
             live, health = pool.submit(stuck).result()
         assert live["status"] == health["status"] == "stuck"
-        assert live["message"].startswith("the worker's event loop has stood still for")
+        assert live["message"].startswith("the worker's event loop has been blocked for")
         async with asyncio.timeout(10):
             while (await ask(front, "GET", "/live"))[0] != 200:
                 await asyncio.sleep(0.01)
@@ -197,10 +197,10 @@ async def test_one_connection_for_several_requests(behind: tuple[str, int]) -> N
         ("GET", "/engine/sleep", None, 405, "/engine/sleep takes POST"),
         ("PUT", "/v1/loras", b"{}", 405, "takes GET or POST"),
         ("POST", "/engine/slep", b"{}", 404, "there is no /engine/slep"),
-        ("POST", "/engine/sleep", b"{", 400, "the body is no JSON"),
-        ("POST", "/engine/sleep", b'{"level": "\xed\xa0\x80"}', 400, "the body is no JSON"),
+        ("POST", "/engine/sleep", b"{", 400, "the body is not JSON"),
+        ("POST", "/engine/sleep", b'{"level": "\xed\xa0\x80"}', 400, "the body is not JSON"),
         ("POST", "/engine/sleep", b"[]", 400, "must be a JSON object"),
-        ("POST", "/engine/sleep", b"x" * (system_port_handler.MAX_BODY_BYTES + 1), 413, "are the most"),
+        ("POST", "/engine/sleep", b"x" * (system_port_handler.MAX_BODY_BYTES + 1), 413, "are allowed"),
     ],
 )
 async def test_bad_request(

@@ -123,7 +123,7 @@ def test_prefill_and_decode_workers_both_serve_the_demo(root: Path) -> None:
 @pytest.mark.parametrize("name", ["chat", "lora", "image", "all"])
 def test_encoder_of_a_model_without_pictures_is_refused(root: Path, name: str) -> None:
     _, wanted = serve.understand(["--demo", name, "--encode", "1"], {})
-    with pytest.raises(ConfigError, match=r"nothing to do for demo-\w+, which takes no pictures; add --demo"):
+    with pytest.raises(ConfigError, match=r"nothing to do for demo-\w+, which takes no images; add --demo"):
         demos.put_in(wanted, demos.DEMOS[name], {}, "cpu")
 
 
@@ -211,7 +211,7 @@ def test_demo_and_a_file_with_workers_are_refused(tmp_path: Path) -> None:
 
 
 def test_model_as_the_first_word_and_a_demo_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--demo chat brings its own model; leave it or m out"):
+    with pytest.raises(ConfigError, match="--demo chat has its own model; leave out --demo or m"):
         serve.understand(["m", "--demo", "chat"], {})
 
 

@@ -14,7 +14,7 @@ from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
 from dynamo_vllm.supervise.planning import plan, ports
-from dynamo_vllm.supervise.planning.plan import Plan
+from dynamo_vllm.supervise.planning.process import COMMAND, Plan
 from dynamo_vllm.supervise.process import logs
 from dynamo_vllm.supervise.process.ended import describe
 from dynamo_vllm.supervise.screen import Screen
@@ -31,7 +31,7 @@ def made(*words: str, env: dict[str, str] | None = None) -> Plan:
 
 def words_of(found: Plan, name: str) -> list[str]:
     (process,) = [process for process in found.processes if process.name == name]
-    return list(process.argv[len(plan.COMMAND) :])
+    return list(process.argv[len(COMMAND) :])
 
 
 # --- the plan -------------------------------------------------------------------------------------------
@@ -217,9 +217,9 @@ def test_environment_numbers_the_workers_unless_a_file_does(tmp_path: Path) -> N
         ),
         (("--endpoint", "dyn://a.b.c"), "would both be at a.b.c"),
         (("--connector", "none"), "add --connector nixl"),
-        (("--is-prefill-worker",), "already say what each worker does; leave --is-prefill-worker out"),
+        (("--is-prefill-worker",), "already set the role of each worker; leave --is-prefill-worker out"),
         (("--enable-multimodal", "--multimodal-decode-worker"), "leave --multimodal-decode-worker out"),
-        (("--use-vllm-tokenizer",), "--use-vllm-tokenizer cannot stand beside"),
+        (("--use-vllm-tokenizer",), "--use-vllm-tokenizer cannot be combined with"),
     ],
 )
 def test_settings_no_pair_can_work_with_are_refused(words: tuple[str, ...], message: str) -> None:
@@ -308,7 +308,10 @@ def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
     ("words", "reason"),
     [
         (("--encode", "0"), "--encode 0 must be 1 or more"),
-        (("--encode", "1", "--disaggregation-mode", "agg"), "--encode 1 already says what each worker does"),
+        (
+            ("--encode", "1", "--disaggregation-mode", "agg"),
+            "--encode 1 already sets the role of each worker",
+        ),
         (("--encode", "1", "--multimodal-encode-worker"), "leave --multimodal-encode-worker out"),
         (("--encode", "1", "--component", "c"), "would both be at dynamo.c.generate"),
     ],
@@ -331,7 +334,7 @@ def test_encoder_named_by_the_engines_own_flag_shares_the_folder_too(tmp_path: P
     ]
     for worker in found.workers:
         assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in worker.argv
-    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+    with pytest.raises(ConfigError, match="--encode 1: the file already has encode workers"):
         made("--config", str(file), "--encode", "1")
 
 
@@ -340,7 +343,7 @@ def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
     file.write_text("model: m\nworkers: [{role: encode, engine: fake}]\n")
     with pytest.raises(ConfigError, match="m has encode workers only"):
         made("--config", str(file))
-    with pytest.raises(ConfigError, match="--encode 1: the file has such a group"):
+    with pytest.raises(ConfigError, match="--encode 1: the file already has encode workers"):
         made("--config", str(file), "--encode", "1")
 
 
@@ -353,7 +356,7 @@ def test_hosts_for_pictures_are_the_frontends_too(tmp_path: Path) -> None:
     file.write_text(
         "model: m\nworkers: [{engine: fake, enable-multimodal: true, media-hosts: [a.example]}]\n"
     )
-    with pytest.raises(ConfigError, match="the frontend, which asks for pictures too, has none"):
+    with pytest.raises(ConfigError, match="the frontend, which fetches images too, has none"):
         made("--config", str(file))
     made("--config", str(file), "--media-hosts", "a.example")
 
@@ -381,7 +384,7 @@ def test_side_channel_ports_leave_room_for_the_ranks_of_all_roles() -> None:
     [
         (("--port", "5601"), "--side-channel-port 5600: 5601 for decode-1 is taken by --port; name another"),
         (("--kv-event-port", "5600"), "5600 for prefill-1 is taken by --kv-event-port of prefill-1"),
-        (("--side-channel-port", "65534"), "--side-channel-port 65534: 65536 for decode-2 is no port"),
+        (("--side-channel-port", "65534"), "--side-channel-port 65534: 65536 for decode-2 is not a port"),
     ],
 )
 def test_port_of_somebody_else_is_refused(words: tuple[str, ...], message: str) -> None:
@@ -628,7 +631,7 @@ def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
     before = sorted(folder.path.rglob("*"))
     for _ in range(2):  # the refusal leaves no mark either
         with (
-            pytest.raises(StartError, match=f"project has {name}, .*; name a folder"),
+            pytest.raises(StartError, match=f"project has {name}, .*; choose a new"),
             folder.opened(),
         ):
             pass

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynamo_vllm.supervise.planning.plan import Process
+from dynamo_vllm.supervise.planning.process import Process
 from dynamo_vllm.supervise.process import child as children
 from dynamo_vllm.supervise.process.child import Child
 from harness.processes import survivors
@@ -30,7 +30,7 @@ async def ended(folder: Path, script: str = LEAVES) -> Child:
     env = dict(os.environ)
     argv = (sys.executable, "-c", script)
     plan = Process("frontend", argv, env, "http://127.0.0.1:{port}/live", 1, 0.0, None)
-    child = await children.start(plan, folder / "frontend.log", lambda *_: None, children.start_afresh)
+    child = await children.start(plan, folder / "frontend.log", lambda *_: None, children.start_from_scratch)
     await child.wait()
     return child
 
@@ -71,7 +71,9 @@ async def test_nothing_is_signalled_behind_the_end(tmp_path: Path, monkeypatch: 
 async def test_abandoned_process_leaves_no_zombie(tmp_path: Path) -> None:
     argv = (sys.executable, "-c", "import signal; signal.pause()")
     plan = Process("frontend", argv, dict(os.environ), "http://127.0.0.1:{port}/live", 1, 0.0, None)
-    child = await children.start(plan, tmp_path / "frontend.log", lambda *_: None, children.start_afresh)
+    child = await children.start(
+        plan, tmp_path / "frontend.log", lambda *_: None, children.start_from_scratch
+    )
     child.abandon()
     await child.wait()
     await asyncio.sleep(0)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.codec.openai_media import ImagesEncoder, MediaChatEncoder
-from dynamo_vllm.codec.pictures import Bounds
+from dynamo_vllm.codec.pipeline import Bounds
 from dynamo_vllm.errors import InvalidRequest, TooLong
-from dynamo_vllm.job import EngineFacts, Job, MediaFile, Output, PictureLimits, PictureSpec
-from dynamo_vllm.roles.omni import Pictures
+from dynamo_vllm.job import EngineFacts, Job, MediaFile, Output, PipelineLimits, PipelineSpec
+from dynamo_vllm.roles.omni import MediaPipeline
 
 FACTS = EngineFacts(
     context_length=1,
@@ -21,24 +21,24 @@ FACTS = EngineFacts(
     total_kv_blocks=1,
     max_num_seqs=1,
     max_num_batched_tokens=1,
-    pictures=PictureLimits(step=8, max_prompt_tokens=5),
+    pipeline=PipelineLimits(step=8, max_prompt_tokens=5),
 )
-BOUNDS = Bounds(max_side=1024, max_steps=50, max_pictures=4, max_megapixels=2.1, max_video_megapixels=20)
+BOUNDS = Bounds(max_side=1024, max_steps=50, max_images=4, max_megapixels=2.1, max_video_megapixels=20)
 PNG = MediaFile("image", "image/png", b"picture")
 
 
 @pytest.fixture
-def role() -> Pictures:
-    return Pictures(FACTS, ["img"], BOUNDS, lambda text: len(text.split()))
+def role() -> MediaPipeline:
+    return MediaPipeline(FACTS, ["img"], BOUNDS, lambda text: len(text.split()))
 
 
-async def drawn(role: Pictures, body: dict[str, Any]) -> PictureSpec:
+async def drawn(role: MediaPipeline, body: dict[str, Any]) -> PipelineSpec:
     job = await role.prepare(role.parse(body), "j")
-    assert job.picture is not None
-    return job.picture
+    assert job.pipeline is not None
+    return job.pipeline
 
 
-async def test_every_field_of_an_image_body_is_read(role: Pictures) -> None:
+async def test_every_field_of_an_image_body_is_read(role: MediaPipeline) -> None:
     spec = await drawn(
         role,
         {
@@ -49,7 +49,7 @@ async def test_every_field_of_an_image_body_is_read(role: Pictures) -> None:
             "nvext": {"seed": 7, "num_inference_steps": 3, "guidance_scale": 2.5, "negative_prompt": "dog"},
         },
     )
-    assert spec == PictureSpec(
+    assert spec == PipelineSpec(
         prompt="a cat",
         seed=7,
         n=2,
@@ -62,13 +62,13 @@ async def test_every_field_of_an_image_body_is_read(role: Pictures) -> None:
     )
 
 
-async def test_settings_beside_the_body_are_read_and_nvext_wins(role: Pictures) -> None:
+async def test_settings_beside_the_body_are_read_and_nvext_wins(role: MediaPipeline) -> None:
     beside = {"media_passthrough": {"seed": 1, "num_inference_steps": 9}}
     spec = await drawn(role, {"prompt": "a", "extra_args": beside, "nvext": {"seed": 2}})
     assert (spec.seed, spec.steps) == (2, 9)
 
 
-async def test_chat_draws_the_last_message_of_the_user(role: Pictures) -> None:
+async def test_chat_draws_the_last_message_of_the_user(role: MediaPipeline) -> None:
     spec = await drawn(
         role,
         {
@@ -84,7 +84,7 @@ async def test_chat_draws_the_last_message_of_the_user(role: Pictures) -> None:
     assert (spec.prompt, spec.seed, spec.width, spec.steps) == ("a cat", 3, 64, 2)
 
 
-async def test_without_a_seed_every_picture_is_another(role: Pictures) -> None:
+async def test_without_a_seed_every_picture_is_another(role: MediaPipeline) -> None:
     seeds = {(await drawn(role, {"prompt": "a"})).seed for _ in range(5)}
     assert len(seeds) > 1
 
@@ -113,12 +113,12 @@ async def test_without_a_seed_every_picture_is_another(role: Pictures) -> None:
         ({"prompt": " "}, "prompt"),
         ({"prompt": 3}, "prompt"),
         ({"nvext": {"negative_prompt": "a b c d e f"}}, "negative_prompt"),
-        ({"size": "1024x1024", "n": 3}, "n: 3 pictures of 1048576 pixels are 3.1 million"),
-        ({"n": 3}, "n: 3 pictures of 1048576 pixels"),
+        ({"size": "1024x1024", "n": 3}, "n: 3 images of 1048576 pixels have 3.1 million"),
+        ({"n": 3}, "n: 3 images of 1048576 pixels"),
     ],
 )
 async def test_what_cannot_be_drawn_is_refused_by_name(
-    role: Pictures, change: dict[str, Any], named: str
+    role: MediaPipeline, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises((InvalidRequest, TooLong)) as refused:
         await drawn(role, {"prompt": "a cat", **change})
@@ -126,20 +126,20 @@ async def test_what_cannot_be_drawn_is_refused_by_name(
 
 
 async def test_steps_beyond_what_the_model_was_trained_with_are_refused() -> None:
-    limits = PictureLimits(step=8, max_steps=20)
-    role = Pictures(dataclasses.replace(FACTS, pictures=limits), ["img"], BOUNDS, len)
+    limits = PipelineLimits(step=8, max_steps=20)
+    role = MediaPipeline(dataclasses.replace(FACTS, pipeline=limits), ["img"], BOUNDS, len)
     assert (await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 20}})).steps == 20
     with pytest.raises(InvalidRequest, match="num_inference_steps: 21 is not between 1 and 20"):
         await drawn(role, {"prompt": "a", "nvext": {"num_inference_steps": 21}})
 
 
-async def test_many_small_pictures_are_as_good_as_few_large_ones(role: Pictures) -> None:
+async def test_many_small_pictures_are_as_good_as_few_large_ones(role: MediaPipeline) -> None:
     assert (await drawn(role, {"prompt": "a", "size": "1024x1024", "n": 2})).n == 2
     assert (await drawn(role, {"prompt": "a", "size": "512x512", "n": 4})).n == 4
 
 
 @pytest.mark.parametrize("prompt", ["one two three four five six", "x" * 40_000])
-async def test_a_prompt_too_long_is_refused_and_not_cut(role: Pictures, prompt: str) -> None:
+async def test_a_prompt_too_long_is_refused_and_not_cut(role: MediaPipeline, prompt: str) -> None:
     with pytest.raises(TooLong, match="prompt"):
         await drawn(role, {"prompt": prompt})
 
@@ -153,12 +153,12 @@ async def test_a_prompt_too_long_is_refused_and_not_cut(role: Pictures, prompt: 
         ({"messages": [{"role": "user", "content": "a"}], "n": 9}, "n:"),
     ],
 )
-async def test_bad_chats_are_refused_by_name(role: Pictures, body: dict[str, Any], named: str) -> None:
+async def test_bad_chats_are_refused_by_name(role: MediaPipeline, body: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         await drawn(role, body)
 
 
-async def test_the_health_check_is_a_request_this_role_takes(role: Pictures) -> None:
+async def test_the_health_check_is_a_request_this_role_takes(role: MediaPipeline) -> None:
     spec = await drawn(role, role.health_check())
     assert (spec.width, spec.steps, spec.seed) == (64, 1, 0)
 
@@ -166,9 +166,9 @@ async def test_the_health_check_is_a_request_this_role_takes(role: Pictures) -> 
 # --- videos and sounds ----------------------------------------------------------------------------------
 
 
-def maker(kind: str) -> Pictures:
-    limits = PictureLimits(step=8, kind=kind, frames=16)
-    return Pictures(dataclasses.replace(FACTS, pictures=limits), ["m"], BOUNDS, len)
+def maker(kind: str) -> MediaPipeline:
+    limits = PipelineLimits(step=8, kind=kind, frames=16)
+    return MediaPipeline(dataclasses.replace(FACTS, pipeline=limits), ["m"], BOUNDS, len)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_chat_gets_text_and_media_as_parts_of_one_content() -> None:
     assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
-async def test_each_body_gets_its_own_kind_of_chunk(role: Pictures) -> None:
+async def test_each_body_gets_its_own_kind_of_chunk(role: MediaPipeline) -> None:
     chat = role.parse({"messages": [{"role": "user", "content": "a"}], "model": "other"})
     image = role.parse({"prompt": "a", "size": "64x64", "response_format": "url"})
     job: Job = await role.prepare(image, "j")

@@ -1,0 +1,46 @@
+"""Options of a worker for requests: what it accepts, and when a request moves or is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dynamo_vllm.config.build import opt
+from dynamo_vllm.config.options.omni import OmniOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions(OmniOptions):
+    """A process that answers requests."""
+
+    guide_seconds: float = opt(
+        2.0,
+        "requests",
+        "CPU time for compiling the schema, regex or grammar of a request; above that it gets a 400.",
+        env="DYN_VLLM_GUIDE_SECONDS",
+        metavar="SECONDS",
+    )
+    guide_memory_mb: int = opt(
+        512,
+        "requests",
+        "Memory for compiling it; above that the request gets a 400.",
+        env="DYN_VLLM_GUIDE_MEMORY_MB",
+        metavar="MB",
+    )
+    enable_prompt_embeds: bool = opt(
+        False, "requests", "Accept prompt embeddings.", env="DYN_VLLM_ENABLE_PROMPT_EMBEDS"
+    )
+    migration_limit: int = opt(
+        3,
+        "requests",
+        "Times a request may move to another worker; the worker publishes this for the frontend.",
+        env="DYN_MIGRATION_LIMIT",
+        metavar="N",
+    )
+    crash_notes: str | None = opt(
+        None,
+        "requests",
+        "Folder that workers of one machine share to record requests without a first token. After such a "
+        "request has crashed two workers, the third answers 503. serve sets it.",
+        env="DYN_VLLM_CRASH_NOTES",
+        metavar="FOLDER",
+    )

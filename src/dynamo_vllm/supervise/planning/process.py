@@ -1,0 +1,91 @@
+"""Describes the processes of a `serve` as data: what each runs, and where it answers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynamo_vllm.config.role_cards import CARDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dynamo_vllm.config.options import FrontendOptions
+    from dynamo_vllm.config.role_cards import RoleCard
+
+# -P keeps the current folder off the module path, as the installed command does.
+COMMAND = (sys.executable, "-P", "-m", "dynamo_vllm.cli.main")
+LOOPBACK = "127.0.0.1"
+_ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process to start and keep running."""
+
+    name: str
+    argv: tuple[str, ...]
+    """The command, without what differs at each start: a worker's two ports and the status pipe."""
+    env: Mapping[str, str]
+    """Its complete environment."""
+    health: str
+    """Its health URL; {port} is the placeholder for the port."""
+    port: int | None
+    """Port of `health`; None takes a free one at each start."""
+    drain_seconds: float
+    role: str | None
+    """The role of a worker; None for the frontend."""
+    engines: int = 0
+    """Number of engines on this node, each with one GPU; the fake engine does not count."""
+    card_port: int | None = None
+    """Port of the runtime's server behind a worker's `port`; None takes a free one at each start."""
+    forks: bool = False
+    """Whether it may be forked from a process that has imported vLLM."""
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role is not None
+
+    @property
+    def card(self) -> RoleCard | None:
+        """Of a worker's role."""
+        return None if self.role is None else CARDS[self.role]
+
+    def command(self, port: int, card_port: int | None = None) -> list[str]:
+        """`card_port` is a worker's second port; chosen here, because workers that each look for one would
+        collide."""
+        ports = ["--system-port", str(port)] if self.is_worker else []
+        if card_port is not None:
+            ports += ["--card-port", str(card_port)]
+        return [*self.argv, *ports]
+
+    def health_url(self, port: int) -> str:
+        return self.health.format(port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that `serve` starts, and where it will answer."""
+
+    url: str
+    """URL of the frontend, without a path."""
+    host: str
+    port: int
+    models: tuple[str, ...]
+    """Folder or hub id of each group's model."""
+    processes: tuple[Process, ...]
+    front: FrontendOptions
+    """Settings of the frontend; every process uses the same discovery and planes."""
+    named_ports: frozenset[int] = frozenset()
+    """Where the user wants processes to listen."""
+
+    @property
+    def workers(self) -> tuple[Process, ...]:
+        return tuple(process for process in self.processes if process.is_worker)
+
+
+def reachable(host: str) -> str:
+    """Return an address for connecting to a process that listens on `host`, as written in a URL."""
+    host = _ANY.get(host, host)
+    return f"[{host}]" if ":" in host else host
