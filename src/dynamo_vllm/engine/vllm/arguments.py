@@ -13,6 +13,7 @@ from dynamo_vllm.config.engine_rules import HERE, OMP_THREADS, Fired, Situation,
 from dynamo_vllm.engine.machine import device, free_bytes, has_bfloat16
 from dynamo_vllm.engine.process import cpu_threads, reserved_ports
 from dynamo_vllm.engine.process.environment import WAY_OF_PROCESSES
+from dynamo_vllm.engine.vllm.compat import abilities
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def create_config(args: EngineArgs, settings: EngineSettings) -> Config:
         raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
     _refuse_ranks_of_a_dense_model(config)
     _refuse_adapters_in_float32(config)
-    _refuse_draft_models_on_cpu(config)
+    _refuse_untried_guesses_on_cpu(config)
     # vLLM 0.30: its CPU platform overwrites the way processes are made.
     if WAY_OF_PROCESSES in settings.environment:
         os.environ[WAY_OF_PROCESSES] = settings.environment[WAY_OF_PROCESSES]
@@ -215,15 +216,13 @@ def _refuse_adapters_in_float32(config: Config) -> None:
         raise ConfigError("vLLM's LoRA kernels take no --dtype float32; use float16 or bfloat16")
 
 
-def _refuse_draft_models_on_cpu(config: Config) -> None:
-    """vLLM 0.30's engine ends with the first request: what a draft model reads is made by kernels of Triton.
-
-    What checks the guesses is patched (`patches.cpu.guesses`), so that those of n-grams are taken.
-    """
-    guesses = config.speculative_config
-    if device() == "cpu" and guesses is not None and guesses.method != "ngram":
+def _refuse_untried_guesses_on_cpu(config: Config) -> None:
+    """An engine may end with the first of them."""
+    guesses, methods = config.speculative_config, abilities.guessing_methods_on_cpu()
+    if device() == "cpu" and guesses is not None and guesses.method not in methods:
         raise ConfigError(
-            f"--speculative-config: vLLM has no {guesses.method} on a CPU; use ngram, or leave it out"
+            f"--speculative-config: this vLLM has no {guesses.method} on a CPU; "
+            f"use {' or '.join(sorted(methods))}, or leave it out"
         )
 
 

@@ -33,7 +33,7 @@ NOT_PROVEN: dict[tuple[int, ...], tuple[str, ...]] = {
 
 def refuse_older() -> None:
     """Early, as imports would fail with names that nobody has to know."""
-    found = _release("vllm")
+    found = release("vllm")
     if found is not None and found < OLDEST:
         raise StartError(
             f"vLLM {installed('vllm')} is too old, dynamo-vllm needs {_told(OLDEST)} or newer; "
@@ -43,7 +43,7 @@ def refuse_older() -> None:
 
 def refuse_for_omni() -> None:
     """vLLM-Omni builds on the inside of the vLLM that has its number."""
-    vllm, omni = _release("vllm"), _release("vllm-omni")
+    vllm, omni = release("vllm"), release("vllm-omni")
     if vllm is not None and omni is not None and vllm != omni:
         raise ConfigError(
             f"--omni: vLLM-Omni {installed('vllm-omni')} needs vLLM {_told(omni)}, not {installed('vllm')}; "
@@ -64,12 +64,12 @@ def warn_of_unproven() -> None:
 
 def unproven() -> tuple[str, ...]:
     """Of the installed vLLM; nothing where none is installed."""
-    found = _release("vllm")
+    found = release("vllm")
     return () if found is None or found < OLDEST else NOT_PROVEN.get(found, EVERYTHING)
 
 
-def _release(package: str) -> tuple[int, ...] | None:
-    """Without its last number, which changes no names; None where it is missing or no version."""
+def release(package: str) -> tuple[int, ...] | None:
+    """Return the version without its last number, which changes no names; None where there is none."""
     from packaging.version import InvalidVersion, Version
 
     try:
