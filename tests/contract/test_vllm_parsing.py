@@ -152,7 +152,8 @@ def described(tmp_path: Path) -> Any:
 def test_parser_that_wants_to_see_every_request_sees_those_without_tools(described: Any) -> None:
     """Without the special tokens that it asks for it would not find the end of a turn."""
     alone = {"tool_call_parser": "hf"}
-    for body in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+    bodies: list[dict[str, Any]] = [{}, {"tools": [WEATHER], "tool_choice": "none"}]
+    for body in bodies:
         made = parsing(described, parsers=alone, **body)
         assert made.reads_special_tokens
         assert parts(made, "Hello!") == AnswerPart("Hello!", "", [])
@@ -179,7 +180,7 @@ def test_parsers_that_do_not_fit_are_refused_at_the_start(model: Any) -> None:
 
 def test_parser_whose_marks_the_tokenizer_does_not_have_is_refused(model: Any) -> None:
     with pytest.raises(ConfigError, match="not for the tokenizer of"):
-        vllm_parsing.parser_class(settings(reasoning_parser="ernie45"), model)
+        vllm_parsing.parser_class(settings(tool_call_parser="jamba"), model)
 
 
 def test_parsers_are_the_frontends_in_token_mode(model: Any) -> None:

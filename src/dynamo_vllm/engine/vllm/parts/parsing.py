@@ -51,7 +51,7 @@ def _refuse_for_tokenizer(parser: type[Parser], model: ModelConfig) -> None:
     tokenizer = cached_tokenizer_from_config(model)
     try:
         parser(tokenizer, model_config=model)
-    except (RuntimeError, ValueError, TypeError) as exc:
+    except (RuntimeError, ValueError, TypeError, LookupError, ImportError) as exc:
         raise ConfigError(
             f"--tool-call-parser, --reasoning-parser: not for the tokenizer of {model.model}: {exc}"
         ) from exc
