@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import vllm
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -19,6 +21,7 @@ from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.engine.vllm import kv_compatibility, kv_events
+from dynamo_vllm.kv.compatibility import differences
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import Connector, ConnectorPlace
 from dynamo_vllm.kv.connectors.multi import Multi
@@ -90,6 +93,24 @@ def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
     assert arguments(found).kv_transfer_config.kv_connector == given["kv_connector"]
     fired = {rule.argument for rule in found.fired}
     assert ("disable_hybrid_kv_cache_manager" in fired) is (packages(connector) != {"nixl"})
+
+
+def test_prefill_and_decode_compare_their_vllm_before_its_handshake_would(model: str) -> None:
+    """NIXL's handshake has another number in every release; workers that tell these terms never try it."""
+    given = CONNECTORS["nixl"].engine_config(ConnectorPlace(role="prefill", device="cpu"))
+    settings = EngineSettings(model=model, kv_transfer=given)
+    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+    here = kv_compatibility.terms(config)
+    assert here["vllm"] == vllm.__version__
+    (found,) = differences(here, {**here, "vllm": "0.29.0"})
+    assert found == f"vllm is {vllm.__version__} here and 0.29.0 there"
+
+
+def test_settings_of_vllms_own_tiers_reach_it_as_they_are(model: str) -> None:
+    tiers = {"backpressure": {"max_pending": 8}, "cpu_bytes_to_use": 1 << 20}
+    given = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": tiers}
+    settings = EngineSettings(model=model, argv=("--kv-transfer-config", json.dumps(given)))
+    assert arguments(vllm_arguments.resolve(settings)).kv_transfer_config.kv_connector_extra_config == tiers
 
 
 def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:

@@ -20,6 +20,7 @@ def test_equal_terms_fit_and_widths_may_be_multiples(width: int) -> None:
     ("change", "phrase"),
     [
         ({"block_size": 64}, "block_size is 32 here and 64 there"),
+        ({"vllm": "0.32.0"}, "vllm is 0.30.0 here and 0.32.0 there"),
         ({"dtype": "bfloat16"}, "dtype is float32 here and bfloat16 there"),
         ({"kv_layout": "LBHNC"}, "kv_layout is unknown here and LBHNC there"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size is 2 here and 3 there (one must be a multiple"),

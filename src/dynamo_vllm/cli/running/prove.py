@@ -148,16 +148,26 @@ class CacheUse:
     cached: int
     prompt: int
     handed_over: bool = False
-    """Whether a prefill worker computed the prompt; the decode worker then counts all of it as cached."""
+    """Whether a prefill worker computed the prompt."""
+    not_computed: int = 0
+    """The tokens that the decode worker fetched or had cached."""
 
 
 def serve_once(client: FrontendClient, path: str, model: str, prompt: str) -> CacheUse:
-    extra = {"extra_fields": ["worker_id", "timing"]}
+    extra = {"extra_fields": ["worker_id", "timing", "engine_data"]}
     body = client.ask(path, {**prompt_fields(path, prompt), "model": model, "max_tokens": 1, "nvext": extra})
-    timing = (body.get("nvext") or {}).get("timing") or {}
+    more = body.get("nvext") or {}
+    timing = more.get("timing") or {}
     usage = body.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return CacheUse(timing.get("kv_hit_rate"), cached, usage.get("prompt_tokens") or 0, went_over_two(body))
+    return CacheUse(
+        hit_rate=timing.get("kv_hit_rate"),
+        cached=cached,
+        prompt=usage.get("prompt_tokens") or 0,
+        handed_over=went_over_two(body),
+        # Workers that are not ours count what was fetched as cached.
+        not_computed=(more.get("engine_data") or {}).get("decode_cached_tokens", cached),
+    )
 
 
 def cache(client: FrontendClient, path: str, model: dict[str, Any]) -> Iterator[ProofStep]:
@@ -268,9 +278,9 @@ def prefix_cache(first: CacheUse, again: CacheUse) -> ProofStep:
 
 def hand_over(first: CacheUse) -> ProofStep:
     """Judge whether the decode worker got the KV cache of a new prompt from a prefill worker."""
-    figure = f"{first.cached} of {first.prompt} prompt tokens came from a prefill worker"
+    figure = f"{first.not_computed} of {first.prompt} prompt tokens came from a prefill worker"
     # vLLM may compute the last token again, for its output.
-    if first.cached >= first.prompt - 1:
+    if first.not_computed >= first.prompt - 1:
         return ProofStep("hand-over", OK, figure)
     return ProofStep(
         "hand-over",

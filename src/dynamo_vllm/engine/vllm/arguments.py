@@ -13,6 +13,7 @@ from dynamo_vllm.config.engine_rules import LOOPBACK, OMP_THREADS, Fired, Situat
 from dynamo_vllm.engine.machine import device, free_bytes, has_bfloat16
 from dynamo_vllm.engine.process import cpu_threads, reserved_ports
 from dynamo_vllm.engine.process.environment import MULTIPROC_METHOD
+from dynamo_vllm.engine.vllm.compat import abilities
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def create_config(args: EngineArgs, settings: EngineSettings) -> Config:
         raise ConfigError(f"vLLM cannot serve {args.model} with these settings: {_first_lines(exc)}") from exc
     _refuse_ranks_of_a_dense_model(config)
     _refuse_adapters_in_float32(config)
-    _refuse_draft_models_on_cpu(config)
+    _refuse_untried_speculation_on_cpu(config)
     # vLLM 0.30: its CPU platform overwrites the user's choice.
     if MULTIPROC_METHOD in settings.environment:
         os.environ[MULTIPROC_METHOD] = settings.environment[MULTIPROC_METHOD]
@@ -218,16 +219,16 @@ def _refuse_adapters_in_float32(config: Config) -> None:
         raise ConfigError("vLLM's LoRA kernels do not support --dtype float32; use float16 or bfloat16")
 
 
-def _refuse_draft_models_on_cpu(config: Config) -> None:
-    """Refuses draft models on CPU: vLLM 0.30 prepares their inputs with Triton kernels and crashes.
+def _refuse_untried_speculation_on_cpu(config: Config) -> None:
+    """Refuses methods that were not run on a CPU: an engine may crash with its first draft.
 
     N-gram speculation works: its rejection sampler is patched (`patches.cpu.speculative`).
     """
-    speculative = config.speculative_config
-    if device() == "cpu" and speculative is not None and speculative.method != "ngram":
+    speculative, methods = config.speculative_config, abilities.speculative_methods_on_cpu()
+    if device() == "cpu" and speculative is not None and speculative.method not in methods:
         raise ConfigError(
-            f"--speculative-config: vLLM does not support {speculative.method} on a CPU; "
-            "use ngram, or leave it out"
+            f"--speculative-config: this vLLM does not support {speculative.method} on a CPU; "
+            f"use {' or '.join(sorted(methods))}, or leave it out"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import GracefulHTTPError
 from vllm.lora.request import LoRARequest
 
 from dynamo_vllm.engine import base
@@ -108,7 +109,11 @@ class Control:
         await self._llm.remove_lora(op.adapter.id)
 
     async def _start_profile(self, op: base.StartProfile) -> None:
-        await self._llm.start_profile(op.prefix)
+        """vLLM 0.30 and 0.31 ignore a second start, 0.32 refuses it."""
+        try:
+            await self._llm.start_profile(op.prefix)
+        except GracefulHTTPError as exc:
+            raise WrongState("a profile is being recorded; stop it first") from exc
 
     async def _stop_profile(self, _: base.StopProfile) -> None:
         await self._llm.stop_profile()

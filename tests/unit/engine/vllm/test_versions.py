@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.patches import patch
-from dynamo_vllm.engine.vllm.compat import versions
+from dynamo_vllm.engine.vllm.compat import abilities, versions
 from dynamo_vllm.engine.vllm.compat.not_proven import NOT_PROVEN
 from dynamo_vllm.errors import ConfigError, StartError
 
@@ -90,3 +90,17 @@ def test_range_of_the_package_is_what_was_looked_at() -> None:
         assert all(wanted.specifier.contains(".".join(map(str, one))) for one in NOT_PROVEN)
         newer = max(NOT_PROVEN)[1] + 1
         assert not wanted.specifier.contains(f"0.{newer}")
+
+
+@pytest.mark.parametrize(
+    ("version", "drafts", "shows_all"),
+    [("0.30.1", False, False), ("0.31.0", True, False), ("0.32.0", True, True), ("a build", True, True)],
+)
+def test_abilities_come_with_a_version(
+    monkeypatch: pytest.MonkeyPatch, version: str, drafts: bool, shows_all: bool
+) -> None:
+    install(monkeypatch, vllm=version)
+    methods = abilities.speculative_methods_on_cpu()
+    assert "ngram" in methods and "suffix" not in methods
+    assert [name in methods for name in ("draft_model", "eagle", "eagle3", "mtp")] == [drafts] * 4
+    assert abilities.parsers_say_whether_to_see_every_request() is shows_all

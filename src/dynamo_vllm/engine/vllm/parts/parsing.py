@@ -9,8 +9,10 @@ from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
 from vllm.reasoning import ReasoningParserManager
+from vllm.tokenizers.registry import cached_tokenizer_from_config
 from vllm.tool_parsers import ToolParserManager
 
+from dynamo_vllm.engine.vllm.compat import abilities
 from dynamo_vllm.errors import ConfigError, InvalidRequest
 from dynamo_vllm.job import GUIDE_KINDS, AnswerPart, Guide, Output
 
@@ -30,13 +32,29 @@ def parser_class(settings: EngineSettings, model: ModelConfig) -> type[Parser] |
         return None
     _refuse_unknown("--tool-call-parser", settings.tool_call_parser, ToolParserManager)
     _refuse_unknown("--reasoning-parser", settings.reasoning_parser, ReasoningParserManager)
-    found: type[Parser] | None = ParserManager.get_parser(
-        settings.tool_call_parser,
-        settings.reasoning_parser,
-        enable_auto_tools=True,
-        is_harmony=model.hf_config.model_type == "gpt_oss",
-    )
+    try:
+        found: type[Parser] | None = ParserManager.get_parser(
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+            enable_auto_tools=True,
+            is_harmony=model.hf_config.model_type == "gpt_oss",
+        )
+    except TypeError as exc:  # since vLLM 0.32 for two that do not go together
+        raise ConfigError(f"--tool-call-parser and --reasoning-parser: {exc}") from exc
+    if found is not None:
+        _refuse_for_tokenizer(found, model)
     return found
+
+
+def _refuse_for_tokenizer(parser: type[Parser], model: ModelConfig) -> None:
+    """A tokenizer without the marks that a parser looks for would refuse every chat."""
+    tokenizer = cached_tokenizer_from_config(model)
+    try:
+        parser(tokenizer, model_config=model)
+    except (RuntimeError, ValueError, TypeError, LookupError, ImportError) as exc:
+        raise ConfigError(
+            f"--tool-call-parser, --reasoning-parser: not for the tokenizer of {model.model}: {exc}"
+        ) from exc
 
 
 def _refuse_unknown(flag: str, name: str | None, manager: Any) -> None:
@@ -62,8 +80,7 @@ class Parsing:
         self._make = functools.partial(
             parser, tokenizer, request.tools, chat_template_kwargs=dict(template_kwargs), model_config=model
         )
-        # As in vLLM's own server: with tool_choice "none" markup in special tokens stays hidden.
-        if parser.reasoning_parser_cls is not None or request.tool_choice != "none":
+        if _sees_request(parser, request.tool_choice):
             request = self._make().adjust_request(request)
         self._request = request
 
@@ -102,6 +119,16 @@ class Choice:
             return AnswerPart()
         calls = [call.model_dump(exclude_none=True) for call in found.tool_calls or ()]
         return AnswerPart(found.content or "", found.reasoning or "", calls)
+
+
+def _sees_request(parser: Any, tool_choice: object) -> bool:
+    """Returns whether the parser may adjust the request, as in vLLM's own server.
+
+    With tool_choice "none" markup in special tokens stays hidden.
+    """
+    if parser.reasoning_parser_cls is not None or tool_choice != "none":
+        return True
+    return bool(abilities.parsers_say_whether_to_see_every_request() and parser.always_adjust_request)
 
 
 def _request(body: ChatBody) -> ChatCompletionRequest:
