@@ -128,5 +128,5 @@ async def test_keeper_outlives_an_odd_answer(
         assert not keeping.done()
         keeping.cancel()
         await asyncio.wait([keeping])
-    (warning,) = [record.message for record in caplog.records if "not understood" in record.message]
+    (warning,) = [record.message for record in caplog.records if "unexpected answer" in record.message]
     assert "running workers and requests continue" in warning
