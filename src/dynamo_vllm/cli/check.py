@@ -155,7 +155,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
         versions=versions.found(),
         patches=[patch.described() for patch in table.PATCHES],
         facts=facts_of(plan),
-        settings=list(settings_of(named, vars(given))),
+        settings=list(settings_of(named, vars(given), environment)),
         engine_flags=engine_argv,
         engine_defaults=defaults,
         ports=ports,
@@ -163,12 +163,14 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
     )
 
 
-def settings_of(worker: WorkerOptions, given: Mapping[str, Any]) -> Iterator[Setting]:
+def settings_of(
+    worker: WorkerOptions, given: Mapping[str, Any], environment: Mapping[str, str]
+) -> Iterator[Setting]:
     """The options that differ from their defaults."""
     values = build.shown(worker)
     for item in build.declared(WorkerOptions):
         if values[item.name] != item.default:
-            source = "flag" if item.name in given else item.option.env
+            source = "flag" if item.name in given else item.variable_in(environment) or item.option.env
             yield Setting(item.flags[0], values[item.name], source)
 
 
