@@ -15,6 +15,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/start.md": "Five minutes",
         "docs/serve.md": "Serve on one machine",
         "docs/demo.md": "The demo models",
+        "docs/from-dynamo-vllm.md": "From python -m dynamo.vllm",
     },
     "Capabilities": {
         "docs/requests.md": "Requests",

@@ -148,7 +148,8 @@ def row(item: build.Declared) -> tuple[str, ...]:
     meaning = item.option.help
     if item.option.choices:
         meaning += " One of " + ", ".join(f"`{choice}`" for choice in item.option.choices) + "."
-    return flags(item), f"`{item.option.env}`", default(item), meaning
+    variables = ", ".join(f"`{name}`" for name in (item.option.env, *item.option.older_envs))
+    return flags(item), variables, default(item), meaning
 
 
 def flags(item: build.Declared) -> str:

@@ -14,7 +14,7 @@ from docs_site import markdown, pages
 from generate import docs
 
 from dynamo_vllm.config import build
-from harness import messages
+from harness import messages, upstream_map
 
 PAGES = pages.pages()
 OF_PROGRAMS = {
@@ -35,6 +35,8 @@ _OURS = re.compile(r"^(?:[A-Z_0-9]+=\S* )*(?:\.venv/bin/)?(?:dynamo-vllm|make|py
 def spoken(page: str) -> list[tuple[str, str]]:
     """Yields flags, variables and our commands in the documentation, with their place."""
     text = (pages.ROOT / page).read_text()
+    if page == upstream_map.PAGE:
+        text = upstream_map.without_upstream(text)
     found = [(f"{page}:{line}", code) for line, code in markdown.code(text)]
     for block in markdown.blocks(text):
         lines = block.text.replace("\\\n", " ").splitlines()
@@ -103,7 +105,7 @@ def variable_exists(name: str) -> bool:
     return (
         name in OF_PROGRAMS
         or name.startswith(("NCCL_", "UCX_", "AWS_"))
-        or any(item.option.env == name for item in own_options())
+        or any(name in (item.option.env, *item.option.older_envs) for item in own_options())
         or name in vllm.envs.environment_variables
         or re.search(rf"\b{name}\b", own_text()) is not None
         or is_in_runtime(name)

@@ -162,7 +162,7 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
         not_proven=compat.unproven(),
         patches=[patch.described() for patch in table.PATCHES],
         facts=facts_of(plan),
-        settings=list(settings_of(named, vars(given))),
+        settings=list(settings_of(named, vars(given), environment)),
         engine_flags=engine_argv,
         engine_defaults=defaults,
         ports=ports,
@@ -170,12 +170,14 @@ def look(options: CheckOptions, argv: Sequence[str], environment: Mapping[str, s
     )
 
 
-def settings_of(worker: WorkerOptions, given: Mapping[str, object]) -> Iterator[Setting]:
+def settings_of(
+    worker: WorkerOptions, given: Mapping[str, object], environment: Mapping[str, str]
+) -> Iterator[Setting]:
     """Yield the options that differ from their defaults."""
     values = build.without_secrets(worker)
     for item in build.declared(WorkerOptions):
         if values[item.name] != item.default:
-            source = "flag" if item.name in given else item.option.env
+            source = "flag" if item.name in given else item.variable_in(environment) or item.option.env
             yield Setting(item.flags[0], values[item.name], source)
 
 

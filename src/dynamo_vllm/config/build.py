@@ -42,6 +42,8 @@ class Option:
     """The value of a flag without an argument."""
     secret: bool = False
     """Its value is never shown."""
+    older_envs: tuple[str, ...] = ()
+    """Other names of the variable, read where `env` is not set."""
 
 
 def opt(
@@ -57,10 +59,21 @@ def opt(
     repeats: bool = False,
     bare_value: str | None = None,
     secret: bool = False,
+    older_envs: Sequence[str] = (),
 ) -> Any:
     """A dataclass field that is also a flag and an environment variable."""
     declared = Option(
-        group, help, env, tuple(flags), tuple(choices), metavar, hidden, repeats, bare_value, secret
+        group,
+        help,
+        env,
+        tuple(flags),
+        tuple(choices),
+        metavar,
+        hidden,
+        repeats,
+        bare_value,
+        secret,
+        tuple(older_envs),
     )
     return dataclasses.field(default=default, metadata={_META: declared})
 
@@ -78,6 +91,11 @@ class Declared:
     @property
     def flags(self) -> tuple[str, ...]:
         return self.option.flags or ("--" + self.name.replace("_", "-"),)
+
+    def variable_in(self, env: Mapping[str, str]) -> str | None:
+        """Return the variable that sets the option in `env`, by its newest name."""
+        names = (self.option.env, *self.option.older_envs)
+        return next((name for name in names if env.get(name, "") != ""), None)
 
 
 def declared(cls: type) -> tuple[Declared, ...]:
@@ -210,8 +228,8 @@ def from_values(cls: type[T], given: Mapping[str, object], env: Mapping[str, str
     for item in declared(cls):
         if item.name in given:
             values[item.name] = _value(item, given[item.name], item.flags[0])
-        elif env.get(item.option.env, "") != "":
-            values[item.name] = _value(item, env[item.option.env], item.option.env)
+        elif (variable := item.variable_in(env)) is not None:
+            values[item.name] = _value(item, env[variable], variable)
     return cls(**values)
 
 

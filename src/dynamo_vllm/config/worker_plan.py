@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.nodes import Node
     from dynamo_vllm.config.rules.flags import EngineFlags
 
+HANDS_OVER = ("nixl",)
+"""The connector of roles that hand a KV cache over or fetch one, if the user names none."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
@@ -35,7 +38,7 @@ class WorkerPlan:
     @classmethod
     def of(cls, options: WorkerOptions, engine_argv: Sequence[str] = ()) -> WorkerPlan:
         flags = engine_flags(engine_argv)
-        options = with_transfer_role(options, flags)
+        options = with_connector(with_transfer_role(options, flags), flags)
         node, folder = nodes.from_flags(options.headless, flags), encoders.folder_of(options, flags)
         return cls(options, tuple(engine_argv), flags, node, folder)
 
@@ -65,3 +68,11 @@ def with_transfer_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOpt
     if written == encoders.CONSUMER and not options.card.encodes_media:
         return dataclasses.replace(options, ec_consumer_mode=True)
     return options
+
+
+def with_connector(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:
+    """Return the options with a connector for a role that needs one, unless the user chose it."""
+    is_chosen = bool(options.connector) or "kv_transfer_config" in engine
+    if is_chosen or options.omni or not options.card.hands_over_kv:
+        return options
+    return dataclasses.replace(options, connector=HANDS_OVER)

@@ -51,7 +51,9 @@ class Small:
     words: tuple[str, ...] = opt(("a",), "group", "Which.", env="X_WORDS")
     kind: str = opt("red", "group", "Of which kind.", env="X_KIND", choices=("red", "blue"))
     secret: int = opt(1, "group", "For tools.", env="X_SECRET", hidden=True)
-    every: float | None = opt(None, "group", "How often.", env="X_EVERY", bare_value="2")
+    every: float | None = opt(
+        None, "group", "How often.", env="X_EVERY", bare_value="2", older_envs=("OLD_EVERY",)
+    )
     token: str | None = opt(None, "other", "Not to be seen.", env="X_TOKEN", secret=True)
 
 
@@ -70,6 +72,14 @@ def parsed(*argv: str, **env: str) -> Small:
 
 def test_default_stands_when_nothing_is_given() -> None:
     assert parsed() == Small()
+
+
+def test_older_variable_counts_where_the_newer_is_not_set() -> None:
+    assert parsed(OLD_EVERY="3").every == parsed(OLD_EVERY="3", X_EVERY="").every == 3
+    assert parsed(OLD_EVERY="3", X_EVERY="4").every == 4
+    assert parsed("--every", "5", OLD_EVERY="3").every == 5
+    with pytest.raises(ConfigError, match="OLD_EVERY='often' is not a number"):
+        parsed(OLD_EVERY="often")
 
 
 def test_variable_beats_the_default() -> None:
@@ -197,7 +207,7 @@ def test_every_field_of_our_options_is_declared_once(cls: type) -> None:
     declared = build.declared(cls)
     assert sorted(item.name for item in declared) == sorted(field.name for field in fields(cls))
     spelled = [flag for item in declared for flag in item.flags]
-    variables = [item.option.env for item in declared]
+    variables = [name for item in declared for name in (item.option.env, *item.option.older_envs)]
     assert len(set(spelled)) == len(spelled)
     assert len(set(variables)) == len(variables)
     assert all(item.option.help and item.option.group for item in declared)

@@ -99,10 +99,14 @@ WORKER = [
         ["--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1"}'],
         "answers are wrong",
     ),
-    (connectors.disaggregation_needs_a_connector, ["--is-decode-worker"], "add --connector nixl"),
     (
         connectors.disaggregation_needs_a_connector,
-        ["--disaggregation-mode", "prefill"],
+        ["--is-decode-worker", "--connector", "none"],
+        "add --connector nixl",
+    ),
+    (
+        connectors.disaggregation_needs_a_connector,
+        ["--disaggregation-mode", "prefill", "--connector", "null"],
         "add --connector nixl",
     ),
     (

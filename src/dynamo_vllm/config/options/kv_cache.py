@@ -15,7 +15,8 @@ class KvCacheOptions(RequestOptions):
     connector: tuple[str, ...] = opt(
         (),
         "kv cache",
-        "KV connectors in order: nixl, kvbm, or none; lmcache is known but refused.",
+        "KV connectors in order: nixl, kvbm, or none; lmcache is known but refused (default: none, or nixl "
+        "for a worker that hands its KV cache over, or fetches one).",
         env="DYN_CONNECTOR",
         metavar="NAME",
     )

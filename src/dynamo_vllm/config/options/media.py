@@ -59,6 +59,7 @@ class MediaOptions(MediaReachOptions):
         "multimodal",
         "Let encode workers encode media; the worker encodes them itself if none answers.",
         env="DYN_ROUTE_TO_ENCODER",
+        older_envs=("DYN_VLLM_ROUTE_TO_ENCODER",),
     )
     vllm_native_encoder_worker: bool = opt(
         False,

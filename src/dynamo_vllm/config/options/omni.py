@@ -24,6 +24,7 @@ class OmniOptions(MediaOptions):
         "Stages of the pipeline: a deploy config of vLLM-Omni 0.30, or an older stage file, which is "
         "translated (default: the model's own pipeline).",
         env="DYN_VLLM_STAGE_CONFIGS_PATH",
+        older_envs=("DYN_OMNI_STAGE_CONFIGS_PATH",),
         flags=("--stage-configs-path", "--deploy-config"),
         metavar="FILE",
     )

@@ -19,6 +19,8 @@ OLDER_ROLES = {
     "vllm_native_encoder_worker": "encode",
 }
 """Older names of --disaggregation-mode, with the role of each."""
+OLDER_MODES = {"pd": "agg"}
+"""Older values of --disaggregation-mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class WorkerOptions(KvCacheOptions):
         "model",
         "OpenAI endpoints the model answers on: chat, completions.",
         env="DYN_ENDPOINT_TYPES",
+        flags=("--endpoint-types", "--dyn-endpoint-types"),
         metavar="TYPE",
     )
     card_port: int | None = opt(
@@ -124,9 +127,10 @@ class WorkerOptions(KvCacheOptions):
     disaggregation_mode: str | None = opt(
         None,
         "role",
-        "Part of a request that this worker computes (default: agg, everything).",
+        "Part of a request that this worker computes (default: agg, everything; pd is an older name of it).",
         env="DYN_DISAGGREGATION_MODE",
-        choices=tuple(CARDS),
+        choices=(*CARDS, *OLDER_MODES),
+        older_envs=("DYN_VLLM_DISAGGREGATION_MODE",),
     )
     is_prefill_worker: bool = opt(
         False, "role", "Older name of --disaggregation-mode prefill.", env="DYN_VLLM_IS_PREFILL_WORKER"
@@ -275,13 +279,15 @@ class WorkerOptions(KvCacheOptions):
         "engine",
         "Write the resolved configuration to this file, before the start and again when the engine is ready.",
         env="DYN_VLLM_DUMP_CONFIG_TO",
+        older_envs=("DYN_DUMP_CONFIG_TO",),
         metavar="FILE",
     )
 
     @property
     def role(self) -> str:
         """agg, prefill, decode or encode, from whichever flag named it."""
-        return next(iter(self.older_roles.values()), self.disaggregation_mode or "agg")
+        mode = self.disaggregation_mode or "agg"
+        return next(iter(self.older_roles.values()), OLDER_MODES.get(mode, mode))
 
     @property
     def older_roles(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.options.worker import OLDER_MODES
 from dynamo_vllm.config.rules import flags
 from dynamo_vllm.errors import ConfigError
 
@@ -26,7 +27,8 @@ OFFLOADERS = ("lmcache", "kvbm")
 def one_role(o: WorkerOptions, _: EngineFlags) -> None:
     named = {flags.flag(name): role for name, role in o.older_roles.items()}
     if o.disaggregation_mode is not None:
-        named[f"--disaggregation-mode {o.disaggregation_mode}"] = o.disaggregation_mode
+        mode = o.disaggregation_mode
+        named[f"--disaggregation-mode {mode}"] = OLDER_MODES.get(mode, mode)
     if len(set(named.values())) > 1:
         raise ConfigError(f"{' and '.join(named)} name different roles; a worker has one, give one of them")
 

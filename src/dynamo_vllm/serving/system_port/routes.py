@@ -45,8 +45,12 @@ def _split(path: str) -> tuple[str, ...]:
     return tuple(path.strip("/").split("/"))
 
 
-ROUTES = tuple(Route("POST", ("engine", name), name) for name in VERBS) + tuple(
-    Route(verb.rest[0], _split(verb.rest[1]), verb.name) for verb in VERBS.values() if verb.rest
+CONTROL = ("sleep", "wake_up", "start_profile", "stop_profile")
+"""Verbs that python -m dynamo.vllm has at /engine/control/NAME; callers written for it find them there."""
+ROUTES = (
+    *(Route("POST", ("engine", name), name) for name in VERBS),
+    *(Route("POST", ("engine", "control", name), name) for name in CONTROL),
+    *(Route(verb.rest[0], _split(verb.rest[1]), verb.name) for verb in VERBS.values() if verb.rest),
 )
 
 

@@ -102,8 +102,8 @@ class WorkerProcesses:
         if self._is_taken(options) and options.component is None and options.endpoint is None:
             more["component"] = self._other_component(options)
         if options.card.hands_over_kv:
-            if not options.connector and "kv_transfer_config" not in engine:
-                more["connector"] = ("nixl",)
+            if options.connector == worker_plan.HANDS_OVER:  # written out, for readers of manifests
+                more["connector"] = worker_plan.HANDS_OVER
             publishes = options.kv_events is not None or "kv_events_config" in engine
             if options.card.takes_kv and self._front.local_prefill_tokens is not None and not publishes:
                 more["kv_events"] = True
