@@ -1,7 +1,7 @@
 """What nobody has proven of a version of vLLM: written by `make docs` from tests/runs.toml."""
 
 NOT_PROVEN: dict[tuple[int, ...], tuple[str, ...]] = {
-    (0, 30): ("serving on a GPU",),
+    (0, 30): (),
     (0, 31): (
         "KV events",
         "prefill and decode apart",
@@ -16,21 +16,5 @@ NOT_PROVEN: dict[tuple[int, ...], tuple[str, ...]] = {
         "serving on a GPU",
         "NIXL between engines on a GPU",
     ),
-    (0, 32): (
-        "the same tokens as bare vLLM",
-        "direct egress",
-        "cancellation",
-        "KV events",
-        "prefill and decode apart",
-        "LoRA",
-        "media and encode workers",
-        "headless nodes",
-        "prompt embeddings",
-        "structured output",
-        "speculative decoding",
-        "sleep",
-        "data parallel",
-        "serving on a GPU",
-        "NIXL between engines on a GPU",
-    ),
+    (0, 32): (),
 }
