@@ -38,7 +38,7 @@ SHELL = {"", "bash", "sh", "console"}
 A_FILE = "deploy/serve/two-workers.yaml"
 REFUSED = ("--connector lmcache",)
 """Shown in order to say that it is refused."""
-OF_THE_MACHINE = ("is not installed", "of this machine's memory")
+OF_THE_MACHINE = ("is not installed", "into this machine's memory")
 """Refusals that depend on where the test runs."""
 _FILE = re.compile(r"(?:[a-z_][\w.-]*/)+[a-z][\w-]*\.(?:py|md|svg|sh)")
 _PROMPT = re.compile(r"^\S*\$ ")

@@ -192,7 +192,7 @@ def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[s
             "--event-plane nats needs a server; add --nats nats://HOST:4222",
         ),
         ("model: org/model\nfrontend: {port: 80}", (), "frontend: port 80: give one from 1024 on"),
-        ("model: org/model\nfrontend: {port: 0}", (), "--port 0 takes no free port here; name one"),
+        ("model: org/model\nfrontend: {port: 0}", (), "--port 0 does not choose a free port here; name one"),
         ("model: org/model", ("--max-model-len", "8"), "--max-model-len is not an option of export"),
         ("model: org/model\nworker: []", (), "did you mean 'workers'?"),
     ],
