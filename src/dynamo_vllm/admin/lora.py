@@ -36,7 +36,7 @@ async def load_lora(body: LoadBody, worker: Controls) -> Reply:
         "lora_id": entry.id,
         "already_loaded": entry.already_loaded,
         "seconds": round(time.monotonic() - began, 3),
-        **told(entry),
+        **described(entry),
     }
 
 
@@ -49,7 +49,7 @@ async def list_loras(_: Nothing, worker: Controls) -> Reply:
     entries = [] if worker.adapters is None else worker.adapters.entries()
     limits = worker.facts.adapters
     return {
-        "loras": [{"name": entry.name, "id": entry.id, **told(entry)} for entry in entries],
+        "loras": [{"name": entry.name, "id": entry.id, **described(entry)} for entry in entries],
         "count": len(entries),
         "capacity": limits.capacity if limits else 0,
     }
@@ -61,7 +61,7 @@ def registry(worker: Controls) -> Registry:
     return worker.adapters
 
 
-def told(entry: AdapterEntry) -> Reply:
+def described(entry: AdapterEntry) -> Reply:
     """What an operator sees of an adapter."""
     facts = entry.facts
     return {

@@ -99,7 +99,7 @@ async def perform(
 async def _perform(name: str, body: object, worker: Controls) -> Reply:
     verb = VERBS.get(name)
     if verb is None:
-        raise BadCommand(f"{name!r} is no verb; there are {', '.join(VERBS)}")
+        raise BadCommand(f"{name!r} is not a verb; there are {', '.join(VERBS)}")
     try:
         parsed = msgspec.convert({} if body is None else body, verb.body)
     except msgspec.ValidationError as exc:

@@ -25,7 +25,7 @@ class EngineSettings:
     flags: EngineFlags = field(default_factory=dict)
     """The same by name."""
     node: Node = Node()
-    """Where this process stands among those of one engine."""
+    """The place of this process among the nodes of one engine."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     parses_answers: bool = False

@@ -55,5 +55,5 @@ def load(path: Path) -> dict[str, object]:
     except (ValueError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is not JSON: {exc}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is no JSON object; give a model's {NAME}")
+        raise ConfigError(f"{path} is not a JSON object; give a model's {NAME}")
     return found

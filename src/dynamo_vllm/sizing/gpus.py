@@ -67,7 +67,7 @@ def _gpu(name: str, gib: str | None) -> Gpu:
         except ValueError:
             size = 0.0
         if size <= 0:
-            raise ConfigError(f"--gpus {name}:{gib}: {gib!r} is no size in GiB")
+            raise ConfigError(f"--gpus {name}:{gib}: {gib!r} is not a size in GiB")
         return Gpu(upper, size)
     if upper not in KNOWN:
         raise ConfigError(

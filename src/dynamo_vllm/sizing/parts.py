@@ -182,7 +182,7 @@ class Facts:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise ConfigError(f"{self.source}: {name} is no mapping")
+            raise ConfigError(f"{self.source}: {name} is not a mapping")
         return Facts(value, f"{self.source}: {name}")
 
     def list(self, name: str) -> tuple[object, ...] | None:
@@ -190,7 +190,7 @@ class Facts:
         if value is None:
             return None
         if not isinstance(value, list):
-            raise ConfigError(f"{self.source}: {name} is no list")
+            raise ConfigError(f"{self.source}: {name} is not a list")
         return tuple(value)
 
 

@@ -24,7 +24,7 @@ def _llava(facts: Facts, hidden: int) -> Iterator[Weight]:
     kind = eye.values.get("model_type")
     if kind not in _BEFORE_THE_LAYERS:
         raise ConfigError(
-            f"{eye.source}: model_type {kind!r} is no tower that is known here; "
+            f"{eye.source}: model_type {kind!r} is not a known vision encoder; "
             f"{' and '.join(_BEFORE_THE_LAYERS)} are"
         )
     size, inner = eye.positive("hidden_size"), eye.positive("intermediate_size")

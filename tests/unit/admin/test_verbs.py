@@ -97,7 +97,7 @@ async def test_caches_and_profiles_reach_the_engine() -> None:
 @pytest.mark.parametrize(
     ("verb", "body", "said"),
     [
-        ("slep", {}, "'slep' is no verb; there are load_lora"),
+        ("slep", {}, "'slep' is not a verb; there are load_lora"),
         ("sleep", {"level": 3}, "level: invalid enum value 3"),
         ("sleep", {"levle": 1}, "object contains unknown field `levle`"),
         ("sleep", {"drain_seconds": -1}, "drain_seconds: expected `float` >= 0"),

@@ -244,7 +244,7 @@ def test_kvbm_tiers_are_the_users_where_he_sizes_one(name: str) -> None:
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
 def test_kvbm_size_that_would_end_the_engine_is_refused(size: str) -> None:
-    with pytest.raises(ConfigError, match=f"DYN_KVBM_CPU_CACHE_GB='{size}' is no size"):
+    with pytest.raises(ConfigError, match=f"DYN_KVBM_CPU_CACHE_GB='{size}' is not a size"):
         CONNECTORS["kvbm"].needs(gpu(environment={"DYN_KVBM_CPU_CACHE_GB": size}))
 
 
@@ -255,7 +255,7 @@ def test_kvbm_events_are_heard_behind_the_port_the_user_fixed() -> None:
     assert merged(DYN_KVBM_LEADER_ZMQ_PUB_PORT="56001") == "tcp://127.0.0.1:57001"
     assert merged(DYN_KVBM_KV_EVENTS_ENABLE_CONSOLIDATOR="false") is None
     for wrong in ("0", "64536", "port"):
-        with pytest.raises(ConfigError, match="is no port"):
+        with pytest.raises(ConfigError, match="is not a port"):
             merged(DYN_KVBM_LEADER_ZMQ_PUB_PORT=wrong)
 
 

@@ -290,7 +290,7 @@ def test_gpus_are_understood(text: str, count: int, name: str, gib: float) -> No
         ("8xZ9", "its memory is not known here; write Z9:GIB"),
         ("0xH100", "0 GPUs hold nothing"),
         ("8*H100", "is not understood"),
-        ("8xZ9:0", "'0' is no size in GiB"),
+        ("8xZ9:0", "'0' is not a size in GiB"),
         ("", "is not understood"),
     ],
 )

@@ -142,7 +142,7 @@ def test_tiny_vision_models_have_as_many_parameters_as_their_tensors(name: str) 
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be 1 or more"),
         ({"layer_types": ["linear_attention"] * 36}, "layer_types has 'linear_attention'"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 36 layers"),
-        ({"layer_types": "full"}, "layer_types is no list"),
+        ({"layer_types": "full"}, "layer_types is not a list"),
     ],
 )
 def test_what_cannot_be_counted_is_named(change: dict[str, object], said: str) -> None:
@@ -158,7 +158,7 @@ def test_a_tower_that_is_not_known_is_refused() -> None:
         "text_config": config("llama-3.1-8b"),
         "vision_config": {"model_type": "x"},
     }
-    with pytest.raises(ConfigError, match="model_type 'x' is no tower that is known here"):
+    with pytest.raises(ConfigError, match="model_type 'x' is not a known vision encoder"):
         families.read(model, "llava")
     with pytest.raises(ConfigError, match="vision_config is missing"):
         families.read({**model, "vision_config": None}, "llava")

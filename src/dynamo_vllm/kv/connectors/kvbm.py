@@ -67,7 +67,7 @@ def _tier(place: ConnectorPlace) -> dict[str, str]:
     sizes = {name: place.environment[name] for name in _TIERS if place.environment.get(name)}
     for name, text in sizes.items():
         if not _is_size(text):
-            raise ConfigError(f"{name}={text!r} is no size; use a number above 0, or unset it")
+            raise ConfigError(f"{name}={text!r} is not a size; use a number above 0, or unset it")
     return {} if sizes else {"DYN_KVBM_CPU_CACHE_GB": f"{place.offload_gb:g}"}
 
 
@@ -99,5 +99,5 @@ def _merged_events(place: ConnectorPlace, port: str) -> str | None:
     if fixed is None:
         return f"tcp://127.0.0.1:{port}"
     if not fixed.isdecimal() or not 0 < int(fixed) <= 64535:
-        raise ConfigError(f"{_LEADER_PORT}={fixed!r} is no port; use 1 to 64535, it needs port + 1000 too")
+        raise ConfigError(f"{_LEADER_PORT}={fixed!r} is not a port; use 1 to 64535, it needs port + 1000 too")
     return f"tcp://127.0.0.1:{int(fixed) + 1000}"
