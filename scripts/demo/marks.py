@@ -14,7 +14,7 @@ class Marker:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.opening = tokenizer.encode("<|im_start|>assistant\n").ids
         self.empty_thought = tokenizer.encode("<think></think>").ids
-        self.end = tokenizer.token_to_id(TURN_END)
+        (self.end,) = tokenizer.encode(TURN_END).ids
 
     def mark(self, example: Example, ids: list[int]) -> list[int]:
         """1 for each id that is learnt, 0 for the others."""

@@ -178,7 +178,7 @@ def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFak
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--engine", "fake", "--fake-engine", '{"refuse_start": true}'], 1, "told not to start"),
+        (["--engine", "fake", "--fake-engine", '{"refuse_start": true}'], 1, "set not to start"),
         (["--engine", "fake", "--fake-engine", '{"speed": 1}'], 2, "speed"),
         (["--engine", "fake", "--model", "/no/such/folder"], 1, "/no/such/folder"),
         (["--engine", "fake", "--max-model-len", "5"], 2, "--max-model-len"),
@@ -301,12 +301,13 @@ def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: Start
     requests = "dynamo_component_requests_total"
 
     def together() -> bool:
-        reply = deployment.post("/v1/completions", ASK)
+        reply = deployment.post("/v1/completions", {**ASK, "nvext": {"extra_fields": ["engine_data"]}})
         if reply.status_code == 503:  # for a moment, while the frontend gets ready for the prefill worker
             return False
         answer = reply.json()
         assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
-        return bool(answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2)
+        told = (answer.get("nvext") or {}).get("engine_data") or {}
+        return bool(told.get("decode_cached_tokens") == 2)
 
     until("a request over both", together)
     assert prefill.metric(requests) >= 1

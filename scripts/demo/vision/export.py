@@ -30,7 +30,8 @@ def on_top_of(chat: Qwen3, tokenizer: Tokenizer, tower: TowerShape) -> tuple[Lla
     """A new tower before the language model of a demo-chat, whose embedding grows by the image token."""
     grown = with_image_token(tokenizer)
     rows = max(padded(grown), chat.shape.vocab_size)
-    model = Llava(Shape(**asdict(chat.shape) | {"vocab_size": rows}), tower, grown.token_to_id(IMAGE))
+    (image,) = grown.encode(IMAGE).ids
+    model = Llava(Shape(**asdict(chat.shape) | {"vocab_size": rows}), tower, image)
     weights = chat.state_dict()
     name = "model.embed_tokens.weight"
     words = model.language_model.state_dict()[name].clone()
