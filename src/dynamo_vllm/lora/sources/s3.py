@@ -161,7 +161,7 @@ def _errors_named(uri: str, client: BaseClient) -> Iterator[None]:
         raise SourceFailed(f"{uri}: {host} cannot be reached ({type(exc).__name__})") from None
     except boto.BotoCoreError as exc:
         # Only the kind: the text may contain addresses with credentials.
-        raise SourceFailed(f"{uri}: {host} closed the connection ({type(exc).__name__})") from None
+        raise SourceFailed(f"{uri}: {host} broke off ({type(exc).__name__})") from None
     except OSError as exc:
         raise SourceFailed(f"{uri}: the files cannot be saved: {exc.strerror}; see --lora-path") from exc
 
