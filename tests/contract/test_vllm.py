@@ -425,7 +425,7 @@ def test_a_cpu_takes_the_guesses_that_were_tried_with_this_vllm(
     given = dataclasses.replace(settings, argv=("--speculative-config", json.dumps(guesses)))
     args = vllm_arguments.resolve(given).args
     is_taken = method == "ngram" or (method == "draft_model" and not is_within(vllm.__version__, "<0.31"))
-    refusal = f"has no {method} on a CPU; use .*ngram"
+    refusal = f"does not support {method} on a CPU; use .*ngram"
     with contextlib.nullcontext() if is_taken else pytest.raises(ConfigError, match=refusal):
         vllm_arguments.create_config(args, given)
 

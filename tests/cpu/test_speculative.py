@@ -142,4 +142,4 @@ def test_vllm_that_cannot_draft_is_not_started(warm: Zygote, model: Path, tmp_pa
         worker = warm.start_worker(made, model, "--speculative-config", guesses)
         made.workers.remove(worker)
         assert worker.process.wait(60) == 2
-        assert "this vLLM has no draft_model on a CPU; use ngram" in worker.log.read_text()
+        assert "this vLLM does not support draft_model on a CPU; use ngram" in worker.log.read_text()
