@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[str, Parts, int, str]] = {
         TOKENS,
         [sound(wav(1, SECONDS + 1)), TEXT],
         400,
-        "lasts 31.0 s; this model hears",
+        "lasts 31.0 s; this model accepts up to 30 s",
     ),
     "too long for the model, in text mode": (
         TEXT_MODE,

@@ -86,7 +86,7 @@ def test_paused_prefill_worker_is_done_without(
         assert load(worker, "a", adapters["a"]).status_code == 200
         answer = worker.admin("sleep")
         assert (answer.status_code, answer.json()["error"]) == (409, "wrong_state")
-        assert "registered with other engines" in answer.json()["message"]
+        assert "other engines read its KV cache" in answer.json()["message"]
     until("the adapter", lambda: "a" in pair.stack.models())
     pair.stack.wait_over_two("a")
     assert prefill.admin("pause").status_code == 200
