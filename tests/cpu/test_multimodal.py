@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {
         [{"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}, TEXT],
         {},
         400,
-        "takes no sounds",
+        "takes no audio parts",
     ),
     "a name alone": (
         WIDE,
@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {
         [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, TEXT],
         {},
         400,
-        "takes no sounds",
+        "takes no audio parts",
     ),
     "three pictures in text mode": (TEXT_MODE, [image(picture(n)) for n in range(3)], {}, 400, "takes 2"),
 }
