@@ -54,11 +54,15 @@ class EncodedReader:
         direct: EncodedMedia | None,
         encoders: Encoders,
         on_lost: Callable[[], None],
+        has_own_names: bool = False,
     ) -> None:
+        """`has_own_names` is for connectors that know media only by the names of encode workers, without the
+        router's prefix."""
         self._own = own
         self._direct = direct
         self._encoders = encoders
         self._on_lost = on_lost
+        self._has_own_names = has_own_names
 
     def refuse(self, refs: Sequence[MediaRef]) -> None:
         self._own.refuse(refs)
@@ -74,7 +78,8 @@ class EncodedReader:
         self.refuse(refs)
         request = encode.request(ids, refs, salt)
         if self._direct is None:
-            media = await self._loaded_while(self._encode_elsewhere(job_id, request, refs), refs, salt, names)
+            encoding = self._encode_elsewhere(job_id, request, refs)
+            media = await self._loaded_while(encoding, refs, salt, () if self._has_own_names else names)
             return await self._own.put_into_prompt(ids, media)
         if {ref.kind for ref in refs} <= DIRECT_KINDS:
             handoff = await self._encode_elsewhere(job_id, request, refs)
