@@ -18,7 +18,7 @@ from dynamo_vllm.roles import encode
 from dynamo_vllm.roles.media import routed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from dynamo_vllm.engine.base import EncodedMedia
     from dynamo_vllm.job import MediaPrompt
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DIRECT_KINDS = frozenset({"image"})
 """Kinds with direct transfer; requests with others are encoded here."""
+
+
+def kinds_encoded_here(media: Mapping[str, int]) -> list[str]:
+    """Return the kinds that a worker with direct transfer encodes itself, of those that its model takes."""
+    return sorted(kind for kind, most in media.items() if most and kind not in DIRECT_KINDS)
 
 
 class NoEncoder(DynamoVllmError):

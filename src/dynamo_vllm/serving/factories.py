@@ -21,7 +21,7 @@ from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, ConnectorPlace, Needs
 from dynamo_vllm.models import hub, media_template
 from dynamo_vllm.roles import aggregated, omni, table, text
-from dynamo_vllm.roles.encoded import EncodedReader
+from dynamo_vllm.roles.encoded import EncodedReader, kinds_encoded_here
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
 from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
@@ -218,6 +218,11 @@ async def media_reader(
     if isinstance(output, OtherConnector):
         return EncodedReader(own, None, encoders, on_lost, has_own_names=True)
     direct = engine.parts.encoded if output.connector_role is None else None
+    if direct is not None and (here := kinds_encoded_here(facts.media)):
+        logger.warning(
+            "encode workers get only images; this worker encodes %s itself (--ec-consumer-mode sends all)",
+            " and ".join(here),
+        )
     return EncodedReader(own, direct, encoders, on_lost)
 
 
