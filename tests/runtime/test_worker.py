@@ -293,6 +293,25 @@ def test_frontend_refuses_in_the_words_that_the_documentation_has(
         assert answer.status_code == 400 and answer.json()["message"].startswith(unread + words)
 
 
+@pytest.mark.parametrize("flags", [(), ("--use-vllm-tokenizer",)], ids=["token mode", "text mode"])
+def test_frontend_knows_no_structural_tags(
+    deployment: Stack, start_fake: StartFake, flags: tuple[str, ...]
+) -> None:
+    """If this fails because a newer one does: docs/requests.md, and a test of the answer over HTTP."""
+    start_fake(*flags)
+    deployment.wait_ready()
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    for more, words in (
+        ({"response_format": tag}, "unknown variant `structural_tag`, expected one of `text`, `json_object`"),
+        ({"structured_outputs": {"structural_tag": tag}}, "Unsupported parameter(s): `structured_outputs`"),
+        ({"guided_structural_tag": tag}, "Unsupported parameter(s): `guided_structural_tag`"),
+        ({"nvext": {"guided_structural_tag": tag}}, "unknown field `guided_structural_tag`"),
+    ):
+        answer = deployment.post("/v1/chat/completions", {**chat, **more})
+        assert answer.status_code == 400 and words in answer.json()["message"]
+
+
 def test_unknown_rank_is_refused_by_name_on_the_request_plane(
     deployment: Stack, start_fake: StartFake
 ) -> None:
