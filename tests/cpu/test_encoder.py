@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
@@ -24,6 +25,8 @@ from harness.warm import Zygote
 KEPT_BYTES = 400_000
 ALONE, HAND, CONNECTOR, NIXL, PAIR = "alone", "by-hand", "by-connector", "by-nixl", "pair"
 """The model names: one engine, three with encode workers, and prefill and decode workers with them."""
+OTHER, OTHER_ENCODER = "by-other-connector", "other-encoder"
+"""A worker and an encode worker with a connector that is not ours."""
 OVER_NIXL = ("--encoder-transfer", "nixl")
 SPLIT = {
     HAND: ("--route-to-encoder",),
@@ -53,7 +56,7 @@ class Split:
         runs = self.stack.folder / f"{name}.runs"
         runs.touch()
         served = PAIR if name in ("prefill", "decode") else name
-        folder = self.stack.folder / NIXL if name == NIXL else self.folder
+        folder = self.stack.folder / {NIXL: NIXL, OTHER: OTHER, OTHER_ENCODER: OTHER}.get(name, "encoded")
         more = ("--ec-storage-path", str(folder)) if name not in (ALONE, "decode") else ()
         self.workers[name] = self.warm.start_worker(
             self.stack,
@@ -184,8 +187,6 @@ def header(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 
 def wider(data: bytes) -> bytes:
     """Makes a tensor with half the rows and twice the width."""
-    import json
-
     (size,) = struct.unpack("<Q", data[:8])
     told = json.loads(data[8 : 8 + size])
     rows, width = told["ec_cache"]["shape"]
@@ -238,6 +239,26 @@ def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
         assert told == dict.fromkeys(told, told[ALONE]), case
         assert told[ALONE][0] == 400 and words in told[ALONE][1]
     assert {way: split.workers[way].metric(lost) for way in SPLIT} == before
+
+
+@once
+def test_connector_that_is_not_ours_is_passed_on_with_a_warning(split: Split) -> None:
+    (split.stack.folder / OTHER).mkdir()
+    chosen = {"ec_connector": "OtherConnector", "ec_connector_module_path": "cpu.other_ec_connector"}
+    names = {OTHER_ENCODER: ("ec_producer", "--component"), OTHER: ("ec_consumer", "--encoder-component")}
+    for name, (role, component) in names.items():
+        config = json.dumps({**chosen, "ec_role": role})
+        own = ("--component", "of-other") if name == OTHER else ()
+        split.start(name, "--ec-transfer-config", config, component, OTHER_ENCODER, *own)
+    split.stack.wait_ready(120).wait_listed(OTHER)
+    parts = [image(picture(800)), TEXT]
+    before = {name: split.runs(name) for name in names}
+    assert ask(split.stack, OTHER, parts) == ask(split.stack, ALONE, parts)
+    assert {name: split.runs(name) - before[name] for name in names} == {OTHER_ENCODER: 1, OTHER: 0}
+    for name in names:
+        warning = "the encoder cache connector OtherConnector is passed on to vLLM and was not tested"
+        assert warning in split.workers[name].log.read_text()
+        split.kill(name)
 
 
 @once

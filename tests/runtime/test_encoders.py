@@ -71,6 +71,30 @@ def test_encoders_take_turns_and_one_that_ends_is_not_missed(
     until("the count", lambda: asking.metric(LOST) == 1)
 
 
+@pytest.mark.parametrize(
+    ("way", "takes", "here"),
+    [
+        ("--route-to-encoder", {"image": 2, "video": 1, "audio": 1}, "audio and video"),
+        ("--route-to-encoder", {"image": 2, "video": 0}, None),
+        ("--ec-consumer-mode", {"image": 2, "video": 1, "audio": 1}, None),
+    ],
+)
+def test_worker_says_at_its_start_what_it_encodes_itself(
+    deployment: Stack,
+    start_fake: StartFake,
+    tmp_path: Path,
+    way: str,
+    takes: dict[str, int],
+    here: str | None,
+) -> None:
+    flags = ("--enable-multimodal", "--ec-storage-path", str(tmp_path / "encoded"))
+    worker = start_fake(*flags, way, media=takes)
+    deployment.wait_ready()
+    said = [line for line in worker.log.read_text().splitlines() if "encode workers get only images" in line]
+    assert len(said) == (0 if here is None else 1)
+    assert here is None or f"this worker encodes {here} itself (--ec-consumer-mode sends all)" in said[0]
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[BadServer]:
     async with bad_server() as made:

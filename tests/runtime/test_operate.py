@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from harness import served
+from harness import plain_frontend, served
 from harness.adapters import make_adapter
 from harness.processes import COMMAND
 from harness.stack import Stack, environment, stack
@@ -141,6 +142,23 @@ def test_card_that_discovery_has_lost_does_not_keep_an_adapter(
         card.unlink()
     unloaded = run(deployment, "lora", "unload", "sql")
     assert (unloaded.returncode, unloaded.stderr) == (0, "")
+
+
+# --- upstream's frontend ----------------------------------------------------------------------------------
+
+
+def test_frontend_without_our_health_is_judged_by_its_models_and_answers(deployment: Stack) -> None:
+    with plain_frontend.running(deployment) as url:
+        assert httpx.get(f"{url}/health").json()["status"] == "healthy"
+        until("a model", lambda: httpx.get(f"{url}/v1/models").json()["data"])
+        checked = run(deployment, "check", "--live", url)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        lines = [line.split() for line in checked.stdout.splitlines()]
+        assert [line[:2] for line in lines if line[0] == "ok"] == [
+            ["ok", n] for n in ("health", "model", "answer")
+        ]
+        status = json.loads(run(deployment, "status", url, "--json").stdout)
+        assert (status["ready"], [model["name"] for model in status["models"]]) == (True, ["tiny"])
 
 
 # --- serve ------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from harness.stack import Stack, environment, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
+JSON = {"Content-Type": "application/json"}
 ASK = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 8}
 
 
@@ -262,6 +263,53 @@ def test_ids_only_the_model_lacks_are_refused_by_name(deployment: Stack, start_f
     assert answer.status_code == 400
     assert answer.json()["message"] == "prompt: 950 is not in the vocabulary of 900 tokens"
     assert deployment.post("/v1/completions", ASK).status_code == 200
+
+
+def test_text_mode_names_ids_that_the_frontend_would_refuse_without_a_name(
+    deployment: Stack, start_fake: StartFake
+) -> None:
+    start_fake("--use-vllm-tokenizer", vocab_size=900)
+    deployment.wait_ready()
+    for ids in ([20, 99999], [[20, 99999]]):
+        answer = deployment.post("/v1/completions", {**ASK, "prompt": ids})
+        expected = "prompt: 99999 is not in the vocabulary of 900 tokens"
+        assert (answer.status_code, answer.json()["message"]) == (400, expected)
+
+
+def test_frontend_refuses_in_the_words_that_the_documentation_has(
+    deployment: Stack, start_fake: StartFake
+) -> None:
+    start_fake()
+    deployment.wait_ready()
+    unknown = deployment.post("/v1/completions", {**ASK, "prompt": [20, 99999]})
+    assert (unknown.status_code, unknown.json()["message"]) == (400, "Invalid request")
+    unread = "Failed to deserialize the JSON body into the target type: "
+    for content, words in (
+        ('{"model": "tiny", "prompt": [20,', "EOF while parsing a value at line 1 column 32"),
+        ("hello", "expected value at line 1 column 1"),
+        ('{"model": "tiny", "prompt": [20, -1]}', "data did not match any variant of untagged enum Prompt"),
+    ):
+        answer = deployment.post("/v1/completions", content=content, headers=JSON)
+        assert answer.status_code == 400 and answer.json()["message"].startswith(unread + words)
+
+
+@pytest.mark.parametrize("flags", [(), ("--use-vllm-tokenizer",)], ids=["token mode", "text mode"])
+def test_frontend_knows_no_structural_tags(
+    deployment: Stack, start_fake: StartFake, flags: tuple[str, ...]
+) -> None:
+    """If this fails because a newer one does: docs/requests.md, and a test of the answer over HTTP."""
+    start_fake(*flags)
+    deployment.wait_ready()
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    for more, words in (
+        ({"response_format": tag}, "unknown variant `structural_tag`, expected one of `text`, `json_object`"),
+        ({"structured_outputs": {"structural_tag": tag}}, "Unsupported parameter(s): `structured_outputs`"),
+        ({"guided_structural_tag": tag}, "Unsupported parameter(s): `guided_structural_tag`"),
+        ({"nvext": {"guided_structural_tag": tag}}, "unknown field `guided_structural_tag`"),
+    ):
+        answer = deployment.post("/v1/chat/completions", {**chat, **more})
+        assert answer.status_code == 400 and words in answer.json()["message"]
 
 
 def test_unknown_rank_is_refused_by_name_on_the_request_plane(

@@ -13,7 +13,7 @@ from dynamo_vllm.config.rules.flags import engine_flags
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dynamo_vllm.config.encoders import EncoderFolder
+    from dynamo_vllm.config.encoders import EncoderOutput
     from dynamo_vllm.config.nodes import Node
     from dynamo_vllm.config.rules.flags import EngineFlags
 
@@ -32,15 +32,15 @@ class WorkerPlan:
     """The same by name."""
     node: Node
     """The place of this process among those of one engine."""
-    encoder_folder: EncoderFolder | None
+    encoder_output: EncoderOutput | None
     """The transfer of encode workers; None for a worker that does not use them."""
 
     @classmethod
     def of(cls, options: WorkerOptions, engine_argv: Sequence[str] = ()) -> WorkerPlan:
         flags = engine_flags(engine_argv)
         options = with_connector(with_transfer_role(options, flags), flags)
-        node, folder = nodes.from_flags(options.headless, flags), encoders.folder_of(options, flags)
-        return cls(options, tuple(engine_argv), flags, node, folder)
+        node, output = nodes.from_flags(options.headless, flags), encoders.output_of(options, flags)
+        return cls(options, tuple(engine_argv), flags, node, output)
 
     def with_options(self, options: WorkerOptions) -> WorkerPlan:
         """Return the plan with what became known of the options during the start."""

@@ -98,7 +98,7 @@ def request(
 class Encode:
     card = CARD
 
-    def __init__(self, facts: EngineFacts, reader: media.MediaReader, folder: Folder) -> None:
+    def __init__(self, facts: EngineFacts, reader: media.MediaReader, folder: Folder | None) -> None:
         self._facts = facts
         self._media = reader
         self._folder = folder
@@ -124,7 +124,7 @@ class Encode:
         self._media.refuse(refs)  # due to how this worker was started, which is not the client's fault
         try:
             found = await self._media.load(refs, salt)
-            if all(self._folder.has(medium.name) for medium in found):
+            if self._folder is not None and all(self._folder.has(medium.name) for medium in found):
                 return Job(job_id, ids, _NOTHING, answer=_answer(_handoff(found)))
             logger.debug("request %s: %d media to encode", job_id, len(found))
             media_prompt = await self._media.put_into_prompt(ids, found)

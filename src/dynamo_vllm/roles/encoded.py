@@ -18,7 +18,7 @@ from dynamo_vllm.roles import encode
 from dynamo_vllm.roles.media import routed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from dynamo_vllm.engine.base import EncodedMedia
     from dynamo_vllm.job import MediaPrompt
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DIRECT_KINDS = frozenset({"image"})
 """Kinds with direct transfer; requests with others are encoded here."""
+
+
+def kinds_encoded_here(media: Mapping[str, int]) -> list[str]:
+    """Return the kinds that a worker with direct transfer encodes itself, of those that its model takes."""
+    return sorted(kind for kind, most in media.items() if most and kind not in DIRECT_KINDS)
 
 
 class NoEncoder(DynamoVllmError):
@@ -54,11 +59,15 @@ class EncodedReader:
         direct: EncodedMedia | None,
         encoders: Encoders,
         on_lost: Callable[[], None],
+        has_own_names: bool = False,
     ) -> None:
+        """`has_own_names` is for connectors that know media only by the names of encode workers, without the
+        router's prefix."""
         self._own = own
         self._direct = direct
         self._encoders = encoders
         self._on_lost = on_lost
+        self._has_own_names = has_own_names
 
     def refuse(self, refs: Sequence[MediaRef]) -> None:
         self._own.refuse(refs)
@@ -74,7 +83,8 @@ class EncodedReader:
         self.refuse(refs)
         request = encode.request(ids, refs, salt)
         if self._direct is None:
-            media = await self._loaded_while(self._encode_elsewhere(job_id, request, refs), refs, salt, names)
+            encoding = self._encode_elsewhere(job_id, request, refs)
+            media = await self._loaded_while(encoding, refs, salt, () if self._has_own_names else names)
             return await self._own.put_into_prompt(ids, media)
         if {ref.kind for ref in refs} <= DIRECT_KINDS:
             handoff = await self._encode_elsewhere(job_id, request, refs)

@@ -30,7 +30,7 @@ class RoleParts:
     connector: Connector | None
     on_lost_transfer: Callable[[], None]
     encoded: Folder | None
-    """Where encode workers put their output."""
+    """The folder of encode workers; None for other workers, and with a connector that is not ours."""
     local_prefill_tokens: int
     aggregated_card: RoleCard = aggregated.CARD
     """The card of an aggregated worker."""
@@ -53,7 +53,7 @@ def _decode(parts: RoleParts) -> Role[Any]:
 
 
 def _encode(parts: RoleParts) -> Role[Any]:
-    assert parts.encoded is not None and isinstance(parts.media_reader, MediaReader)  # a rule sees to it
+    assert isinstance(parts.media_reader, MediaReader)  # a rule sees to it
     return encode.Encode(parts.facts, parts.media_reader, parts.encoded)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dynamo.llm import fetch_model
 
 from dynamo_vllm.codec.pipeline import Bounds
+from dynamo_vllm.config.encoders import EncoderFolder, OtherConnector
 from dynamo_vllm.engine import machine
-from dynamo_vllm.engine.encoder_cache import folder as encoder_cache_folder
 from dynamo_vllm.engine.process.background import in_thread
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import StartError
@@ -21,10 +21,11 @@ from dynamo_vllm.kv import connectors
 from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, ConnectorPlace, Needs
 from dynamo_vllm.models import hub, media_template
 from dynamo_vllm.roles import aggregated, omni, table, text
-from dynamo_vllm.roles.encoded import EncodedReader
+from dynamo_vllm.roles.encoded import EncodedReader, kinds_encoded_here
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
 from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
+from dynamo_vllm.serving.encoding.output import ec_transfer, encoded_folder
 from dynamo_vllm.serving.encoding.pixels import FrontendPixels
 from dynamo_vllm.serving.plane.address import own_address
 from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
@@ -32,7 +33,7 @@ from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from dynamo_vllm.config.encoders import EncoderFolder
+    from dynamo_vllm.config.encoders import EncoderOutput
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.config.worker_plan import WorkerPlan
@@ -132,7 +133,8 @@ def connector_of(plan: WorkerPlan) -> Connector | None:
 
 
 def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: str) -> EngineSettings:
-    options, encoded, card = plan.options, plan.encoder_folder, role_card(plan.options)
+    options, output, card = plan.options, plan.encoder_output, role_card(plan.options)
+    folder = output if isinstance(output, EncoderFolder) else None
     connector = connector_of(plan)
     device = machine.device() if options.engine == "vllm" else "none"
     place = ConnectorPlace(
@@ -145,10 +147,10 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
     needs = connector.needs(place) if connector is not None else Needs()
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
-        ec_transfer=ec_transfer(encoded),
-        encoder_folder=encoded.path if encoded else None,
-        encoder_folder_bytes=encoded.max_bytes if encoded else 0,
-        takes_encoded=encoded is not None and encoded.connector_role is None,
+        ec_transfer=ec_transfer(output),
+        encoder_folder=folder.path if folder else None,
+        encoder_folder_bytes=folder.max_bytes if folder else 0,
+        takes_encoded=folder is not None and folder.connector_role is None,
         connector_environment=needs.environment,
         has_plain_blocks=connector is not None and connector.has_plain_blocks,
         connector_metrics_url=needs.metrics_url,
@@ -184,17 +186,6 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
     )
 
 
-def ec_transfer(folder: EncoderFolder | None) -> Mapping[str, object] | None:
-    if folder is None or folder.connector_role is None:
-        return None
-    return encoder_cache_folder.engine_config(folder.connector_role, folder.path, folder.max_bytes)
-
-
-def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> encoder_cache_folder.Folder:
-    """Return the part of the folder that engines like this one use."""
-    return encoder_cache_folder.Folder(Path(folder.path, facts.encoder), folder.max_bytes)
-
-
 def encoders_of(options: WorkerOptions) -> tuple[str, str]:
     """Return the addresses where encode workers answer and where they transfer their output."""
     where = f"{options.namespace}.{options.encoder_component}.generate"
@@ -203,7 +194,7 @@ def encoders_of(options: WorkerOptions) -> tuple[str, str]:
 
 async def media_reader(
     options: WorkerOptions,
-    folder: EncoderFolder | None,
+    output: EncoderOutput | None,
     engine: Engine,
     loader: MediaLoader | None,
     drt: Runtime,
@@ -212,19 +203,26 @@ async def media_reader(
     """Return a media reader that calls encode workers first, if there may be some."""
     facts = engine.facts
     own = MediaReader(facts, loader, engine.parts.media)
-    if loader is None or folder is None or role_card(options).encodes_media:
+    if loader is None or output is None or role_card(options).encodes_media:
         return own
     where, transfer_address = encoders_of(options)
     client = await drt.endpoint(where).client()
     transfer_client = None
-    if options.encoder_transfer == "nixl":
+    if options.encoder_transfer == "nixl" and isinstance(output, EncoderFolder):
         transfer_endpoint = await drt.endpoint(transfer_address).client()
         transfer_client = encoding_transfer.TransferClient(
-            transfer_endpoint, encoded_folder(folder, facts), encoding_transfer.NixlAgent()
+            transfer_endpoint, encoded_folder(output, facts), encoding_transfer.NixlAgent()
         )
     seconds = options.encoder_seconds, options.media_timeout_seconds
     encoders = EncodeWorkers(client, *seconds, facts.context_length, transfer_client)
-    direct = engine.parts.encoded if folder.connector_role is None else None
+    if isinstance(output, OtherConnector):
+        return EncodedReader(own, None, encoders, on_lost, has_own_names=True)
+    direct = engine.parts.encoded if output.connector_role is None else None
+    if direct is not None and (here := kinds_encoded_here(facts.media)):
+        logger.warning(
+            "encode workers get only images; this worker encodes %s itself (--ec-consumer-mode sends all)",
+            " and ".join(here),
+        )
     return EncodedReader(own, direct, encoders, on_lost)
 
 
@@ -234,7 +232,7 @@ def make_role(
     connector: Connector | None,
     on_lost_transfer: Callable[[], None],
     media_reader: Reader,
-    folder: EncoderFolder | None = None,
+    output: EncoderOutput | None = None,
 ) -> Role[Any]:
     facts, parts = engine.facts, engine.parts
     names = options.served_model_name or (str(options.model),)
@@ -259,7 +257,8 @@ def make_role(
             media_reader,
             options.exclude_tools_when_tool_choice_none,
         )
-    card = role_card(options)
+    is_encoder = role_card(options).encodes_media
+    kept = encoded_folder(output, facts) if is_encoder and isinstance(output, EncoderFolder) else None
     return table.MAKERS[options.role](
         table.RoleParts(
             facts=facts,
@@ -267,7 +266,7 @@ def make_role(
             media_reader=media_reader,
             connector=connector,
             on_lost_transfer=on_lost_transfer,
-            encoded=encoded_folder(folder, facts) if folder and card.encodes_media else None,
+            encoded=kept,
             local_prefill_tokens=options.local_prefill_tokens or 0,
             aggregated_card=omni.TEXT_CARD if options.omni else aggregated.CARD,
         )

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls
+from dynamo_vllm.config.encoders import EncoderFolder
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import factories
 from dynamo_vllm.serving.admin import adapters
 from dynamo_vllm.serving.admin.endpoint import Admin
 from dynamo_vllm.serving.admin.status import WorkerStatus
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
+from dynamo_vllm.serving.encoding.output import encoded_folder
 from dynamo_vllm.serving.lifecycle.monitor import Monitor
 from dynamo_vllm.serving.lifecycle.operations import BoundedOperations
 from dynamo_vllm.serving.lifecycle.states import Lifecycle, LifeParts
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from dynamo.runtime import Endpoint
 
-    from dynamo_vllm.config.encoders import EncoderFolder
+    from dynamo_vllm.config.encoders import EncoderOutput
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.planes import EtcdAccess
     from dynamo_vllm.engine.base import Engine
@@ -61,7 +63,7 @@ class Started:
     meter: load_meter.LoadMeter
     progress: Progress
     connector: Connector | None
-    encoder_folder: EncoderFolder | None
+    encoder_output: EncoderOutput | None
     followers: node_link.Followers
     front: SystemPort | None
     adapter_cache: Path
@@ -86,8 +88,8 @@ class Started:
     def folders(self) -> dict[str, str]:
         """The folders that this worker writes to, by purpose."""
         found = {"scratch": self.scratch_folder}
-        if self.encoder_folder is not None:
-            found["encodings"] = self.encoder_folder.path
+        if isinstance(self.encoder_output, EncoderFolder):
+            found["encodings"] = self.encoder_output.path
         if self.facts.adapters is not None:
             found["adapters"] = str(self.adapter_cache)
         return found
@@ -113,11 +115,12 @@ async def assemble(
     started: Started, loader: MediaLoader | None, on_dead: Callable[[EngineDead], None]
 ) -> Assembled:
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
-    meter, folder = started.meter, started.encoder_folder
-    reader = await factories.media_reader(options, folder, engine, loader, drt, meter.count_lost_encoding)
-    role = factories.make_role(options, engine, started.connector, meter.count_lost_transfer, reader, folder)
-    if role.card.encodes_media and options.encoder_transfer == "nixl" and folder is not None:
-        encoded = factories.encoded_folder(folder, facts)
+    meter, output = started.meter, started.encoder_output
+    reader = await factories.media_reader(options, output, engine, loader, drt, meter.count_lost_encoding)
+    role = factories.make_role(options, engine, started.connector, meter.count_lost_transfer, reader, output)
+    over_nixl = role.card.encodes_media and options.encoder_transfer == "nixl"
+    if over_nixl and isinstance(output, EncoderFolder):
+        encoded = encoded_folder(output, facts)
         encoding_transfer.TransferServer(encoded, encoding_transfer.NixlAgent()).serve(drt, options.address)
     in_flight = InFlight(engine)
     registration = Registration(started.endpoint, options, role.card, facts)
@@ -152,10 +155,10 @@ def warming(
     started: Started, role: Role[object], loader: MediaLoader | None, operations: BoundedOperations
 ) -> Warming:
     """Call no encode worker: a role that would do so is built again without it."""
-    options, engine, facts, folder = started.options, started.engine, started.facts, started.encoder_folder
-    if loader is not None and folder is not None and not role.card.encodes_media:
+    options, engine, facts, output = started.options, started.engine, started.facts, started.encoder_output
+    if loader is not None and output is not None and not role.card.encodes_media:
         own = MediaReader(facts, loader, engine.parts.media)
-        role = factories.make_role(options, engine, started.connector, lambda: None, own, folder)
+        role = factories.make_role(options, engine, started.connector, lambda: None, own, output)
     return Warming(
         engine=engine,
         operations=operations,

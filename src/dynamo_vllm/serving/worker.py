@@ -24,6 +24,7 @@ from dynamo_vllm.serving.admin import adapters
 from dynamo_vllm.serving.admin import endpoint as admin_endpoint
 from dynamo_vllm.serving.admin.config_dump import Dump
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
+from dynamo_vllm.serving.encoding.output import warn_of_other_connector
 from dynamo_vllm.serving.lifecycle import headless, node_link, warmup
 from dynamo_vllm.serving.lifecycle.progress import Progress
 from dynamo_vllm.serving.lifecycle.shutdown import EXIT_ENGINE_DEAD, close_engine, on_dead_engine, on_signals
@@ -86,6 +87,7 @@ async def run(
         options = factories.with_media_template(options, scratch_folder)
         plan = plan.with_options(options)
         dumped.add("options", build.without_secrets(options))
+        warn_of_other_connector(plan)
         settings = factories.engine_settings(plan, environment, scratch_folder)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote
@@ -111,7 +113,7 @@ async def run(
                         meter=meter,
                         progress=progress,
                         connector=factories.connector_of(plan),
-                        encoder_folder=plan.encoder_folder,
+                        encoder_output=plan.encoder_output,
                         followers=followers,
                         front=front,
                         adapter_cache=cache_folder(options.lora_path, environment),
@@ -129,7 +131,7 @@ def joined(plan: WorkerPlan) -> Runtime:
     addresses = [options.address, *admin_endpoint.handled(options.address)]
     if factories.role_card(options).hands_over_kv:
         addresses.append(kv_compatibility.endpoint_of(options.address))
-    if plan.encoder_folder is not None:
+    if plan.encoder_output is not None:
         addresses += [*factories.encoders_of(options), encoding_transfer.endpoint_of(options.address)]
     return runtime.Runtime(runtime.create(options, inotify.WORKER), addresses)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dynamo_vllm.config import build, checks, worker_plan
+from dynamo_vllm.config.encoders import EncoderFolder, OtherConnector
 from dynamo_vllm.config.options import (
     AdminOptions,
     ExportOptions,
@@ -263,32 +264,37 @@ WORKER = [
         "--ec-transfer-config without ec_producer or ec_consumer as its ec_role needs --disaggregation-mode",
     ),
     (
-        media.encoders_transfer_by_folder,
-        [*EC, "--ec-storage-path", "folder", "--ec-connector-backend", "ECMooncakeConnector"],
-        "ECMooncakeConnector is not supported; use ECExampleConnector",
+        media.encoder_transfer_is_consistent,
+        [*EC, "--ec-storage-path=f", "--ec-connector-backend=A", "--ec-transfer-config.ec_connector=B"],
+        "--ec-connector-backend A does not match the ec_connector of --ec-transfer-config",
     ),
     (
-        media.encoders_transfer_by_folder,
+        media.encoder_transfer_is_consistent,
+        [*EC, "--ec-connector-backend", "ECMooncakeConnector", "--encoder-transfer", "nixl"],
+        "--encoder-transfer nixl cannot be combined with ECMooncakeConnector",
+    ),
+    (
+        media.encoder_transfer_is_consistent,
         [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", '{"ec_role": "ec_consumer"}'],
         "ec_role ec_consumer does not match --disaggregation-mode encode",
     ),
     (
-        media.encoders_transfer_by_folder,
+        media.encoder_transfer_is_consistent,
         ["--enable-multimodal", "--is-decode-worker", "--connector", "nixl", *PRODUCES],
         "ec_role ec_producer does not match --disaggregation-mode decode; leave one of them out",
     ),
     (
-        media.encoders_transfer_by_folder,
+        media.encoder_transfer_is_consistent,
         ["--enable-multimodal", "--disaggregation-mode", "agg", *PRODUCES],
         "ec_role ec_producer does not match --disaggregation-mode agg",
     ),
     (
-        media.encoders_transfer_by_folder,
+        media.encoder_transfer_is_consistent,
         ["--enable-multimodal", "--ec-transfer-config.ec_role", "ec_both"],
         "ec_role 'ec_both' is not supported; use ec_producer",
     ),
     (
-        media.encoders_transfer_by_folder,
+        media.encoder_transfer_is_consistent,
         [*EC, "--ec-storage-path", "folder", "--ec-transfer-config", "{"],
         "--ec-transfer-config is not JSON",
     ),
@@ -1133,6 +1139,45 @@ def test_side_of_the_hand_over_may_stand_in_the_engines_own_flag(
 ) -> None:
     plan = worker(["--enable-multimodal", *words])
     checks.check_worker(plan)
-    folder = plan.encoder_folder
+    folder = plan.encoder_output
     assert plan.options.role == role
-    assert folder is not None and (folder.path, folder.connector_role) == ("/e", side)
+    assert isinstance(folder, EncoderFolder) and (folder.path, folder.connector_role) == ("/e", side)
+
+
+@pytest.mark.parametrize(
+    ("words", "role", "config"),
+    [
+        (
+            ["--ec-transfer-config", '{"ec_connector": "Mine", "ec_role": "ec_producer", "ec_port": 5}'],
+            "encode",
+            {"ec_role": "ec_producer", "ec_port": 5, "ec_connector_extra_config": {}},
+        ),
+        (
+            ["--ec-connector-backend", "Mine", "--ec-consumer-mode", "--ec-extra-config", '{"a": 1}'],
+            "agg",
+            {"ec_role": "ec_consumer", "ec_connector_extra_config": {"a": 1}},
+        ),
+        (
+            ["--ec-connector-backend", "Mine", "--route-to-encoder", "--ec-storage-path", "/e"],
+            "agg",
+            {"ec_role": "ec_consumer", "ec_connector_extra_config": {"shared_storage_path": "/e"}},
+        ),
+    ],
+)
+def test_another_encoder_cache_connector_gets_all_its_settings(
+    words: list[str], role: str, config: dict[str, object]
+) -> None:
+    plan = worker(["--enable-multimodal", *words])
+    checks.check_worker(plan)
+    assert plan.options.role == role
+    assert plan.encoder_output == OtherConnector("Mine", {"ec_connector": "Mine", **config})
+
+
+def test_engine_that_is_both_sides_of_another_connector_needs_no_encode_worker() -> None:
+    words = ["--ec-transfer-config", '{"ec_connector": "ECCPUConnector", "ec_role": "ec_both"}']
+    plan = worker(["--enable-multimodal", *words])
+    checks.check_worker(plan)
+    assert (plan.options.role, plan.encoder_output) == ("agg", None)
+    ours = ["--ec-transfer-config", '{"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}']
+    refused = refusal(lambda: checks.check_worker(worker(["--enable-multimodal", *ours])))
+    assert "ec_role 'ec_both' is not supported" in (refused or "")

@@ -271,8 +271,9 @@ class Taking(FakeEncoded):
 
 
 class Asking:
-    def __init__(self, answer: Any, by_connector: bool = False) -> None:
+    def __init__(self, answer: Any, by_connector: bool = False, has_own_names: bool = False) -> None:
         self.encoders = Answering(answer)
+        self.has_own_names = has_own_names
         self.engine = make_engine()
         self.by_hand = None if by_connector else Taking()
         self.lost = 0
@@ -282,7 +283,7 @@ class Asking:
 
     async def read(self, loader: Loader, *refs: MediaRef, names: tuple[str, ...] = ()) -> MediaPrompt:
         own = MediaReader(self.engine.facts, loader, self.engine.parts.media)
-        reader = EncodedReader(own, self.by_hand, self.encoders, self.count)
+        reader = EncodedReader(own, self.by_hand, self.encoders, self.count, self.has_own_names)
         return await reader.read([7], refs, None, names, "job-1")
 
 
@@ -315,6 +316,12 @@ async def test_whatever_fails_is_encoded_here(answer: Any, broken: str | None, l
     seen = await asking.read(loader, RED, DARK)
     assert [medium.data.size for medium in seen.media] == [(2, 2), (2, 2)]
     assert asking.lost == 1
+
+
+async def test_connector_that_is_not_ours_gets_the_names_of_encode_workers(loader: Loader) -> None:
+    ours = await Asking(done(A), by_connector=True).read(loader, RED, names=("0" * 16,))
+    other = await Asking(done(A), by_connector=True, has_own_names=True).read(loader, RED, names=("0" * 16,))
+    assert ours.media[0].name == f"{'0' * 16}-{other.media[0].name}"
 
 
 @pytest.mark.parametrize("by_connector", [False, True])

@@ -1,4 +1,4 @@
-"""Calls our own frontend over HTTP, for the commands that use a running system."""
+"""Calls a frontend over HTTP, for the commands that use a running system."""
 
 from __future__ import annotations
 
@@ -156,6 +156,14 @@ def reason(response: httpx.Response) -> str:
     except ValueError:
         message = response.text.strip()[:200]
     return harmless(f"HTTP {response.status_code}: {message or response.reason_phrase}")
+
+
+def ready_models(health: httpx.Response) -> list[str] | None:
+    """Return the models that can answer, from our /health; None if the answer is not from our frontend."""
+    try:
+        return [str(name) for name in health.json()["models"]]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def message_of(error: object) -> str:

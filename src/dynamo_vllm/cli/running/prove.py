@@ -9,11 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.running.frontend_client import FrontendClient, Unanswered, reason
+from dynamo_vllm.cli.running.frontend_client import FrontendClient, Unanswered, ready_models, reason
 from dynamo_vllm.supervise.probe import smallest_media_requests, went_over_two
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import httpx
 
 # An event takes some milliseconds from the engine to the router.
 EVENT_SECONDS = 10.0
@@ -69,13 +71,20 @@ def prove(client: FrontendClient, wanted: str | None) -> Iterator[ProofStep]:
 
 def health(client: FrontendClient) -> ProofStep:
     response = client.get("/health")
-    try:
-        body = response.json()
-    except ValueError:
-        return ProofStep("health", FAILED, reason(response), "is this the address of a frontend?")
-    models = body.get("models", []) if isinstance(body, dict) else []
-    if response.status_code == 200 and models:
-        return ProofStep("health", OK, f"ready with {', '.join(models)}")
+    ready = ready_models(response)
+    if ready is None and response.status_code >= 500:
+        return ProofStep("health", FAILED, reason(response))
+    if ready is None:
+        # Upstream's frontend is "healthy" even without a model, and other servers have other words.
+        listed_names = ", ".join(str(model["id"]) for model in client.models())
+        figure = f"/v1/models lists {listed_names}; /health is not that of our frontend"
+        return no_model(response) if not listed_names else ProofStep("health", OK, figure)
+    if response.status_code == 200 and ready:
+        return ProofStep("health", OK, f"ready with {', '.join(ready)}")
+    return no_model(response)
+
+
+def no_model(response: httpx.Response) -> ProofStep:
     return ProofStep(
         "health",
         FAILED,

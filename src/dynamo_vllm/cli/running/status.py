@@ -18,6 +18,7 @@ from dynamo_vllm.cli.running.frontend_client import (
     MetricSample,
     Unanswered,
     base,
+    ready_models,
     with_url_flag,
 )
 from dynamo_vllm.cli.running.status_data import Frontend, Instance, ListedModel, SystemStatus, Worker
@@ -167,22 +168,17 @@ async def ask_workers(workers: admin_client.Workers | None, seconds: float) -> l
 
 def ask_frontend(client: FrontendClient) -> Frontend | Unanswered:
     try:
-        ready = ready_models(client)
-        listed = client.models()
+        health = client.get("/health")
+        ready, listed = ready_models(health), client.models()
+        if ready is None and health.status_code != 200:
+            raise Unanswered(f"{client.url}/health is not that of a frontend; is the URL right?")
+        if ready is None:  # upstream's frontend does not say which models can answer
+            ready = [str(entry["id"]) for entry in listed]
         samples = client.samples()
         models = [_model(entry, ready, samples) for entry in listed]
         return Frontend(bool(ready), models, _instances(client))
     except Unanswered as exc:
         return exc
-
-
-def ready_models(client: FrontendClient) -> list[str]:
-    """Return the names of the models that can answer, from our frontend's /health."""
-    try:
-        body = client.get("/health").json()
-        return [str(name) for name in body["models"]]
-    except (ValueError, KeyError, TypeError):
-        raise Unanswered(f"{client.url}/health is not that of a frontend; is the URL right?") from None
 
 
 def _model(entry: dict[str, Any], ready: Iterable[str], samples: Sequence[MetricSample]) -> ListedModel:

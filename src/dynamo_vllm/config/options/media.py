@@ -70,7 +70,7 @@ class MediaOptions(MediaReachOptions):
     ec_connector_backend: str | None = opt(
         None,
         "multimodal",
-        "Encoder cache connector: ECExampleConnector, which is replaced by our own over a folder.",
+        "Encoder cache connector: ECExampleConnector, in whose place ours is used; others are not tested.",
         env="DYN_VLLM_EC_CONNECTOR_BACKEND",
         metavar="NAME",
     )
@@ -112,7 +112,7 @@ class MediaOptions(MediaReachOptions):
     ec_extra_config: str | None = opt(
         None,
         "multimodal",
-        "Connector settings: shared_storage_path is --ec-storage-path.",
+        "Connector settings: shared_storage_path is --ec-storage-path; more only for other connectors.",
         env="DYN_VLLM_EC_EXTRA_CONFIG",
         metavar="JSON",
     )

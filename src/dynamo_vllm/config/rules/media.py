@@ -33,8 +33,6 @@ NEED_MEDIA = (
     "media_networks",
     "media_folder",
 )
-FOLDER_CONNECTOR = "ECExampleConnector"
-"""vLLM's connector over a folder; ours takes its place."""
 
 
 def one_multimodal_role(o: WorkerOptions, _: EngineFlags) -> None:
@@ -62,6 +60,8 @@ def encoder_cache_flags_need_encoders(o: WorkerOptions, engine: EngineFlags) -> 
     named = bounds.given(o, ("ec_connector_backend", "ec_storage_path", "ec_extra_config"))
     if "ec_transfer_config" in engine:
         named += ["--ec-transfer-config without ec_producer or ec_consumer as its ec_role"]
+    if encoders.other_connector(o, engine) and encoders.transfer_config(engine).get("ec_role") == "ec_both":
+        return  # an engine that uses its own encoder output again
     if named and not o.card.encodes_media and not o.asks_encoders:
         raise ConfigError(
             f"{named[0]} needs --disaggregation-mode encode, --route-to-encoder or --ec-consumer-mode; "
@@ -70,22 +70,25 @@ def encoder_cache_flags_need_encoders(o: WorkerOptions, engine: EngineFlags) -> 
 
 
 def encoders_share_a_folder(o: WorkerOptions, engine: EngineFlags) -> None:
-    if (o.card.encodes_media or o.asks_encoders) and encoders.folder_of(o, engine) is None:
+    if (o.card.encodes_media or o.asks_encoders) and encoders.output_of(o, engine) is None:
         encoder, asker = "--disaggregation-mode encode", "a worker that calls encode workers"
         asked = encoder if o.card.encodes_media else asker
         raise ConfigError(f"{asked} needs --ec-storage-path FOLDER, the same for both sides")
 
 
-def encoders_transfer_by_folder(o: WorkerOptions, engine: EngineFlags) -> None:
+def encoder_transfer_is_consistent(o: WorkerOptions, engine: EngineFlags) -> None:
     written = flags.json_object("--ec-transfer-config", engine.get("ec_transfer_config") or "{}")
-    for name, value in (
-        ("--ec-connector-backend", o.ec_connector_backend),
-        ("--ec-transfer-config: ec_connector", written.get("ec_connector")),
-    ):
-        if value not in (None, FOLDER_CONNECTOR):
-            raise ConfigError(f"{name} {value} is not supported; use {FOLDER_CONNECTOR}")
+    other = encoders.other_connector(o, engine)
+    if o.ec_connector_backend and written.get("ec_connector") not in (None, o.ec_connector_backend):
+        raise ConfigError(
+            f"--ec-connector-backend {o.ec_connector_backend} does not match the ec_connector of "
+            "--ec-transfer-config; leave one of them out"
+        )
+    if other and o.encoder_transfer == "nixl":
+        raise ConfigError(f"--encoder-transfer nixl cannot be combined with {other}; leave one of them out")
     role = written.get("ec_role")
-    if role is not None and role not in (encoders.PRODUCER, encoders.CONSUMER):
+    known = (encoders.PRODUCER, encoders.CONSUMER, *(["ec_both"] if other else []))
+    if role is not None and role not in known:
         raise ConfigError(
             f"--ec-transfer-config: ec_role {role!r} is not supported; use ec_producer for an encode worker, "
             "ec_consumer for a worker that calls one"
@@ -168,7 +171,10 @@ def media_template_has_a_prompt(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def extra_encoder_config_is_known(o: WorkerOptions, engine: EngineFlags) -> None:
+    """Check the settings of our own connector; those of others are theirs to check."""
     written = {"--ec-extra-config": flags.json_object("--ec-extra-config", o.ec_extra_config or "{}")}
+    if encoders.other_connector(o, engine):
+        return
     inside = encoders.transfer_config(engine).get("ec_connector_extra_config")
     if isinstance(inside, dict):
         written["--ec-transfer-config: ec_connector_extra_config"] = inside
@@ -185,7 +191,7 @@ RULES = (
     multimodal_needs_its_switch,
     processors_are_the_frontend,
     extra_encoder_config_is_known,
-    encoders_transfer_by_folder,
+    encoder_transfer_is_consistent,
     encoder_cache_flags_need_encoders,
     encoders_share_a_folder,
     encoder_transfer_needs_encoders,

@@ -110,7 +110,7 @@ class WorkerProcesses:
         if self._embeddings is not None:
             more["enable_multimodal"] = True
             takes_part = options.card.encodes_media or options.asks_encoders
-            if takes_part and worker.encoder_folder is None:
+            if takes_part and worker.encoder_output is None:
                 more["ec_storage_path"] = str(self._embeddings)
         return more
 

@@ -63,6 +63,8 @@ class Frontend:
 
     models: list[str] = field(default_factory=lambda: ["tiny"])
     components: tuple[str, ...] = ("backend",)
+    is_upstreams: bool = False
+    """Whether it answers as upstream's frontend, whose /health is what ours has at /instances."""
     closed: set[str] = field(default_factory=set)
     router: str = "kv"
     caches: bool = True
@@ -80,6 +82,9 @@ class Frontend:
         if path in self.closed:
             return 404, {"message": f"Route not found: GET {path}"}
         match path:
+            case "/health" if self.is_upstreams:
+                listed = [entry for component in self.components for entry in instances(component)]
+                return 200, {"status": "healthy", "endpoints": [], "instances": listed if self.models else []}
             case "/health":
                 return (200 if self.models else 503), {"status": "…", "models": self.models}
             case "/v1/models":
@@ -263,6 +268,18 @@ def test_status_of_something_else_than_our_frontend_says_so(
     frontend.closed = {"/health"}
     assert cli.run(["status", frontend.url]) == 1
     assert "/health is not that of a frontend" in capsys.readouterr().err
+
+
+def test_status_of_upstreams_frontend_is_that_of_its_models(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.is_upstreams, frontend.closed = True, {"/instances"}
+    assert cli.run(["status", frontend.url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ready"], [model["ready"] for model in found["models"]]) == (True, [True])
+    frontend.models = []
+    assert cli.run(["status", frontend.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ready"] is False
 
 
 def test_status_without_workers_in_discovery_says_where_it_looked(
@@ -655,6 +672,32 @@ def test_proof_ends_at_the_step_without_which_nothing_follows(
     code, steps = proven(frontend, capsys, *argv)
     assert code == 1
     assert list(steps.items())[-1] == (failed, "FAILED")
+
+
+def test_upstreams_frontend_is_proven_by_its_models_and_answers(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.is_upstreams = True
+    code, steps = proven(frontend, capsys, "--strict")
+    assert (code, steps["health"], steps["answer"]) == (0, "ok", "ok")
+    frontend.closed = {"/v1/chat/completions", "/v1/completions"}
+    assert proven(frontend, capsys) == (1, {"health": "ok", "model": "ok", "answer": "FAILED"})
+
+
+def test_upstreams_frontend_without_a_model_is_not_healthy(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.is_upstreams, frontend.models = True, []
+    assert proven(frontend, capsys) == (1, {"health": "FAILED", "model": "FAILED"})
+
+
+def test_server_without_health_is_proven_by_its_models(
+    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend.closed = {"/health"}
+    assert proven(frontend, capsys)[1]["health"] == "ok"
+    frontend.closed = {"/health", "/v1/models"}
+    assert proven(frontend, capsys) == (1, {"connection": "FAILED"})
 
 
 def test_unreachable_system_fails_with_one_step(
