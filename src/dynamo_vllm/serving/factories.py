@@ -197,7 +197,7 @@ def encoded_folder(folder: EncoderFolder, facts: EngineFacts) -> encoder_cache_f
 
 def encoders_of(options: WorkerOptions) -> tuple[str, str]:
     """Return the addresses where encode workers answer and where they transfer their output."""
-    where = f"{options.namespace}.{options.encoder_component}.generate"
+    where = options.encoders_address
     return where, encoding_transfer.endpoint_of(where)
 
 
