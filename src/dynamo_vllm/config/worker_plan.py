@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config import build, encoders, nodes
+from dynamo_vllm.config import addresses, build, encoders, nodes
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 
@@ -38,7 +38,7 @@ class WorkerPlan:
     @classmethod
     def of(cls, options: WorkerOptions, engine_argv: Sequence[str] = ()) -> WorkerPlan:
         flags = engine_flags(engine_argv)
-        options = with_connector(with_transfer_role(options, flags), flags)
+        options = with_connector(with_transfer_role(with_own_address(options), flags), flags)
         node, output = nodes.from_flags(options.headless, flags), encoders.output_of(options, flags)
         return cls(options, tuple(engine_argv), flags, node, output)
 
@@ -55,6 +55,15 @@ def parse(
     epilog: str = "",
 ) -> WorkerPlan:
     return WorkerPlan.of(*build.parse(WorkerOptions, argv, env, prog, description, epilog))
+
+
+def with_own_address(options: WorkerOptions) -> WorkerOptions:
+    """Return the options with each part of a whole address in its own place; a rule rejects a wrong one."""
+    parts = (addresses.whole(options.endpoint) or "").split(".")
+    if len(parts) != 3 or not all(parts):
+        return options
+    namespace, component, endpoint = parts
+    return dataclasses.replace(options, namespace=namespace, component=component, endpoint=endpoint)
 
 
 def with_transfer_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:

@@ -188,7 +188,7 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
 
 def encoders_of(options: WorkerOptions) -> tuple[str, str]:
     """Return the addresses where encode workers answer and where they transfer their output."""
-    where = f"{options.namespace}.{options.encoder_component}.generate"
+    where = options.encoders_address
     return where, encoding_transfer.endpoint_of(where)
 
 

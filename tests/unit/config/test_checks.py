@@ -472,6 +472,11 @@ WORKER = [
         "write --endpoint dyn://namespace.component.endpoint",
     ),
     (worker_rules.address_has_three_parts, ["--endpoint", "dyn://a..c"], "is not an address"),
+    (
+        worker_rules.address_has_three_parts,
+        ["--encoder-component", "dyn://only.two"],
+        "'only.two' is not an address; write --encoder-component dyn://namespace.component.endpoint",
+    ),
     (worker_rules.budgets_are_positive, ["--health-seconds", "0"], "--health-seconds 0.0 must be above 0"),
     (worker_rules.budgets_are_positive, ["--canary-seconds", "-1"], "--canary-seconds -1.0 must be above 0"),
     (

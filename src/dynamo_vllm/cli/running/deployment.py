@@ -60,10 +60,16 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _in(options: T, folder: RunFolder) -> T:
-    """Return the options with those that serve noted. By default serve and its workers use loopback only."""
+    """Return the options with those that serve noted. By default serve and its workers use loopback only.
+
+    What the user named wins: workers of another namespace may be in the same discovery.
+    """
     noted: dict[str, Any] = {"file_kv": str(folder.discovery), "bind_host": LOOPBACK, **folder.reach}
-    bind_host = options.bind_host or noted.pop("bind_host")
-    return dataclasses.replace(options, **noted, bind_host=bind_host)
+    if options.namespace != FindOptions().namespace:
+        noted["namespace"] = options.namespace
+    if options.bind_host:
+        noted["bind_host"] = options.bind_host
+    return dataclasses.replace(options, **noted)
 
 
 def _list(running: Sequence[RunFolder]) -> str:

@@ -44,7 +44,10 @@ Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of v
 and passed on to each worker, for example --served-model-name, --max-model-len or --enforce-eager."""
 
 CRASH_NOTES = "DYN_VLLM_CRASH_NOTES"
-NOTED = ("discovery_backend", "file_kv", "etcd_endpoints", "request_plane", "nats_server", "bind_host")
+NOTED = (
+    *("namespace", "discovery_backend", "file_kv", "etcd_endpoints"),
+    *("request_plane", "nats_server", "bind_host"),
+)
 """The frontend options that commands such as `status` need to find the workers."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dynamo_vllm.config import addresses
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options.media_reach import MediaReachOptions
 
@@ -98,7 +99,7 @@ class MediaOptions(MediaReachOptions):
     encoder_component: str = opt(
         "encoder",
         "multimodal",
-        "Component of the encode workers.",
+        "Component of the encode workers, or their whole address dyn://namespace.component.endpoint.",
         env="DYN_VLLM_ENCODER_COMPONENT",
         metavar="NAME",
     )
@@ -225,3 +226,9 @@ class MediaOptions(MediaReachOptions):
         env="DYN_VLLM_MEDIA_THREADS",
         metavar="N",
     )
+
+    @property
+    def encoders_address(self) -> str:
+        """Return namespace.component.endpoint of the encode workers."""
+        named = self.encoder_component
+        return addresses.whole(named) or f"{self.namespace}.{named}.generate"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dynamo_vllm.config import addresses
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options.kv_cache import KvCacheOptions
 from dynamo_vllm.config.options.runtime import admin_token
@@ -308,6 +309,5 @@ class WorkerOptions(KvCacheOptions):
     @property
     def address(self) -> str:
         """namespace.component.endpoint."""
-        if self.endpoint and self.endpoint.startswith("dyn://"):
-            return self.endpoint.removeprefix("dyn://")
-        return f"{self.namespace}.{self.component or self.card.component}.{self.endpoint or 'generate'}"
+        own = f"{self.namespace}.{self.component or self.card.component}.{self.endpoint or 'generate'}"
+        return addresses.whole(self.endpoint) or own

@@ -31,11 +31,12 @@ def template_exists(o: WorkerOptions, _: EngineFlags) -> None:
 
 
 def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
-    parts = o.address.split(".")
-    if len(parts) != 3 or not all(parts):
-        raise ConfigError(
-            f"{o.address!r} is not an address; write --endpoint dyn://namespace.component.endpoint"
-        )
+    for flag, address in (("--endpoint", o.address), ("--encoder-component", o.encoders_address)):
+        parts = address.split(".")
+        if len(parts) != 3 or not all(parts):
+            raise ConfigError(
+                f"{address!r} is not an address; write {flag} dyn://namespace.component.endpoint"
+            )
 
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:

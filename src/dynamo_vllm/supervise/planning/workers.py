@@ -75,6 +75,7 @@ class WorkerProcesses:
         self._check_planes(options)
         self._check_media_hosts(options)
         self._check_address(options)
+        self._check_namespace(options)
         self.models.append(str(options.model))
         engines = 0 if options.engine == "fake" else node.engines
         share = 0.0 if options.omni else share_of(worker.flags)  # a pipeline's file has those of its stages
@@ -157,6 +158,17 @@ class WorkerProcesses:
             raise ConfigError(
                 f"{other} and {options.role} workers of {name} would both be at {options.address}; "
                 "leave --component and --endpoint out, or give each group its own"
+            )
+
+    def _check_namespace(self, options: WorkerOptions) -> None:
+        """Encode workers may be anywhere: others find them by their address."""
+        theirs, ours = options.namespace, self._front.namespace
+        prefix = self._front.namespace_prefix
+        is_seen = theirs == ours if prefix is None else theirs.startswith(prefix)
+        if options.card.is_listed and not is_seen:
+            raise ConfigError(
+                f"a worker is in the namespace {theirs} and the frontend in {prefix or ours}, so they would "
+                f"not find each other; add --namespace {theirs}, which applies to both"
             )
 
     def _name(self, options: WorkerOptions) -> str:

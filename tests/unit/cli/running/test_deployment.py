@@ -95,6 +95,21 @@ def test_the_only_serve_is_meant(home: Mapping[str, str]) -> None:
     )
 
 
+def test_own_address_that_the_user_named_is_kept(home: Mapping[str, str]) -> None:
+    with in_cache(home, "a").opened():
+        options, _ = deployment.find(AdminOptions(bind_host="10.0.0.9"), home)
+    assert options.bind_host == "10.0.0.9"
+
+
+def test_serve_in_another_namespace_is_looked_for_there(home: Mapping[str, str]) -> None:
+    with in_cache(home, "a").opened():
+        in_cache(home, "a").note("http://127.0.0.1:8123", {"namespace": "ours"})
+        found, named = (
+            deployment.find(given, home)[0] for given in (AdminOptions(), AdminOptions(namespace="n"))
+        )
+    assert (found.namespace, named.namespace) == ("ours", "n")
+
+
 def test_serve_in_a_cluster_is_looked_for_there(home: Mapping[str, str]) -> None:
     noted: dict[str, Any] = {
         "discovery_backend": "etcd",

@@ -215,7 +215,7 @@ def test_environment_numbers_the_workers_unless_a_file_does(tmp_path: Path) -> N
             ("--component", "c"),
             "prefill and decode workers of m would both be at dynamo.c.generate; leave --component",
         ),
-        (("--endpoint", "dyn://a.b.c"), "would both be at a.b.c"),
+        (("--endpoint", "dyn://dynamo.b.c"), "would both be at dynamo.b.c"),
         (("--connector", "none"), "add --connector nixl"),
         (("--is-prefill-worker",), "already set the role of each worker; leave --is-prefill-worker out"),
         (("--enable-multimodal", "--multimodal-decode-worker"), "leave --multimodal-decode-worker out"),
@@ -451,6 +451,16 @@ def test_every_model_has_an_address_of_its_own() -> None:
     pairs = [of_model(model, role) for model in ("a", "b") for role in ("prefill", "decode")]
     assert addressed(*pairs) == ["-", "-", "prefill-2", "backend-2"]
     assert addressed(of_model("a"), of_model("b", component="mine")) == ["-", "mine"]
+
+
+def test_worker_that_the_frontend_would_not_see_is_refused() -> None:
+    words = ("m", "--engine", "fake", "--endpoint", "dyn://ours.b.c")
+    with pytest.raises(
+        ConfigError, match="in the namespace ours and the frontend in dynamo.*--namespace ours"
+    ):
+        made(*words)
+    for seen in (("--namespace", "ours"), ("--namespace-prefix", "our")):
+        assert len(made(*words, *seen).workers) == 1
 
 
 @pytest.mark.parametrize("env", [{"DYN_COMPONENT": "mine"}, {"DYN_ENDPOINT": "dyn://dynamo.mine.generate"}])
