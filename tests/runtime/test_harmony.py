@@ -6,7 +6,6 @@ The runtime's parsers read a vocabulary of OpenAI's, and fetch it from the Inter
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from harness import vocabulary
 from harness.stack import Stack
 
-FOLDER, FILE = "TIKTOKEN_ENCODINGS_BASE", "o200k_base.tiktoken"
 RECIPE = Path(__file__).parents[2] / "deploy" / "recipes" / "gpt-oss" / "20b" / "serve.yaml"
 THOUGHT = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
 ANSWER = f"{THOUGHT}<|channel|>final<|message|>It is four.<|return|>"
@@ -28,13 +27,13 @@ NUMBERS = {"type": "object", "properties": {"numbers": {"type": "array"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": NUMBERS}}]
 
 
-def speaking(folder: Path, model: Path, vocabulary: str) -> Stack:
+def speaking(folder: Path, model: Path, encodings: Path) -> Stack:
     """A frontend and an engine that echoes, with the recipe's parsers."""
     (group,) = yaml.safe_load(RECIPE.read_text())["workers"]
     template = folder / "plain.jinja"
     template.write_text("{{ messages[-1]['content'] }}")
     made = Stack(folder)
-    made.start_frontend(env={FOLDER: vocabulary})
+    made.start_frontend(env={vocabulary.FOLDER: str(encodings)})
     parsers = [
         f"--{name.replace('_', '-')}={group[name]}" for name in ("tool_call_parser", "reasoning_parser")
     ]
@@ -46,10 +45,7 @@ def speaking(folder: Path, model: Path, vocabulary: str) -> Stack:
 
 @pytest.fixture(scope="module")
 def harmony(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    vocabulary = os.environ.get(FOLDER, "")
-    if not Path(vocabulary, FILE).is_file():
-        pytest.skip(f"no {FILE} on this machine: {FOLDER} names the folder that has it")
-    made = speaking(tmp_path_factory.mktemp("harmony"), model, vocabulary)
+    made = speaking(tmp_path_factory.mktemp("harmony"), model, vocabulary.folder())
     try:
         yield made.wait_ready()
     finally:
@@ -103,7 +99,7 @@ def test_without_the_vocabulary_calls_are_lost_and_the_log_says_why(model: Path,
     """As the recipe tells; should a later runtime bring the vocabulary, it need not any more."""
     with_nothing = tmp_path / "empty"
     with_nothing.mkdir()
-    made = speaking(tmp_path, model, str(with_nothing))
+    made = speaking(tmp_path, model, with_nothing)
     try:
         finish, message = said(made.wait_ready(), CALL, tools=TOOLS)
     finally:
