@@ -1,4 +1,4 @@
-"""Tests vLLM-Omni pipelines on CPU through the whole stack: text, images, both in two stages, videos.
+"""Tests vLLM-Omni pipelines on CPU through the whole stack: text, images, both in two stages, videos, audio.
 
 Most of the time goes into the start of one worker for each; what needs still more processes is marked long.
 """
@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import wave
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,7 @@ if lacks("vllm-omni", "vllm-omni-cpu"):
 
 import av
 from PIL import Image
+from tiny_models.audio import RATE, SAMPLES, make_tiny_audio_model
 from tiny_models.image import make_tiny_image_model, make_tiny_video_model
 
 from dynamo_vllm.config.topology import Topology
@@ -117,12 +119,17 @@ def start_filmer(omni: Stack, _: Path) -> Worker:
     return started(omni, "filmer", make_tiny_video_model(omni.folder / "video"))
 
 
+def start_singer(omni: Stack, _: Path) -> Worker:
+    return started(omni, "singer", make_tiny_audio_model(omni.folder / "audio"))
+
+
 STARTS = {
     "writer": start_writer,
     "teller": start_teller,
     "painter": start_painter,
     "studio": start_studio,
     "filmer": start_filmer,
+    "singer": start_singer,
 }
 
 
@@ -158,6 +165,11 @@ def studio(workers: dict[str, Future[Worker]]) -> Worker:
 @pytest.fixture(scope="module")
 def filmer(workers: dict[str, Future[Worker]]) -> Worker:
     return workers["filmer"].result()
+
+
+@pytest.fixture(scope="module")
+def singer(workers: dict[str, Future[Worker]]) -> Worker:
+    return workers["singer"].result()
 
 
 def draw(omni: Stack, **body: Any) -> httpx.Response:
@@ -407,6 +419,36 @@ def test_videos_that_cannot_be_made_are_refused_by_name(
     answer = film(omni, **change)
     assert answer.status_code == 400, answer.text[:300]
     assert named in answer.json()["message"]
+
+
+def sing(omni: Stack, **body: Any) -> bytes:
+    asked = {"model": "singer", "input": "rain", "num_inference_steps": 2, "seed": 1, **body}
+    answer = omni.post("/v1/audio/speech", asked)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/wav"), answer.text[:500]
+    return answer.content
+
+
+def test_audio_is_a_wav_file_that_prompt_and_seed_decide(omni: Stack, singer: Worker) -> None:
+    content = sing(omni)
+    with wave.open(io.BytesIO(content)) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    assert len(samples) == SAMPLES
+    assert samples.std() > 1000  # not silence
+    assert sing(omni) == content
+    others = {sing(omni, input="wind"), sing(omni, seed=2), sing(omni, num_inference_steps=3)}
+    assert len(others - {content}) == 3
+
+    body = {
+        "model": "singer",
+        "messages": [{"role": "user", "content": "rain"}],
+        "seed": 1,
+        "mm_processor_kwargs": {"num_inference_steps": 2},
+    }
+    chat = omni.post("/v1/chat/completions", body)
+    assert chat.status_code == 200, chat.text[:500]
+    (part,) = chat.json()["choices"][0]["message"]["content"]
+    assert base64.b64decode(part["audio_url"]["url"].partition(",")[2]) == content
 
 
 # --- the last tests: they end the workers ---------------------------------------------------------------
