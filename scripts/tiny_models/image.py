@@ -49,22 +49,29 @@ def make_tiny_image_model(folder: Path, *, rewriter: bool = False) -> Path:
 
     With `rewriter`, a tiny language model inside rewrites prompts: a pipeline of two stages.
     """
-    return _made(Path(folder), _INDEX, _unet, rewriter)
+    return made(folder, _INDEX, lambda text: _parts(text, _unet), rewriter=rewriter)
 
 
 def make_tiny_video_model(folder: Path) -> Path:
     """The same for videos."""
-    return _made(Path(folder), _VIDEO_INDEX, _video_unet, False)
+    return made(folder, _VIDEO_INDEX, lambda text: _parts(text, _video_unet))
 
 
-def _made(folder: Path, index: dict[str, Any], unet: Callable[[], Any], rewriter: bool) -> Path:
+def made(
+    folder: Path,
+    index: dict[str, Any],
+    parts: Callable[[Path], dict[str, Any]],
+    *,
+    rewriter: bool = False,
+) -> Path:
+    """Create a pipeline of `parts`, which are made with the tokenizer of a tiny language model."""
     if (folder / "model_index.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         new = Path(scratch, "new")
         text = make_tiny_model(Path(scratch, "text"))
-        for name, part in _parts(text, unet).items():
+        for name, part in parts(text).items():
             part.save_pretrained(new / name)
         if rewriter:
             shutil.copytree(text, new / "rewriter")
@@ -107,15 +114,22 @@ def _video_unet() -> Any:
     )
 
 
-def _parts(text: Path, unet: Callable[[], Any]) -> dict[str, Any]:
-    import torch
-    from diffusers import AutoencoderKL, DDIMScheduler
-    from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel
+def tokenizer_of(text: Path) -> Any:
+    from transformers import AutoTokenizer
 
-    torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(text)
     tokenizer.model_max_length = MAX_PROMPT_TOKENS
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return tokenizer
+
+
+def _parts(text: Path, unet: Callable[[], Any]) -> dict[str, Any]:
+    import torch
+    from diffusers import AutoencoderKL, DDIMScheduler
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    torch.manual_seed(0)
+    tokenizer = tokenizer_of(text)
     encoder = CLIPTextModel(
         CLIPTextConfig(
             vocab_size=len(tokenizer),

@@ -1,6 +1,6 @@
-"""Tests vLLM-Omni pipelines on CPU through the whole stack: text, images, both in two stages, videos.
+"""Tests vLLM-Omni pipelines on CPU through the whole stack: text, images, both in two stages, videos, audio.
 
-Of the four workers one is enough to see that it works; what needs the others is marked long.
+Most of the time goes into the start of one worker for each; what needs still more processes is marked long.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import io
 import json
 import os
 import signal
+import threading
 import time
+import wave
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ if lacks("vllm-omni", "vllm-omni-cpu"):
 
 import av
 from PIL import Image
+from tiny_models.audio import RATE, SAMPLES, make_tiny_audio_model
 from tiny_models.image import make_tiny_image_model, make_tiny_video_model
 
 from dynamo_vllm.config.topology import Topology
@@ -43,6 +46,7 @@ from dynamo_vllm.models import demo as models
 from dynamo_vllm.supervise.planning import demos
 
 START_SECONDS = 200
+ONE_AT_A_TIME = threading.Lock()
 LONG = 900
 """The steps of an image that would take twenty seconds."""
 PROMPTS = [
@@ -77,39 +81,95 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def started(omni: Stack, name: str, model: Path, *flags: str) -> Worker:
     # A component each: workers of one component are taken for copies of each other.
     named = ["--served-model-name", name, "--component", name]
-    worker = omni.start_worker("--omni", "--model", str(model), *named, *flags)
+    with ONE_AT_A_TIME:  # the stack numbers its workers
+        worker = omni.start_worker("--omni", "--model", str(model), *named, *flags)
     until(f"{name} ready", lambda: omni._alive(worker) and worker.is_ready(), START_SECONDS)
     omni.wait_listed(name)
     return worker
 
 
-@pytest.fixture(scope="module")
-def writer(omni: Stack, model: Path) -> Worker:
+def start_writer(omni: Stack, model: Path) -> Worker:
     """Starts a pipeline with a stage file from before vLLM-Omni 0.30."""
     stages = omni.folder / "stages.yaml"
     stages.write_text(OLDER)
     return started(omni, "writer", model, "--stage-configs-path", str(stages))
 
 
-@pytest.fixture(scope="module")
-def painter(omni: Stack) -> Worker:
+def start_teller(omni: Stack, model: Path) -> Worker:
+    """Has the tokenizer in the worker, and no stage file."""
+    small = ["--max-model-len", "1024", "--num-gpu-blocks-override", "1024"]
+    return started(omni, "teller", model, "--use-vllm-tokenizer", *small)
+
+
+def start_painter(omni: Stack, _: Path) -> Worker:
     """Starts the demo model for images as `serve --demo image` does, with another name."""
     (group,) = demos.put_in(Topology(), demos.DEMOS["image"], {}, "cpu").workers
     assert group.options["omni"] is True
     return started(omni, "painter", models.folder("image"), *group.args, "--max-picture-steps", str(LONG))
 
 
-@pytest.fixture(scope="module")
-def studio(omni: Stack) -> Worker:
+def start_studio(omni: Stack, _: Path) -> Worker:
     """Has a monitor that hardly ever checks: a job is to notice a dead stage."""
     model = make_tiny_image_model(omni.folder / "sd-rewriter", rewriter=True)
     seldom = ["--health-seconds", "600", "--canary-seconds", "600"]
     return started(omni, "studio", model, "--max-picture-steps", str(LONG), *seldom)
 
 
-@pytest.fixture(scope="module")
-def filmer(omni: Stack) -> Worker:
+def start_filmer(omni: Stack, _: Path) -> Worker:
     return started(omni, "filmer", make_tiny_video_model(omni.folder / "video"))
+
+
+def start_singer(omni: Stack, _: Path) -> Worker:
+    return started(omni, "singer", make_tiny_audio_model(omni.folder / "audio"))
+
+
+STARTS = {
+    "writer": start_writer,
+    "teller": start_teller,
+    "painter": start_painter,
+    "studio": start_studio,
+    "filmer": start_filmer,
+    "singer": start_singer,
+}
+
+
+@pytest.fixture(scope="module")
+def workers(omni: Stack, model: Path, request: pytest.FixtureRequest) -> dict[str, Future[Worker]]:
+    """Starts those that the chosen tests ask for, two at a time: a start keeps one core busy."""
+    chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    wanted = {name for item in chosen if item.path == request.path for name in item.fixturenames}
+    with ThreadPoolExecutor(2) as starting:
+        return {name: starting.submit(STARTS[name], omni, model) for name in STARTS if name in wanted}
+
+
+@pytest.fixture(scope="module")
+def writer(workers: dict[str, Future[Worker]]) -> Worker:
+    return workers["writer"].result()
+
+
+@pytest.fixture(scope="module")
+def teller(workers: dict[str, Future[Worker]]) -> Worker:
+    return workers["teller"].result()
+
+
+@pytest.fixture(scope="module")
+def painter(workers: dict[str, Future[Worker]]) -> Worker:
+    return workers["painter"].result()
+
+
+@pytest.fixture(scope="module")
+def studio(workers: dict[str, Future[Worker]]) -> Worker:
+    return workers["studio"].result()
+
+
+@pytest.fixture(scope="module")
+def filmer(workers: dict[str, Future[Worker]]) -> Worker:
+    return workers["filmer"].result()
+
+
+@pytest.fixture(scope="module")
+def singer(workers: dict[str, Future[Worker]]) -> Worker:
+    return workers["singer"].result()
 
 
 def draw(omni: Stack, **body: Any) -> httpx.Response:
@@ -143,7 +203,6 @@ def test_text_equals_plain_vllm_on_20_prompts(omni: Stack, writer: Worker, one_w
     assert len({text for text, _, _ in ours}) > 10
 
 
-@pytest.mark.long
 def test_a_seeded_prompt_in_several_steps_does_not_end_the_stage(omni: Stack, writer: Worker) -> None:
     body = {
         "model": "writer",
@@ -156,14 +215,12 @@ def test_a_seeded_prompt_in_several_steps_does_not_end_the_stage(omni: Stack, wr
     assert first == again
 
 
-@pytest.mark.long
 def test_an_older_stage_file_is_translated_with_a_word(writer: Worker) -> None:
     said = writer.log.read_text()
     assert "is a stage file from before vLLM-Omni 0.30; it was translated" in said
     assert "  max_num_batched_tokens: 128" in said
 
 
-@pytest.mark.long
 def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:
     stream = omni.openai.chat.completions.create(
         model="writer",
@@ -175,6 +232,26 @@ def test_text_streams_token_by_token(omni: Stack, writer: Worker) -> None:
     )
     deltas = [chunk.choices[0].delta.content for chunk in stream if chunk.choices]
     assert len([text for text in deltas if text]) > 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_mode_equals_token_mode(omni: Stack, writer: Worker, teller: Worker, stream: bool) -> None:
+    def said(name: str) -> tuple[str, str | None]:
+        body: dict[str, Any] = {
+            "model": name,
+            "messages": [{"role": "user", "content": "tell me a story"}],
+            "max_tokens": 12,
+            "temperature": 0,
+        }
+        if not stream:
+            (choice,) = omni.openai.chat.completions.create(**body).choices
+            return choice.message.content, choice.finish_reason
+        chunks = [c.choices[0] for c in omni.openai.chat.completions.create(**body, stream=True) if c.choices]
+        pieces = [chunk.delta.content for chunk in chunks if chunk.delta.content]
+        assert len(pieces) > 3
+        return "".join(pieces), chunks[-1].finish_reason
+
+    assert said("teller") == said("writer")
 
 
 def test_a_pipeline_listens_for_this_machine_only(omni: Stack, painter: Worker) -> None:
@@ -284,7 +361,6 @@ def test_metrics_tell_of_the_stages(painter: Worker) -> None:
     assert "vllm_omni:requests_success_total" in text
 
 
-@pytest.mark.long
 def test_a_text_stage_rewrites_the_prompt_of_the_drawing_stage(omni: Stack, studio: Worker) -> None:
     answer = draw(omni, model="studio", seed=1)
     (content,) = pictures(answer)
@@ -305,7 +381,6 @@ def frames_of(content: bytes) -> tuple[int, int, float, int]:
         return stream.width, stream.height, float(stream.average_rate or 0), len(list(file.decode(stream)))
 
 
-@pytest.mark.long
 def test_a_video_has_the_asked_size_length_and_rate(omni: Stack, filmer: Worker) -> None:
     settings = {"num_frames": 4, "fps": 8, "num_inference_steps": 1, "seed": 1}
     answer = film(omni, nvext=settings)
@@ -329,7 +404,6 @@ def test_a_video_has_the_asked_size_length_and_rate(omni: Stack, filmer: Worker)
     assert base64.b64decode(part["video_url"]["url"].partition(",")[2]) == content
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -347,10 +421,39 @@ def test_videos_that_cannot_be_made_are_refused_by_name(
     assert named in answer.json()["message"]
 
 
+def sing(omni: Stack, **body: Any) -> bytes:
+    asked = {"model": "singer", "input": "rain", "num_inference_steps": 2, "seed": 1, **body}
+    answer = omni.post("/v1/audio/speech", asked)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/wav"), answer.text[:500]
+    return answer.content
+
+
+def test_audio_is_a_wav_file_that_prompt_and_seed_decide(omni: Stack, singer: Worker) -> None:
+    content = sing(omni)
+    with wave.open(io.BytesIO(content)) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    assert len(samples) == SAMPLES
+    assert samples.std() > 1000  # not silence
+    assert sing(omni) == content
+    others = {sing(omni, input="wind"), sing(omni, seed=2), sing(omni, num_inference_steps=3)}
+    assert len(others - {content}) == 3
+
+    body = {
+        "model": "singer",
+        "messages": [{"role": "user", "content": "rain"}],
+        "seed": 1,
+        "mm_processor_kwargs": {"num_inference_steps": 2},
+    }
+    chat = omni.post("/v1/chat/completions", body)
+    assert chat.status_code == 200, chat.text[:500]
+    (part,) = chat.json()["choices"][0]["message"]["content"]
+    assert base64.b64decode(part["audio_url"]["url"].partition(",")[2]) == content
+
+
 # --- the last tests: they end the workers ---------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_killed_text_stage_ends_its_worker(writer: Worker) -> None:
     kill_a_stage(writer)
 
@@ -359,7 +462,6 @@ def test_a_killed_drawing_stage_ends_its_worker(painter: Worker) -> None:
     kill_a_stage(painter)
 
 
-@pytest.mark.long
 def test_a_drawing_stage_of_two_that_is_killed_at_work_ends_its_worker(omni: Stack, studio: Worker) -> None:
     with ThreadPoolExecutor(1) as users:
         asked = users.submit(draw, omni, model="studio", num_inference_steps=LONG)

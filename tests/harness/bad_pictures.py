@@ -12,7 +12,7 @@ BAD_PICTURES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"num_inference_steps": 10**6}, "num_inference_steps"),
     ({"n": 0}, "n:"),
     ({"n": 100}, "n:"),
-    ({"n": 10, "size": "2048x2048"}, "n: 10 pictures"),
+    ({"n": 10, "size": "2048x2048"}, "n: 10 images"),
     ({"response_format": "gif"}, "gif"),
     ({"output_format": "tiff"}, "tiff"),
     ({"prompt": "word " * 200}, "prompt"),

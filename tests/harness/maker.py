@@ -11,6 +11,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,10 +72,11 @@ async def serve_kind(runtime: Any, model: str, kind: str) -> None:
     engine = Maker(parse_spec(None), lambda _: None)
     endpoint = runtime.endpoint(f"dynamo.{kind}.generate")
     options = WorkerOptions(model=model, served_model_name=(kind,))
-    registration = Registration(endpoint, options, role.card, facts)
-    await registration.publish()
-    service = Service(role, engine, InFlight(engine), lambda _: None)
-    await registration.serve(service.generate, role.health_check())
+    with tempfile.TemporaryDirectory() as scratch:
+        registration = Registration(endpoint, options, role.card, facts, scratch)
+        await registration.publish()
+        service = Service(role, engine, InFlight(engine), lambda _: None)
+        await registration.serve(service.generate, role.health_check())
 
 
 def made(spec: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +16,13 @@ from harness.waiting import until
 
 
 @pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Stack]:
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with stack(tmp_path_factory.mktemp("makers")) as made:
         made.start_frontend()
-        with makers(environment(made.folder), model):
+        pipeline = made.folder / "pipeline"
+        pipeline.mkdir()
+        (pipeline / "model_index.json").write_text("{}")  # and no config.json, as in folders of diffusers
+        with makers(environment(made.folder), pipeline):
             until("all three listed", lambda: all(f'"{kind}"' in listed(made) for kind in KINDS), 60)
             yield made
 

@@ -123,7 +123,7 @@ async def assemble(
         encoded = encoded_folder(output, facts)
         encoding_transfer.TransferServer(encoded, encoding_transfer.NixlAgent()).serve(drt, options.address)
     in_flight = InFlight(engine)
-    registration = Registration(started.endpoint, options, role.card, facts)
+    registration = Registration(started.endpoint, options, role.card, facts, started.scratch_folder)
     operations = BoundedOperations(engine, on_dead)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, operations, registration)
     answers = functools.partial(warm_up, engine, role)

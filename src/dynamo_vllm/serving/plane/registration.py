@@ -6,6 +6,7 @@ import asyncio
 import logging
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo.llm import (
@@ -52,12 +53,18 @@ class Registration:
     """Registers the model once, and takes the worker out of service and back as often as needed."""
 
     def __init__(
-        self, endpoint: Endpoint, options: WorkerOptions, card: RoleCard, facts: EngineFacts
+        self,
+        endpoint: Endpoint,
+        options: WorkerOptions,
+        card: RoleCard,
+        facts: EngineFacts,
+        scratch_folder: str,
     ) -> None:
         self._endpoint = endpoint
         self._options = options
         self._card = card
         self._facts = facts
+        self._scratch_folder = scratch_folder
         self._is_listed = False
         # What discovery may hold of this worker, also after a step whose result is unknown.
         self._has_instance = False
@@ -104,7 +111,7 @@ class Registration:
             getattr(ModelInput, card.input),
             self._model_type(),
             self._endpoint,
-            str(self._options.model),
+            self._folder(),
             name,
             worker_type=getattr(WorkerType, card.worker_type),
             kv_cache_block_size=self._facts.block_size,
@@ -117,6 +124,20 @@ class Registration:
             # adapter.
             **more,
         )
+
+    def _folder(self) -> str:
+        """Return the folder that the frontend reads: the model's, or one with an empty config.json.
+
+        Runtime 1.6.1 wants this file of audio pipelines, but not of those for images and videos. Folders of
+        diffusers have none, and nothing in it matters to a card with text input.
+        """
+        model = Path(str(self._options.model))
+        if "audios" not in self.endpoint_types or (model / "config.json").exists():
+            return str(model)
+        folder = Path(self._scratch_folder, "audio-card")
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        return str(folder)
 
     def _model_type(self) -> ModelType:
         types = self.endpoint_types

@@ -24,7 +24,7 @@ async def test_card_that_discovery_does_not_let_go_is_no_success(tmp_path: Path)
     worker = await make_worker()
     options, _ = build.parse(WorkerOptions, ["--model", "m"], {}, "worker", "")
     nowhere: Any = object()  # the runtime refuses to talk through it
-    registration = Registration(nowhere, options, CARD, worker.facts)
+    registration = Registration(nowhere, options, CARD, worker.facts, str(tmp_path))
     steps = AdapterSteps(AdapterFiles(tmp_path, SourceLimits(), 8), worker.engine, registration)
     with pytest.raises(NotListed, match="did not remove it"):
         await steps.withdraw(Adapter("sql", 1, "/sql", "sql"))

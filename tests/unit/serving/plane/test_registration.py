@@ -63,7 +63,7 @@ def discovery(monkeypatch: pytest.MonkeyPatch) -> Discovery:
 async def listed(discovery: Discovery, card: RoleCard = aggregated.CARD, *flags: str) -> Registration:
     options, _ = build.parse(WorkerOptions, ["--model", "m", *flags], {}, "worker", "")
     endpoint: Any = discovery
-    registration = Registration(endpoint, options, card, (await make_worker()).facts)
+    registration = Registration(endpoint, options, card, (await make_worker()).facts, "unused")
     await registration.publish()
     return registration
 
