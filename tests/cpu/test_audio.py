@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from tiny_models.sound import RATE, SECONDS, make_tiny_sound_model
+from tiny_models.audio_input import RATE, SECONDS, make_tiny_audio_input_model
 
 from cpu.vision import LONG_TEXT, TEXT, Parts, ask, body, image, picture
 from harness.bad_server import bad_server
@@ -108,7 +108,7 @@ def reference(warm: Zygote, folder: Path) -> Forked:
     """Starts bare vLLM with its own fetching and decoding, which answers while the workers start."""
     at = folder / "bare"
     at.mkdir()
-    model = make_tiny_sound_model(folder / "model")
+    model = make_tiny_audio_input_model(folder / "model")
     (folder / "cases.json").write_text(json.dumps(CASES))
     args = [str(model), str(folder / "cases.json"), str(folder / "out.json")]
     return warm.fork("cpu.vision:run", args, environment(at, **FORKED), folder / "bare.log")
@@ -122,7 +122,7 @@ def bare(served: Stack, reference: Forked, folder: Path) -> Expected:
 
 @pytest.fixture(scope="module")
 def served(warm: Zygote, folder: Path, reference: Forked) -> Iterator[Stack]:
-    model = make_tiny_sound_model(folder / "model")
+    model = make_tiny_audio_input_model(folder / "model")
     flags = (
         "--enable-multimodal",
         *("--limit-mm-per-prompt", '{"audio": 2}'),

@@ -38,7 +38,7 @@ if lacks("vllm-omni", "vllm-omni-cpu"):
 
 import av
 from PIL import Image
-from tiny_models.audio import RATE, SAMPLES, make_tiny_audio_model
+from tiny_models.audio_output import RATE, SAMPLES, make_tiny_audio_output_model
 from tiny_models.image import make_tiny_image_model, make_tiny_video_model
 
 from dynamo_vllm.config.topology import Topology
@@ -120,7 +120,7 @@ def start_filmer(omni: Stack, _: Path) -> Worker:
 
 
 def start_singer(omni: Stack, _: Path) -> Worker:
-    return started(omni, "singer", make_tiny_audio_model(omni.folder / "audio"))
+    return started(omni, "singer", make_tiny_audio_output_model(omni.folder / "audio"))
 
 
 STARTS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models.sound import make_tiny_sound_model
+from tiny_models.audio_input import make_tiny_audio_input_model
 
 from harness.stack import Stack
 from harness.waiting import until
@@ -30,7 +30,7 @@ CHATS: list[list[dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_sound_model(tmp_path_factory.mktemp("model") / "tiny")
+    return make_tiny_audio_input_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def named(name: str) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def test_refused_and_other_chats_are_as_before(
 
 
 def test_model_with_several_templates_is_warned_of(tmp_path: Path, start_fake: StartFake) -> None:
-    several = make_tiny_sound_model(tmp_path / "several")
+    several = make_tiny_audio_input_model(tmp_path / "several")
     (several / "chat_template.jinja").unlink()
     path = several / "tokenizer_config.json"
     config = json.loads(path.read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tiny_models.sound import QWEN2_AUDIO, make_tiny_sound_model
+from tiny_models.audio_input import QWEN2_AUDIO, make_tiny_audio_input_model
 from tiny_models.vision import FAMILIES, make_tiny_vision_model
 from tokenizers import Tokenizer
 
@@ -30,7 +30,7 @@ def test_files_agree_with_each_other(family: str, tmp_path: Path) -> None:
 
 
 def test_files_of_the_model_that_hears_agree(tmp_path: Path) -> None:
-    folder = make_tiny_sound_model(tmp_path / "made")
+    folder = make_tiny_audio_input_model(tmp_path / "made")
     config = json.loads((folder / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert config["text_config"]["vocab_size"] == tokenizer.get_vocab_size()

@@ -1,4 +1,4 @@
-"""Creates a tiny audio model with random weights: a Qwen2-Audio."""
+"""Creates a tiny model that takes audio, with random weights: a Qwen2-Audio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENCODER, _ENCODER_INTERMEDIATE, _ENCODER_HEADS, _ENCODER_LAYERS, _MELS = 64, 12
 _FRAMES = RATE * SECONDS // _HOP
 
 
-def make_tiny_sound_model(folder: Path) -> Path:
+def make_tiny_audio_input_model(folder: Path) -> Path:
     """Create the model in `folder`; a folder that has it is left as it is."""
     return vision.make(folder, "qwen2-audio", QWEN2_AUDIO)
 

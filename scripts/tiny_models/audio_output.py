@@ -34,7 +34,7 @@ _INDEX = {
 }
 
 
-def make_tiny_audio_model(folder: Path) -> Path:
+def make_tiny_audio_output_model(folder: Path) -> Path:
     """Create the model in `folder` and return it; a folder that has one is left as it is."""
     return image.made(folder, _INDEX, _parts)
 
