@@ -264,7 +264,8 @@ def _scalar(item: Declared, raw: Any, source: str) -> Any:
             raise ConfigError(f"{source}={raw!r} is not {word}") from None
     if not item.option.choices:
         return str(raw)
-    if (choice := str(raw).lower()) not in item.option.choices:
+    choice = next((c for c in item.option.choices if c.lower() == str(raw).lower()), None)
+    if choice is None:
         raise ConfigError(f"{source}={raw!r} is unknown; choose one of {', '.join(item.option.choices)}")
     return choice
 

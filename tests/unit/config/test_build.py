@@ -127,6 +127,10 @@ def test_list_comes_as_several_words_or_in_one_variable() -> None:
     assert parsed(X_WORDS="x,y z").words == ("x", "y", "z")
 
 
+def test_choice_may_be_written_in_capitals() -> None:
+    assert parsed("--kind", "RED").kind == parsed(X_KIND="Red").kind == "red"
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "message"),
     [
