@@ -233,6 +233,13 @@ def cpu_eager(user: UserArgs, at: Situation) -> Fired | None:
     return Fired("enforce_eager", True, reason)
 
 
+def gpu_memory_service(user: UserArgs, _: Situation) -> Fired | None:
+    if user.get("load_format") != "gms" or "worker_cls" in user:
+        return None
+    value = "gpu_memory_service.integrations.vllm.worker.GMSWorker"
+    return Fired("worker_cls", value, "the package's own worker has the loader for --load-format gms")
+
+
 def cpu_patches(user: UserArgs, at: Situation) -> Fired | None:
     if at.device != "cpu" or "worker_extension_cls" in user:
         return None
@@ -306,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     kv_events,
     merged_kv_events,
     hybrid_cache,
+    gpu_memory_service,
     cpu_patches,
     unchunked_prefill,
     encoded_media,

@@ -19,6 +19,7 @@ KVBM = Situation(
 )
 MERGED = ["ipc:///run/x/kv-events", "tcp://127.0.0.1:57001", "tcp://127.0.0.1:57001"]
 OLD_ARM = Situation(device="cpu", has_bfloat16=False)
+GMS_WORKER = "gpu_memory_service.integrations.vllm.worker.GMSWorker"
 FIRES = [
     (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
     (engine_rules.block_size, {}, CPU, "block_size", 32),
@@ -52,6 +53,7 @@ FIRES = [
     (engine_rules.cpu_threads, {}, Situation("cpu", cores=8, engines=3), "OMP_NUM_THREADS", 2),
     (engine_rules.cpu_threads, {}, Situation("cpu", cores=8, engines=9), "OMP_NUM_THREADS", 1),
     (engine_rules.cpu_eager, {}, CPU, "enforce_eager", True),
+    (engine_rules.gpu_memory_service, {"load_format": "gms"}, GPU, "worker_cls", GMS_WORKER),
     (engine_rules.dtype, {}, OLD_ARM, "dtype", "float32"),
     (engine_rules.runner, {}, GPU, "runner", "generate"),
     (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
@@ -113,6 +115,8 @@ FIRES = [
     ),
 ]
 SILENT = [
+    (engine_rules.gpu_memory_service, {"load_format": "auto"}, GPU),
+    (engine_rules.gpu_memory_service, {"load_format": "gms", "worker_cls": "mine"}, GPU),
     (engine_rules.unchunked_prefill, {}, GPU),
     (engine_rules.encoded_media, {}, GPU),
     (engine_rules.encoded_media, {"enable_mm_embeds": False}, Situation("cuda", takes_encoded=True)),
