@@ -8,6 +8,7 @@ The steps, in the order they run; none named runs all of them:
   lost-prefill  that prefill worker is killed; the decode worker lives on
   lmcache       a prompt pushed out of a small engine cache comes back from LMCache
   lmcache-nixl  the prompts through a pair, the prefill engine with LMCache too
+  lmcache-mp    prompts pushed out of a small engine cache come back from LMCache's own server
   kvbm          a prompt pushed out of a small engine cache comes back from KVBM
   kvbm-nixl     the prompts through a pair, the prefill engine with KVBM too
   clean         no process and no GPU memory is left
@@ -50,6 +51,7 @@ STEP_SECONDS = 480
 GIB_PER_ENGINE = 8
 LOADS = {
     "lmcache": "import lmcache; lmcache.device_ops; import lmcache.integration.vllm.vllm_v1_adapter",
+    "lmcache-mp": "import lmcache.v1.multiprocess.server, lmcache.integration.vllm.utils",
     "kvbm": "import kvbm._core; from kvbm.vllm_integration.connector import DynamoConnector, PdConnector",
     "nixl": "from nixl._api import nixl_agent",
 }
@@ -338,29 +340,28 @@ def lost_prefill(bench: Bench) -> str:
     )
 
 
-def tier(bench: Bench, name: str, env: dict[str, str]) -> tuple[Process, str]:
-    """Ask, push the prompt out of a small engine cache with others, ask again: the cache comes from below."""
+def tier(bench: Bench, name: str, env: dict[str, str], *, flags: Sequence[str] = ()) -> tuple[Process, str]:
+    """Ask for prompts that push each other out of a small engine cache, again and again."""
     can_load(name)
     small = ["--block-size", "16", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
-    first, *others = prompts(9, 1400, seed=7)[1:]
+    every = prompts(10, 1400, seed=7)[1:]
     with bench.deployment(name) as stack:
-        worker = stack.start_worker("worker", "--connector", name, *small, env=env)
+        worker = stack.start_worker("worker", *(flags or ("--connector", name)), *small, env=env)
         stack.wait_for_workers(1)
-        cold = stack.ask(first)
-        for _ in range(2):
-            for prompt in others:
-                stack.ask(prompt)
+        cold = [stack.ask(prompt) for prompt in every]
+        stack.ask_all(every[1:])
         before = worker.metric("vllm:external_prefix_cache_hits_total")
         local = worker.metric("vllm:prefix_cache_hits_total")
-        warm = stack.ask(first)
+        warm = [stack.ask(prompt) for prompt in every]
         found = worker.metric("vllm:external_prefix_cache_hits_total") - before
         own = worker.metric("vllm:prefix_cache_hits_total") - local
+        equal = same(warm, cold)
         told = (
-            f"{len(first)} tokens: {cold.cached} cached when cold, {warm.cached} when asked again "
-            f"({found:.0f} from {name}, {own:.0f} from the engine), text "
-            + ("equal" if warm.text == cold.text else "NOT equal")
+            f"the first of {len(every)} prompts, {len(every[0])} tokens: {cold[0].cached} cached when cold, "
+            f"{warm[0].cached} when asked again; all of them: {found:.0f} tokens from {name}, {own:.0f} from "
+            f"the engine, {equal} of {len(every)} texts equal"
         )
-        if warm.text != cold.text or found < 1024 or warm.cached < 1024:
+        if equal < len(every) or found < 1024 or warm[0].cached < 1024:
             raise RuntimeError(told)
     return worker, told
 
@@ -380,6 +381,32 @@ def lmcache_nixl(bench: Bench) -> str:
     _, told = pair(bench, "lmcache-nixl", ["lmcache", "nixl"], {"LMCACHE_MAX_LOCAL_CPU_SIZE": "2"})
     bench.stop()
     return told
+
+
+def lmcache_mp(bench: Bench) -> str:
+    """LMCache as a server of its own beside the engine, over vLLM's flag: no --connector stands for it."""
+    can_load("lmcache-mp")
+    port, folder = free_port(), bench.folder / "lmcache-server"
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["server", "--port", str(port), "--http-port", str(free_port()), "--l1-size-gb", "2"]
+    words += ["--eviction-policy", "LRU", "--chunk-size", "16"]
+    command = [sys.executable, "-m", "lmcache.cli.main", *words]
+    env = {**os.environ, "LMCACHE_TRACK_USAGE": "false"}
+    server = processes.start("lmcache-server", command, folder / "server.log", env)
+    told = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
+    config = {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": told,
+    }
+    try:
+        flags = ["--kv-transfer-config", json.dumps(config)]
+        said = tier(bench, "lmcache-mp", {"LMCACHE_TRACK_USAGE": "false"}, flags=flags)[1]
+        bench.stop()
+        return said
+    finally:
+        bench.stop()
+        server.kill()
 
 
 def kvbm(bench: Bench) -> str:
@@ -434,6 +461,7 @@ STEPS: dict[str, Callable[[Bench], str]] = {
     "lost-prefill": lost_prefill,
     "lmcache": lmcache,
     "lmcache-nixl": lmcache_nixl,
+    "lmcache-mp": lmcache_mp,
     "kvbm": kvbm,
     "kvbm-nixl": kvbm_nixl,
     "clean": clean,
