@@ -389,7 +389,7 @@ def lmcache_mp(bench: Bench) -> str:
     port, folder = free_port(), bench.folder / "lmcache-server"
     folder.mkdir(parents=True, exist_ok=True)
     words = ["server", "--port", str(port), "--http-port", str(free_port()), "--l1-size-gb", "2"]
-    words += ["--eviction-policy", "LRU", "--chunk-size", "16"]
+    words += ["--eviction-policy", "LRU"]
     command = [sys.executable, "-m", "lmcache.cli.main", *words]
     env = {**os.environ, "LMCACHE_TRACK_USAGE": "false"}
     server = processes.start("lmcache-server", command, folder / "server.log", env)
