@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import httpx
 import pytest
 
 from harness import metrics
-from harness.stack import Stack
+from harness.stack import Stack, stack
+from harness.warm import Zygote
+
+EARLIER = """
+from prometheus_client import Counter
+labels = {"model_name": "tiny", "engine": "0"}
+Counter("vllm:generation_tokens", "", list(labels)).labels(**labels).inc(1000)
+"""
 
 
-def series(made: Stack) -> list[str]:
-    text = httpx.get(f"http://127.0.0.1:{made.workers[0].system_port}/metrics", timeout=30).text
+def series(made: Stack, worker: int = 0) -> list[str]:
+    text = httpx.get(f"http://127.0.0.1:{made.workers[worker].system_port}/metrics", timeout=30).text
     return list(map(metrics.series, metrics.samples(text)))
 
 
@@ -57,3 +69,27 @@ def test_operator_sees_what_vllm_counts(one_worker: Stack) -> None:
     assert rank["hit_rate"] == pytest.approx(hits / asked, abs=0.05)
     assert rank["hit_rate"] > 0.2
     assert rank["tokens_per_second"] > 0
+
+
+def test_workers_in_one_folder_for_metrics_show_their_own(warm: Zygote, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    shared = {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    subprocess.run([sys.executable, "-c", EARLIER], env={**os.environ, **shared}, check=True)
+    left = sorted(folder.iterdir())
+    with stack(tmp_path, **shared) as made:
+        made.start_frontend("--router", "round-robin")
+        workers = [warm.start_worker(made, model) for _ in range(2)]
+        made.wait_ready(120)
+        for _ in range(4):
+            made.openai.completions.create(
+                model="tiny", prompt=[20, 21], max_tokens=5, extra_body={"ignore_eos": True}
+            )
+        assert [worker.metric("vllm:generation_tokens_total") for worker in workers] == [10, 10]
+        for number in range(2):
+            assert [line for line, count in Counter(series(made, number)).items() if count > 1] == []
+        assert len({path.parent for path in folder.glob("*/*.db")}) == 2
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+        assert [worker.process.wait(60) for worker in workers] == [0, 0]
+    assert sorted(folder.iterdir()) == left

@@ -21,15 +21,18 @@ _LOCK = "in-use"
 
 
 @contextlib.contextmanager
-def folder() -> Iterator[str]:
-    """Create a new one, locked until the last process of this worker ends."""
+def folder(within: str | None = None) -> Iterator[str]:
+    """Create a new one, locked until the last process of this worker ends; `within` is not TMPDIR."""
     try:
-        sweep()
-        made = tempfile.mkdtemp(prefix=PREFIX)
+        if within is not None:
+            os.makedirs(within, exist_ok=True)
+        sweep(within)
+        made = tempfile.mkdtemp(prefix=PREFIX, dir=within)
     except OSError as exc:
+        fix = "set TMPDIR to a folder" if within is None else f"name another folder than {within},"
         raise StartError(
             f"cannot create a temporary folder: {exc.strerror}; "
-            "free disk space, or set TMPDIR to a folder that can be written to"
+            f"free disk space, or {fix} that can be written to"
         ) from None
     with open(os.path.join(made, "new"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -40,9 +43,9 @@ def folder() -> Iterator[str]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def sweep() -> None:
+def sweep(within: str | None = None) -> None:
     """Remove what killed workers of this user left; other users may have folders of such names too."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for left in Path(within or tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, or just removed
             if not private.is_own_folder(left.lstat()):
                 continue

@@ -35,7 +35,7 @@ from dynamo_vllm.serving.system_port import handler as system_port_handler
 from dynamo_vllm.serving.wiring import Started
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.worker_plan import WorkerPlan
@@ -81,7 +81,12 @@ async def run(
     own_ports = (options.system_port, runtime_port) if options.system_host else ()
     # If there are other nodes, they must be able to reach this one.
     kept_host = options.bind_host if node.leader in LOOPBACK_HOSTS else None
-    with scratch.folder() as scratch_folder, socket_options.restricted_to_loopback(kept_host, own_ports):
+    with (
+        scratch.folder() as scratch_folder,
+        own_metrics_folder(options) as options,
+        socket_options.restricted_to_loopback(kept_host, own_ports),
+    ):
+        plan = plan.with_options(options)
         drt = runtime.alone() if node.is_headless else joined(plan)
         options = await factories.with_local_model(plan, environment, progress)
         options = factories.with_media_template(options, scratch_folder)
@@ -123,6 +128,19 @@ async def run(
                     with tracing.opened(options, started.model) as traces:
                         async with factories.media_loader(options, engine.parts.media) as loader:
                             return await serve(started, loader, traces)
+
+
+@contextlib.contextmanager
+def own_metrics_folder(options: WorkerOptions) -> Iterator[WorkerOptions]:
+    """Yield the options with a new folder in the one for metrics that the user named.
+
+    Who reads such a folder shows all series in it, also those of other workers and of earlier runs.
+    """
+    if not options.prometheus_multiproc_dir:
+        yield options
+        return
+    with scratch.folder(options.prometheus_multiproc_dir) as made:
+        yield dataclasses.replace(options, prometheus_multiproc_dir=made)
 
 
 def joined(plan: WorkerPlan) -> Runtime:

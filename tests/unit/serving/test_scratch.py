@@ -50,6 +50,16 @@ def test_folder_of_a_killed_worker_goes_with_the_next_one(temporary: Path) -> No
     assert not made.exists()
 
 
+def test_folder_elsewhere_is_new_and_leaves_other_files_alone(temporary: Path) -> None:
+    named = temporary / "not" / "there"
+    with scratch.folder(str(named)) as first, scratch.folder(str(named)) as second:
+        (named / "counter_1.db").touch()
+        assert first != second and list(Path(first).glob("*.db")) == []
+    assert [path.name for path in named.iterdir()] == ["counter_1.db"]
+    with pytest.raises(StartError, match=r"Not a directory; .* another folder than .*counter_1\.db/x"):
+        scratch.folder(str(named / "counter_1.db" / "x")).__enter__()
+
+
 def test_folder_of_somebody_else_is_left_alone(temporary: Path) -> None:
     other = temporary / "dynamo-vllm-notes"
     other.mkdir()

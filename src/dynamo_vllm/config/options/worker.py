@@ -257,7 +257,8 @@ class WorkerOptions(KvCacheOptions):
     prometheus_multiproc_dir: str | None = opt(
         None,
         "life",
-        "Folder for multi-process metrics of this worker (default: its own, if a connector needs one).",
+        "Folder for multi-process metrics, in which each worker makes one of its own while it runs (default: "
+        "in the temporary folder, if a connector needs one).",
         env="PROMETHEUS_MULTIPROC_DIR",
         metavar="FOLDER",
     )

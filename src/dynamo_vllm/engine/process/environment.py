@@ -70,8 +70,6 @@ def set_environment(settings: EngineSettings) -> None:
         wanted["VLLM_HOST_IP"] = settings.bind_host
     if device() == "cpu":
         wanted[NIXL_PAUSE_VARIABLE] = "1000"
-    if settings.prometheus_folder:
-        wanted["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder
     if settings.side_channel_host:
         wanted["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
     if settings.side_channel_host in LOOPBACK_HOSTS:
@@ -85,6 +83,8 @@ def set_environment(settings: EngineSettings) -> None:
     for name, value in wanted.items():
         if name not in settings.environment:
             os.environ[name] = value
+    if settings.prometheus_folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = settings.prometheus_folder  # a part of what the user named
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.register_at_fork(after_in_child=end_with_parent)  # a forked process does not load the plugin again
 
