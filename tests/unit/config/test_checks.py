@@ -96,6 +96,11 @@ WORKER = [
     ),
     (connectors.lmcache_is_refused, ["--connector", "lmcache", "nixl"], "use --connector kvbm"),
     (
+        connectors.lmcache_server_is_refused,
+        ["--kv-transfer-config", '{"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}'],
+        "mixes up the caches of vLLM 0.32 and answers are wrong",
+    ),
+    (
         connectors.lmcache_is_refused,
         ["--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1"}'],
         "answers are wrong",

@@ -136,6 +136,17 @@ def lmcache_is_refused(o: WorkerOptions, engine: EngineFlags) -> None:
         )
 
 
+def lmcache_server_is_refused(o: WorkerOptions, engine: EngineFlags) -> None:
+    """LMCache as a server beside the engine (0.5.6) gave back other caches than it was given: on an H200,
+    vLLM 0.32.0, none of 9 reloaded prompts was answered as when cold; in chunks of 256 the engine ended.
+    """
+    if o.engine != "fake" and '"LMCacheMPConnector"' in (engine.get("kv_transfer_config") or ""):
+        raise ConfigError(
+            "LMCacheMPConnector: LMCache 0.5.6 mixes up the caches of vLLM 0.32 and answers are wrong; "
+            "use --connector kvbm, or vLLM's OffloadingConnector"
+        )
+
+
 def connector_is_installed(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.engine == "fake":
         return
@@ -196,6 +207,7 @@ RULES = (
     kvbm_takes_plain_prompts,
     written_connector_is_json,
     lmcache_is_refused,
+    lmcache_server_is_refused,
     connector_is_installed,
     disaggregation_needs_a_connector,
     disaggregation_takes_tokens,
