@@ -15,7 +15,7 @@ from typing import Any
 from dynamo_vllm.supervise.discovery import forget
 from harness.plane import Plane, plane
 from harness.stack import Stack, Worker, stack
-from harness.warm import Zygote
+from harness.warm import RUN_COMMAND, Zygote
 
 NIXL = ("--connector", "nixl", "--disaggregation-mode")
 ROUNDS = int(os.environ.get("DYNAMO_VLLM_ROUNDS", "1"))
@@ -30,11 +30,12 @@ class Pairs:
     warm: Zygote
     model: Path
     flags: tuple[str, ...] = ()
+    call: str = RUN_COMMAND
     prefills: list[Worker] = field(default_factory=list)
     decodes: list[Worker] = field(default_factory=list)
 
     def add(self, role: str) -> Worker:
-        worker = self.warm.start_worker(self.stack, self.model, *NIXL, role, *self.flags)
+        worker = self.warm.start_worker(self.stack, self.model, *NIXL, role, *self.flags, call=self.call)
         (self.prefills if role == "prefill" else self.decodes).append(worker)
         return worker
 
@@ -67,12 +68,19 @@ class Pairs:
 
 @contextlib.contextmanager
 def pairs(
-    warm: Zygote, model: Path, folder: Path, prefills: int = 1, decodes: int = 1, *flags: str, **env: str
+    warm: Zygote,
+    model: Path,
+    folder: Path,
+    prefills: int = 1,
+    decodes: int = 1,
+    *flags: str,
+    call: str = RUN_COMMAND,
+    **env: str,
 ) -> Iterator[Pairs]:
-    """Starts them; `env` has settings for every process."""
+    """Starts them; `env` has settings for every process, `call` is that of `Zygote.start_worker`."""
     with stack(folder, **env) as made:
         made.start_frontend()
-        found = Pairs(made, warm, model, flags)
+        found = Pairs(made, warm, model, flags, call)
         for role in ["decode"] * decodes + ["prefill"] * prefills:
             found.add(role)
         made.wait_ready(120).wait_over_two()

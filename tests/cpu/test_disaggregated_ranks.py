@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,15 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from tiny_models.moe import make_tiny_moe_model
 
+from cpu import spread_experts
 from cpu.pairs import not_computed, pairs
 from cpu.ranks import prompt
 from harness import metrics
-from harness.stack import Stack
-from harness.warm import Zygote
+from harness.served import own_environment, served
+from harness.stack import Stack, stack
+from harness.warm import CACHE_BLOCKS, Zygote
 
 TWO_RANKS = ("--data-parallel-size", "2")
 LENGTH, COUNT = 640, 12
+IN_SERVE = (
+    *("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32"),
+    *("--num-gpu-blocks-override", str(CACHE_BLOCKS), "--served-model-name", "tiny", "--no-warm-up"),
+)
 
 
 @dataclass
@@ -76,3 +85,28 @@ def test_ranks_hand_over_to_ranks(warm: Zygote, model: Path, one_worker: Stack, 
     with pairs(warm, model, tmp_path, 1, 1, *TWO_RANKS) as made:
         prefill, decode = (Figures(each[0].system_url) for each in (made.prefills, made.decodes))
         assert_every_rank_hands_over(made.stack, one_worker, prefill, decode)
+
+
+def test_ranks_with_experts_hand_over_to_ranks(warm: Zygote, tmp_path: Path) -> None:
+    """In small what large mixtures of experts are served with: ranks step together, each has a part."""
+    model = make_tiny_moe_model(tmp_path / "moe")
+    folders = [tmp_path / name for name in ("alone", "apart")]
+    for folder in folders:
+        folder.mkdir()
+    with stack(folders[0]) as alone:
+        alone.start_frontend()
+        warm.start_worker(alone, model)
+        with pairs(warm, model, folders[1], 1, 1, *TWO_RANKS, call=spread_experts.CALL) as made:
+            prefill, decode = (Figures(each[0].system_url) for each in (made.prefills, made.decodes))
+            assert_every_rank_hands_over(made.stack, alone.wait_ready(), prefill, decode)
+
+
+@pytest.mark.long
+def test_serve_starts_ranks_that_hand_over(model: Path, one_worker: Stack, tmp_path: Path) -> None:
+    roles, run = ("--prefill", "1", "--decode", "1", *TWO_RANKS), tmp_path / "run"
+    env = own_environment(tmp_path)
+    with served(tmp_path, str(model), *roles, *IN_SERVE, "--run-dir", str(run), env=env) as made:
+        found = json.loads((run / "prometheus.json").read_text())
+        urls = {each["labels"]["process"]: f"http://{each['targets'][0]}" for each in found}
+        workers = (Figures(urls[name]) for name in ("prefill-1", "decode-1"))
+        assert_every_rank_hands_over(made.stack.wait_over_two(), one_worker, *workers)

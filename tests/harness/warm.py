@@ -34,6 +34,7 @@ FORKED_SHARDS = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 """For workers of ours, whose engine cores are forked anyway: what a core makes itself."""
 ARCHITECTURES = (
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
     "LlavaForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",

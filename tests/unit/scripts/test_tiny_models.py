@@ -1,4 +1,4 @@
-"""The tiny models that see or hear: whole files of a million weights, with the chat template's marks."""
+"""The tiny models beside that of text: whole files that agree with each other, small enough for tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 from tiny_models.audio_input import QWEN2_AUDIO, make_tiny_audio_input_model
+from tiny_models.moe import EXPERTS, make_tiny_moe_model
 from tiny_models.vision import FAMILIES, make_tiny_vision_model
 from tokenizers import Tokenizer
 
@@ -40,6 +41,20 @@ def test_files_of_the_model_that_hears_agree(tmp_path: Path) -> None:
         sizes = [weights.get_tensor(name).size for name in weights.keys()]  # noqa: SIM118 (no dict)
     assert 500_000 < sum(sizes) < 1_500_000
     assert {path.name for path in folder.iterdir()} == {*FILES, *QWEN2_AUDIO.processors}
+
+
+def test_experts_have_the_shapes_of_the_config(tmp_path: Path) -> None:
+    folder = make_tiny_moe_model(tmp_path / "made")
+    config = json.loads((folder / "config.json").read_text())
+    with safe_open(folder / "model.safetensors", framework="numpy") as weights:
+        shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 (no dict)
+    inner, hidden = config["moe_intermediate_size"], config["hidden_size"]
+    last = f"model.layers.3.mlp.experts.{EXPERTS - 1}"
+    assert config["num_experts"] == EXPERTS
+    assert shapes[f"{last}.up_proj.weight"] == (inner, hidden)
+    assert shapes[f"{last}.down_proj.weight"] == (hidden, inner)
+    assert shapes["model.layers.3.mlp.gate.weight"] == (EXPERTS, hidden)
+    assert {path.name for path in folder.iterdir()} == set(FILES)
 
 
 def test_folder_of_another_family_is_made_anew(tmp_path: Path) -> None:
