@@ -185,7 +185,11 @@ def engine_defaults() -> str:
     )
 
 
-_SLEEP = " (only with --enable-sleep-mode)"
+_GIVEN: dict[str, dict[str, Any]] = {
+    " (only with --enable-sleep-mode)": {"enable_sleep_mode": True},
+    " (only with --load-format gms)": {"load_format": "gms"},
+}
+"""Arguments of the user to which a rule may apply."""
 _CASES: dict[str, dict[str, Any]] = {
     "": {},
     " (only with NIXL)": {"nixl": True},
@@ -198,7 +202,7 @@ _CASES: dict[str, dict[str, Any]] = {
     " (only with --otlp-endpoint)": {"traces_url": "<endpoint>"},
     " (with 16 GiB free, say)": {"free_bytes": 16 * 2**30},
     " (on 8 cores, say)": {"cores": 8},
-    _SLEEP: {},
+    **dict.fromkeys(_GIVEN, {}),
 }
 """The situations in which a rule may apply, the usual one first."""
 
@@ -209,8 +213,7 @@ def _rule(rule: engine_rules.Rule) -> list[str]:
             engine_rules.Situation(device, socket_folder="<temporary folder>", **more)
             for device in ("cpu", "cuda")
         )
-        user = {"enable_sleep_mode": True} if only == _SLEEP else {}
-        seen = [rule(user, situation) for situation in situations]
+        seen = [rule(_GIVEN.get(only, {}), situation) for situation in situations]
         if fired := next(filter(None, seen), None):
             reasons = dict.fromkeys(f.reason for f in seen if f is not None)
             return [f"`{fired.argument}`{only}", *map(_value, seen), "; ".join(reasons)]
