@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import clients, machine, neighbours
-from faults.scenario import Run, Scenario, Sites
+from faults import clients, machine, neighbours, workers
+from faults.scenario import Fault, Result, Run, Scenario, Sites
 
-SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario for family in (clients, neighbours, machine) for scenario in family.SCENARIOS
+FAMILIES = (clients, neighbours, machine, workers)
+SCENARIOS: dict[str, Scenario | Fault] = {
+    scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS
 }
 
 
@@ -35,6 +36,6 @@ def test_others_are_served_and_nothing_is_left(name: str, place: Path, model: Pa
     sites.folder.mkdir()
     folder.mkdir()
     try:
-        print(SCENARIOS[name].act(Run(2, folder, sites)).text)
+        Result(SCENARIOS[name]).add(SCENARIOS[name].act(Run(2, folder, sites)))
     finally:
         sites.close()
