@@ -60,8 +60,10 @@ def counted(result: Result, fault: Fault) -> list[str]:
     reasons = [f"{count} × {how}: {fault.explained.get(how, '?')}" for how, count in sorted(failed.items())]
     seconds = [one.recovered_seconds for one in counts if one.recovered_seconds is not None]
     recovered = f"{statistics.median(seconds):.1f} / {max(seconds):.1f} s" if seconds else "–"
+    notes = [one.note for one in counts if one.note is not None]
+    worst = f" ({max(notes, key=lambda note: note.figure)})" if notes else ""
     return [
-        str(sum(one.requests for one in counts)),
+        f"{sum(one.requests for one in counts)}{worst}",
         str(sum(one.wrong for one in counts)),
         str(sum(one.lost + one.doubled for one in counts)),
         "; ".join(reasons) or "0",

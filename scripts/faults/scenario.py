@@ -40,6 +40,8 @@ class Counts:
     """Seconds a client waited for the next piece of an answer."""
     recovered_seconds: float | None
     """From the fault until all parts were back and each client had a right answer; None if not measured."""
+    note: Seen | None = None
+    """What else was measured."""
 
     def harm(self, explained: Mapping[str, str]) -> str | None:
         """Why this run did not pass; only failures that the scenario explains may occur."""
@@ -54,9 +56,10 @@ class Counts:
     def __str__(self) -> str:
         failed = ", ".join(f"{count} failed ({how})" for how, count in self.failed.items())
         recovered = "" if self.recovered_seconds is None else f"; recovered in {self.recovered_seconds:.1f} s"
+        note = "" if self.note is None else f"; {self.note}"
         return (
             f"{self.requests} requests, {self.wrong} wrong, {failed or '0 failed'}; {self.lost} tokens lost, "
-            f"{self.doubled} doubled; longest pause {self.longest_pause:.1f} s{recovered}"
+            f"{self.doubled} doubled; longest pause {self.longest_pause:.1f} s{recovered}{note}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def test_requests_of_all_runs_are_added_up(tmp_path: Path) -> None:
     path.write_text("\n".join([*page.ATTACKS, "", *page.FAULTS]) + "\n")
     cells = written(path, found)[-1].split(" | ")
     assert cells[1:9] == ["2", "2", "20", "0", "0", "3 × 503: nobody is there", "0.5 s", "2.5 / 4.0 s"]
+
+
+def test_worst_note_stands_beside_the_requests() -> None:
+    noted = [replace(counts(), note=Seen(-ratio, f"goodput {ratio}")) for ratio in (0.98, 0.93, 0.99)]
+    row = page.row(Result(Fault("first", "ends", never), counts=noted, runs=3))
+    assert row.split(" | ")[3] == "30 (goodput 0.93)"
 
 
 @pytest.mark.parametrize(
