@@ -14,7 +14,7 @@ HUNGRY, BYTES = 701, 1 << 30
 """The memory is never touched, so that only a process with a limit cannot have it."""
 
 
-class Hungry(CpuWorkerExtension):
+class Hungry(CpuWorkerExtension):  # type: ignore[misc]
     """Is mixed into vLLM's worker; its import changes the steps."""
 
 

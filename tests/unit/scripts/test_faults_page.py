@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import page
@@ -27,9 +28,9 @@ def never(run: Run) -> Counts:
     raise NotImplementedError
 
 
-def counts(failed: Mapping[str, int] | None = None, recovered: float | None = 1.0, **other: int) -> Counts:
-    figures = {"requests": 10, "wrong": 0, "lost": 0, "doubled": 0} | other
-    return Counts(failed=failed or {}, longest_pause=0.5, recovered_seconds=recovered, **figures)
+def counts(failed: Mapping[str, int] | None = None, recovered: float | None = 1.0, **other: Any) -> Counts:
+    quiet = Counts(10, 0, failed or {}, 0, 0, longest_pause=0.5, recovered_seconds=recovered)
+    return replace(quiet, **other)
 
 
 def written(path: Path, *results: Result) -> list[str]:
