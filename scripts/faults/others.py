@@ -98,7 +98,7 @@ class Others:
                 self.longest_seconds = max(self.longest_seconds, now - last)
                 last = now
                 if line.startswith("data: {"):
-                    pieces += [_text(choice) for choice in json.loads(line[6:])["choices"]]
+                    pieces += [text_of(choice) for choice in json.loads(line[6:])["choices"]]
                 elif line.startswith("event: error"):
                     return 500, "".join(pieces)
         return 200, "".join(pieces)
@@ -121,5 +121,5 @@ class Others:
         return sum(self.right.values())
 
 
-def _text(choice: dict[str, Any]) -> str:
+def text_of(choice: dict[str, Any]) -> str:
     return (choice.get("text") or choice.get("delta", {}).get("content")) or ""

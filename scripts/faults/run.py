@@ -16,11 +16,11 @@ import traceback
 from pathlib import Path
 
 from dynamo_vllm.models.tiny import make_tiny_model
-from faults import clients, guides, machine, neighbours, page
-from faults.scenario import Result, Run, Scenario, Sites
+from faults import clients, engines, guides, leaving, machine, neighbours, overload, page, workers
+from faults.scenario import Fault, Result, Run, Scenario, Sites
 
-FAMILIES = (clients, guides, neighbours, machine)
-SCENARIOS: dict[str, Scenario] = {
+FAMILIES = (clients, guides, neighbours, machine, workers, engines, leaving, overload)
+SCENARIOS: dict[str, Scenario | Fault] = {
     scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS
 }
 
@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
         results = [
             repeated(SCENARIOS[one], options.runs, folder / one, model, options.logs) for one in options.only
         ]
-    print("\n" + page.table(results))
+    print("\n" + page.tables(results))
     if options.page is not None:
         page.write(options.page, results, list(SCENARIOS))
         print(f"written into {options.page}")
@@ -62,7 +62,7 @@ def chosen(text: str) -> list[str]:
     return names
 
 
-def repeated(scenario: Scenario, runs: int, folder: Path, model: Path, logs: Path) -> Result:
+def repeated(scenario: Scenario | Fault, runs: int, folder: Path, model: Path, logs: Path) -> Result:
     """All runs of one scenario, each told as it ends."""
     result = Result(scenario, skipped=scenario.refusal())
     if result.skipped is not None:
@@ -84,8 +84,10 @@ def once(result: Result, run: Run, logs: Path) -> Sites:
     run.folder.mkdir()
     name = result.scenario.name
     began = time.monotonic()
+    result.runs += 1
     try:
-        seen = result.scenario.act(run)
+        outcome = result.scenario.act(run)
+        result.add(outcome)
     except Exception as exc:  # whatever it is, this run has failed and the next one follows
         result.failures.append(str(exc) or repr(exc))
         kept = keep(run, logs / f"{name}-{run.number}", traceback.format_exc())
@@ -94,8 +96,7 @@ def once(result: Result, run: Run, logs: Path) -> Sites:
         again = Sites(run.folder / "sites", run.sites.model)
         again.folder.mkdir()
         return again
-    result.seen.append(seen)
-    print(f"{name} {run.number}: {time.monotonic() - began:.1f} s, {seen.text}", flush=True)
+    print(f"{name} {run.number}: {time.monotonic() - began:.1f} s, {outcome}", flush=True)
     shutil.rmtree(run.folder, ignore_errors=True)
     return run.sites
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,48 @@ class Seen:
     figure: float
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the requests of one run in which something failed."""
+
+    requests: int
+    wrong: int
+    """Answers that differ from those of a quiet moment."""
+    failed: Mapping[str, int]
+    """By status, or by how the connection ended."""
+    lost: int
+    """Tokens that are missing in answers with an end."""
+    doubled: int
+    longest_pause: float
+    """Seconds a client waited for the next piece of an answer."""
+    recovered_seconds: float | None
+    """From the fault until all parts were back and each client had a right answer; None if not measured."""
+    note: Seen | None = None
+    """What else was measured."""
+
+    def harm(self, explained: Mapping[str, str]) -> str | None:
+        """Why this run did not pass; only failures that the scenario explains may occur."""
+        if self.wrong:
+            return f"{self.wrong} of {self.requests} texts are wrong"
+        if self.lost or self.doubled:
+            return f"{self.lost} tokens lost, {self.doubled} doubled"
+        if unexplained := {how: count for how, count in self.failed.items() if how not in explained}:
+            return f"failed requests without an explanation: {unexplained}"
+        return None
+
+    def __str__(self) -> str:
+        failed = ", ".join(f"{count} failed ({how})" for how, count in self.failed.items())
+        recovered = "" if self.recovered_seconds is None else f"; recovered in {self.recovered_seconds:.1f} s"
+        note = "" if self.note is None else f"; {self.note}"
+        return (
+            f"{self.requests} requests, {self.wrong} wrong, {failed or '0 failed'}; {self.lost} tokens lost, "
+            f"{self.doubled} doubled; longest pause {self.longest_pause:.1f} s{recovered}{note}"
+        )
+
 
 @dataclass
 class Sites:
@@ -28,12 +71,22 @@ class Sites:
     model: Path
     """A tiny one, for its tokenizer."""
     _running: dict[str, Any] = field(default_factory=dict)
+    _runs: Counter[str] = field(default_factory=Counter)
     _kept: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def get(self, start: Callable[[Path, Path], contextlib.AbstractContextManager[Any]]) -> Any:
+    def get(
+        self, start: Callable[[Path, Path], contextlib.AbstractContextManager[Any]], runs: int | None = None
+    ) -> Any:
+        """The deployment; with `runs` it is a new one after so many.
+
+        `serve` waits longer before each restart of a process that ends often.
+        """
         name = start.__name__
+        if runs is not None and name in self._running and self._runs[name] % runs == 0:
+            self.close()
+        self._runs[name] += 1
         if name not in self._running:
-            folder = self.folder / name
+            folder = self.folder / f"{name}-{self._runs[name]}"
             folder.mkdir()
             self._running[name] = self._kept.enter_context(start(folder, self.model))
         return self._running[name]
@@ -70,20 +123,46 @@ class Scenario:
     """Why it cannot run on this machine."""
 
 
+@dataclass(frozen=True)
+class Fault:
+    """A part fails while clients ask. `act` counts, and raises AssertionError if a part stays away."""
+
+    name: str
+    what: str
+    """What fails and when, for a reader of the table."""
+    act: Callable[[Run], Counts]
+    refusal: Callable[[], str | None] = lambda: None
+    explained: Mapping[str, str] = field(default_factory=dict)
+    """Statuses with which requests may fail, and why."""
+
+
 @dataclass
 class Result:
-    """All runs of one scenario."""
+    """All runs of one attack, or of one fault."""
 
-    scenario: Scenario
+    scenario: Scenario | Fault
     seen: list[Seen] = field(default_factory=list)
+    counts: list[Counts] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    """One for each run that did not pass."""
+    runs: int = 0
     skipped: str | None = None
 
     SHORT: ClassVar[int] = 200
 
+    def add(self, outcome: Seen | Counts) -> None:
+        """Of a run that went to its end."""
+        if isinstance(outcome, Seen):
+            self.seen.append(outcome)
+            return
+        assert isinstance(self.scenario, Fault)
+        self.counts.append(outcome)
+        if (harm := outcome.harm(self.scenario.explained)) is not None:
+            raise AssertionError(harm)
+
     @property
-    def runs(self) -> int:
-        return len(self.seen) + len(self.failures)
+    def passed(self) -> int:
+        return self.runs - len(self.failures)
 
     @property
     def worst(self) -> str:

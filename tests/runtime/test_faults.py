@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import clients, machine, neighbours
-from faults.scenario import Run, Scenario, Sites
+from faults import clients, leaving, machine, neighbours, overload, workers
+from faults.scenario import Fault, Scenario, needs_cpu_engine
 
-SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario for family in (clients, neighbours, machine) for scenario in family.SCENARIOS
+from harness.faults_once import run_once
+
+FAMILIES = (clients, neighbours, machine, workers, leaving, overload)
+SCENARIOS: dict[str, Scenario | Fault] = {
+    scenario.name: scenario
+    for family in FAMILIES
+    for scenario in family.SCENARIOS
+    if scenario.refusal is not needs_cpu_engine
 }
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """One that other users may enter."""
-    folder = Path(tempfile.mkdtemp(prefix="faults-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_others_are_served_and_nothing_is_left(name: str, place: Path, model: Path) -> None:
-    if (refusal := SCENARIOS[name].refusal()) is not None:
-        pytest.skip(refusal)
-    sites, folder = Sites(place / "sites", model), place / "run"
-    sites.folder.mkdir()
-    folder.mkdir()
-    try:
-        print(SCENARIOS[name].act(Run(2, folder, sites)).text)
-    finally:
-        sites.close()
+def test_others_are_served_and_nothing_is_left(name: str, model: Path) -> None:
+    run_once(SCENARIOS[name], model)

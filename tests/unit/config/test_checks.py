@@ -741,6 +741,8 @@ SERVE = [
     (serve_rules.logs_have_bounds, ["--log-mb", "-1"], "--log-mb -1.0 must be 0 or more"),
     (serve_rules.logs_have_bounds, ["--log-parts", "-1"], "--log-parts -1 must be 0 or more"),
     (serve_rules.logs_have_bounds, ["--keep-runs", "-1"], "--keep-runs -1 must be 0 or more"),
+    (serve_rules.patience_is_positive, ["--hang-seconds", "0"], "--hang-seconds 0.0 must be above 0"),
+    (serve_rules.patience_is_positive, ["--unwell-seconds", "-1"], "--unwell-seconds -1.0 must be above 0"),
     (serve_rules.retry_time_is_positive, ["--retry-seconds", "0"], "--retry-seconds 0.0 must be above 0"),
     (serve_rules.start_has_time, ["--start-seconds", "0"], "--start-seconds 0.0 must be above 0"),
     (serve_rules.start_has_time, ["--start-seconds", "nan"], "--start-seconds nan must be above 0"),

@@ -8,9 +8,8 @@ import pytest
 
 from dynamo_vllm import wire
 from dynamo_vllm.codec.chunks import TokenEncoder
-from dynamo_vllm.engine.fake.engine import facts_of
 from dynamo_vllm.engine.fake.parts import FakeRenderer
-from dynamo_vllm.engine.fake.spec import FakeSpec
+from dynamo_vllm.engine.fake.spec import FakeSpec, facts_of
 from dynamo_vllm.errors import InvalidRequest, TooLong
 from dynamo_vllm.job import Embeds, EngineFacts, Output
 from dynamo_vllm.roles.aggregated import Aggregated

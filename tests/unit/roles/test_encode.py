@@ -12,9 +12,9 @@ import pytest
 
 from dynamo_vllm import wire
 from dynamo_vllm.engine.encoder_cache.folder import ABANDONED_SECONDS, Folder, Unusable, own_name
-from dynamo_vllm.engine.fake.engine import FakeEngine, facts_of
+from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.engine.fake.parts import FakeEncoded, FakeMedia
-from dynamo_vllm.engine.fake.spec import FakeSpec
+from dynamo_vllm.engine.fake.spec import FakeSpec, facts_of
 from dynamo_vllm.errors import InvalidRequest, MediaTooLarge, MediaTypeUnknown, RequestError, TooLong
 from dynamo_vllm.job import Job, MediaPrompt, Output
 from dynamo_vllm.media.base import MediaItem, MediaRef

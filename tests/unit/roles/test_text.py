@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.engine.fake.engine import FakeEngine, facts_of
+from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.engine.fake.parts import FakeRenderer
-from dynamo_vllm.engine.fake.spec import FakeSpec
+from dynamo_vllm.engine.fake.spec import FakeSpec, facts_of
 from dynamo_vllm.errors import InvalidRequest
 from dynamo_vllm.job import AnswerPart, Guide, Output
 from dynamo_vllm.roles.text import AggregatedText

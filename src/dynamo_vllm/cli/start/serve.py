@@ -63,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
         plan = prepare(wanted, environment, folder, options.demo)
         limits = SupervisorLimits(
             start_seconds=options.start_seconds,
+            hang_seconds=options.hang_seconds,
+            unwell_seconds=options.unwell_seconds,
             restarts=options.restarts,
             retry_seconds=options.retry_seconds,
             log_bytes=int(options.log_mb * (1 << 20)),

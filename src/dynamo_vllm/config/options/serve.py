@@ -94,6 +94,20 @@ class ServeOptions:
         env="DYN_VLLM_START_SECONDS",
         metavar="SECONDS",
     )
+    hang_seconds: float = opt(
+        30.0,
+        "what to serve",
+        "How long a process may not answer its health check before serve replaces it.",
+        env="DYN_VLLM_HANG_SECONDS",
+        metavar="SECONDS",
+    )
+    unwell_seconds: float = opt(
+        120.0,
+        "what to serve",
+        "How long a process may answer that it is unwell, as with a hung engine, before serve replaces it.",
+        env="DYN_VLLM_UNWELL_SECONDS",
+        metavar="SECONDS",
+    )
     restarts: int = opt(
         10,
         "what to serve",

@@ -53,6 +53,10 @@ def retry_time_is_positive(o: ServeOptions) -> None:
     bounds.above_zero(o, "retry_seconds")
 
 
+def patience_is_positive(o: ServeOptions) -> None:
+    bounds.above_zero(o, "hang_seconds", "unwell_seconds")
+
+
 def start_has_time(o: ServeOptions) -> None:
     bounds.above_zero(o, "start_seconds")
 
@@ -65,5 +69,6 @@ RULES = (
     restarts_are_a_count,
     retry_time_is_positive,
     logs_have_bounds,
+    patience_is_positive,
     start_has_time,
 )

@@ -23,8 +23,9 @@ from dynamo_vllm.engine.base import (
 )
 from dynamo_vllm.engine.fake import parts
 from dynamo_vllm.engine.fake.answers import fetched, logprobs, rank_of, token_at, transfer_params
-from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineRequestFailed
-from dynamo_vllm.job import Adapter, AdapterLimits, EngineFacts, Job, Output
+from dynamo_vllm.engine.fake.spec import facts_of
+from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineOverloaded, EngineRequestFailed
+from dynamo_vllm.job import Adapter, Job, Output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,9 @@ class Running:
     sink: Sink
     done: asyncio.Future[None]
     due: float
-    """When its next output is due; infinity for a job that hangs."""
+    """When its next output is due; infinity for a job that waits or hangs."""
+    waits: bool = False
+    """For the end of another job."""
     index: int = 0
     made: int = 0
     """The tokens generated for the current choice."""
@@ -69,6 +72,7 @@ class FakeEngine:
         self._on_load = on_load
         self._made = dict.fromkeys(range(spec.ranks), 0)
         self._busy = dict.fromkeys(range(spec.ranks), 0)
+        self._waiting = dict.fromkeys(range(spec.ranks), 0)
         self._asked = dict.fromkeys(range(spec.ranks), 0)
         self._found = dict.fromkeys(range(spec.ranks), 0)
         self._report_due = 0.0
@@ -87,9 +91,13 @@ class FakeEngine:
             for run in self.running.values():
                 fail(run, EngineDead(_DIES))
             raise EngineDead(_DIES)
-        hangs = job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank
-        due = math.inf if hangs else loop.time() + self.spec.prefill_ms / 1000
-        run = self.running[job.id] = Running(job, sink, loop.create_future(), due)
+        most = self.spec.max_num_queued_reqs
+        if most is not None and len(self.running) >= most:
+            raise EngineOverloaded(f"the fake engine is set to take {most} jobs")
+        run = self.running[job.id] = Running(job, sink, loop.create_future(), self._first_due(job))
+        if most is not None and self._seated(rank_of(job)) >= self.spec.max_num_seqs:
+            run.waits, run.due = True, math.inf
+            self._waiting[rank_of(job)] += 1
         self._asked[rank_of(job)] += len(job.prompt)
         self._found[rank_of(job)] += fetched(job)
         self._report(rank_of(job), 1)
@@ -100,7 +108,29 @@ class FakeEngine:
             await run.done
         finally:
             self.running.pop(job.id, None)
+            self._leave(run)
             self._report(rank_of(job), -1)
+
+    def _first_due(self, job: Job) -> float:
+        hangs = job.prompt[0] == self.spec.stall_on_token or rank_of(job) == self.spec.stall_rank
+        now = asyncio.get_running_loop().time()
+        return math.inf if hangs else now + self.spec.prefill_ms / 1000
+
+    def _seated(self, rank: int) -> int:
+        return self._busy[rank] - self._waiting[rank]
+
+    def _leave(self, run: Running) -> None:
+        """Gives the seat of an ended job to the next one that waits."""
+        rank = rank_of(run.job)
+        if not self._waiting[rank]:
+            return
+        self._waiting[rank] -= 1
+        if not run.waits:
+            following = next(
+                other for other in self.running.values() if other.waits and rank_of(other.job) == rank
+            )
+            following.waits, following.due = False, self._first_due(following.job)
+            self._changed.set()
 
     async def _work(self) -> None:
         """Runs steps until there is no job left."""
@@ -190,9 +220,10 @@ class FakeEngine:
 
     def _report(self, rank: int, change: int) -> None:
         self._busy[rank] += change
-        usage = min(1.0, self._busy[rank] / self.spec.max_num_seqs)
+        running, waiting = self._seated(rank), self._waiting[rank]
+        usage = min(1.0, running / self.spec.max_num_seqs)
         counts = self._made[rank], self._asked[rank], self._found[rank]
-        self._on_load(LoadFigures(rank, self._busy[rank], 0, usage, *counts))
+        self._on_load(LoadFigures(rank, running, waiting, usage, *counts))
 
     async def abort(self, job_id: str) -> None:
         self.aborted.append(job_id)
@@ -254,23 +285,3 @@ def fail(run: Running, exc: Exception) -> None:
     """Ends a job with an exception, unless it has already ended."""
     if not run.done.done():
         run.done.set_exception(exc)
-
-
-def facts_of(spec: FakeSpec) -> EngineFacts:
-    """Returns the engine facts that follow from the spec."""
-    return EngineFacts(
-        context_length=spec.context_length,
-        vocab_size=spec.vocab_size,
-        block_size=spec.block_size,
-        total_kv_blocks=spec.total_kv_blocks,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=spec.context_length,
-        data_parallel_size=spec.ranks,
-        versions={"engine": "fake"},
-        terms={"engine": "fake", "block_size": spec.block_size},
-        adapters=AdapterLimits(spec.adapters, 16) if spec.adapters else None,
-        profile_folder="fake",
-        media=spec.media,
-        builds_lazily=spec.builds_lazily,
-        compiles_kernels=spec.builds_lazily,
-    )

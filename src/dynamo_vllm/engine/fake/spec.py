@@ -1,10 +1,11 @@
-"""Declares the options of the fake engine and parses them."""
+"""Declares the options of the fake engine, parses them, and says what follows from them."""
 
 from __future__ import annotations
 
 import msgspec
 
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.job import AdapterLimits, EngineFacts
 
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,6 +23,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: int = 32
     total_kv_blocks: int = 1024
     max_num_seqs: int = 256
+    max_num_queued_reqs: int | None = None
+    """As in vLLM, the engine refuses more jobs than this; of its jobs max_num_seqs run, the others wait."""
     ranks: int = 1
     """The number of data-parallel ranks; a job without a rank goes to the first."""
     die_after: int | None = None
@@ -56,3 +59,23 @@ def parse_spec(text: str | None) -> FakeSpec:
         return msgspec.json.decode(text or "{}", type=FakeSpec)
     except msgspec.DecodeError as exc:
         raise ConfigError(f"--fake-engine: {exc}") from None
+
+
+def facts_of(spec: FakeSpec) -> EngineFacts:
+    """Returns the engine facts that follow from the spec."""
+    return EngineFacts(
+        context_length=spec.context_length,
+        vocab_size=spec.vocab_size,
+        block_size=spec.block_size,
+        total_kv_blocks=spec.total_kv_blocks,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.context_length,
+        data_parallel_size=spec.ranks,
+        versions={"engine": "fake"},
+        terms={"engine": "fake", "block_size": spec.block_size},
+        adapters=AdapterLimits(spec.adapters, 16) if spec.adapters else None,
+        profile_folder="fake",
+        media=spec.media,
+        builds_lazily=spec.builds_lazily,
+        compiles_kernels=spec.builds_lazily,
+    )

@@ -1,0 +1,25 @@
+"""Each fault of `make faults` that needs a real engine, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults import engines, leaving
+from faults.scenario import needs_cpu_engine
+
+from harness.faults_once import run_once
+
+FAULTS = {
+    fault.name: fault
+    for family in (engines, leaving)
+    for fault in family.SCENARIOS
+    if fault.refusal is needs_cpu_engine
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", FAULTS)
+def test_answers_go_on_and_nothing_is_left(name: str, model: Path) -> None:
+    run_once(FAULTS[name], model)
