@@ -5,6 +5,7 @@ Each client streams the same answer over and over; what it must be was asked for
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -45,18 +46,24 @@ class Client:
     """One of those who ask: `received` counts the pieces of the answer that is under way."""
 
     request: Request
-    expected: Answer = field(default_factory=lambda: Answer(0, 0.0))
+    expected: list[Answer] = field(default_factory=list)
+    """The answers of quiet moments: several, if what answers changes meanwhile."""
     received: int = 0
 
+    def right(self, answer: Answer) -> Answer:
+        """The expected answer that this one is or begins with; the first one if it is none of them."""
+        fitting = (one for one in self.expected if not answer.differs(one))
+        return next(fitting, self.expected[0])
 
-def long_answers(clients: int, tokens: int, model: str = "tiny") -> list[Request]:
-    """Of the fake engine, or of a tiny model: every client asks something else."""
+
+def long_answers(clients: int, tokens: int, model: str = "tiny", prompt: int = 33) -> list[Request]:
+    """Of the fake engine, or of a tiny model: every client asks something else with so many tokens."""
     return [
         (
             COMPLETIONS,
             {
                 "model": model,
-                "prompt": [20 + number, *range(30, 62)],
+                "prompt": [20 + number, *(30 + n % 800 for n in range(prompt - 1))],
                 "max_tokens": tokens,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -70,10 +77,12 @@ class Load:
     """Clients of one or several frontends, which they use in turn; one that is away is passed over.
 
     `with Load(url, requests) as load:` then `load.in_full_swing()`, `load.fault()`, the fault itself,
-    `load.recovered(…)`; `load.counts()` says what was seen.
+    `load.recovered(…)`; `load.counts()` says what was seen. With `salted` no request finds anything of an
+    earlier one in a cache.
     """
 
-    def __init__(self, urls: str | Sequence[str], requests: Sequence[Request]) -> None:
+    def __init__(self, urls: str | Sequence[str], requests: Sequence[Request], salted: bool = False) -> None:
+        self._salts = itertools.count() if salted else None
         self._urls = [urls] if isinstance(urls, str) else list(urls)
         self._http = httpx.Client(timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_connections=None))
         self.clients = [Client(request) for request in requests]
@@ -84,10 +93,7 @@ class Load:
         self._recovered_seconds: float | None = None
 
     def __enter__(self) -> Self:
-        for number, client in enumerate(self.clients):
-            client.expected = self._ask(number, number)
-            assert not client.expected.failure, f"in a quiet moment: {client.expected.failure}"
-            assert client.expected.text, "no text in a quiet moment"
+        self.learn()
         for thread in self._threads:
             thread.start()
         return self
@@ -98,10 +104,23 @@ class Load:
             thread.join(PATIENCE_SECONDS + 30)
         self._http.close()
 
+    def learn(self) -> None:
+        """Asks in a quiet moment; may be called before the block too, for each state with other answers."""
+        for number, client in enumerate(self.clients):
+            answer = self._ask(number, number)
+            assert not answer.failure, f"in a quiet moment: {answer.failure}"
+            assert answer.text, "no text in a quiet moment"
+            if all(answer.text != known.text for known in client.expected):
+                client.expected.append(answer)
+
     def in_full_swing(self, pieces: int = 2) -> None:
         """Returns when each client has had a right answer and is in the middle of another one."""
         until("a right answer for each client", lambda: self._all_right_since(0.0), 120)
-        until("answers under way", lambda: all(client.received >= pieces for client in self.clients), 120)
+        until("answers under way", lambda: self.all_have(pieces), 120)
+
+    def all_have(self, pieces: int) -> bool:
+        """Each client is in the middle of an answer."""
+        return all(client.received >= pieces for client in self.clients)
 
     def fault(self) -> None:
         """Something fails now."""
@@ -113,14 +132,18 @@ class Load:
         until("right answers again", lambda: self._all_right_since(self._failed_at), seconds)
         self._recovered_seconds = time.monotonic() - self._failed_at
 
+    def all_answered(self, seconds: float = 120) -> None:
+        """Waits until each client has a right answer to a request that it sends from now on."""
+        moment = time.monotonic()
+        until("right answers from now on", lambda: self._all_right_since(moment), seconds)
+
     def counts(self) -> Counts:
         """Of all requests since the beginning. Ask after the end of the block."""
         ended = [answer for answer in self.answers if not answer.failure]
-        expected = [self.clients[answer.client].expected for answer in ended]
-        more = [answer.tokens - wanted.tokens for answer, wanted in zip(ended, expected, strict=True)]
+        more = [answer.tokens - self._right(answer).tokens for answer in ended]
         return Counts(
             requests=len(self.answers),
-            wrong=sum(answer.differs(self.clients[answer.client].expected) for answer in self.answers),
+            wrong=sum(answer.differs(self._right(answer)) for answer in self.answers),
             failed=Counter(answer.failure for answer in self.answers if answer.failure),
             lost=sum(-n for n in more if n < 0),
             doubled=sum(n for n in more if n > 0),
@@ -132,11 +155,12 @@ class Load:
         right = {
             answer.client
             for answer in list(self.answers)
-            if answer.began >= moment
-            and not answer.failure
-            and not answer.differs(self.clients[answer.client].expected)
+            if answer.began >= moment and not answer.failure and not answer.differs(self._right(answer))
         }
         return len(right) == len(self.clients)
+
+    def _right(self, answer: Answer) -> Answer:
+        return self.clients[answer.client].right(answer)
 
     def _repeat(self, number: int) -> None:
         turn = number
@@ -166,6 +190,8 @@ class Load:
     def _stream(self, client: Client, url: str, answer: Answer) -> None:
         path, body = client.request
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        if self._salts is not None:
+            body["nvext"] = {"cache_salt": f"{time.monotonic_ns()}-{next(self._salts)}"}
         last, done = time.monotonic(), False
         with self._http.stream("POST", url + path, json=body) as response:
             if response.status_code != 200:

@@ -16,10 +16,10 @@ import traceback
 from pathlib import Path
 
 from dynamo_vllm.models.tiny import make_tiny_model
-from faults import clients, guides, machine, neighbours, page, workers
+from faults import clients, guides, handover, machine, neighbours, operating, page, workers
 from faults.scenario import Fault, Result, Run, Scenario, Sites
 
-FAMILIES = (clients, guides, neighbours, machine, workers)
+FAMILIES = (clients, guides, neighbours, machine, workers, handover, operating)
 SCENARIOS: dict[str, Scenario | Fault] = {
     scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS
 }

@@ -160,6 +160,17 @@ class Result:
         return max(self.seen, key=lambda seen: seen.figure).text
 
 
+def run_once(scenario: Scenario | Fault, folder: Path, model: Path) -> None:
+    """One run with deployments of its own; raises AssertionError if it does not pass."""
+    sites, place = Sites(folder / "sites", model), folder / "run"
+    sites.folder.mkdir()
+    place.mkdir()
+    try:
+        Result(scenario).add(scenario.act(Run(2, place, sites)))
+    finally:
+        sites.close()
+
+
 def needs_root() -> str | None:
     return None if os.geteuid() == 0 else "needs root"
 
