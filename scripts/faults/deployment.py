@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -30,9 +31,10 @@ def fake_words(model: Path, *words: str, **spec: Any) -> list[str]:
 def real(folder: Path, model: Path, *words: str) -> Iterator[Serving]:
     """`serve` with real engines, small ones that start without a warm-up."""
     names = ("--model", str(model), "--served-model-name", "tiny")
-    env = environment(folder, **NOT_WARMED)
-    with started(folder, *names, *ENGINE_FLAGS, *words, env=env) as serving:
-        yield serving
+    with tempfile.TemporaryDirectory(prefix="f-") as short:  # a socket's path has at most 107 characters
+        env = environment(folder, TMPDIR=short, **NOT_WARMED)
+        with started(folder, *names, *ENGINE_FLAGS, *words, env=env) as serving:
+            yield serving
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:

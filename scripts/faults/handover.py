@@ -25,7 +25,12 @@ from harness.stack import Worker
 from harness.waiting import until
 
 CLIENTS, TOKENS, PROMPT = 3, 50, 300
+PAUSE_SECONDS = 0.5
+"""Between an answer and the next request: the replacement starts on the same few cores."""
+NOTICED_SECONDS = 1
+"""Within them `serve` takes a killed worker out of discovery."""
 IN_FLIGHT = "dynamo_component_requests_in_flight"
+LOST = "dynamo_component_kv_transfers_lost_total"
 ASKED = "dynamo_component_requests_total"
 WAITING = "vllm:num_requests_waiting_by_reason"
 
@@ -70,6 +75,11 @@ def in_flight(worker: Worker) -> float:
     return worker.metric(IN_FLIGHT)
 
 
+def lost(decodes: Sequence[Worker]) -> float:
+    """KV caches which decode workers could not fetch."""
+    return sum(worker.metric(LOST) for worker in decodes)
+
+
 def kill_while_computing(serving: Serving, load: Load) -> None:
     victim = workers(serving, "prefill")[0]
     with held(victim):
@@ -80,17 +90,20 @@ def kill_while_computing(serving: Serving, load: Load) -> None:
 def kill_before_the_transfer(serving: Serving, load: Load) -> None:
     """Prompts are computed, and no decode engine has begun to fetch a KV cache."""
     victim, decodes = workers(serving, "prefill")[0], workers(serving, "decode")
+    before = lost(decodes)
     with contextlib.ExitStack() as decoding:
         with held(victim):
             until("a prompt there", partial(in_flight, victim))
             decoding.enter_context(held(*decodes))
         until("the prompt's end", lambda: in_flight(victim) == 0)
         kill(victim, load)
+    until("a KV cache that is lost", lambda: lost(decodes) > before)
 
 
 def kill_in_the_transfer(serving: Serving, load: Load) -> None:
     """A decode engine waits for blocks which the stopped prefill engine does not send."""
     victim, decodes = workers(serving, "prefill")[0], workers(serving, "decode")
+    before = lost(decodes)
     with contextlib.ExitStack() as prefilling:
         with contextlib.ExitStack() as decoding:
             with held(victim):
@@ -100,6 +113,7 @@ def kill_in_the_transfer(serving: Serving, load: Load) -> None:
             prefilling.enter_context(held(victim))
         until("a transfer", lambda: any(w.metric(WAITING, reason="deferred") for w in decodes))
         kill(victim, load)
+    until("a KV cache that is lost", lambda: lost(decodes) > before)
 
 
 def kill_after_the_transfer(serving: Serving, load: Load) -> None:
@@ -139,10 +153,11 @@ def killed(
 ) -> Counts:
     serving: Serving = run.sites.get(site)
     before = pids(serving)
-    with Load(serving.url, requests, salted=True) as load:
+    with Load(serving.url, requests, salted=True, pause=PAUSE_SECONDS) as load:
         load.in_full_swing()
         strike(serving, load)
         load.recovered(lambda: is_whole(serving, before))
+    assert load.failed_after(NOTICED_SECONDS) == 0, "requests fail though the worker is known to be gone"
     return load.counts()
 
 
@@ -191,6 +206,7 @@ SCENARIOS = (
         "the only prefill worker gets SIGKILL while it computes a prompt: decode computes later ones",
         partial(killed, one_and_one, kill_while_computing),
         needs_cpu_engine,
+        {"503": "by the frontend, for prompts that the killed worker had: there is no other one for them"},
     ),
     Fault(
         "decode-killed",

@@ -78,10 +78,18 @@ class Load:
 
     `with Load(url, requests) as load:` then `load.in_full_swing()`, `load.fault()`, the fault itself,
     `load.recovered(…)`; `load.counts()` says what was seen. With `salted` no request finds anything of an
-    earlier one in a cache.
+    earlier one in a cache; `pause` is a client's time between an answer and its next request, in seconds.
     """
 
-    def __init__(self, urls: str | Sequence[str], requests: Sequence[Request], salted: bool = False) -> None:
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        requests: Sequence[Request],
+        *,
+        salted: bool = False,
+        pause: float = 0,
+    ) -> None:
+        self._pause_seconds = pause
         self._salts = itertools.count() if salted else None
         self._urls = [urls] if isinstance(urls, str) else list(urls)
         self._http = httpx.Client(timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_connections=None))
@@ -151,6 +159,10 @@ class Load:
             recovered_seconds=self._recovered_seconds,
         )
 
+    def failed_after(self, seconds: float) -> int:
+        """Requests in vain that began so long after the fault."""
+        return sum(bool(a.failure) and a.began > self._failed_at + seconds for a in self.answers)
+
     def _all_right_since(self, moment: float) -> bool:
         right = {
             answer.client
@@ -168,8 +180,8 @@ class Load:
             turn += 1
             answer = self._ask(number, turn)
             self.answers.append(answer)
-            if answer.failure:
-                self._stopping.wait(0.1)  # as a client that tries again does
+            # As a client that tries again does, or one that reads what it got.
+            self._stopping.wait(0.1 if answer.failure else self._pause_seconds)
 
     def _ask(self, number: int, turn: int) -> Answer:
         client = self.clients[number]
