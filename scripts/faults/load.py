@@ -101,7 +101,8 @@ class Load:
         self._recovered_seconds: float | None = None
 
     def __enter__(self) -> Self:
-        self.learn()
+        if not all(client.expected for client in self.clients):
+            self.learn()
         for thread in self._threads:
             thread.start()
         return self
