@@ -19,6 +19,8 @@ from harness.stack import Worker
 from harness.waiting import until
 
 CLIENTS, TOKENS = 3, 50
+PAUSE_SECONDS = 0.3
+"""Between an answer and the next request, so that two cores have time for the adapters too."""
 KEPT, REPLACED = "kept", "replaced"
 """Names of adapters."""
 OLD, NEW = "old", "new"
@@ -67,7 +69,11 @@ def done(answer: httpx.Response) -> None:
 
 def adapter_replaced(run: Run) -> Counts:
     site: Adapters = run.sites.get(with_adapters)
-    load = Load(site.serving.url, [long_answers(n + 1, TOKENS, m)[n] for n, m in enumerate(MODELS)])
+    load = Load(
+        site.serving.url,
+        [long_answers(n + 1, TOKENS, m)[n] for n, m in enumerate(MODELS)],
+        pause=PAUSE_SECONDS,
+    )
     if not site.expected:
         learn(site, load)
     for client, expected in zip(load.clients, site.expected, strict=True):
