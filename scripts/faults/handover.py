@@ -25,10 +25,12 @@ from harness.stack import Worker
 from harness.waiting import until
 
 CLIENTS, TOKENS, PROMPT = 3, 50, 300
-PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = 1.0
 """Between an answer and the next request: the replacement starts on the same few cores."""
 NOTICED_SECONDS = 1
 """Within them `serve` takes a killed worker out of discovery."""
+RUNS = 4
+"""Of one deployment, so that `serve` starts a killed worker again at once or soon."""
 IN_FLIGHT = "dynamo_component_requests_in_flight"
 LOST = "dynamo_component_kv_transfers_lost_total"
 ASKED = "dynamo_component_requests_total"
@@ -71,6 +73,11 @@ def held(*found: Worker) -> Iterator[None]:
                 engine.resume()
 
 
+def by_age(serving: Serving, role: str) -> list[Worker]:
+    """The oldest first."""
+    return sorted(workers(serving, role), key=lambda worker: psutil.Process(worker.pid).create_time())
+
+
 def in_flight(worker: Worker) -> float:
     return worker.metric(IN_FLIGHT)
 
@@ -81,7 +88,7 @@ def lost(decodes: Sequence[Worker]) -> float:
 
 
 def kill_while_computing(serving: Serving, load: Load) -> None:
-    victim = workers(serving, "prefill")[0]
+    victim = by_age(serving, "prefill")[0]
     with held(victim):
         until("a prompt there", partial(in_flight, victim))
         kill(victim, load)
@@ -89,7 +96,7 @@ def kill_while_computing(serving: Serving, load: Load) -> None:
 
 def kill_before_the_transfer(serving: Serving, load: Load) -> None:
     """Prompts are computed, and no decode engine has begun to fetch a KV cache."""
-    victim, decodes = workers(serving, "prefill")[0], workers(serving, "decode")
+    victim, decodes = by_age(serving, "prefill")[0], workers(serving, "decode")
     before = lost(decodes)
     with contextlib.ExitStack() as decoding:
         with held(victim):
@@ -102,7 +109,7 @@ def kill_before_the_transfer(serving: Serving, load: Load) -> None:
 
 def kill_in_the_transfer(serving: Serving, load: Load) -> None:
     """A decode engine waits for blocks which the stopped prefill engine does not send."""
-    victim, decodes = workers(serving, "prefill")[0], workers(serving, "decode")
+    victim, decodes = by_age(serving, "prefill")[0], workers(serving, "decode")
     before = lost(decodes)
     with contextlib.ExitStack() as prefilling:
         with contextlib.ExitStack() as decoding:
@@ -118,13 +125,13 @@ def kill_in_the_transfer(serving: Serving, load: Load) -> None:
 
 def kill_after_the_transfer(serving: Serving, load: Load) -> None:
     """Every client has a part of its answer."""
-    victim = workers(serving, "prefill")[0]
+    victim = by_age(serving, "prefill")[0]
     until("no prompt there", lambda: load.all_have(2) and in_flight(victim) == 0 and load.all_have(2))
     kill(victim, load)
 
 
 def kill_decode(serving: Serving, load: Load) -> None:
-    busy = until("a busy one", lambda: [w for w in workers(serving, "decode") if in_flight(w)])
+    busy = until("a busy one", lambda: [w for w in by_age(serving, "decode") if in_flight(w)])
     until("answers under way", lambda: load.all_have(2) and in_flight(busy[0]))
     kill(busy[0], load)
 
@@ -151,7 +158,7 @@ TEXTS = long_answers(CLIENTS, TOKENS, prompt=PROMPT)
 def killed(
     site: Site, strike: Callable[[Serving, Load], None], run: Run, requests: Sequence[Request] = TEXTS
 ) -> Counts:
-    serving: Serving = run.sites.get(site)
+    serving: Serving = run.sites.get(site, RUNS)
     before = pids(serving)
     with Load(serving.url, requests, salted=True, pause=PAUSE_SECONDS) as load:
         load.in_full_swing()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,12 +68,22 @@ class Sites:
     model: Path
     """A tiny one, for its tokenizer."""
     _running: dict[str, Any] = field(default_factory=dict)
+    _runs: Counter[str] = field(default_factory=Counter)
     _kept: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def get(self, start: Callable[[Path, Path], contextlib.AbstractContextManager[Any]]) -> Any:
+    def get(
+        self, start: Callable[[Path, Path], contextlib.AbstractContextManager[Any]], runs: int | None = None
+    ) -> Any:
+        """The deployment; with `runs` it is a new one after so many.
+
+        `serve` waits longer before each restart of a process that ends often.
+        """
         name = start.__name__
+        if runs is not None and name in self._running and self._runs[name] % runs == 0:
+            self.close()
+        self._runs[name] += 1
         if name not in self._running:
-            folder = self.folder / name
+            folder = self.folder / f"{name}-{self._runs[name]}"
             folder.mkdir()
             self._running[name] = self._kept.enter_context(start(folder, self.model))
         return self._running[name]
@@ -158,17 +169,6 @@ class Result:
         if self.failures:
             return " ".join(self.failures[0].split())[: self.SHORT]
         return max(self.seen, key=lambda seen: seen.figure).text
-
-
-def run_once(scenario: Scenario | Fault, folder: Path, model: Path) -> None:
-    """One run with deployments of its own; raises AssertionError if it does not pass."""
-    sites, place = Sites(folder / "sites", model), folder / "run"
-    sites.folder.mkdir()
-    place.mkdir()
-    try:
-        Result(scenario).add(scenario.act(Run(2, place, sites)))
-    finally:
-        sites.close()
 
 
 def needs_root() -> str | None:

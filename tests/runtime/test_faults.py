@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faults import clients, machine, neighbours, workers
-from faults.scenario import Fault, Scenario, run_once
+from faults.scenario import Fault, Result, Run, Scenario, Sites
 
 FAMILIES = (clients, neighbours, machine, workers)
 SCENARIOS: dict[str, Scenario | Fault] = {
@@ -32,4 +32,10 @@ def place() -> Iterator[Path]:
 def test_others_are_served_and_nothing_is_left(name: str, place: Path, model: Path) -> None:
     if (refusal := SCENARIOS[name].refusal()) is not None:
         pytest.skip(refusal)
-    run_once(SCENARIOS[name], place, model)
+    sites, folder = Sites(place / "sites", model), place / "run"
+    sites.folder.mkdir()
+    folder.mkdir()
+    try:
+        Result(SCENARIOS[name]).add(SCENARIOS[name].act(Run(2, folder, sites)))
+    finally:
+        sites.close()
