@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from harness import listening
 from harness.processes import COMMAND, survivors
 from harness.served import Serving, own_environment, served
 from harness.stack import TESTS, Worker
+from harness.warm import ENGINE_FLAGS, NOT_WARMED
 
 FAKE = {"vocab_size": 1000, "token_ms": 5}
 
@@ -23,6 +25,16 @@ def fake_words(model: Path, *words: str, **spec: Any) -> list[str]:
     described = json.dumps({**FAKE, **spec})
     names = ["--model", str(model), "--served-model-name", "tiny"]
     return [*names, "--engine", "fake", "--fake-engine", described, *words]
+
+
+@contextlib.contextmanager
+def real(folder: Path, model: Path, *words: str) -> Iterator[Serving]:
+    """`serve` with real engines, small ones that start without a warm-up."""
+    names = ("--model", str(model), "--served-model-name", "tiny")
+    with tempfile.TemporaryDirectory(prefix="f-") as short:  # a socket's path has at most 107 characters
+        env = environment(folder, TMPDIR=short, **NOT_WARMED)
+        with started(folder, *names, *ENGINE_FLAGS, *words, env=env) as serving:
+            yield serving
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -55,12 +67,14 @@ def started(
         yield serving
 
 
-def workers(serving: Serving) -> list[Worker]:
+def workers(serving: Serving, role: str = "") -> list[Worker]:
     """By the list for Prometheus; forked ones carry the name of what they were forked from."""
     run = Path(f"/proc/{serving.process.pid}/root{_run_folder(serving)}")
     groups = json.loads((run / "prometheus.json").read_text())
     ports = [
-        int(group["targets"][0].rsplit(":", 1)[1]) for group in groups if "worker" in group["labels"]["job"]
+        int(group["targets"][0].rsplit(":", 1)[1])
+        for group in groups
+        if "worker" in group["labels"]["job"] and group["labels"]["process"].startswith(role)
     ]
     owners = {one.port: one.pid for one in listening.listeners([p.pid for p in serving.below()])}
     logs = run / "logs"

@@ -16,10 +16,22 @@ import traceback
 from pathlib import Path
 
 from dynamo_vllm.models.tiny import make_tiny_model
-from faults import clients, engines, guides, leaving, machine, neighbours, overload, page, workers
+from faults import (
+    clients,
+    engines,
+    guides,
+    handover,
+    leaving,
+    machine,
+    neighbours,
+    operating,
+    overload,
+    page,
+    workers,
+)
 from faults.scenario import Fault, Result, Run, Scenario, Sites
 
-FAMILIES = (clients, guides, neighbours, machine, workers, engines, leaving, overload)
+FAMILIES = (clients, guides, neighbours, machine, workers, engines, leaving, overload, handover, operating)
 SCENARIOS: dict[str, Scenario | Fault] = {
     scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS
 }

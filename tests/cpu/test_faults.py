@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults import engines, leaving
+from faults import engines, handover, leaving, operating
 from faults.scenario import needs_cpu_engine
 
 from harness.faults_once import run_once
 
 FAULTS = {
     fault.name: fault
-    for family in (engines, leaving)
+    for family in (engines, leaving, handover, operating)
     for fault in family.SCENARIOS
     if fault.refusal is needs_cpu_engine
 }
