@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import clients, machine, neighbours, workers
+from faults import clients, machine, neighbours, network, planes, soak, surroundings, workers
 from faults.scenario import Fault, Result, Run, Scenario, Sites
 
-FAMILIES = (clients, neighbours, machine, workers)
+FAMILIES = (clients, neighbours, machine, workers, network, planes, surroundings, soak)
 SCENARIOS: dict[str, Scenario | Fault] = {
     scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS
 }
