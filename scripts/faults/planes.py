@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import httpx
+
 from faults.deployment import FAKE
 from faults.load import Load, long_answers
 from faults.scenario import Counts, Fault, Run
 from harness.planes import Planes, planes
 from harness.stack import Stack, stack
+from harness.waiting import until
 
 CLIENTS, TOKENS, TOKEN_MS = 4, 100, 10
 WORKERS = 2
@@ -32,6 +35,25 @@ class Cluster:
         """The same processes, all known to the frontend."""
         workers = self.stack.workers
         return len(self.stack.instances()) == len(workers) and all(worker.is_ready() for worker in workers)
+
+    def wait_for_heartbeats(self) -> None:
+        """Returns when every worker has renewed its lease, as it has where etcd was not away a moment ago."""
+        last = self.remaining_seconds()
+        missing = set(last)
+
+        def all_renewed() -> bool:
+            now = self.remaining_seconds()
+            missing.difference_update(lease for lease, left in now.items() if left > last[lease])
+            last.update(now)
+            return not missing
+
+        until("a heartbeat of each worker", all_renewed, every=0.5)
+
+    def remaining_seconds(self) -> dict[int, int]:
+        """Of each worker's lease, whose number is that of the worker."""
+        url = f"{self.planes.servers['etcd'].url}/v3/lease/timetolive"
+        leases = [int(one["instance_id"]) for one in self.stack.instances()]
+        return {lease: int(httpx.post(url, json={"ID": str(lease)}).json()["TTL"]) for lease in leases}
 
 
 @contextlib.contextmanager
@@ -53,6 +75,10 @@ def over_nats(folder: Path, model: Path) -> contextlib.AbstractContextManager[Cl
     return cluster("etcd,nats,nats", folder, model)
 
 
+NOT_HEARD = {
+    "500": "the frontend was back at NATS before its workers, and found none",
+    "503": "the same: it leaves out workers that it did not find for up to 3 s",
+}
 STARTS = {"etcd": over_etcd, "nats": over_nats}
 
 
@@ -61,6 +87,8 @@ def away(run: Run, name: str, seconds: float) -> Counts:
     made: Cluster = run.sites.get(STARTS[name])
     server = made.planes.servers[name]
     processes = [worker.process for worker in made.stack.workers]
+    if name == "etcd":
+        made.wait_for_heartbeats()
     with Load(made.stack.url, long_answers(CLIENTS, TOKENS)) as load:
         load.in_full_swing()
         load.fault()
@@ -92,5 +120,6 @@ SCENARIOS = (
         "nats-lost",
         "the same, but it is away for 10 s",
         partial(away, name="nats", seconds=LOST_SECONDS),
+        explained=NOT_HEARD,
     ),
 )

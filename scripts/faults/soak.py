@@ -24,7 +24,7 @@ from harness.served import Serving
 from harness.waiting import until
 
 THREADS = 4
-PAUSE_SECONDS = 0.25
+PAUSE_SECONDS = 1.0
 """Between two requests of one thread: enough for about a fifth of a core."""
 SAMPLE_SECONDS = 1.0
 PARTS = 6
@@ -169,27 +169,23 @@ def held(process: psutil.Process) -> Held:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one process, from medians over a part of the time to those over the last."""
+    """Of one process, from one part of the time to the last: of the median memory, and of the fewest
+    descriptors and threads, since requests that are under way need some too."""
 
     name: str
     rss: float
-    descriptors: float
-    threads: float
+    descriptors: int
+    threads: int
 
     @classmethod
     def of(cls, name: str, samples: list[Held]) -> Growth:
         length = len(samples) // PARTS
         early, late = samples[length : 2 * length], samples[-length:]
 
-        def more(figure: Callable[[Held], int]) -> tuple[float, float]:
-            return statistics.median(map(figure, early)), statistics.median(map(figure, late))
-
-        rss, descriptors, threads = (
-            more(lambda one: one.rss),
-            more(lambda one: one.descriptors),
-            more(lambda one: one.threads),
-        )
-        return cls(name, rss[1] / rss[0] - 1, descriptors[1] - descriptors[0], threads[1] - threads[0])
+        memory = [statistics.median(one.rss for one in part) for part in (early, late)]
+        descriptors = [min(one.descriptors for one in part) for part in (early, late)]
+        threads = [min(one.threads for one in part) for part in (early, late)]
+        return cls(name, memory[1] / memory[0] - 1, descriptors[1] - descriptors[0], threads[1] - threads[0])
 
     def check(self) -> None:
         assert self.rss < MOST_GROWTH, f"memory of {self}"
@@ -197,14 +193,20 @@ class Growth:
         assert self.threads <= 0, f"threads of {self}"
 
     def __str__(self) -> str:
-        more = f"{self.descriptors:+.0f} descriptors, {self.threads:+.0f} threads"
+        more = f"{self.descriptors:+d} descriptors, {self.threads:+d} threads"
         return f"{self.name}: {self.rss:+.1%} RSS, {more}"
+
+
+def role_of(process: psutil.Process) -> str:
+    """By the command of `dynamo-vllm` that it runs."""
+    commands = ("serve", "frontend", "worker")
+    return next((word for word in process.cmdline() if word in commands), process.name())
 
 
 def observed(serving: Serving, traffic: Traffic, seconds: float) -> dict[str, list[Held]]:
     """Samples of every process while the traffic goes on."""
     found = serving.process.tree()
-    names = {process.pid: f"{process.name()} {process.pid}" for process in found}
+    names = {process.pid: f"{role_of(process)} {process.pid}" for process in found}
     samples: dict[str, list[Held]] = {name: [] for name in names.values()}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -233,8 +235,8 @@ def soak(run: Run) -> Seen:
         worst.rss,
         f"{run.soak_minutes:.0f} minutes, {busy / run.soak_minutes / 60:.2f} of a core: {kinds}, 0 wrong, "
         f"0 failed; most growth of {len(growths)} processes {worst.rss:+.1%} RSS, descriptors "
-        f"{max(growth.descriptors for growth in growths):+.0f}, threads "
-        f"{max(growth.threads for growth in growths):+.0f}",
+        f"{max(growth.descriptors for growth in growths):+d}, threads "
+        f"{max(growth.threads for growth in growths):+d}",
     )
 
 
