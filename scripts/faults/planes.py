@@ -76,8 +76,8 @@ def over_nats(folder: Path, model: Path) -> contextlib.AbstractContextManager[Cl
 
 
 NOT_HEARD = {
-    "500": "the frontend was back at NATS before its workers, and found none",
-    "503": "the same: it leaves out workers that it did not find for up to 3 s",
+    "500": "the frontend is back at NATS a moment before its workers, and finds none",
+    "503": "the same: for up to 3 s it leaves out workers that it did not find",
 }
 STARTS = {"etcd": over_etcd, "nats": over_nats}
 

@@ -19,14 +19,16 @@ import psutil
 from faults.deployment import fake_words, pids, started, workers
 from faults.others import CHAT, COMPLETIONS, Request, text_of
 from faults.scenario import Run, Scenario, Seen
+from faults.workers import IN_FLIGHT
 from harness.adapters import make_adapter
 from harness.served import Serving
 from harness.waiting import until
 
 THREADS = 4
 PAUSE_SECONDS = 1.0
-"""Between two requests of one thread: enough for about a fifth of a core."""
-SAMPLE_SECONDS = 1.0
+"""Between two requests of one thread, to use little of the machine."""
+SAMPLES = 30
+"""Each taken in a pause of the traffic."""
 PARTS = 6
 """Of the whole time: the second one, when all has settled, is compared with the last."""
 MOST_GROWTH = 0.05
@@ -62,7 +64,11 @@ class Traffic:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self._http = httpx.Client(base_url=self.serving.url, timeout=60)
+        limits = httpx.Limits(
+            max_keepalive_connections=0
+        )  # an idle connection is a descriptor of the frontend
+        self._http = httpx.Client(base_url=self.serving.url, timeout=60, limits=limits)
+        self._locks = [threading.Lock() for _ in range(THREADS)]
         kinds = (self.short, self.stream, self.chat, self.cancelled, self.long, self.bad)
         self._threads = [
             threading.Thread(target=self._repeat, args=(n, (*kinds, self.adapters) if n == 0 else kinds))
@@ -87,10 +93,20 @@ class Traffic:
                 return
             kind = next(turns)
             try:
-                kind(number)
+                with self._locks[thread]:
+                    kind(number)
             except (AssertionError, httpx.HTTPError) as exc:
                 self.failures.append(f"{kind.__name__}: {exc!r}")
             self.done[kind.__name__] += 1
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """All requests have ended, and no other begins."""
+        with contextlib.ExitStack() as held:
+            for lock in self._locks:
+                held.enter_context(lock)
+            until("idle workers", lambda: not any(one.metric(IN_FLIGHT) for one in workers(self.serving)))
+            yield
 
     def short(self, number: int) -> None:
         path, body = completion(number, 3)
@@ -170,7 +186,7 @@ def held(process: psutil.Process) -> Held:
 @dataclass(frozen=True)
 class Growth:
     """Of one process, from one part of the time to the last: of the median memory, and of the fewest
-    descriptors and threads, since requests that are under way need some too."""
+    descriptors and threads, since the runtime keeps some of both for a while."""
 
     name: str
     rss: float
@@ -208,12 +224,12 @@ def observed(serving: Serving, traffic: Traffic, seconds: float) -> dict[str, li
     found = serving.process.tree()
     names = {process.pid: f"{role_of(process)} {process.pid}" for process in found}
     samples: dict[str, list[Held]] = {name: [] for name in names.values()}
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(SAMPLE_SECONDS)  # between two looks
+    for _ in range(SAMPLES):
+        time.sleep(seconds / SAMPLES)  # between two looks
         assert not traffic.failures, f"{len(traffic.failures)} failed: {traffic.failures[0]}"
-        for process in found:
-            samples[names[process.pid]].append(held(process))
+        with traffic.paused():
+            for process in found:
+                samples[names[process.pid]].append(held(process))
     return samples
 
 
