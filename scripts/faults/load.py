@@ -43,12 +43,13 @@ class Answer:
 
 @dataclass
 class Client:
-    """One of those who ask: `received` counts the pieces of the answer that is under way."""
+    """One of those who ask: `received` counts the pieces of the answer that is under way, from `url`."""
 
     request: Request
     expected: list[Answer] = field(default_factory=list)
     """The answers of quiet moments: several, if what answers changes meanwhile."""
     received: int = 0
+    url: str = ""
 
     def right(self, answer: Answer) -> Answer:
         """The expected answer that this one is or begins with; the first one if it is none of them."""
@@ -144,7 +145,8 @@ class Load:
         """Waits until all parts are back and each client has a right answer to a later request."""
         until("all parts back", is_whole, seconds, every=0.05)
         until("right answers again", lambda: self._all_right_since(self._failed_at), seconds)
-        self._recovered_seconds = time.monotonic() - self._failed_at
+        took = time.monotonic() - self._failed_at
+        self._recovered_seconds = max(took, self._recovered_seconds or 0.0)
 
     def all_answered(self, seconds: float = 120) -> None:
         """Waits until each client has a right answer to a request that it sends from now on."""
@@ -196,14 +198,16 @@ class Load:
         client = self.clients[number]
         for url in (self._urls[(turn + n) % len(self._urls)] for n in range(len(self._urls))):
             answer = Answer(number, time.monotonic())
-            client.received = 0
+            client.received, client.url = 0, url
             try:
                 self._stream(client, url, answer)
             except httpx.ConnectError:
                 answer.failure = REFUSED
                 continue  # another frontend may be there
+            except (httpx.RemoteProtocolError, httpx.ReadError):
+                answer.failure = CLOSED  # in order, or by a reset
             except httpx.HTTPError as exc:
-                answer.failure = CLOSED if isinstance(exc, httpx.RemoteProtocolError) else type(exc).__name__
+                answer.failure = type(exc).__name__
             break
         client.received = 0
         return answer

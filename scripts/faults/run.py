@@ -24,14 +24,20 @@ from faults import (
     leaving,
     machine,
     neighbours,
+    network,
     operating,
     overload,
     page,
+    planes,
+    soak,
+    surroundings,
     workers,
 )
 from faults.scenario import Fault, Result, Run, Scenario, Sites
 
-FAMILIES = (clients, guides, neighbours, machine, workers, engines, leaving, overload, handover, operating)
+ATTACKS = (clients, guides, neighbours, machine)
+FAULTS = (workers, engines, leaving, overload, handover, operating, network, planes, surroundings, soak)
+FAMILIES = (*ATTACKS, *FAULTS)
 SCENARIOS: dict[str, Scenario | Fault] = {
     scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS
 }
@@ -44,7 +50,7 @@ def main(words: list[str]) -> int:
         folder.chmod(0o755)  # some scenarios act as another user
         model = make_tiny_model(folder / "tiny")
         results = [
-            repeated(SCENARIOS[one], options.runs, folder / one, model, options.logs) for one in options.only
+            repeated(SCENARIOS[one], options, Sites(folder / one / "sites", model)) for one in options.only
         ]
     print("\n" + page.tables(results))
     if options.page is not None:
@@ -61,6 +67,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of each scenario")
     parser.add_argument("--only", type=chosen, default=list(SCENARIOS), help=f"of {names}")
     parser.add_argument("--page", type=Path, help="to write the table into")
+    parser.add_argument("--soak-minutes", type=float, default=30, help="of the one run of `soak`")
     parser.add_argument("--logs", type=Path, default=Path("build/faults"), help="of failed runs")
     return parser.parse_args(words)
 
@@ -74,18 +81,19 @@ def chosen(text: str) -> list[str]:
     return names
 
 
-def repeated(scenario: Scenario | Fault, runs: int, folder: Path, model: Path, logs: Path) -> Result:
+def repeated(scenario: Scenario | Fault, options: argparse.Namespace, sites: Sites) -> Result:
     """All runs of one scenario, each told as it ends."""
     result = Result(scenario, skipped=scenario.refusal())
     if result.skipped is not None:
         print(f"{scenario.name}: not run, {result.skipped}", flush=True)
         return result
-    folder.mkdir()
-    sites = Sites(folder / "sites", model)
-    sites.folder.mkdir()
+    folder = sites.folder.parent
+    sites.folder.mkdir(parents=True)
+    is_single = isinstance(scenario, Scenario) and scenario.once
     try:
-        for number in range(1, runs + 1):
-            sites = once(result, Run(number, folder / str(number), sites), logs)
+        for number in range(1, 2 if is_single else options.runs + 1):
+            run = Run(number, folder / str(number), sites, options.soak_minutes)
+            sites = once(result, run, options.logs)
     finally:
         sites.close()
     return result

@@ -105,6 +105,7 @@ class Run:
     folder: Path
     """For this run only; it is kept when the run fails."""
     sites: Sites
+    soak_minutes: float = 1.0
 
     @property
     def model(self) -> Path:
@@ -121,6 +122,8 @@ class Scenario:
     act: Callable[[Run], Seen]
     refusal: Callable[[], str | None] = lambda: None
     """Why it cannot run on this machine."""
+    once: bool = False
+    """However many runs are requested: it takes long."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import openai
 import psutil
 import pytest
 
+from harness import clock as clocks
 from harness.bare import Machine
 from harness.processes import COMMAND
 from harness.served import Serving, served
-from harness.stack import TESTS
 from harness.waiting import until
 
 IS_ROOT = os.getuid() == 0
@@ -56,17 +56,10 @@ def cramped(place: Path, launcher: dict[str, str], least: dict[str, str]) -> Ite
     temporary.mkdir()
     clock.write_text("+0")
     core = max(os.sched_getaffinity(0))
-    library = faketime()
+    library = clocks.faketime()
     env = {**least, "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary)}
     if library is not None:
-        env |= {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(clock),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "NO_FAKE_STAT": "1",
-            "PYTHONPATH": str(TESTS / "harness" / "faked_clock"),
-        }
+        env |= clocks.environment(library, clock)
     with quota() as cgroup:
         machine = Machine(env=env, core=core, cgroup=str(cgroup) if cgroup else None)
         if IS_ROOT:
@@ -123,14 +116,6 @@ def make_group() -> Path | None:
     return None
 
 
-def faketime() -> Path | None:
-    """The library, of the system or as CI unpacks it."""
-    roots = (Path("/usr"), Path(sys.prefix, "libfaketime", "usr"))
-    folders = [folder for root in roots for above in ("lib*", "lib*/*") for folder in root.glob(above)]
-    found = [path for folder in folders if (path := folder / "faketime" / "libfaketimeMT.so.1").exists()]
-    return found[0] if found else None
-
-
 def test_answers_on_one_core_beside_two_busy_programs(cramped: Cramped) -> None:
     assert {tuple(process.cpu_affinity()) for process in cramped.processes} == {(cramped.core,)}
     found = cramped.serving.chat("What is 17 + 25?", temperature=0)
@@ -156,7 +141,7 @@ def test_home_that_can_only_be_read_is_no_obstacle(cramped: Cramped) -> None:
 
 def test_clock_that_jumps_stops_nothing(cramped: Cramped) -> None:
     if cramped.clock is None:
-        pytest.skip("no libfaketime here (the Debian package of that name has it)")
+        pytest.skip(clocks.NEEDS)
     stream = cramped.serving.chat("Hello", max_tokens=100, stream=True, extra_body={"ignore_eos": True})
     try:
         next(iter(stream))

@@ -138,6 +138,9 @@ def defaults(options: RuntimeOptions) -> dict[str, str]:
         found["OTEL_BLRP_SCHEDULE_DELAY"] = "60000"
     if options.system_port is None:
         found["DYN_SELF_HOST_METADATA"] = "0"  # the model card is handed out over the system port
+    if options.request_plane == "nats":
+        # The runtime's own 10 s fail all requests of an outage of that length, and set their workers aside.
+        found["DYN_NATS_REQUEST_TIMEOUT_SECS"] = "20"
     return found | hosts(options)
 
 

@@ -247,6 +247,22 @@ def test_threads_the_user_names_stand(
 
 
 @pytest.mark.parametrize(
+    ("plane", "environment", "expected"),
+    [
+        ("nats", {}, "20"),
+        ("nats", {"DYN_NATS_REQUEST_TIMEOUT_SECS": "7"}, "7"),
+        ("tcp", {}, None),
+    ],
+)
+def test_requests_outlast_ten_seconds_without_nats(
+    plane: str, environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(environment))
+    runtime_env.export(FrontendOptions(request_plane=plane), environment, 1, "frontend")
+    assert os.environ.get("DYN_NATS_REQUEST_TIMEOUT_SECS") == expected
+
+
+@pytest.mark.parametrize(
     ("host", "environment", "expected"),
     [
         ("127.0.0.1", {}, "lo"),
