@@ -26,7 +26,7 @@ from harness.waiting import until
 
 CLIENTS, TOKENS, PROMPT = 3, 50, 300
 PAUSE_SECONDS = 1.0
-"""Between an answer and the next request: the replacement starts on the same few cores."""
+"""Between an answer and the next request, after the kill: the replacement starts on the same few cores."""
 NOTICED_SECONDS = 1
 """Within them `serve` takes a killed worker out of discovery."""
 RUNS = 4

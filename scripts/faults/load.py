@@ -79,7 +79,8 @@ class Load:
 
     `with Load(url, requests) as load:` then `load.in_full_swing()`, `load.fault()`, the fault itself,
     `load.recovered(…)`; `load.counts()` says what was seen. With `salted` no request finds anything of an
-    earlier one in a cache; `pause` is a client's time between an answer and its next request, in seconds.
+    earlier one in a cache; `pause` is a client's time in seconds between an answer and its next
+    request, after the fault.
     """
 
     def __init__(
@@ -191,8 +192,10 @@ class Load:
             turn += 1
             answer = self._ask(number, turn)
             self.answers.append(answer)
-            # As a client that tries again does, or one that reads what it got.
-            self._stopping.wait(self._again_seconds if answer.failure else self._pause_seconds)
+            if answer.failure:
+                self._stopping.wait(self._again_seconds)  # as a client that tries again does
+            elif self._failed_at:
+                self._stopping.wait(self._pause_seconds)
 
     def _ask(self, number: int, turn: int) -> Answer:
         client = self.clients[number]
