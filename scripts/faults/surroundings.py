@@ -74,19 +74,24 @@ def two_frontends(folder: Path, model: Path) -> Iterator[Pair]:
 
 
 def frontend_killed(run: Run) -> Counts:
-    pair: Pair = run.sites.get(two_frontends)
-    with Load([pair.serving.url, pair.other_url], long_answers(CLIENTS, TOKENS)) as load:
+    """Each run has a `serve` of its own: it waits longer before it starts the same process once more."""
+    with (
+        two_frontends(run.folder, run.model) as pair,
+        Load([pair.serving.url, pair.other_url], long_answers(CLIENTS, TOKENS)) as load,
+    ):
         load.in_full_swing()
         victim = pair.frontend
-        until(
-            "answers from it under way",
-            lambda: any(c.url == pair.serving.url and c.received >= 2 for c in load.clients),
-        )
+        until("answers from it under way", lambda: is_asked(load, pair.serving.url))
         load.fault()
         victim.send_signal(signal.SIGKILL)
         load.recovered(pair.is_whole)
         assert pair.frontend.pid != victim.pid
     return load.counts()
+
+
+def is_asked(load: Load, url: str) -> bool:
+    """Somebody is in the middle of an answer from there."""
+    return any(client.url == url and client.received >= 2 for client in load.clients)
 
 
 # --- disk -----------------------------------------------------------------------------------------------
@@ -187,7 +192,10 @@ SCENARIOS = (
         "frontend-killed",
         "one of two frontends gets SIGKILL in mid-stream: clients use the other until it is back",
         frontend_killed,
-        explained={CLOSED: "the process that held the connection is gone"},
+        explained={
+            CLOSED: "the process that held the connection is gone",
+            "404": "the new one listens 0.1 s before it knows its models; /health says so",
+        },
     ),
     Fault(
         "disk-slow",

@@ -180,7 +180,7 @@ def is_answered(made: Stack) -> bool:
         "etcd",
         "etcd without its data",
         "nats",
-        pytest.param("nats for ten seconds", marks=pytest.mark.long),
+        pytest.param("nats for eleven seconds", marks=pytest.mark.long),
     ],
 )
 def test_restart_under_load_loses_nothing_and_new_requests_are_answered(
@@ -192,12 +192,14 @@ def test_restart_under_load_loses_nothing_and_new_requests_are_answered(
     running = load(cluster, pool)
     server = every.servers[fault.split()[0]]
     is_lost = "without" in fault
-    if "ten" in fault:
+    if "eleven" in fault:
         server.stop()
         asked = pool.submit(cluster.post, "/v1/completions", ASK)
-        time.sleep(10)  # the fault itself
+        time.sleep(11)  # the fault itself
+        assert not asked.done(), "the runtime's own patience is 10 s"
         server.start()
-        assert asked.result(60).status_code == 200
+        # Who finds no worker, because the frontend was back a moment earlier, is told so.
+        assert asked.result(60).status_code in (200, 500, 503)
     else:
         server.restart(lose_data=is_lost)
     if is_lost:  # until then nobody may have noticed
