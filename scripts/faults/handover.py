@@ -19,7 +19,6 @@ from faults.deployment import pids, real, workers
 from faults.load import Load, long_answers
 from faults.others import CHAT, Request
 from faults.scenario import Counts, Fault, Run, needs_cpu_engine
-from harness.processes import kill_tree
 from harness.served import Serving
 from harness.stack import Worker
 from harness.waiting import until
@@ -144,8 +143,13 @@ def kill_encoder(serving: Serving, load: Load) -> None:
 
 
 def kill(victim: Worker, load: Load) -> None:
+    """With its engine; looking for that one takes a busy machine a second or two, so it comes first."""
+    worker = psutil.Process(victim.pid)
+    every = [worker, *worker.children(recursive=True)]
     load.fault()
-    kill_tree(victim.pid)
+    for process in every:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 # --- scenarios --------------------------------------------------------------------------------------------
