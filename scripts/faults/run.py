@@ -16,18 +16,15 @@ import traceback
 from pathlib import Path
 
 from dynamo_vllm.models.tiny import make_tiny_model
-from faults import (
-    clients,
+from faults import page
+from faults.attacks import clients, guides, machine, neighbours
+from faults.failures import (
     engines,
-    guides,
     handover,
     leaving,
-    machine,
-    neighbours,
     network,
     operating,
     overload,
-    page,
     planes,
     soak,
     surroundings,
@@ -36,10 +33,9 @@ from faults import (
 from faults.scenario import Fault, Result, Run, Scenario, Sites
 
 ATTACKS = (clients, guides, neighbours, machine)
-FAULTS = (workers, engines, leaving, overload, handover, operating, network, planes, surroundings, soak)
-FAMILIES = (*ATTACKS, *FAULTS)
+FAILURES = (workers, engines, leaving, overload, handover, operating, network, planes, surroundings, soak)
 SCENARIOS: dict[str, Scenario | Fault] = {
-    scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS
+    scenario.name: scenario for family in (*ATTACKS, *FAILURES) for scenario in family.SCENARIOS
 }
 
 

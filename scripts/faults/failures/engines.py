@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from faults.deployment import environment, started, workers
+from faults.failures.workers import WORKERS, busy, is_whole
 from faults.load import Load, long_answers
 from faults.others import COMPLETIONS
 from faults.scenario import Counts, Fault, Run, needs_cpu_engine
-from faults.workers import WORKERS, busy, is_whole
 from harness.served import Serving
 from harness.waiting import until
 
@@ -25,7 +25,7 @@ HUNGRY, HUNGRY_BYTES = 701, 1 << 30
 """As in `hungry`, which only an engine core can import."""
 NO_MEMORY = "not enough memory"
 FLAGS = ("--max-model-len", "2048", "--dtype", "float32", "--num-gpu-blocks-override", "1024")
-EXTENSION = ("--worker-extension-cls", "faults.hungry.Hungry")
+EXTENSION = ("--worker-extension-cls", "faults.failures.hungry.Hungry")
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def engine_words(model: Path) -> list[str]:
 
 
 def environment_of_engines(folder: Path) -> dict[str, str]:
-    modules = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    modules = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Two engines' threads on few cores only wait for each other.
     return environment(folder, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(modules))
 

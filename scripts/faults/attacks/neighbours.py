@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from faults.clients import on_a_host
+from faults.attacks.clients import on_a_host
 from faults.deployment import environment, fake_words, left_in, pids, started, stopped
 from faults.others import Others, of_fake_engine
 from faults.scenario import Run, Scenario, Seen, needs_hosts, needs_root

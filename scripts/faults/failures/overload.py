@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Self
 
 from faults.deployment import fake_words, pids, started, workers
-from faults.leaving import RUNNING, WAITING, is_idle
+from faults.failures.leaving import RUNNING, WAITING, is_idle
+from faults.failures.workers import WORKERS
 from faults.load import Load, long_answers
 from faults.scenario import Counts, Fault, Run, Seen
-from faults.workers import WORKERS
 from harness.served import Serving
 from harness.stack import Worker
 from harness.waiting import until

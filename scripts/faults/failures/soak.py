@@ -17,9 +17,9 @@ import httpx
 import psutil
 
 from faults.deployment import fake_words, pids, started, workers
+from faults.failures.workers import IN_FLIGHT
 from faults.others import CHAT, COMPLETIONS, Request, text_of
 from faults.scenario import Run, Scenario, Seen
-from faults.workers import IN_FLIGHT
 from harness.adapters import make_adapter
 from harness.served import Serving
 from harness.waiting import until

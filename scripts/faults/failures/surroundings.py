@@ -18,9 +18,9 @@ import httpx
 import psutil
 
 from faults.deployment import environment, fake_words, pids, started
+from faults.failures.workers import is_whole, two_fakes
 from faults.load import CLOSED, Load, long_answers
 from faults.scenario import Counts, Fault, Run, needs_root
-from faults.workers import is_whole, two_fakes
 from harness import clock as clocks
 from harness import listening, processes, served
 from harness.processes import COMMAND, free_port

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 
 from faults.deployment import fake_words, pids, started, workers
-from faults.engines import engine_words, environment_of_engines
+from faults.failures.engines import engine_words, environment_of_engines
+from faults.failures.workers import IN_FLIGHT
 from faults.load import Load, long_answers
 from faults.others import COMPLETIONS
 from faults.scenario import Counts, Fault, Run, Seen, needs_cpu_engine
-from faults.workers import IN_FLIGHT
 from harness.served import Serving
 from harness.stack import Worker
 from harness.waiting import until

@@ -1,0 +1,1 @@
+"""Attacks on a running `serve`: harmful clients, schemas, other users and machines, disk, signals."""
