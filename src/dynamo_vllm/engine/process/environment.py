@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine.machine import device
 from dynamo_vllm.engine.process import cpu_threads
 from dynamo_vllm.engine.process.parent import PARENT_VARIABLE, end_with_parent
+from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,11 +63,23 @@ def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
+def socket_folder(scratch: str) -> str:
+    """Returns the folder for vLLM's sockets: the worker's own one, or that of all temporary files."""
+    temporary = tempfile.gettempdir()
+    for folder in (scratch, temporary):
+        if len(os.fsencode(folder)) <= _SOCKET_FOLDER_LENGTH:
+            return folder
+    raise StartError(
+        f"the path of the temporary folder, {temporary}, is too long for sockets; "
+        f"set TMPDIR to one of at most {_SOCKET_FOLDER_LENGTH} characters"
+    )
+
+
 def set_environment(settings: EngineSettings) -> None:
     """Sets vLLM's variables in this worker, except those that the user set."""
     wanted = {**import_environment(settings.environment), MULTIPROC_METHOD: "spawn"}
-    if len(settings.scratch_folder) <= _SOCKET_FOLDER_LENGTH:
-        wanted["VLLM_RPC_BASE_PATH"] = settings.scratch_folder  # by default it leaves its sockets in /tmp
+    if (base := "VLLM_RPC_BASE_PATH") not in settings.environment:
+        wanted[base] = socket_folder(settings.scratch_folder)  # by default it leaves its sockets in /tmp
     if settings.bind_host:
         wanted["VLLM_HOST_IP"] = settings.bind_host
     if device() == "cpu":
