@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import statistics
 import time
@@ -178,6 +179,13 @@ def test_second_signal_ends_at_once(fresh: Stack) -> None:
     stream.close()
 
 
+def seconds_of_waiting_for_the_core(log: str) -> int:
+    """Between vLLM's words about SIGTERM and SIGKILL, which follow at once if our own kill came first."""
+    found = re.findall(r"(\d\d):(\d\d):(\d\d) .*(?:send sigterm to|force killing remaining) process", log)
+    times = [3600 * int(hour) + 60 * int(minute) + int(second) for hour, minute, second in found]
+    return (times[-1] - times[0]) % 86400 if times else 0
+
+
 def test_second_signal_ends_at_once_though_the_engine_hangs(fresh: Stack) -> None:
     worker = fresh.workers[0]
     core = engine_core(worker)
@@ -186,5 +194,5 @@ def test_second_signal_ends_at_once_though_the_engine_hangs(fresh: Stack) -> Non
     until("drained", lambda: "drained in" in worker.log.read_text())
     worker.signal(signal.SIGTERM)
     assert worker.process.wait(60) == 0, "it had drained"
-    assert "force killing" not in worker.log.read_text(), "vLLM does so, when it has waited for five seconds"
+    assert seconds_of_waiting_for_the_core(worker.log.read_text()) < 5, "vLLM kills it after five seconds"
     assert not survivors([core])
