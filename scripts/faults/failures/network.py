@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults.deployment import FAKE
+from faults.failures.workers import IN_FLIGHT
 from faults.load import Load, long_answers
 from faults.scenario import Counts, Fault, Run, needs_hosts
 from harness.hosts import Host, Hosts, hosts
@@ -20,7 +21,6 @@ from harness.waiting import until
 CLIENTS, TOKENS, TOKEN_MS = 4, 100, 10
 CUT_SECONDS = 10.0
 REQUESTS = "dynamo_component_requests_total"
-IN_FLIGHT = "dynamo_component_requests_in_flight"
 SPARE = "d"
 
 

@@ -138,7 +138,7 @@ def lmcache_is_refused(o: WorkerOptions, engine: EngineFlags) -> None:
 
 def lmcache_server_is_refused(o: WorkerOptions, engine: EngineFlags) -> None:
     """LMCache as a server beside the engine (0.5.6) gave back other caches than it was given: on an H200,
-    vLLM 0.32.0, none of 9 reloaded prompts was answered as when cold; in chunks of 256 the engine ended.
+    vLLM 0.32.0, none of 9 reloaded prompts was answered as when cold; in chunks of 256 requests failed.
     """
     if o.engine != "fake" and '"LMCacheMPConnector"' in (engine.get("kv_transfer_config") or ""):
         raise ConfigError(

@@ -78,8 +78,8 @@ def socket_folder(scratch: str) -> str:
 def set_environment(settings: EngineSettings) -> None:
     """Sets vLLM's variables in this worker, except those that the user set."""
     wanted = {**import_environment(settings.environment), MULTIPROC_METHOD: "spawn"}
-    if (base := "VLLM_RPC_BASE_PATH") not in settings.environment:
-        wanted[base] = socket_folder(settings.scratch_folder)  # by default it leaves its sockets in /tmp
+    if "VLLM_RPC_BASE_PATH" not in settings.environment:  # by default it leaves its sockets in /tmp
+        wanted["VLLM_RPC_BASE_PATH"] = socket_folder(settings.scratch_folder)
     if settings.bind_host:
         wanted["VLLM_HOST_IP"] = settings.bind_host
     if device() == "cpu":
