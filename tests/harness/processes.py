@@ -169,9 +169,13 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+_reserved: list[socket.socket] = []
+"""Stays open for the life of this process."""
+
+
 @functools.cache
 def _ports() -> Iterator[int]:
-    """Ports of this test process alone, in a random order: none is given twice before its server listens.
+    """Ports of this test process alone, in a random order.
 
     They are below 32768: the system takes none of these for connections, and the runtime wants its system
     server there.
@@ -184,8 +188,14 @@ def _ports() -> Iterator[int]:
 
 
 def free_port() -> int:
+    """A port that nobody else is given before its server listens, which must set SO_REUSEADDR."""
     while True:
-        port = next(_ports())
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        port, reserved = next(_ports()), socket.socket()
+        try:
+            reserved.bind(("", port))
+        except OSError:
+            reserved.close()
+            continue
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _reserved.append(reserved)
+        return port

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import socket
 import sys
 import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm import ports
 from dynamo_vllm.cli import versions
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.build import opt
@@ -232,7 +232,7 @@ def ports_of(plan: WorkerPlan, environment: Mapping[str, str]) -> Iterator[Port]
     """Yield the ports that the options name; the system picks free ones for the rest."""
     for use, host, port in _named_ports(plan, environment):
         if 0 < port <= MAX_PORT:
-            yield Port(use, port, is_free(host, port))
+            yield Port(use, port, not ports.is_taken(host, port))
 
 
 def _named_ports(plan: WorkerPlan, environment: Mapping[str, str]) -> Iterator[tuple[str, str, int]]:
@@ -248,16 +248,6 @@ def _named_ports(plan: WorkerPlan, environment: Mapping[str, str]) -> Iterator[t
     rpc = environment.get("DYN_TCP_RPC_PORT", "")
     if worker.request_plane == "tcp" and rpc.isdecimal():
         yield "requests, DYN_TCP_RPC_PORT", anywhere, int(rpc)
-
-
-def is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def refusals(plan: WorkerPlan) -> Iterator[str]:

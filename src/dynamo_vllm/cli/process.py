@@ -1,4 +1,4 @@
-"""Starts and ends the processes of commands: checks ports, handles signals, exits."""
+"""Starts and ends the processes of commands: handles signals, exits."""
 
 from __future__ import annotations
 
@@ -6,28 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.lifecycle.shutdown import end_signals
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
-
-
-def refuse_taken_port(flag: str, host: str, port: int) -> None:
-    """Raise if the port is in use: the Rust servers would only log it and run without the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise StartError(
-                f"{flag} {port} on {host} cannot be used: {exc.strerror}; choose another"
-            ) from None
 
 
 def run_to_exit(life: Coroutine[object, object, int]) -> int:

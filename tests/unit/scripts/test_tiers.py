@@ -1,4 +1,4 @@
-"""`scripts/test.py` divides the files of a tier among a few pytests."""
+"""`scripts/test.py` divides the files of a tier among a few pytests, and runs what failed once more."""
 
 from __future__ import annotations
 
@@ -42,18 +42,57 @@ def test_files_known_as_slow_are_there(tiers: ModuleType) -> None:
     assert [names.count(name) for name in tiers.SECONDS] == [1] * len(tiers.SECONDS)
 
 
-def test_failure_in_any_part_is_seen(
-    tiers: ModuleType,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def ini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments for a pytest without what this project sets."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a third of its start
-    (tmp_path / "empty.ini").write_text("[pytest]\n")
+    path = tmp_path / "empty.ini"
+    path.write_text("[pytest]\n")
+    return ["-c", str(path)]
+
+
+ONCE = """
+from pathlib import Path
+
+def test_it():
+    mark = Path(__file__).with_name("mark")
+    was_there = mark.exists()
+    mark.touch()
+    assert was_there
+"""
+
+
+def test_failure_that_is_gone_when_run_alone_is_named(
+    tiers: ModuleType, ini: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_once.py").write_text(ONCE)
+    (tmp_path / "test_other.py").write_text("def test_other():\n    pass\n")
+    result = tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 2)
+    assert result == "passed; only when run alone: test_once.py::test_it"
+    assert "1 failed, 1 passed" in capfd.readouterr().out
+
+
+def test_failure_stays_one(tiers: ModuleType, ini: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_once.py").write_text(ONCE)
+    assert tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 1) == "FAILED"
+    (tmp_path / "test_always.py").write_text("def test_it():\n    assert False\n")
+    assert tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 2) == "FAILED twice"
+
+
+def test_many_failures_are_not_run_again(tiers: ModuleType, ini: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_many.py").write_text(
+        "\n".join(f"def test_{number}():\n    assert False\n" for number in range(4))
+    )
+    assert tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 2) == "FAILED"
+
+
+def test_failure_in_any_part_is_seen(
+    tiers: ModuleType, ini: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     passing, failing = tmp_path / "test_passing.py", tmp_path / "test_failing.py"
     passing.write_text("def test_it():\n    pass\n")
     failing.write_text("def test_it():\n    assert False\n")
-    arguments = ["-p", "no:cacheprovider", "-c", str(tmp_path / "empty.ini")]
+    arguments = ["-p", "no:cacheprovider", *ini]
     assert tiers.run_parts([[passing], [failing]], arguments) == {0, 1}
     said = capfd.readouterr().out
     assert "1 passed" in said and "1 failed" in said

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
+from dynamo_vllm import ports
+from dynamo_vllm.cli.process import run_to_exit
 from dynamo_vllm.config import build, checks, folders, planes, runtime_env
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.options.frontend import KNOWS_ADAPTERS
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     if rest:
         raise ConfigError(f"{rest[0]} is not an option of the frontend; see '{PROG} --help'")
     checks.check_frontend(options)
-    refuse_taken_port("--port", options.host, options.port)
+    ports.refuse_taken("--port", options.host, options.port)
     folders.refuse_full_disk(folders.frontend_cache(environment), "set HOME to another folder")
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(usable_cores())

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.cli.process import refuse_taken_port
+from dynamo_vllm import ports
 from dynamo_vllm.config import build, checks, folders, planes, topology
 from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology
@@ -19,7 +19,7 @@ from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.serving import scratch
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import SupervisorLimits
-from dynamo_vllm.supervise.planning import demos, ports
+from dynamo_vllm.supervise.planning import demos
 from dynamo_vllm.supervise.planning import plan as plans
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def with_port(wanted: Topology, environment: Mapping[str, str]) -> Topology:
     """Replace port 0 by a free port, because serve must know it."""
     if build.from_values(FrontendOptions, wanted.frontend, environment).port != 0:
         return wanted
-    return dataclasses.replace(wanted, frontend={**wanted.frontend, "port": ports.free()})
+    return dataclasses.replace(wanted, frontend={**wanted.frontend, "port": ports.reserve_for_life()})
 
 
 def refuse_missing_models(plan: Plan) -> None:
@@ -234,11 +234,11 @@ def looks_like_a_path(model: str) -> bool:
 
 
 def refuse_taken_ports(plan: Plan) -> None:
-    refuse_taken_port("--port", plan.host, plan.port)
+    ports.refuse_taken("--port", plan.host, plan.port)
     for worker in plan.workers:
         for flag, port in (("--system-port", worker.port), ("--card-port", worker.card_port)):
             if port is not None:
-                refuse_taken_port(flag, "0.0.0.0", port)
+                ports.refuse_taken(flag, "0.0.0.0", port)
 
 
 # --- the run --------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.cli.process import refuse_taken_port, run_to_exit
+from dynamo_vllm import ports
+from dynamo_vllm.cli.process import run_to_exit
 from dynamo_vllm.config import build, checks, folders, forks, planes, runtime_env, worker_plan
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.forking import CannotFork
 from dynamo_vllm.serving import descriptors
-from dynamo_vllm.supervise.planning import ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     options, is_headless = plan.options, plan.node.is_headless
     anywhere = options.system_host or options.bind_host or "0.0.0.0"
     if options.system_port:
-        refuse_taken_port("--system-port", anywhere, options.system_port)
+        ports.refuse_taken("--system-port", anywhere, options.system_port)
     # The runtime reads this variable itself; no argument sets it.
     runtime_port, more = None, {"DYN_HEALTH_CHECK_ENABLED": str(options.runtime_health_check).lower()}
     if not is_headless:
@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> int:
     if options.system_port is not None and not is_headless:
         # Our server listens on the system port; the runtime's own server gets another port.
         if options.card_port:
-            refuse_taken_port("--card-port", anywhere, options.card_port)
+            ports.refuse_taken("--card-port", anywhere, options.card_port)
         ports.leave_out([options.system_port])
-        runtime_port = options.card_port or ports.free()
+        runtime_port = options.card_port or ports.reserve_for_life()
         more |= {"DYN_SYSTEM_PORT": str(runtime_port), "DYN_LORA_ENABLED": "false"}
     descriptors.raise_limit()
     limits = descriptors.request_limit()

@@ -9,9 +9,10 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm import ports
 from dynamo_vllm.config.engine_rules import LOOPBACK, OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.engine.machine import device, free_bytes, has_bfloat16
-from dynamo_vllm.engine.process import cpu_threads, reserved_ports
+from dynamo_vllm.engine.process import cpu_threads
 from dynamo_vllm.engine.process.environment import MULTIPROC_METHOD
 from dynamo_vllm.engine.vllm.compat import abilities
 from dynamo_vllm.errors import ConfigError
@@ -57,7 +58,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         nixl=nixl,
         has_plain_blocks=settings.has_plain_blocks,
         merged_kv_events=settings.merged_kv_events,
-        kv_event_port=event_port or (reserved_ports.reserve(count) if count > 1 else None),
+        kv_event_port=event_port or (ports.reserve_in_a_row(count) if count > 1 else None),
         kv_event_host=node.leader if node.is_headless else LOOPBACK,
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
@@ -137,8 +138,8 @@ def _typed(rule: Fired) -> object:
 def _side_channel_port(settings: EngineSettings) -> int:
     node = settings.node
     if settings.side_channel_port is None:
-        return reserved_ports.reserve(node.ports_in_a_row)
-    reserved_ports.refuse_taken(
+        return ports.reserve_in_a_row(node.ports_in_a_row)
+    ports.refuse_taken(
         "--side-channel-port", settings.side_channel_host or "", settings.side_channel_port + node.first_rank
     )
     return settings.side_channel_port

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
-from dynamo_vllm import forking
-from dynamo_vllm.supervise.planning import ports
+from dynamo_vllm import forking, ports
 from dynamo_vllm.supervise.process import logs
 from dynamo_vllm.supervise.process.held import Held
 
@@ -51,9 +50,18 @@ class RunningProcess(Protocol):
 class Child:
     """A started process in its own session, so that its children can be killed with it."""
 
-    def __init__(self, plan: Process, running: RunningProcess, port: int, log: Path, log_start: int) -> None:
+    def __init__(
+        self,
+        plan: Process,
+        running: RunningProcess,
+        port: int,
+        log: Path,
+        log_start: int,
+        reserved: contextlib.ExitStack,
+    ) -> None:
         self.plan = plan
         self.port = port
+        self._reserved = reserved
         self._log = log
         self._log_start = log_start  # after the lines of earlier processes
         self.ready = asyncio.Event()
@@ -136,6 +144,7 @@ class Child:
     def _release(self) -> None:
         self._is_released = True
         self._running.release()
+        self._reserved.close()
 
 
 Start = Callable[["Process", list[str], int, int], Awaitable[RunningProcess]]
@@ -146,21 +155,26 @@ async def start(
     plan: Process, log: Path, on_status: Callable[[Child, Status], None], start_process: Start
 ) -> Child:
     """Start the process; `on_status` is called with each of its status lines."""
-    port = plan.port or ports.free()
-    card_port = plan.card_port or ports.free() if plan.is_worker else None
-    read_end, write_end = os.pipe()
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
-        with log.open("ab") as output:
-            log_start = output.tell()
-            command = plan.command(port, card_port)
-            running = await start_process(plan, command, output.fileno(), write_end)
-    except BaseException:
-        os.close(read_end)
-        raise
-    finally:
-        os.close(write_end)
-    child = Child(plan, running, port, log, log_start)
+    with contextlib.ExitStack() as reserved:
+
+        def reserve() -> int:
+            return ports.number(reserved.enter_context(ports.reserve()))
+
+        port = plan.port or reserve()
+        card_port = plan.card_port or reserve() if plan.is_worker else None
+        read_end, write_end = os.pipe()
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+            with log.open("ab") as output:
+                log_start = output.tell()
+                command = plan.command(port, card_port)
+                running = await start_process(plan, command, output.fileno(), write_end)
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        child = Child(plan, running, port, log, log_start, reserved.pop_all())
     _Lines(read_end, lambda status: on_status(child, status))
     return child
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from dynamo_vllm.cli.process import refuse_taken_port
+from dynamo_vllm import ports
 from dynamo_vllm.cli.start import frontend
 from dynamo_vllm.config.options import ROUTERS, FrontendOptions
 from dynamo_vllm.errors import StartError
@@ -17,7 +17,7 @@ def test_taken_port_is_refused_by_name() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(StartError, match=f"--port {server.getsockname()[1]}"),
     ):
-        refuse_taken_port("--port", "127.0.0.1", server.getsockname()[1])
+        ports.refuse_taken("--port", "127.0.0.1", server.getsockname()[1])
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -195,12 +195,12 @@ async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
 
 async def test_taken_port_is_refused_with_the_address() -> None:
     leader, _ = pair()
-    with socket.socket() as taken:
-        taken.bind((leader.leader, leader.link_port))
-        taken.listen()
-        with pytest.raises(StartError, match=f"on 127.0.0.1:{leader.link_port}"):
-            async with node_link.followers(leader):
-                pass
+    with (
+        socket.create_server((leader.leader, leader.link_port)),
+        pytest.raises(StartError, match=f"on 127.0.0.1:{leader.link_port}"),
+    ):
+        async with node_link.followers(leader):
+            pass
 
 
 async def test_worker_without_other_nodes_listens_nowhere() -> None:

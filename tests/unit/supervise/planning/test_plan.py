@@ -13,7 +13,7 @@ from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
-from dynamo_vllm.supervise.planning import plan, ports
+from dynamo_vllm.supervise.planning import plan
 from dynamo_vllm.supervise.planning.process import COMMAND, Plan
 from dynamo_vllm.supervise.process import logs
 from dynamo_vllm.supervise.process.ended import describe
@@ -646,20 +646,6 @@ def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
         ):
             pass
     assert sorted(folder.path.rglob("*")) == before
-
-
-def test_free_ports_differ_and_suit_the_runtime() -> None:
-    found = [ports.free() for _ in range(5)]
-    assert len(set(found)) == 5
-    assert all(port <= 32767 for port in found)
-
-
-def test_named_ports_are_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = ports.free()
-    monkeypatch.setattr(ports, "_candidates", iter(range(first - 20000, first - 19000)))
-    monkeypatch.setattr(ports, "_named", set())
-    ports.leave_out(range(first, first + 50))
-    assert ports.free() not in range(first, first + 50)
 
 
 def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:
