@@ -54,7 +54,13 @@ HEAVY = {
     "vllm_omni": ("engine/",),
     "torch": ("engine/",),
     "diffusers": ("engine/omni/arguments.py",),
-    "dynamo": ("serving/", "kv/events.py", "cli/start/frontend.py", "bench/local/caller.py"),
+    "dynamo": (
+        "serving/",
+        "kv/events.py",
+        "cli/start/frontend.py",
+        "bench/local/caller.py",
+        "bench/local/simulation.py",
+    ),
 }
 READS_ENVIRONMENT = {
     "engine/structured_output/gate.py": "guide checkers get the environment of the worker",

@@ -48,6 +48,11 @@ def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None
             os.environ[name] = value
 
 
+def export_quiet(environment: Mapping[str, str]) -> None:
+    """For a process that uses a part of the runtime alone, which would log every step."""
+    os.environ.update({"DYN_LOG": environment.get("DYN_LOG", "off")})
+
+
 def make_discovery_folder(options: ReachOptions) -> None:
     """For this user only: anyone who can write there can redirect requests and answers.
 

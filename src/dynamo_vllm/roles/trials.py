@@ -52,6 +52,8 @@ class Trial:
 
     kind: str
     request: dict[str, Any]
+    prompt_tokens: int | None = None
+    """Of the longer prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,9 @@ def tokens(
 
 def _longer_tokens(facts: EngineFacts, given: TrialInputs) -> Iterator[Trial]:
     for length in lengths(facts):
-        request = tokens(facts, given.salt, prompt=[_token(facts)] * length)
-        yield Trial(f"prompt of {length} tokens", request)
+        # A salt each, so that none finds its beginning in the cache.
+        request = tokens(facts, f"{given.salt} {length}", prompt=[_token(facts)] * length)
+        yield Trial(f"prompt of {length} tokens", request, length)
 
 
 def lengths(facts: EngineFacts) -> Iterator[int]:
@@ -200,5 +203,5 @@ def _body(salt: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _longer_text(facts: EngineFacts, given: TrialInputs) -> Iterator[Trial]:
     for length in lengths(facts):
-        request = _body(given.salt, {"prompt": [_token(facts)] * length})
-        yield Trial(f"prompt of {length} tokens", request)
+        request = _body(f"{given.salt} {length}", {"prompt": [_token(facts)] * length})
+        yield Trial(f"prompt of {length} tokens", request, length)

@@ -212,7 +212,7 @@ async def warm(started: Started, made: Assembled) -> None:
     with started.engine.counting.paused():
         await made.answers()
         if started.facts.builds_lazily and started.options.warm_up:
-            await warmup.warm_up(made.warming)
+            made.registration.prompt_tokens_per_second = await warmup.warm_up(made.warming)
     settle()
 
 

@@ -623,11 +623,6 @@ WORKER = [
 ]
 FRONTEND = [
     (
-        frontend_rules.queue_policy_needs_a_queue,
-        ["--router-queue-policy", "wspt"],
-        "--router-queue-threshold creates",
-    ),
-    (
         frontend_rules.router_knows_adapters,
         ["--router", "least-loaded", "--lora-enabled"],
         "does not know which worker has a LoRA adapter",
@@ -658,7 +653,9 @@ FRONTEND = [
     (frontend_rules.numbers_are_large_enough, ["--max-body-mb", "0"], "--max-body-mb 0 must be 1 or more"),
     (frontend_rules.numbers_are_large_enough, ["--error-wait-ms=-1"], "-1 must be 0 or more"),
     (frontend_rules.numbers_are_large_enough, ["--router-ttl-seconds", "nan"], "nan must be 0 or more"),
-    (frontend_rules.numbers_are_large_enough, ["--router-queue-threshold=-1"], "must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--router-queue-seconds=-1"], "must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--kv-overlap-credit=-1"], "must be 0 or more"),
+    (frontend_rules.numbers_are_large_enough, ["--router-request-blocks=-1"], "must be 0 or more"),
     (frontend_rules.numbers_are_large_enough, ["--kv-overlap-weight=-1"], "--kv-overlap-weight -1.0 must"),
     (frontend_rules.numbers_are_large_enough, ["--busy-prefill-tokens=-1"], "must be 0 or more"),
     (frontend_rules.numbers_are_large_enough, ["--migration-max-seq-len", "0"], "must be 1 or more"),

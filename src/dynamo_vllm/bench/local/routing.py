@@ -19,9 +19,18 @@ from dynamo_vllm.bench.load import command as load
 from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local.command import run_local
 from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, get
-from dynamo_vllm.bench.report.rounds import alternating, print_line, ratios, spread
-from dynamo_vllm.bench.report.run_report import table
-from dynamo_vllm.config import build, checks
+from dynamo_vllm.bench.local.routing_figures import (
+    PrefixCache,
+    Replay,
+    RoutingOutcome,
+    ceilings,
+    lines,
+    report,
+    summary_line,
+    trace_block,
+)
+from dynamo_vllm.bench.report.rounds import alternating, print_line
+from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.options import LoadOptions, RoutingOptions
 from dynamo_vllm.config.rules import bench_local
 from dynamo_vllm.errors import ConfigError, StartError
@@ -35,51 +44,12 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 WARM_UP_REQUESTS = 4
+OUTPUT_TOKENS = 2
 # With these flags the tiny model's prefill takes one thread a steady time; the user's flags follow them.
 TINY_FLAGS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096", "--block-size", "32")
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 DONE, PREEMPTED = "vllm:request_success_total", "vllm:num_preemptions_total"
 COUNTERS = (QUERIES, HITS, DONE, PREEMPTED)
-
-
-class PrefixCache(msgspec.Struct, frozen=True):
-    """The size of one worker's prefix cache."""
-
-    blocks: int
-    block_size: int
-
-
-class Ceilings(msgspec.Struct, frozen=True):
-    """The hit rates of a single worker that gets every request in order."""
-
-    infinite: float
-    """With a cache that holds everything."""
-    within_cache: float
-    """With a cache as large as those of all workers together, and least-recently-used eviction."""
-
-
-class Replay(msgspec.Struct, frozen=True):
-    """The figures of one router mode in one round."""
-
-    hit_rate: float
-    """The cached share of all prompt tokens, from the usage of the answers."""
-    engine_hit_rate: float
-    """The same share from vLLM's counters."""
-    ttft_p50_ms: float
-    ttft_p95_ms: float
-    requests_per_second: float
-    prompt_tokens_per_second: float
-    output_tokens_per_second: float
-    shares: list[float]
-    """The share of the requests that each worker got."""
-    preemptions: int
-    client_late_ms: float
-
-
-class RoutingOutcome(msgspec.Struct, frozen=True):
-    cache: PrefixCache
-    ceilings: Ceilings
-    replays: dict[str, list[Replay]]
 
 
 def add_arguments(parser: build.Parser) -> None:
@@ -91,6 +61,11 @@ def run(given: argparse.Namespace) -> int:
 
 
 def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingOutcome:
+    if options.simulate:
+        runtime_env.export_quiet(environment)
+        from dynamo_vllm.bench.local import simulation
+
+        return simulation.measure(options)
     modes = bench_local.modes(options)
     replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name:
@@ -109,7 +84,9 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingO
                 here.stop(frontend)
                 print_line(f"round {number + 1} of {options.rounds}, {mode}: {summary_line(replay)}")
         assert cache is not None
-        return RoutingOutcome(cache, ceilings(file, context, cache, options), replays)
+        return RoutingOutcome(
+            cache, ceilings(trace.read(file), context, cache, options.workers, trace_block(options)), replays
+        )
 
 
 # --- the workers ----------------------------------------------------------------------------------------
@@ -157,7 +134,7 @@ def replay_once(
         model=MODEL,
         prompts="trace",
         trace=str(file),
-        trace_block=options.trace_block,
+        trace_block=trace_block(options),
         trace_speed=options.rate_scale,
         rate=None if options.rate is None else str(options.rate),
         requests=None,
@@ -196,67 +173,13 @@ def replay_of(stage: StageReport, grown: Sequence[Mapping[str, float]]) -> Repla
 
 def write_short_trace(options: RoutingOptions, folder: Path) -> Path:
     """Write the trace with short answers: only prompts matter for routing, and decoding takes most time."""
-    longest = options.output_tokens * trace.BLOCK // options.trace_block
+    block, answer = trace_block(options), options.output_tokens or OUTPUT_TOKENS
+    longest = answer * trace.BLOCK // block
     if not longest:
-        raise ConfigError(
-            f"--trace-block {options.trace_block} is too large for --output-tokens {options.output_tokens}"
-        )
+        raise ConfigError(f"--trace-block {block} is too large for --output-tokens {answer}")
     file = folder / "trace.jsonl"
     with file.open("wb") as out:
-        for row in trace.read(Path(str(options.trace)), options.limit):
+        for row in lines(options):
             short = msgspec.structs.replace(row, output_length=min(row.output_length, longest))
             out.write(msgspec.json.encode(short) + b"\n")
     return file
-
-
-def ceilings(file: Path, context: int | None, cache: PrefixCache, options: RoutingOptions) -> Ceilings:
-    scaled = trace.scale(trace.read(file), block=options.trace_block, speed=1.0, context=context)
-    together = cache.blocks * options.workers
-    return Ceilings(
-        trace.ceiling(scaled.requests, cache.block_size).rate,
-        trace.ceiling(scaled.requests, cache.block_size, together).rate,
-    )
-
-
-# --- the report -----------------------------------------------------------------------------------------
-
-
-def summary_line(replay: Replay) -> str:
-    shares = "/".join(f"{share:.0%}" for share in replay.shares)
-    return (
-        f"hit rate {replay.hit_rate:.1%}, TTFT p50 {replay.ttft_p50_ms:.0f} ms, "
-        f"p95 {replay.ttft_p95_ms:.0f} ms, requests by worker {shares}"
-    )
-
-
-def report(outcome: RoutingOutcome) -> str:
-    cache, limit = outcome.cache, outcome.ceilings
-    rows = [[mode, *cells(found, limit)] for mode, found in outcome.replays.items()]
-    head = ["ROUTER", "HIT RATE %", "OF CEILING %", "TTFT p50 ms", "p95", "PROMPT TOK/S", "BUSIEST %"]
-    first, *others = outcome.replays.items()
-    ceiling = (
-        f"one worker that sees every request: {limit.infinite:.1%} with an infinite cache, "
-        f"{limit.within_cache:.1%} with {len(first[1][0].shares)} × {cache.blocks} blocks "
-        f"of {cache.block_size} tokens"
-    )
-    compared = [compare(first[0], first[1], mode, found) for mode, found in others]
-    return "\n".join([ceiling, table(head, rows), *compared])
-
-
-def cells(found: Sequence[Replay], limit: Ceilings) -> list[str]:
-    columns = (
-        [100 * one.hit_rate for one in found],
-        [100 * one.hit_rate / (limit.within_cache or 1.0) for one in found],
-        [one.ttft_p50_ms for one in found],
-        [one.ttft_p95_ms for one in found],
-        [one.prompt_tokens_per_second for one in found],
-        [100 * max(one.shares) for one in found],
-    )
-    return [str(spread(column)) for column in columns]
-
-
-def compare(first: str, ours: Sequence[Replay], mode: str, theirs: Sequence[Replay]) -> str:
-    """Compare the times to first token with those of the first mode, round by round."""
-    p50 = ratios([one.ttft_p50_ms for one in theirs], [one.ttft_p50_ms for one in ours])
-    p95 = ratios([one.ttft_p95_ms for one in theirs], [one.ttft_p95_ms for one in ours])
-    return f"{mode} against {first}: TTFT p50 × {p50}, p95 × {p95}"

@@ -23,7 +23,7 @@ from dynamo_vllm.media.fetch.proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dynamo.llm import EntrypointArgs, RouterConfig
+    from dynamo.llm import EntrypointArgs
 
     from dynamo_vllm.config.planes import EtcdAccess
 
@@ -34,15 +34,6 @@ CLOSE_SECONDS = 2.0
 """The limit after the drain: the runtime's server (1.6.1) waits forever for clients that do not read."""
 LEASE_SECONDS = 120
 """No request is routed to a frontend, so its lease may be long; without etcd it lasts half as long."""
-_ROUTER_MODES = {
-    "kv": "KV",
-    "round-robin": "RoundRobin",
-    "random": "Random",
-    "power-of-two": "PowerOfTwoChoices",
-    "least-loaded": "LeastLoaded",
-    "direct": "Direct",
-    "device-aware-weighted": "DeviceAwareWeighted",
-}
 
 
 class FrontendState(Protocol):
@@ -129,6 +120,8 @@ def entrypoint(options: FrontendOptions) -> EntrypointArgs:
     """Return the arguments of the runtime's server."""
     from dynamo.llm import EngineType, EntrypointArgs
 
+    from dynamo_vllm.serving.plane.router_config import router_config
+
     return EntrypointArgs(
         EngineType.Dynamic,
         http_host=options.host,
@@ -182,34 +175,6 @@ def variables(options: FrontendOptions) -> dict[str, str]:
 def knows_adapters(options: FrontendOptions) -> bool:
     """Return whether the router knows adapters; with other routers the runtime would serve no model."""
     return options.router in KNOWS_ADAPTERS if options.lora_enabled is None else options.lora_enabled
-
-
-def router_config(options: FrontendOptions) -> RouterConfig:
-    from dynamo.llm import KvRouterConfig, RouterConfig, RouterMode
-
-    mode = getattr(RouterMode, _ROUTER_MODES[options.router])
-    local = options.local_prefill_tokens
-    kv = KvRouterConfig(
-        prefill_load_scale=options.kv_overlap_weight,
-        router_temperature=options.router_temperature,
-        use_kv_events=options.use_kv_events,
-        router_ttl_secs=options.router_ttl_seconds,
-        router_replica_sync=options.router_replica_sync,
-        router_track_output_blocks=options.router_track_output_blocks,
-        router_queue_threshold=options.router_queue_threshold,
-        router_queue_policy=options.router_queue_policy,
-        conditional_disagg_enabled=local is not None,
-        conditional_disagg_eff_isl_threshold=local or 0,
-        # Any cached block suffices. The runtime accepts no ratio above 1 and needs less than it, so a prompt
-        # without a cached block always goes to a prefill worker, however short it is.
-        conditional_disagg_eff_isl_ratio_threshold=1.0,
-    )
-    return RouterConfig(
-        mode,
-        kv if options.router == "kv" else None,
-        active_decode_blocks_threshold=options.busy_blocks,
-        active_prefill_tokens_threshold=options.busy_prefill_tokens,
-    )
 
 
 def health(context: FrontendState) -> object:

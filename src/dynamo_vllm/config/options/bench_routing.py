@@ -19,6 +19,20 @@ class RoutingOptions:
         metavar="MODEL",
     )
     workers: int = opt(2, "workers", "Workers to start.", env="DYN_VLLM_BENCH_ROUTING_WORKERS", metavar="N")
+    simulate: bool = opt(
+        False,
+        "workers",
+        "Start nothing: use the runtime's simulator of engines on GPUs, with its own router. For kv and "
+        "round-robin.",
+        env="DYN_VLLM_BENCH_ROUTING_SIMULATE",
+    )
+    prefill_workers: int = opt(
+        0,
+        "workers",
+        "With --simulate, prefill workers beside the others, which then decode only.",
+        env="DYN_VLLM_BENCH_ROUTING_PREFILL_WORKERS",
+        metavar="N",
+    )
     engine_args: str = opt(
         "",
         "workers",
@@ -41,14 +55,16 @@ class RoutingOptions:
     trace: str | None = opt(
         None,
         "trace",
-        "File of JSON lines in the Mooncake format.",
+        "File of JSON lines in the Mooncake format, or a trace that is made here: tenants, agents, alone "
+        "(nothing in common), bursts, shared (one prefix).",
         env="DYN_VLLM_BENCH_ROUTING_TRACE",
         metavar="FILE",
     )
-    trace_block: int = opt(
-        32,
+    trace_block: int | None = opt(
+        None,
         "trace",
-        "Tokens for each block of the trace; a multiple of the engine's block size.",
+        "Tokens for each block of the trace; a multiple of the engine's block size (default: 32, and 512, "
+        "the recorded length, with --simulate).",
         env="DYN_VLLM_BENCH_ROUTING_TRACE_BLOCK",
         metavar="N",
     )
@@ -59,10 +75,10 @@ class RoutingOptions:
         env="DYN_VLLM_BENCH_ROUTING_LIMIT",
         metavar="N",
     )
-    output_tokens: int = opt(
-        2,
+    output_tokens: int | None = opt(
+        None,
         "trace",
-        "Longest answer; short, because routing is about prompts.",
+        "Longest answer (default: 2, because routing is about prompts; with --simulate the trace's own).",
         env="DYN_VLLM_BENCH_ROUTING_OUTPUT_TOKENS",
         metavar="N",
     )

@@ -94,11 +94,28 @@ class FrontendOptions(MediaReachOptions):
         env="DYN_ROUTER_TEMPERATURE",
     )
     kv_overlap_weight: float = opt(
-        1.0,
+        16.0,
         "router",
-        "Weight of cached prefix against load in the KV router.",
+        "Weight of the prompt tokens that a worker would have to compute, against the answers it is "
+        "generating: a cached prefix counts for more with a higher one.",
         env="DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
-        flags=("--kv-overlap-weight", "--kv-overlap-score-weight"),
+        flags=("--kv-overlap-weight", "--kv-overlap-score-weight", "--router-prefill-load-scale"),
+    )
+    kv_overlap_credit: float = opt(
+        1.5,
+        "router",
+        "How many tokens to compute a cached token makes up for.",
+        env="DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+        flags=("--kv-overlap-credit", "--router-kv-overlap-score-credit"),
+    )
+    router_request_blocks: float = opt(
+        256.0,
+        "router",
+        "How many KV blocks a running request counts as, beside its own: it keeps one prefix that everybody "
+        "shares from gathering all requests on one worker.",
+        env="DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+        flags=("--router-request-blocks", "--router-decode-active-request-weight"),
+        metavar="BLOCKS",
     )
     use_kv_events: bool = opt(
         True,
@@ -125,16 +142,20 @@ class FrontendOptions(MediaReachOptions):
     router_track_output_blocks: bool = opt(
         False, "router", "Count generated blocks as load too.", env="DYN_ROUTER_TRACK_OUTPUT_BLOCKS"
     )
-    router_queue_threshold: float | None = opt(
-        None,
+    router_queue_seconds: float = opt(
+        0.5,
         "router",
-        "Queue requests when every worker's prefill load exceeds this share of its batch.",
+        "Hold requests back while every worker has prompts to compute for longer than this; 0 sends every "
+        "request at once. Workers time their engine when they start; for one that did not, a second stands "
+        "for one batch (max_num_batched_tokens).",
         env="DYN_ROUTER_QUEUE_THRESHOLD",
+        flags=("--router-queue-seconds", "--router-queue-threshold"),
+        metavar="SECONDS",
     )
     router_queue_policy: str = opt(
-        "fcfs",
+        "wspt",
         "router",
-        "Order of the queue of --router-queue-threshold. fcfs: first come, first served, for short tails."
+        "Order of the requests that --router-queue-seconds holds back. fcfs: first come, first served."
         " wspt: fewest prompt tokens left to compute first, for short waits on average.",
         env="DYN_ROUTER_QUEUE_POLICY",
         choices=("fcfs", "wspt"),

@@ -59,13 +59,29 @@ def plane_counts_are_counts(o: PlaneOptions) -> None:
 
 def routing_counts_are_counts(o: RoutingOptions) -> None:
     bounds.at_least(o, 1, "workers", "rounds", "trace_block", "limit", "output_tokens")
+    bounds.at_least(o, 0, "prefill_workers")
     bounds.above_zero(o, "rate_scale", "rate")
 
 
 def routing_has_a_trace(o: RoutingOptions) -> None:
     if o.trace is None:
-        raise ConfigError("--trace FILE is needed: JSON lines in the Mooncake format")
+        raise ConfigError(
+            "--trace FILE is needed: JSON lines in the Mooncake format, or the name of a trace (--help)"
+        )
+
+
+def only_a_simulation_has_its_options(o: RoutingOptions) -> None:
+    if o.prefill_workers and not o.simulate:
+        raise ConfigError("--prefill-workers is for --simulate; add it or leave --prefill-workers out")
+    if o.simulate and (o.model or o.engine_args or o.rate):
+        raise ConfigError("--simulate runs no engine; leave out --model, --engine-args and --rate")
 
 
 PLANE_RULES = (plane_counts_are_counts, peers)
-ROUTING_RULES = (routing_counts_are_counts, routing_has_a_trace, modes, engine_args)
+ROUTING_RULES = (
+    routing_counts_are_counts,
+    routing_has_a_trace,
+    only_a_simulation_has_its_options,
+    modes,
+    engine_args,
+)

@@ -39,7 +39,8 @@ def unreachable_is_a_time(o: FrontendOptions) -> None:
 def numbers_are_large_enough(o: FrontendOptions) -> None:
     """Settings that the runtime would reject with its own message, or ignore."""
     bounds.at_least(o, 0, "drain_seconds", "error_wait_ms", "router_temperature", "kv_overlap_weight")
-    bounds.at_least(o, 0, "router_ttl_seconds", "router_queue_threshold", "busy_prefill_tokens")
+    bounds.at_least(o, 0, "router_ttl_seconds", "router_queue_seconds", "busy_prefill_tokens")
+    bounds.at_least(o, 0, "kv_overlap_credit", "router_request_blocks")
     bounds.at_least(o, 1, "max_body_mb", "migration_max_seq_len")
 
 
@@ -74,14 +75,6 @@ def router_knows_adapters(o: FrontendOptions) -> None:
         )
 
 
-def queue_policy_needs_a_queue(o: FrontendOptions) -> None:
-    if o.router_queue_policy != "fcfs" and o.router_queue_threshold is None:
-        raise ConfigError(
-            f"--router-queue-policy {o.router_queue_policy} needs a queue, which "
-            "--router-queue-threshold creates; give both or neither"
-        )
-
-
 def frontend_hosts_and_networks_are_valid(o: FrontendOptions) -> None:
     media_limits.media_hosts_are_names(o)
     media_limits.media_networks_are_networks(o)
@@ -102,7 +95,6 @@ RULES = (
     frontend_migration_is_a_count,
     numbers_are_large_enough,
     unreachable_is_a_time,
-    queue_policy_needs_a_queue,
     local_prefill_is_a_count,
     local_prefill_needs_the_kv_router,
     frontend_hosts_and_networks_are_valid,

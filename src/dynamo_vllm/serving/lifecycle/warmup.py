@@ -63,8 +63,11 @@ class Warming:
     scratch: Path = Path()
 
 
-async def warm_up(warming: Warming) -> None:
-    """Run every kind on every rank, with a time limit; raises EngineDead and what a plain request raises."""
+async def warm_up(warming: Warming) -> float | None:
+    """Run every kind on every rank, with a time limit; raises EngineDead and what a plain request raises.
+
+    Return how many prompt tokens a rank computes in a second; None if the time was up before.
+    """
     run = _Run(warming)
     began = time.monotonic()
     try:
@@ -78,8 +81,11 @@ async def warm_up(warming: Warming) -> None:
         raise EngineDead(f"{exc} (in the warm-up, at {run.current}; --no-warm-up starts without)") from exc
     finally:
         run.cancel_report()
-    logger.info("warmed up with %d requests in %.1f s", run.tried, time.monotonic() - began)
+    speed = min(run.speeds, default=None)
+    told = "" if speed is None else f"; the engine computes {speed:,.0f} prompt tokens a second"
+    logger.info("warmed up with %d requests in %.1f s%s", run.tried, time.monotonic() - began, told)
     await _forget(warming)
+    return speed
 
 
 async def _forget(warming: Warming) -> None:
@@ -114,6 +120,8 @@ class _Run:
         self.tried = 0
         self._is_together = False
         self.current = "greedy"
+        self.speeds: list[float] = []
+        """Prompt tokens a second, one for each rank."""
 
     async def all(self) -> None:
         role, facts = self._warming.role, self._warming.engine.facts
@@ -152,16 +160,32 @@ class _Run:
         self._is_together = True
         await _together(self._try(trial, rank, one) for trial, one in fit)
         self._is_together = False
-        await self._longer(made.longer, rank, seconds)
+        longest = await self._longer(made.longer, rank, seconds)
+        self.speeds.append(await self._speed(longest, rank, seconds))
 
-    async def _longer(self, longer: Iterable[Trial], rank: int, seconds: float) -> None:
-        """Each is expected to take longer in proportion to its prompt."""
+    async def _longer(self, longer: Iterable[Trial], rank: int, seconds: float) -> Trial | None:
+        """Each is expected to take longer in proportion to its prompt. Return the last one."""
+        longest = None
         for trial in longer:
             if seconds * trials.LONGER > LONGER_SECONDS:
-                return
+                break
             began = time.monotonic()
             await self._try(trial, rank)
             seconds = time.monotonic() - began
+            if trial.kind not in self._refused:
+                longest = trial
+        return longest
+
+    async def _speed(self, longest: Trial | None, rank: int, plain_seconds: float) -> float:
+        """Time the longest prompt again, with another salt: now nothing is built for it, nor cached."""
+        step = max(plain_seconds / trials.TOKENS, 1e-6)
+        if longest is None or longest.prompt_tokens is None:
+            return trials.SHORT / step
+        again = self._warming.role.trials(self._given()).longer
+        began = time.monotonic()
+        await self._try(next(trial for trial in again if trial.kind == longest.kind), rank)
+        seconds = time.monotonic() - began
+        return longest.prompt_tokens / max(seconds - step, seconds / 2)
 
     async def _try(self, trial: Trial, rank: int, adapter: Adapter | None = None) -> None:
         """Log each refusal once, whichever rank it comes from."""

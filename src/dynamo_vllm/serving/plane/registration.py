@@ -65,6 +65,8 @@ class Registration:
         self._card = card
         self._facts = facts
         self._scratch_folder = scratch_folder
+        self.prompt_tokens_per_second: float | None = None
+        """Set before `publish`, if it was measured."""
         self._is_listed = False
         # What discovery may hold of this worker, also after a step whose result is unknown.
         self._has_instance = False
@@ -149,7 +151,12 @@ class Registration:
         config.context_length = facts.context_length
         config.total_kv_blocks = facts.total_kv_blocks
         config.max_num_seqs = facts.max_num_seqs
-        config.max_num_batched_tokens = facts.max_num_batched_tokens
+        # Routers use it only as the unit of their queue's threshold. A batch is no good one: it takes a GPU
+        # a fifth of a second, and a CPU some seconds.
+        speed = self.prompt_tokens_per_second
+        config.max_num_batched_tokens = (
+            facts.max_num_batched_tokens if speed is None else max(1, round(speed))
+        )
         config.data_parallel_size = facts.data_parallel_size
         config.data_parallel_start_rank = facts.data_parallel_start_rank
         config.kv_event_publishing_enabled = bool(facts.kv_event_endpoints)

@@ -12,15 +12,14 @@ from dynamo_vllm.bench.http import metrics
 from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local import routing
 from dynamo_vllm.bench.local.deployment import Deployment
-from dynamo_vllm.bench.local.routing import (
-    COUNTERS,
-    DONE,
-    HITS,
-    QUERIES,
+from dynamo_vllm.bench.local.routing import COUNTERS, DONE, HITS, QUERIES
+from dynamo_vllm.bench.local.routing_figures import (
     Ceilings,
     PrefixCache,
     Replay,
     RoutingOutcome,
+    ceilings,
+    report,
 )
 from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
 from dynamo_vllm.bench.report.run_report import ClientFigures, StageReport
@@ -109,10 +108,7 @@ def test_ceiling_within_the_cache_counts_all_workers(tmp_path: Path) -> None:
         for number in (1, *range(2, 12), 1)
     ]
     file.write_text("\n".join(map(json.dumps, rows)))
-    one, two = (
-        routing.ceilings(file, None, PrefixCache(16, 32), RoutingOptions(trace_block=64, workers=workers))
-        for workers in (1, 2)
-    )
+    one, two = (ceilings(trace.read(file), None, PrefixCache(16, 32), workers, 64) for workers in (1, 2))
     assert one.within_cache == 0.0
     assert two.within_cache == two.infinite == one.infinite > 0.0
 
@@ -134,7 +130,7 @@ def test_report_compares_the_first_mode_with_the_others() -> None:
         Ceilings(0.5, 0.4),
         {"kv": [replay(0.38, 10.0)] * 2, "random": [replay(0.3, 25.0)] * 2},
     )
-    text = routing.report(outcome)
+    text = report(outcome)
     assert "50.0% with an infinite cache, 40.0% with 2 × 100 blocks of 32 tokens" in text
     assert "95.0 (95.0–95.0)" in text
     assert "random against kv: TTFT p50 × 2.50 (2.50–2.50), p95 × 2.50" in text

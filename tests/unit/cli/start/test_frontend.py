@@ -8,7 +8,6 @@ import pytest
 
 from dynamo_vllm import ports
 from dynamo_vllm.cli.start import frontend
-from dynamo_vllm.config.options import ROUTERS, FrontendOptions
 from dynamo_vllm.errors import StartError
 
 
@@ -18,21 +17,6 @@ def test_taken_port_is_refused_by_name() -> None:
         pytest.raises(StartError, match=f"--port {server.getsockname()[1]}"),
     ):
         ports.refuse_taken("--port", "127.0.0.1", server.getsockname()[1])
-
-
-@pytest.mark.parametrize("router", ROUTERS)
-def test_every_router_name_is_one_of_the_runtime(router: str) -> None:
-    assert frontend.router_config(FrontendOptions(router=router)) is not None
-
-
-def test_runtime_takes_the_limit_of_local_prefill() -> None:
-    assert frontend.router_config(FrontendOptions(local_prefill_tokens=64)) is not None
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "wspt"])
-def test_runtime_knows_the_orders_of_the_queue(policy: str) -> None:
-    options = FrontendOptions(router_queue_policy=policy, router_queue_threshold=0.5)
-    assert frontend.router_config(options) is not None
 
 
 @pytest.mark.parametrize(

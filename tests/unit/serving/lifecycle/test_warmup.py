@@ -151,10 +151,51 @@ async def test_slow_engine_gets_them_together_only_and_no_long_prompt(
     assert max(len(job.prompt) for job in jobs) == trials.SHORT
 
 
+class Timed(Recorder):
+    """Takes a steady time for each token, and once more for what it builds with the first of a length."""
+
+    def __init__(self, seconds_per_token: float, **spec: Any) -> None:
+        super().__init__(**spec)
+        self.now = 0.0
+        self.monotonic = lambda: self.now
+        self._seconds = seconds_per_token
+        self._built: set[int] = set()
+
+    async def stream(self, job: Job, sink: Sink) -> None:
+        length = len(job.prompt)
+        self.now += (length + 1) * self._seconds + (0 if length in self._built else 60)
+        self._built.add(length)
+        await super().stream(job, sink)
+
+
+@pytest.mark.parametrize("seconds_per_token", [1e-5, 1e-3, 0.1])
+async def test_speed_is_that_of_a_longer_prompt_when_all_is_built(
+    seconds_per_token: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Timed(seconds_per_token)
+    monkeypatch.setattr(warmup, "time", engine)
+    async with warming(engine) as made:
+        speed = await warmup.warm_up(made)
+    assert speed is not None
+    assert 0.8 < speed * seconds_per_token < 2.1
+
+
+async def test_speed_of_ranks_is_that_of_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Recorder(ranks=2)
+
+    async def speed(self: object, longest: object, rank: int, seconds: float) -> float:
+        return 300.0 - 100 * rank
+
+    monkeypatch.setattr(warmup._Run, "_speed", speed)
+    async with warming(engine) as made:
+        assert await warmup.warm_up(made) == 200.0
+
+
 async def test_prompts_grow_until_one_step_cannot_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "LONGER_SECONDS", 1e9)
     jobs = await warmed(Recorder(context_length=1000))
-    assert [len(job.prompt) for job in jobs if len(job.prompt) > trials.SHORT] == [96, 384, 998]
+    assert [len(job.prompt) for job in jobs if len(job.prompt) > trials.SHORT] == [96, 384, 998, 998]
+    assert len({job.cache_salt for job in jobs if len(job.prompt) > trials.SHORT}) == 4
     facts = EngineFacts(
         context_length=9999,
         vocab_size=9,

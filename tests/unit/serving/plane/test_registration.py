@@ -25,6 +25,7 @@ class Discovery:
         self.holds = {INSTANCE}
         self.slow: set[str] = set()
         self.away: set[str] = set()
+        self.cards: list[dict[str, Any]] = []
 
     async def step(self, verb: str, what: str) -> None:
         name = f"{verb} {what}"
@@ -47,7 +48,8 @@ class Discovery:
 def discovery(monkeypatch: pytest.MonkeyPatch) -> Discovery:
     made = Discovery()
 
-    async def register(*_: Any, **__: Any) -> None:
+    async def register(*_: Any, **card: Any) -> None:
+        made.cards.append(card)
         await made.step("put", CARD)
 
     async def unregister(*_: Any) -> None:
@@ -66,6 +68,16 @@ async def listed(discovery: Discovery, card: RoleCard = aggregated.CARD, *flags:
     registration = Registration(endpoint, options, card, (await make_worker()).facts, "unused")
     await registration.publish()
     return registration
+
+
+@pytest.mark.parametrize(("speed", "unit"), [(None, 4096), (2500.4, 2500), (0.1, 1)])
+async def test_unit_of_the_routers_queue_is_what_the_engine_computes_in_a_second(
+    discovery: Discovery, speed: float | None, unit: int
+) -> None:
+    registration = await listed(discovery)
+    registration.prompt_tokens_per_second = speed
+    await registration.publish()
+    assert discovery.cards[-1]["runtime_config"].max_num_batched_tokens == unit
 
 
 async def test_withdrawal_that_failed_is_tried_anew(discovery: Discovery) -> None:
