@@ -143,7 +143,7 @@ class FrontendOptions(MediaReachOptions):
         False, "router", "Count generated blocks as load too.", env="DYN_ROUTER_TRACK_OUTPUT_BLOCKS"
     )
     router_queue_seconds: float = opt(
-        0.5,
+        0.25,
         "router",
         "Hold requests back while every worker has prompts to compute for longer than this; 0 sends every "
         "request at once. Workers time their engine when they start; for one that did not, a second stands "
