@@ -136,6 +136,9 @@ def defaults(options: RuntimeOptions) -> dict[str, str]:
     found = {
         "DYN_LOG": _LOG[options.log_level],
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+        # With RUST_BACKTRACE=1, which many images set, the runtime's first error on a closed connection would
+        # read its symbols into 66 MB of memory. Panics still show theirs.
+        "RUST_LIB_BACKTRACE": "0",
         "VLLM_LOGGING_LEVEL": options.log_level.upper(),
     }
     if options.otlp_endpoint is not None:

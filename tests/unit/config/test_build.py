@@ -247,6 +247,18 @@ def test_threads_the_user_names_stand(
 
 
 @pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({"RUST_BACKTRACE": "1"}, "0"), ({"RUST_BACKTRACE": "1", "RUST_LIB_BACKTRACE": "1"}, "1")],
+)
+def test_errors_of_the_runtime_read_no_symbols(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(environment))
+    runtime_env.export(FrontendOptions(), environment, 1, "frontend")
+    assert os.environ["RUST_LIB_BACKTRACE"] == expected
+
+
+@pytest.mark.parametrize(
     ("plane", "environment", "expected"),
     [
         ("nats", {}, "20"),

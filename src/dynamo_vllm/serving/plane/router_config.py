@@ -22,13 +22,18 @@ _ROUTER_MODES = {
 
 def router_config(options: FrontendOptions) -> RouterConfig:
     # The threshold is a share of the batch that a worker registers, which is what it computes in a second.
-    kv = kv_router_config(options, options.router_queue_seconds) if options.router == "kv" else None
+    kv = kv_router_config(options, queue_seconds(options)) if options.router == "kv" else None
     return RouterConfig(
         getattr(RouterMode, _ROUTER_MODES[options.router]),
         kv,
         active_decode_blocks_threshold=options.busy_blocks,
         active_prefill_tokens_threshold=options.busy_prefill_tokens,
     )
+
+
+def queue_seconds(options: FrontendOptions) -> float:
+    """0 where too many waiting tokens are to be refused: held back, they would never reach the worker."""
+    return options.router_queue_seconds if options.busy_prefill_tokens is None else 0.0
 
 
 def kv_router_config(options: FrontendOptions, queue_threshold: float) -> KvRouterConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynamo_vllm.config.options import ROUTERS, FrontendOptions
-from dynamo_vllm.serving.plane.router_config import router_config
+from dynamo_vllm.serving.plane.router_config import queue_seconds, router_config
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -19,8 +19,10 @@ def test_runtime_takes_the_limit_of_local_prefill() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "wspt"])
 def test_runtime_knows_the_orders_of_the_queue(policy: str) -> None:
-    assert router_config(FrontendOptions(router_queue_policy=policy)) is not None
+    options = FrontendOptions(router_queue_policy=policy, router_queue_seconds=0.5)
+    assert router_config(options) is not None
 
 
-def test_runtime_takes_a_router_without_a_queue() -> None:
-    assert router_config(FrontendOptions(router_queue_seconds=0)) is not None
+def test_requests_that_are_to_be_refused_are_not_held_back() -> None:
+    assert queue_seconds(FrontendOptions(router_queue_seconds=0.5)) == 0.5
+    assert queue_seconds(FrontendOptions(router_queue_seconds=0.5, busy_prefill_tokens=1000)) == 0
