@@ -13,7 +13,6 @@ from dynamo_vllm.bench.local import routing_figures, simulation
 from dynamo_vllm.bench.local.routing_figures import RoutingOutcome
 from dynamo_vllm.config import runtime_env
 from dynamo_vllm.config.options import RoutingOptions
-from dynamo_vllm.config.rules import bench_local
 from dynamo_vllm.errors import ConfigError
 
 runtime_env.export_quiet({})
@@ -82,15 +81,3 @@ def test_made_traces_are_the_same_each_time_and_in_order(name: str) -> None:
 def test_mode_that_cannot_be_simulated_is_refused(mode: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         simulated(trace="alone", mode=(mode,))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prefill_workers": 1}, "--prefill-workers is for --simulate"),
-        ({"simulate": True, "model": "m"}, "--simulate runs no engine"),
-    ],
-)
-def test_options_of_a_simulation_and_of_engines_are_not_mixed(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        bench_local.only_a_simulation_has_its_options(RoutingOptions(trace="alone", **options))

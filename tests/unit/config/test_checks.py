@@ -788,6 +788,16 @@ ROUTING = [
     (bench_local.routing_counts_are_counts, [*TRACE, "--rate-scale", "0"], "--rate-scale 0.0 must be above"),
     (bench_local.routing_counts_are_counts, [*TRACE, "--rate", "-2"], "--rate -2.0 must be above 0"),
     (bench_local.routing_has_a_trace, [], "--trace FILE is needed"),
+    (
+        bench_local.only_a_simulation_has_its_options,
+        [*TRACE, "--prefill-workers", "1"],
+        "--prefill-workers is for --simulate",
+    ),
+    (
+        bench_local.only_a_simulation_has_its_options,
+        [*TRACE, "--simulate", "--model", "m"],
+        "--simulate runs no engine",
+    ),
     (bench_local.modes, [*TRACE, "--mode", "fast"], "'fast' is not a router; use kv, round-robin"),
     (bench_local.modes, [*TRACE, "--mode", "kv", "--mode", "kv"], "needs a unique name"),
     (bench_local.modes, [*TRACE, "--mode", "=--router kv"], "needs a unique name"),
