@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from cpu.ranks import ask, assert_repeats_hit, core, texts
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import workload
 from harness import listening
-from harness.processes import free_port, survivors
+from harness.processes import free_ports, survivors
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
@@ -25,25 +24,15 @@ from harness.warm import Zygote
 HEADLESS = ("--headless", "--data-parallel-start-rank", "1", "--discovery-backend", "etcd")
 
 
-def free_ports(count: int = 8) -> int:
-    """Returns the first of some consecutive free ports."""
-    while True:
-        first = free_port()
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in range(first, first + count):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-
-
 def ranks_flags(ranks: int, local: int) -> list[str]:
     """Returns the flags that all nodes of these ranks share."""
     flags = ["--data-parallel-size", str(ranks), "--data-parallel-size-local", str(local)]
-    return [*flags, "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_ports())]
+    return [*flags, "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_ports(8))]
 
 
 def shards_flags() -> list[str]:
     flags = ["--tensor-parallel-size", "2", "--distributed-executor-backend", "mp", "--nnodes", "2"]
-    return [*flags, "--master-addr", "127.0.0.1", "--master-port", str(free_ports())]
+    return [*flags, "--master-addr", "127.0.0.1", "--master-port", str(free_ports(8))]
 
 
 @dataclass
@@ -109,7 +98,7 @@ def exported_flags(rank: int, port: int) -> list[str]:
 def test_nodes_as_exported_share_their_ranks_by_pod_number(
     warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
 ) -> None:
-    port = free_ports()
+    port = free_ports(8)
     with nodes(warm, model, tmp_path, exported_flags(0, port), exported_flags(1, port)) as made:
         first = assert_repeats_hit(made.stack, {0, 1})
         assert texts(first) == texts([ask(one_worker, number) for number in range(12)])

@@ -188,14 +188,19 @@ def _ports() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """A port that nobody else is given before its server listens, which must set SO_REUSEADDR."""
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of some consecutive ports that nobody else is given before their servers listen, which must
+    set SO_REUSEADDR."""
     while True:
-        port, reserved = next(_ports()), socket.socket()
-        try:
-            reserved.bind(("", port))
-        except OSError:
-            reserved.close()
-            continue
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _reserved.append(reserved)
-        return port
+        first = next(_ports())
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            reserved = [held.enter_context(socket.socket()) for _ in range(count)]
+            for offset, one in enumerate(reserved):
+                one.bind(("", first + offset))
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.pop_all()
+            _reserved.extend(reserved)
+            return first
