@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
 import psutil
 
-from harness.processes import COMMAND
+from harness.processes import COMMAND, survivors
 from harness.stack import environment
+from harness.waiting import until
 
 LOAD = ("--concurrency", "4", "--requests", "16", "--output-tokens", "64", "--rounds", "1")
 
@@ -42,3 +44,18 @@ def test_peer_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) ->
     done = bench(tmp_path, "--no-frontend", "--peer", "other=sh -c 'echo no luck; exit 3'")
     assert done.returncode == 1
     assert "other ended:\nno luck" in done.stderr
+
+
+def test_termination_ends_what_it_has_started(tmp_path: Path) -> None:
+    many = ("--concurrency", "4", "--requests", "100000", "--rounds", "9")
+    running = subprocess.Popen(
+        [*COMMAND, "bench", "plane", *many],
+        env=environment(tmp_path, TMPDIR=str(tmp_path)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until("its processes", lambda: len(psutil.Process(running.pid).children()) >= 2)
+    started = psutil.Process(running.pid).children(recursive=True)
+    running.terminate()
+    assert running.wait(60) == 128 + signal.SIGTERM
+    assert survivors(started) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.cli.process import clean_up_at_termination
 from dynamo_vllm.config import build
 from dynamo_vllm.errors import ConfigError
 
@@ -42,4 +43,5 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=build.HelpFormatter,
     )
     kind.add_arguments(parser)
+    clean_up_at_termination()
     return int(kind.run(parser.parse_args(list(argv[1:]))))

@@ -42,8 +42,13 @@ def ask_quietly(life: Coroutine[object, object, int], environment: Mapping[str, 
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
             sys.stderr = os.fdopen(ours, "w", buffering=1, errors="backslashreplace")
-    signal.signal(signal.SIGTERM, _end_now)
+    clean_up_at_termination()
     return asyncio.run(life)
+
+
+def clean_up_at_termination() -> None:
+    """Let SIGTERM end this process as an exception does, so that it ends what it has started."""
+    signal.signal(signal.SIGTERM, _end_now)
 
 
 def _end_now(number: int, _: object) -> None:
