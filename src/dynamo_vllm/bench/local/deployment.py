@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from dynamo_vllm import ports
 from dynamo_vllm.bench.http import metrics, target
 from dynamo_vllm.errors import StartError
 
@@ -27,8 +26,6 @@ STOP_SECONDS = 10.0
 FOLDER_PREFIX = "dynamo-vllm-bench-"
 _PAGE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-# The runtime does not accept a system port above 32767.
-_PORTS = range(20000, 32000)
 # Variables with these prefixes are not passed on, so that they cannot change a measurement.
 _DROPPED_PREFIXES = ("DYN_", "VLLM_", "PROMETHEUS_")
 # The runtime's variables that --bind-host sets, for workers of other projects.
@@ -80,16 +77,16 @@ class Deployment:
     running: list[LocalProcess] = field(default_factory=list)
 
     def start_frontend(self, name: str, *args: str) -> LocalProcess:
-        port = free_port()
+        port = ports.reserve_for_life()
         return self._start(name, [*COMMAND, "frontend", "--port", str(port), *args], port)
 
     def start_worker(self, name: str, *args: str) -> LocalProcess:
-        port = free_port()
+        port = ports.reserve_for_life()
         return self._start(name, [*COMMAND, "worker", "--system-port", str(port), *args], port)
 
     def start_command(self, name: str, command: Sequence[str]) -> LocalProcess:
         """Start a worker of another project; it gets its system port from the environment."""
-        port = free_port()
+        port = ports.reserve_for_life()
         return self._start(name, command, port, DYN_SYSTEM_PORT=str(port))
 
     def _start(self, name: str, command: Sequence[str], port: int, **more: str) -> LocalProcess:
@@ -165,14 +162,6 @@ def get(url: str) -> str | None:
     except target.BenchError:
         return None
     return None if page is None else page.decode()
-
-
-def free_port() -> int:
-    while True:
-        port = random.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def tail(path: Path, characters: int = 2000) -> str:
