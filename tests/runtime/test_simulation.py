@@ -11,11 +11,8 @@ import pytest
 
 from dynamo_vllm.bench.local import routing_figures, simulation
 from dynamo_vllm.bench.local.routing_figures import RoutingOutcome
-from dynamo_vllm.config import runtime_env
 from dynamo_vllm.config.options import RoutingOptions
 from dynamo_vllm.errors import ConfigError
-
-runtime_env.export_quiet({})
 
 
 def simulated(**options: Any) -> RoutingOutcome:

@@ -50,7 +50,8 @@ def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None
 
 def export_quiet(environment: Mapping[str, str]) -> None:
     """For a process that uses a part of the runtime alone, which would log every step."""
-    os.environ.update({"DYN_LOG": environment.get("DYN_LOG", "off")})
+    if "DYN_LOG" not in environment:
+        os.environ["DYN_LOG"] = "off"
 
 
 def make_discovery_folder(options: ReachOptions) -> None:

@@ -29,7 +29,7 @@ def tenants() -> Iterator[Line]:
 
 
 def agents() -> Iterator[Line]:
-    """Conversations of up to two dozen steps, each with all that was said before."""
+    """Conversations of 4 to 16 steps, each with all that was said before."""
     source = _Source("agents")
     prompts = [source.blocks(8, 8) for _ in range(4)]
     for at in source.times(per_second=1, count=REQUESTS // 10):

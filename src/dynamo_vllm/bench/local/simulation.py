@@ -12,13 +12,14 @@ from dynamo._core import run_mocker_trace_replay
 
 from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local import routing_figures
+from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX
 from dynamo_vllm.bench.local.routing_figures import PrefixCache, Replay, RoutingOutcome
 from dynamo_vllm.bench.report.rounds import alternating, print_line
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.config.rules import bench_local
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.serving.plane.router_config import kv_router_config
+from dynamo_vllm.serving.plane.router_config import kv_router_config, queue_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ def measure(options: RoutingOptions) -> RoutingOutcome:
     modes = {name: frontend_options(name, flags) for name, flags in bench_local.modes(options).items()}
     lines, block = routing_figures.lines(options), routing_figures.trace_block(options)
     replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
-    with tempfile.TemporaryDirectory(prefix="dynamo-vllm-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         file = Path(folder, "trace.jsonl")
         file.write_bytes(
             b"".join(msgspec.json.encode(line) + b"\n" for line in resized(lines, block, options))
@@ -68,20 +69,20 @@ def frontend_options(mode: str, flags: Sequence[str]) -> FrontendOptions:
 
 def resized(lines: Sequence[trace.Line], block: int, options: RoutingOptions) -> list[trace.Line]:
     """Scale the lengths to blocks of so many tokens, and cut the answers."""
+    scaled = trace.scale(lines, block=block, speed=1.0, context=None).requests
+    longest = options.output_tokens or max(request.output_tokens for request in scaled)
     return [
-        msgspec.structs.replace(
-            line,
-            input_length=-(-line.input_length * block // trace.BLOCK),
-            output_length=min(line.output_length, options.output_tokens or line.output_length),
+        trace.Line(
+            request.at * 1000, request.input_tokens, min(request.output_tokens, longest), request.hash_ids
         )
-        for line in lines
+        for request in scaled
     ]
 
 
 def simulate(file: Path, block: int, front: FrontendOptions, options: RoutingOptions) -> Replay:
     config = None
     if front.router == "kv":
-        config = kv_router_config(front, front.router_queue_seconds * tokens_per_second() / BATCH_TOKENS)
+        config = kv_router_config(front, queue_seconds(front) * tokens_per_second() / BATCH_TOKENS)
     return replay_of(
         _run(
             file,
@@ -110,7 +111,7 @@ def _workers(options: RoutingOptions) -> dict[str, Any]:
 @functools.cache
 def tokens_per_second() -> float:
     """How many prompt tokens the simulated engine computes in a second."""
-    with tempfile.TemporaryDirectory(prefix="dynamo-vllm-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         file = Path(folder, "trace.jsonl")
         ids = list(range(BATCH_TOKENS // trace.BLOCK))
         file.write_bytes(msgspec.json.encode(trace.Line(0, BATCH_TOKENS, 1, ids)))

@@ -151,8 +151,8 @@ class Registration:
         config.context_length = facts.context_length
         config.total_kv_blocks = facts.total_kv_blocks
         config.max_num_seqs = facts.max_num_seqs
-        # Routers use it only as the unit of their queue's threshold. A batch is no good one: it takes a GPU
-        # a fifth of a second, and a CPU some seconds.
+        # Our frontends use it only as the unit of their queue's threshold. A batch is no good one: it takes a
+        # GPU a fifth of a second, and a CPU some seconds.
         speed = self.prompt_tokens_per_second
         config.max_num_batched_tokens = (
             facts.max_num_batched_tokens if speed is None else max(1, round(speed))
