@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import stat
@@ -36,12 +37,13 @@ def find_py_spy() -> str | None:
 
 
 def profile(up: Contestant, stage: Stage, seconds: int, folder: Path) -> None:
-    """Write the stacks of the peer's main process under load, as lines and as a flame graph."""
+    """Write the stacks of the peer's Python processes under load, as lines and as flame graphs."""
     py_spy = find_py_spy()
     if py_spy is None:
         say("no profile: py-spy is neither on the path nor in a site folder")
         return
-    long = replace(stage, seconds=len(FORMATS) * seconds + 2 * LEAD_SECONDS)
+    labels = [label for label in dict.fromkeys((up.main, "engine")) if label in up.watched]
+    long = replace(stage, seconds=len(labels) * len(FORMATS) * seconds + 2 * LEAD_SECONDS)
     failed: list[str] = []
 
     def put_load() -> None:
@@ -53,14 +55,14 @@ def profile(up: Contestant, stage: Stage, seconds: int, folder: Path) -> None:
     client = threading.Thread(target=put_load)
     client.start()
     client.join(LEAD_SECONDS)
-    for kind, ending in FORMATS.items():
-        path = folder / f"profile-{up.name}-{kind}.{ending}"
-        command = [py_spy, "record", "--pid", str(up.watched[up.main]), "--duration", str(seconds)]
+    for label, (kind, ending) in itertools.product(labels, FORMATS.items()):
+        path = folder / f"profile-{up.name}-{label}-{kind}.{ending}"
+        command = [py_spy, "record", "--pid", str(up.watched[label]), "--duration", str(seconds)]
         command += ["--rate", str(RATE), "--format", kind, "--output", str(path), "--nonblocking"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         ok = done.returncode == 0 and path.exists()
         said = (done.stderr or done.stdout).strip().splitlines()
-        say(f"profile of {up.name}'s {up.main}: {path.name if ok else ' '.join(said[-2:])}")
+        say(f"profile of {up.name}'s {label}: {path.name if ok else ' '.join(said[-2:])}")
     client.join()
     for line in failed:
         say(f"the load of the profile failed: {line}")

@@ -93,6 +93,17 @@ class SamplingSpec:
     logit_bias: Mapping[int, float] | None = None
     detokenize: bool = False
 
+    @property
+    def gives_only_tokens(self) -> bool:
+        """Return whether an output is token ids and nothing else, of the only choice."""
+        return (
+            self.n == 1
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and not self.detokenize
+            and not self.stop
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:

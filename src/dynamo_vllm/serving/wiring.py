@@ -28,6 +28,7 @@ from dynamo_vllm.serving.plane.registration import Registration
 from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.crash_notes import CrashNotes
 from dynamo_vllm.serving.request.egress import Egress
+from dynamo_vllm.serving.request.pace import Pace
 from dynamo_vllm.serving.request.service import Service, answering_probes
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def answering(
         last_error.note,
         traces.headers if traces is not None else None,
         egress=Egress(round(started.options.unread_mb * 1e6), started.meter.count_unread_answer),
+        pace=Pace(started.options.messages_per_second),
         crash_notes=made.crash_notes,
     )
     generate = traces.around(service.generate) if traces is not None else service.generate

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MODEL = "tiny"
 ADDRESS = "dynamo.backend.generate"
+ONE_BY_ONE = ("--messages-per-second", "0")
+"""What is measured is the cost of a message; `--tokens-per-frame` says how many tokens each has."""
 ROUND_SECONDS = 300.0
 
 
@@ -104,7 +106,7 @@ def start(
     args = ["--model", str(model), "--served-model-name", MODEL]
     if command is None:
         spec = json.dumps({"tokens_per_output": options.tokens_per_frame})
-        worker = here.start_worker(name, *args, "--engine", "fake", "--fake-engine", spec)
+        worker = here.start_worker(name, *args, "--engine", "fake", "--fake-engine", spec, *ONE_BY_ONE)
     else:
         worker = here.start_command(name, [*command, *args])
     frontend = here.start_frontend("frontend", "--router", "round-robin")

@@ -223,6 +223,14 @@ class WorkerOptions(KvCacheOptions):
         env="DYN_VLLM_UNREAD_MB",
         metavar="MB",
     )
+    messages_per_second: int = opt(
+        10_000,
+        "life",
+        "Messages that all streams of a worker send per second before the tokens of a stream travel together "
+        "(0 = a message for each token). First and last tokens never wait, others at most 50 ms.",
+        env="DYN_VLLM_MESSAGES_PER_SECOND",
+        metavar="N",
+    )
     health_seconds: float = opt(
         2.0, "life", "Seconds between checks of the engine.", env="DYN_VLLM_HEALTH_SECONDS", metavar="SECONDS"
     )

@@ -65,15 +65,7 @@ class Direct:
 
     def fits(self, job: Job) -> bool:
         """Returns whether the engine's output for this job is the answer without further work."""
-        sampling = job.sampling
-        return (
-            sampling.n == 1
-            and sampling.logprobs is None
-            and sampling.prompt_logprobs is None
-            and not sampling.detokenize
-            and not sampling.stop
-            and self._llm.output_processor.stream_interval == 1
-        )
+        return job.sampling.gives_only_tokens and self._llm.output_processor.stream_interval == 1
 
     async def stream(self, job: Job, rank: int | None, sink: Sink) -> None:
         """Runs a job until its last output; if the sink raises, the job ends and this raises the same."""

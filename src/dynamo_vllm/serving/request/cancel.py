@@ -83,7 +83,16 @@ class InFlight:
 class Watch:
     """While open, abort the job when its client disconnects or the worker must stop."""
 
-    __slots__ = ("_future", "_in_flight", "_waiting", "_wanted", "client_left", "job_id", "must_move")
+    __slots__ = (
+        "_future",
+        "_in_flight",
+        "_waiting",
+        "_wanted",
+        "client_left",
+        "is_over",
+        "job_id",
+        "must_move",
+    )
 
     def __init__(self, in_flight: InFlight, context: Cancellable) -> None:
         self._in_flight = in_flight
@@ -91,6 +100,8 @@ class Watch:
         self._future = context.async_killed_or_stopped()
         self.client_left = False
         self.must_move = False
+        self.is_over = False
+        """One of the two."""
         self._waiting: asyncio.Timeout | None = None
 
     def __enter__(self) -> Watch:
@@ -114,6 +125,7 @@ class Watch:
         self._end()
 
     def _end(self) -> None:
+        self.is_over = True
         self._in_flight.abort(self.job_id)
         waiting, self._waiting = self._waiting, None  # one that has finished cannot be stopped again
         if waiting is not None:

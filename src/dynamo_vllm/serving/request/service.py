@@ -8,24 +8,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm import wire
-from dynamo_vllm.errors import Draining, EngineDead, UnknownModel
+from dynamo_vllm.errors import EngineDead, UnknownModel
 from dynamo_vllm.media.held_bytes import held_by_request
 from dynamo_vllm.serving.request.boundary import boundary
-from dynamo_vllm.serving.request.cancel import LEAVING
 from dynamo_vllm.serving.request.crash_notes import CrashNotes
-from dynamo_vllm.serving.request.egress import CHUNKS, Egress
+from dynamo_vllm.serving.request.egress import Egress
+from dynamo_vllm.serving.request.outlet import ClientLeft, outlet
+from dynamo_vllm.serving.request.pace import UNPACED, Gathering, Pace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from dynamo_vllm.engine.base import Engine, Sink
-    from dynamo_vllm.job import Output
+    from dynamo_vllm.engine.base import Engine
     from dynamo_vllm.lora.registry import Registry
     from dynamo_vllm.lora.slots import Lease
     from dynamo_vllm.roles.base import Role
-    from dynamo_vllm.serving.request.cancel import Cancellable, InFlight, Watch
-    from dynamo_vllm.serving.request.crash_notes import Note
-    from dynamo_vllm.serving.request.egress import Stream
+    from dynamo_vllm.serving.request.cancel import Cancellable, InFlight
     from dynamo_vllm.serving.request.sender import Sender
     from dynamo_vllm.serving.request.tracing import Generate
 
@@ -43,6 +41,7 @@ class Service:
         on_error: Callable[[str], None] = lambda _: None,
         trace_headers: Callable[[str], Mapping[str, str] | None] | None = None,
         egress: Egress | None = None,
+        pace: Pace | None = None,
         crash_notes: CrashNotes | None = None,
     ) -> None:
         self._role = role
@@ -53,6 +52,7 @@ class Service:
         self._on_error = on_error
         self._trace_headers = trace_headers
         self._egress = egress or Egress()
+        self._pace = pace or Pace()
         self._crash_notes = crash_notes or CrashNotes(None)
 
     async def generate(
@@ -84,7 +84,9 @@ class Service:
                 if self._trace_headers is not None:
                     job = dataclasses.replace(job, trace_headers=self._trace_headers(context.id()))
                 stream = self._egress.stream(response_sender.send, watch.left)
-                out = outlet(self._role.encoder(parsed, job).encode, stream, watch, note)
+                paced = job.sampling.gives_only_tokens and job.pipeline is None
+                gathering = Gathering(self._pace if paced else UNPACED)
+                out = outlet(self._role.encoder(parsed, job).encode, stream, watch, note, gathering)
                 try:
                     with suppress(ClientLeft):
                         if job.answer is None:
@@ -94,6 +96,7 @@ class Service:
                         await watch.unless_left(stream.sent())
                     response_sender.close()
                 finally:
+                    gathering.end()
                     stream.abandon()
             finally:
                 if lease is not None:
@@ -154,33 +157,3 @@ def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
 def _send_stage(stage: wire.Chunk, sender: Sender) -> None:
     with suppress(RuntimeError):  # the stream is closed; the context reports it a moment later
         sender.send(stage)
-
-
-class ClientLeft(Exception):
-    """Nobody reads the answer any more."""
-
-
-def outlet(encode: Callable[[Output], dict[str, Any]], stream: Stream, watch: Watch, note: Note) -> Sink:
-    """Encodes and sends the outputs of one job; runs for every token."""
-    send, places, is_first = stream.send, CHUNKS, True
-
-    def out(output: Output) -> None:
-        nonlocal places, is_first
-        if watch.client_left:
-            raise ClientLeft  # ends the job also if the abort came before it started
-        if output.finish == "abort" or watch.must_move:
-            raise Draining(LEAVING)
-        if is_first:
-            is_first = False
-            note.answered()
-        chunk = encode(output)
-        try:
-            if places:
-                places -= 1
-                send(chunk)
-            else:
-                places = stream.pass_on(chunk)
-        except RuntimeError:  # the stream is closed; the context reports it a moment later
-            watch.left()
-
-    return out

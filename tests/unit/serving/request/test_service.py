@@ -14,7 +14,9 @@ from dynamo_vllm.roles.aggregated import Aggregated
 from dynamo_vllm.serving.request.boundary import boundary
 from dynamo_vllm.serving.request.crash_notes import CrashNotes
 from dynamo_vllm.serving.request.egress import Egress
-from dynamo_vllm.serving.request.service import Service, outlet
+from dynamo_vllm.serving.request.outlet import outlet
+from dynamo_vllm.serving.request.pace import Gathering, Pace
+from dynamo_vllm.serving.request.service import Service
 from dynamo_vllm.wire import GenerateRequest, prompt_mark
 from harness.fakes import FakeContext, FakeSender, make_worker, request
 
@@ -164,7 +166,7 @@ async def test_drain_moves_a_job_that_begins_after_its_abort() -> None:
     worker = await make_worker()
     with worker.in_flight.watch(FakeContext()) as watch:
         stream = Egress().stream(FakeSender().send, watch.left)
-        send = outlet(lambda output: {}, stream, watch, CrashNotes(None).waiting("r1"))
+        send = outlet(lambda output: {}, stream, watch, CrashNotes(None).waiting("r1"), Gathering(Pace()))
         worker.in_flight.abort_all()
         with pytest.raises(Draining):
             send(Output([1], 0))
