@@ -28,26 +28,19 @@ class FakeContext:
 
     def __init__(self, request_id: str = "r1") -> None:
         self._id = request_id
-        self.stopped: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._is_stopped = False
 
     def id(self) -> str:
         return self._id
 
     def is_stopped(self) -> bool:
-        return self.stopped.done()
+        return self._is_stopped
 
-    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
-        made: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-        def stopped(_: object) -> None:
-            if not made.done():
-                made.set_result(True)
-
-        self.stopped.add_done_callback(stopped)
-        return made
+    def is_killed(self) -> bool:
+        return False
 
     def stop(self) -> None:
-        self.stopped.set_result(True)
+        self._is_stopped = True
 
 
 @dataclass

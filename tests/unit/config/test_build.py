@@ -223,7 +223,7 @@ def test_our_defaults_hold_without_any_setting(cls: type[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "worker", "frontend"), [(1, 1, 2), (2, 1, 2), (16, 1, 4), (32, 2, 8), (256, 4, 8)]
+    ("cores", "worker", "frontend"), [(1, 1, 2), (2, 1, 2), (16, 2, 4), (32, 4, 8), (256, 4, 8)]
 )
 def test_threads_grow_slowly_with_the_cores(cores: int, worker: int, frontend: int) -> None:
     assert (runtime_env.worker_threads(cores), runtime_env.frontend_threads(cores)) == (worker, frontend)

@@ -137,13 +137,14 @@ def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
     It gives up on a probe silently and sends the next, so each one ends by itself.
     """
 
-    async def probed(
+    def probed(
         request: object, context: Any, response_sender: Sender | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         if response_sender is not None:
-            async for chunk in generate(request, context, response_sender):
-                yield chunk
-            return
+            return generate(request, context, response_sender)
+        return probe(request, context)
+
+    async def probe(request: object, context: Any) -> AsyncIterator[dict[str, Any]]:
         kept = ChunkCollector()
         async with asyncio.timeout(probe_seconds):
             async for _ in generate(request, context, kept):
