@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import random
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -31,6 +32,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from dynamo_vllm.engine.patches import decode_steps
+from dynamo_vllm.engine.patches.patch import State
 from dynamo_vllm.models.tiny import make_tiny_model
 
 BLOCK, MAX_MODEL_LEN, END_TOKEN, STOP_TOKEN = 4, 48, 3, 4
@@ -39,6 +41,7 @@ ORIGINALS = {
     (KVCacheManager, "__init__"): KVCacheManager.__init__,
     (KVCacheManager, "allocate_slots"): KVCacheManager.allocate_slots,
     (AsyncScheduler, "_update_request_with_output"): AsyncScheduler._update_request_with_output,
+    (AsyncScheduler, "schedule"): AsyncScheduler.schedule,
 }
 HASH = get_hash_fn_by_name("sha256")
 init_none_hash(HASH)
@@ -62,13 +65,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that applies the patches; they are removed after the test."""
+    """Returns a function that applies these patches, or all; they are removed after the test."""
     for (owner, name), original in ORIGINALS.items():
         monkeypatch.setattr(owner, name, original)
 
-    def apply() -> None:
+    def apply(*names: str) -> None:
         for patch in decode_steps.PATCHES:
-            patch.apply()
+            if not names or patch.name in names:
+                if patch.state() is not State.APPLIED:
+                    pytest.skip(f"{patch.name}: {patch.state()}")
+                patch.apply()
 
     return apply
 
@@ -78,8 +84,10 @@ class Load:
     """Describes requests that arrive at random, and an engine for them."""
 
     seed: int
+    block: int = BLOCK
     blocks: int = 64
     batched_tokens: int = 24
+    max_requests: int = 8
     policy: str = "fcfs"
     batches: int = 2
     """How many steps the engine schedules before it reads the first one's tokens."""
@@ -106,20 +114,23 @@ def make_scheduler(config: Any, load: Load) -> Any:
     settings = config.scheduler_config
     settings.async_scheduling = load.scheduler is AsyncScheduler
     settings.max_num_batched_tokens = load.batched_tokens
+    settings.max_num_seqs = load.max_requests
     settings.policy = load.policy
     config.cache_config.enable_prefix_caching = load.caching
     config.cache_config.num_gpu_blocks = load.blocks
-    more = {"sliding_window": 2 * BLOCK} if load.spec is SlidingWindowSpec else {}
-    specs = [load.spec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32, **more)]
+    more = {"sliding_window": 2 * load.block} if load.spec is SlidingWindowSpec else {}
+    specs = [load.spec(block_size=load.block, num_kv_heads=1, head_size=1, dtype=torch.float32, **more)]
     if load.groups == 2:
-        specs.append(FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32))
+        specs.append(
+            FullAttentionSpec(block_size=load.block, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        )
     groups = [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
     scheduler: Any = load.scheduler(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(num_blocks=load.blocks, kv_cache_tensors=[], kv_cache_groups=groups),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
-        hash_block_size=BLOCK,
+        block_size=load.block,
+        hash_block_size=load.block,
         log_stats=True,
     )
     scheduler.use_v2_model_runner = load.newer_runner
@@ -167,15 +178,16 @@ def run(config: Any, load: Load, requests: int = 40) -> list[Any]:
             assert all(request.is_finished() for request in made)
             seen.append(plain(scheduler.kv_event_publisher.events))
             return seen
-        while len(made) < requests and rng.random() < 0.4:
-            made.append(make_request(rng, len(made), load))
-            scheduler.add_request(made[-1])
+        for _ in range(rng.randrange(10) if rng.random() < 0.1 else 0):
+            if len(made) < requests:
+                made.append(make_request(rng, len(made), load))
+                scheduler.add_request(made[-1])
         if made and rng.random() < 0.02:
             scheduler.finish_requests(rng.choice(made).request_id, RequestStatus.FINISHED_ABORTED)
         if rng.random() < 0.02:
             scheduler.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
         if scheduler.has_requests():
-            output = scheduler.schedule()
+            output = scheduler.schedule(rng.random() < 0.1)
             seen.append(plain(output))
             scheduled.append((output, sampled(scheduler, output, rng)))
         if scheduled and (len(scheduled) >= load.batches or not scheduler.has_requests()):
@@ -241,13 +253,27 @@ OTHERS = ("sliding window", "two groups", "without prefix caching")
 
 
 @by_load
-@pytest.mark.parametrize("again", range(2))
-def test_scheduler_does_the_same(config: Any, patched: Any, load: Load, again: int) -> None:
-    load = dataclasses.replace(load, seed=load.seed + 100 * again)
+@pytest.mark.parametrize("patch", [patch.name for patch in decode_steps.PATCHES])
+def test_scheduler_does_the_same_with_each_patch(config: Any, patched: Any, load: Load, patch: str) -> None:
+    expected = run(config, load)
+    patched(patch)
+    assert_alike(run(config, load), expected)
+
+
+@by_load
+@pytest.mark.parametrize("seed", range(100, 102))
+def test_scheduler_does_the_same_with_all(config: Any, patched: Any, load: Load, seed: int) -> None:
+    load = dataclasses.replace(load, seed=load.seed + seed)
     expected = run(config, load)
     patched()
-    for number, (found, wanted) in enumerate(zip(run(config, load), expected, strict=True)):
-        assert found == wanted, number
+    assert_alike(run(config, load), expected)
+
+
+def assert_alike(found: list[Any], expected: list[Any]) -> None:
+    """Names the first thing that differs; all of them would be too long to read."""
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=False)):
+        assert ours == theirs, number
+    assert len(found) == len(expected)
 
 
 @pytest.mark.parametrize("name", LOADS)
@@ -276,46 +302,128 @@ def test_loads_preempt_stop_and_hit_the_cache(config: Any) -> None:
     assert {event["block_size"] for event in seen[-1] if "block_size" in event} == {BLOCK}
 
 
-def test_most_tokens_need_no_function_of_vllm(
-    config: Any, patched: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("patch", "owner", "name", "most"),
+    [
+        ("decode-slots", KVCacheManager, "allocate_slots", 0.6),  # a block has only four tokens here
+        ("decode-tokens", AsyncScheduler, "_update_request_with_output", 0.3),
+        ("decode-batches", KVCacheManager, "allocate_slots", 0.8),
+    ],
+)
+def test_vllm_is_asked_less_often(
+    config: Any, patched: Any, monkeypatch: pytest.MonkeyPatch, patch: str, owner: Any, name: str, most: float
 ) -> None:
-    calls = collections.Counter[str]()
+    calls = 0
 
-    def counted(name: str, original: Any) -> Any:
-        def call(*args: Any, **named: Any) -> Any:
-            calls[name] += 1
-            return original(*args, **named)
+    def counted(*args: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return ORIGINALS[owner, name](*args, **named)
 
-        return call
-
-    for (owner, name), original in ORIGINALS.items():
-        monkeypatch.setattr(owner, name, counted(f"vLLM's {name}", original))
-    patched()
-    for owner, name in ORIGINALS:
-        monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
+    monkeypatch.setattr(owner, name, counted)
     run(config, LOADS["many blocks"])
-    assert calls["vLLM's allocate_slots"] < calls["allocate_slots"] * 0.6  # a block has only four tokens here
-    update = "_update_request_with_output"
-    assert calls[f"vLLM's {update}"] < calls[update] * 0.1
+    before, calls = calls, 0
+    patched(patch)
+    run(config, LOADS["many blocks"])
+    assert 0 < calls < most * before
 
 
-def test_steps_are_cheaper(config: Any, patched: Any) -> None:
-    """Compares the time of vLLM's functions and ours for a request whose last block has room."""
-    patched()
-    load = Load(seed=0)
-    scheduler = make_scheduler(config, load)
-    manager = scheduler.kv_cache_manager
-    request = make_request(random.Random(0), 0, load)
-    request.num_computed_tokens = 0
-    request.status = RequestStatus.RUNNING
-    assert manager.allocate_slots(request, request.num_tokens) is not None
-    request.num_computed_tokens = request.num_tokens - 1
-    theirs, ours = ORIGINALS[KVCacheManager, "allocate_slots"], KVCacheManager.allocate_slots
-    seconds: dict[Any, list[float]] = {theirs: [], ours: []}
-    for _ in range(20):
-        for allocate, spent in seconds.items():
-            began = time.thread_time()
-            for _ in range(200):
-                assert allocate(manager, request, 1, num_lookahead_tokens=0) is manager.empty_kv_cache_blocks
-            spent.append(time.thread_time() - began)
-    assert min(seconds[ours]) < 0.4 * min(seconds[theirs])
+class Decoding(NamedTuple):
+    scheduler: Any
+    request: Any
+
+
+@pytest.fixture
+def decoding(config: Any, patched: Any) -> Decoding:
+    """Returns a scheduler whose only request decodes."""
+    patched("decode-batches")
+    scheduler = make_scheduler(config, Load(seed=0))
+    request = Request("request", [10], SamplingParams(max_tokens=9), None)
+    scheduler.add_request(request)
+    scheduler.update_from_output(output := scheduler.schedule(), sampled(scheduler, output, random.Random(0)))
+    return Decoding(scheduler, request)
+
+
+def only_decodes(decoding: Decoding) -> bool:
+    scheduler = decoding.scheduler
+    return decode_steps._may_all_decode(scheduler) and decode_steps._Decodes.of(scheduler) is not None
+
+
+def test_request_that_decodes_is_seen(decoding: Decoding) -> None:
+    assert only_decodes(decoding)
+    decoding.scheduler.add_request(Request("other", [10], SamplingParams(max_tokens=9), None))
+    assert not only_decodes(decoding)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mm_features", [object()]),
+        ("structured_output_request", object()),
+        ("spec_token_ids", [1]),
+        ("is_prefill_chunk", True),
+        ("next_decode_eligible_step", 99),
+        ("num_computed_tokens", 0),
+    ],
+)
+def test_request_that_does_more_is_left_to_vllm(decoding: Decoding, name: str, value: object) -> None:
+    assert getattr(decoding.request, name) != value
+    setattr(decoding.request, name, value)
+    assert not only_decodes(decoding)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("connector", object()),
+        ("ec_connector", object()),
+        ("aux_output_connector", object()),
+        ("use_pp", True),
+        ("use_v2_model_runner", False),
+        ("num_lookahead_tokens", 1),
+        ("num_sampled_tokens_per_step", 0),
+        ("max_num_scheduled_tokens", 0),
+        ("max_model_len", 2),
+        ("_inflight_prefills", {object()}),
+        ("_pause_state", PauseState.PAUSED_ALL),
+    ],
+)
+def test_engine_that_does_more_is_left_to_vllm(decoding: Decoding, name: str, value: object) -> None:
+    assert getattr(decoding.scheduler, name) != value
+    setattr(decoding.scheduler, name, value)
+    assert not only_decodes(decoding)
+
+
+@pytest.mark.parametrize(
+    ("patch", "most"), [("decode-slots", 0.85), ("decode-tokens", 0.95), ("decode-batches", 0.75)]
+)
+def test_steps_are_cheaper(config: Any, patched: Any, patch: str, most: float) -> None:
+    """Compares the times of decode steps with and without the patch, in turns."""
+    patched(patch)
+    ours = {(owner, name): getattr(owner, name) for owner, name in ORIGINALS}
+    spent: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(8):
+        for whose, functions in (("ours", ours), ("theirs", ORIGINALS)):
+            for (owner, name), function in functions.items():
+                setattr(owner, name, function)
+            spent[whose].append(decode_seconds(config))
+    assert min(spent["ours"]) < most * min(spent["theirs"])
+
+
+def decode_seconds(config: Any) -> float:
+    """Returns the CPU time of some decode steps."""
+    load = Load(seed=0, block=16, blocks=2000, batched_tokens=4096, max_requests=128)
+    scheduler, rng = make_scheduler(config, load), random.Random(0)
+    hasher = get_request_block_hasher(load.block, HASH)
+    for number in range(load.max_requests):
+        params = SamplingParams(max_tokens=30)
+        scheduler.add_request(Request(f"request {number}", [10 + number], params, None, block_hasher=hasher))
+    output = scheduler.schedule()
+    seconds = 0.0
+    for _ in range(12):
+        tokens = sampled(scheduler, output, rng)
+        began = time.thread_time()
+        scheduler.update_from_output(output, tokens)
+        output = scheduler.schedule()
+        seconds += time.thread_time() - began
+    return seconds
