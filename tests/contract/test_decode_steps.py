@@ -325,7 +325,7 @@ def test_vllm_is_asked_less_often(
     before, calls = calls, 0
     patched(patch)
     run(config, LOADS["many blocks"])
-    assert 0 < calls < most * before
+    assert calls < most * before
 
 
 class Decoding(NamedTuple):
