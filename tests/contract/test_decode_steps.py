@@ -65,15 +65,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that applies these patches, or all; they are removed after the test."""
+    """Returns a function that applies these patches, or all for this version of vLLM, until the test ends."""
     for (owner, name), original in ORIGINALS.items():
         monkeypatch.setattr(owner, name, original)
 
     def apply(*names: str) -> None:
         for patch in decode_steps.PATCHES:
-            if not names or patch.name in names:
-                if patch.state() is not State.APPLIED:
-                    pytest.skip(f"{patch.name}: {patch.state()}")
+            if patch.name in names and patch.state() is not State.APPLIED:
+                pytest.skip(f"{patch.name}: {patch.state()}")
+            if patch.name in names or (not names and patch.state() is State.APPLIED):
                 patch.apply()
 
     return apply
@@ -194,7 +194,7 @@ def run(config: Any, load: Load, requests: int = 40) -> list[Any]:
             outputs = scheduler.update_from_output(*scheduled.popleft())
             seen.append([plain(about.outputs) for about in outputs.values()])
         seen.append([state(scheduler, request) for request in scheduler.requests.values()])
-        seen.append((manager.block_pool.get_num_free_blocks(), manager.usage))
+        seen.append((manager.block_pool.get_num_free_blocks(), scheduler.prefill_capacity_bound))
     raise AssertionError("the requests do not end")
 
 
