@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.engine.patches import (
     coordinator,
+    decode_steps,
     grammar_steps,
     grammar_threads,
     guides,
@@ -47,6 +48,7 @@ PATCHES: tuple[Patch, ...] = (
     *grammar_steps.PATCHES,
     *grammar_threads.PATCHES,
     *kv_events.PATCHES,
+    *decode_steps.PATCHES,
     *seeds.PATCHES,
     *nixl_cores.PATCHES,
     *speculative.PATCHES,
