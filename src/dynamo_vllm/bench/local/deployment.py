@@ -127,15 +127,15 @@ class Deployment:
         found = json.loads(text)["instances"] if text else []
         return [instance for instance in found if instance["endpoint"] == "generate"]
 
-    def wait(self, what: str, is_done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def wait(self, what: str, is_done: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while not is_done():
             for started in self.running:
                 if started.process.poll() is not None:
                     raise StartError(f"{started.name} ended:\n{tail(started.log)}")
             if time.monotonic() > deadline:
                 last = "".join(f"\n{started.name}:\n{tail(started.log, 500)}" for started in self.running)
-                raise StartError(f"waited {START_SECONDS:.0f} s for {what}{last}")
+                raise StartError(f"waited {seconds:.0f} s for {what}{last}")
             time.sleep(_POLL_SECONDS)
 
     def stop(self, *which: LocalProcess) -> None:

@@ -30,6 +30,7 @@ from dynamo_vllm.job import Adapter, Job, Output
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dynamo_vllm.engine.fake.cached_blocks import BlockAnnouncer
     from dynamo_vllm.engine.fake.spec import FakeSpec
     from dynamo_vllm.engine.process.activity import Vitals
 
@@ -60,9 +61,10 @@ class FakeEngine:
     Like a real engine it works in steps: each step generates the next output of every job that is due.
     """
 
-    def __init__(self, spec: FakeSpec, on_load: OnLoad) -> None:
+    def __init__(self, spec: FakeSpec, on_load: OnLoad, announcer: BlockAnnouncer | None = None) -> None:
         self.spec = spec
-        self.facts = facts_of(spec)
+        self.facts = facts_of(spec, announcer.address if announcer else None)
+        self._announcer = announcer
         self.parts = parts.of(spec)
         self.aborted: list[str] = []
         self.running: dict[str, Running] = {}
@@ -266,6 +268,8 @@ class FakeEngine:
     async def close(self) -> None:
         for job_id in list(self.running):
             await self.abort(job_id)
+        if self._announcer is not None:
+            self._announcer.close()
 
 
 def send(run: Running, output: Output) -> None:

@@ -1,0 +1,99 @@
+"""Announces cached blocks in KV events, as vLLM does, to measure a router that knows many of them.
+
+vLLM publishes its events over ZeroMQ. This speaks as much of that protocol (ZMTP 3.0) as one subscriber needs:
+the fake engine then needs no ZeroMQ, and it sends only as fast as the subscriber reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dynamo_vllm.engine.fake.spec import CachedBlocks, FakeSpec
+
+BLOCKS_PER_SEQUENCE = 64
+SEQUENCES_PER_BATCH = 16
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+_READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+_MORE, _LONG, _COMMAND = 1, 2, 4
+
+
+class BlockAnnouncer:
+    """A server that sends every subscriber the events of all cached blocks, once."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+        host, port = server.sockets[0].getsockname()
+        self.address = f"tcp://{host}:{port}"
+
+    @classmethod
+    async def start(cls, spec: FakeSpec, cached: CachedBlocks) -> BlockAnnouncer:
+        async def announce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await _subscribed(reader, writer)
+                for number, batch in enumerate(batches(cached, spec.block_size)):
+                    writer.writelines(_frames(b"", number.to_bytes(8, "big"), batch))
+                    await writer.drain()
+                await reader.read()  # until the subscriber closes
+
+        return cls(await asyncio.start_server(announce, "127.0.0.1", 0))
+
+    def close(self) -> None:
+        self._server.close()
+
+
+async def _subscribed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Does the handshake, and waits for the subscription: what is published before it would be lost."""
+    writer.write(_GREETING)
+    await reader.readexactly(len(_GREETING))
+    writer.write(bytes([_COMMAND, len(_READY)]) + _READY)
+    for _ in ("READY", "the subscription"):
+        flags, *_ = await reader.readexactly(1)
+        length = int.from_bytes(await reader.readexactly(8 if flags & _LONG else 1), "big")
+        await reader.readexactly(length)
+
+
+def _frames(*parts: bytes) -> Iterator[bytes]:
+    """Yields one message of several parts."""
+    for at, part in enumerate(parts):
+        flags = _LONG | (_MORE if at < len(parts) - 1 else 0)
+        yield bytes([flags]) + len(part).to_bytes(8, "big")
+        yield part
+
+
+def batches(cached: CachedBlocks, block_size: int) -> Iterator[bytes]:
+    """Yields batches of events, each event for the blocks of one sequence."""
+    events = []
+    for event in _events(cached, block_size):
+        events.append(event)
+        if len(events) == SEQUENCES_PER_BATCH:
+            yield _batch(events)
+            events.clear()
+    if events:
+        yield _batch(events)
+
+
+def _batch(events: list[list[object]]) -> bytes:
+    return msgspec.msgpack.encode([time.time(), events, 0])
+
+
+def _events(cached: CachedBlocks, block_size: int) -> Iterator[list[object]]:
+    """Yields vLLM's BlockStored: tag, block hashes, parent, token ids, block size, adapter, medium."""
+    for at, first in enumerate(range(0, cached.count, BLOCKS_PER_SEQUENCE)):
+        blocks = min(BLOCKS_PER_SEQUENCE, cached.count - first)
+        ids = sequence(cached, at, blocks * block_size)
+        yield ["BlockStored", list(range(first, first + blocks)), None, ids, block_size, None, "GPU"]
+
+
+def sequence(cached: CachedBlocks, at: int, tokens: int) -> list[int]:
+    """Returns the ids of a cached sequence; a shorter one is a prefix of a longer one."""
+    made = random.Random(f"{cached.seed}/{cached.first + at * cached.step}")
+    return made.choices(range(*cached.vocab), k=tokens)
