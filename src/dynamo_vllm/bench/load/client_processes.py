@@ -49,7 +49,9 @@ class ClientProcesses:
                     start_new_session=True,  # Ctrl-C must reach only this process
                 )
                 clients._members.append(member)
-                clients._send(member, messages.Begin(targets[part % len(targets)], options.timeout, part, count))
+                clients._send(
+                    member, messages.Begin(targets[part % len(targets)], options.timeout, part, count)
+                )
         except BaseException:
             await clients.end()
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import platform
@@ -41,6 +42,7 @@ from dynamo_vllm.engine.fake.cached_blocks import BLOCKS_PER_SEQUENCE
 from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.models.tiny import make_tiny_model
+from dynamo_vllm.serving.plane import inotify
 
 if TYPE_CHECKING:
     import argparse
@@ -56,6 +58,7 @@ FILES_PER_STREAM = 2
 """In a frontend: the client's connection, and the one on which the worker sends the answer."""
 SPARE_FILES = 500
 SECONDS_PER_MILLION_BLOCKS = 60.0
+IDLE_SECONDS = 3.0
 _MB = 1024 * 1024
 _MILLION = 1e6
 _MOST_WARMUPS = 256
@@ -108,6 +111,8 @@ class Combination(msgspec.Struct):
     """From the start of the last worker."""
     late: Begun
     """From the moment when a frontend that was started last answered."""
+    idle_percent: float
+    """CPU time of a worker without requests: the mean, in percent of a core."""
     rounds: list[LoadFigures] = []
 
     @property
@@ -129,6 +134,7 @@ def run(given: argparse.Namespace) -> int:
     checks.check_scale(options)
     raise_file_limit()
     refuse_too_few_files(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    inotify.refuse_used_up(watches_needed(options))
     file = json_file(options.json)
     found: list[Combination] = []
     head = {
@@ -162,27 +168,36 @@ def refuse_too_few_files(options: ScaleOptions, limit: int) -> None:
         )
 
 
+def watches_needed(options: ScaleOptions) -> int:
+    """Return how many inotify instances the deployments that run at the same time need."""
+    frontends, variants = bench_local.frontend_counts(options), len(cached_counts(options))
+    workers = max(bench_local.worker_counts(options)) * len(frontends)
+    return variants * (workers + sum(frontends) * inotify.FRONTEND) + inotify.FRONTEND
+
+
+def cached_counts(options: ScaleOptions) -> list[int]:
+    return [0, options.cached_blocks] if options.cached_blocks else [0]
+
+
 def measure(
     options: ScaleOptions, environment: Mapping[str, str], found: list[Combination], save: Callable[[], None]
 ) -> None:
     """Measure every combination, add its figures to `found`, and save after every step."""
     deadline = time.monotonic() + (options.max_seconds or math.inf)
-    frontends = bench_local.frontend_counts(options)
-    blocks = [0, options.cached_blocks] if options.cached_blocks else [0]
+    sizes = list(itertools.product(bench_local.frontend_counts(options), cached_counts(options)))
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         model = make_tiny_model(Path(folder) / "model")
         for workers in bench_local.worker_counts(options):
             with contextlib.ExitStack() as stack:
                 places: dict[str, Place] = {}
-                for count in frontends:
-                    for cached in blocks:
-                        name = name_of(count, workers, cached)
-                        if is_late(deadline, name):
-                            return
-                        here = stack.enter_context(deployment(Path(folder) / name, environment))
-                        places[name] = Place.start(here, model, (count, workers, cached), options)
-                        found.append(places[name].figures)
-                        save()
+                for frontends, blocks in sizes:
+                    name = name_of(frontends, workers, blocks)
+                    if is_late(deadline, name):
+                        return
+                    here = stack.enter_context(deployment(Path(folder) / name, environment))
+                    places[name] = Place.start(here, model, (frontends, workers, blocks), options)
+                    found.append(places[name].figures)
+                    save()
                 for number, name in alternating(tuple(places), options.rounds):
                     if is_late(deadline, f"round {number + 1} of {name}"):
                         return
@@ -208,9 +223,7 @@ class Place:
     figures: Combination
 
     @classmethod
-    def start(
-        cls, here: Deployment, model: Path, size: tuple[int, int, int], options: ScaleOptions
-    ) -> Place:
+    def start(cls, here: Deployment, model: Path, size: tuple[int, int, int], options: ScaleOptions) -> Place:
         frontends, workers, blocks = size
         print_line(f"{name_of(*size)}: starting")
         fronts = [start_frontend(here, f"frontend-{number}") for number in range(frontends)]
@@ -219,17 +232,25 @@ class Place:
         for number in range(workers):
             wait_for_a_turn(here, fronts[0], number)
             spec = json.dumps(fake_engine(number, workers, blocks, options))
-            args = ["--model", str(model), "--served-model-name", MODEL, "--engine", "fake", "--fake-engine", spec]
+            args = [
+                "--model",
+                str(model),
+                "--served-model-name",
+                MODEL,
+                "--engine",
+                "fake",
+                "--fake-engine",
+                spec,
+            ]
             made.append(here.start_worker(f"worker-{number}", *args))
         begun = begin(here, fronts, workers, blocks)
         late_front = start_frontend(here, "frontend-late")
         here.wait("the late frontend", lambda: is_up(late_front))
         late = begin(here, [late_front], workers, blocks)
         here.stop(late_front)
-        for front in fronts:
-            here.wait(f"{front.name} to be ready", lambda front=front: get(f"{front.url}/health") is not None)
+        here.wait("the model", lambda: all(get(f"{front.url}/health") is not None for front in fronts))
         print_line(f"{name_of(*size)}: all workers listed after {begun.list_seconds:.1f} s")
-        return cls(here, fronts, made, Combination(*size, begun, late))
+        return cls(here, fronts, made, Combination(*size, begun, late, idle_percent(made)))
 
     def measure(self, options: ScaleOptions) -> None:
         """Put a load on all frontends, and add its figures."""
@@ -312,6 +333,13 @@ def begin(here: Deployment, fronts: Sequence[LocalProcess], workers: int, blocks
     )
 
 
+def idle_percent(workers: Sequence[LocalProcess]) -> float:
+    processes = [psutil.Process(worker.pid) for worker in workers]
+    before = sum(map(cpu_seconds, processes))
+    time.sleep(IDLE_SECONDS)
+    return round(100 * (sum(map(cpu_seconds, processes)) - before) / IDLE_SECONDS / len(processes), 2)
+
+
 def load_figures(outcome: LoadOutcome, frontends: Sequence[str], workers: Sequence[str]) -> LoadFigures:
     stage = outcome.report.stages[0]
     used = {name: figures for name, figures in stage.processes.items() if figures is not None}
@@ -352,7 +380,7 @@ def most_at_once(answers: Sequence[Answer]) -> int:
 def report(found: Sequence[Combination]) -> str:
     """Return a table of all combinations, and what the cached blocks cost."""
     head = ["FRONTENDS × WORKERS", "LISTED s", "LATE s", "TOK/S", "FRONTEND µs/token", "WORKER µs/token"]
-    head += ["TTFT p50", "STREAMS", "FAILED", "RSS MB before", "after"]
+    head += ["TTFT p50", "STREAMS", "FAILED", "RSS MB before", "after", "IDLE WORKER %"]
     plain = {(one.frontends, one.workers): one for one in found if not one.cached_blocks}
     lines = [table(head, [row(one) for one in found])]
     for one in found:
@@ -366,11 +394,15 @@ def row(one: Combination) -> list[str]:
     firsts = [r.ttft_ms for r in rounds if r.ttft_ms is not None]
     cells = [one.name, f"{one.begun.list_seconds:.2f}", f"{one.late.list_seconds:.2f}"]
     if not rounds:
-        return [*cells, *["–"] * 6, f"{one.begun.rss_mb:.0f}", "–"]
-    cells += [str(spread([r.tokens_per_second for r in rounds])), str(spread([r.frontend_us for r in rounds]))]
+        return [*cells, *["–"] * 6, f"{one.begun.rss_mb:.0f}", "–", f"{one.idle_percent:.2f}"]
+    cells += [
+        str(spread([r.tokens_per_second for r in rounds])),
+        str(spread([r.frontend_us for r in rounds])),
+    ]
     cells += [str(spread([r.worker_us for r in rounds])), str(spread(firsts)) if firsts else "–"]
     cells += [str(max(r.streams for r in rounds)), str(sum(r.failed for r in rounds))]
-    return [*cells, f"{one.begun.rss_mb:.0f}", f"{rounds[-1].frontend_rss_mb:.0f}"]
+    memory = [f"{one.begun.rss_mb:.0f}", f"{rounds[-1].frontend_rss_mb:.0f}"]
+    return [*cells, *memory, f"{one.idle_percent:.2f}"]
 
 
 def blocks_line(one: Combination, without: Combination) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BLOCKS_PER_SEQUENCE = 64
 SEQUENCES_PER_BATCH = 16
+PROMPT_TOKENS = 512
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -42,6 +43,7 @@ class BlockAnnouncer:
                 for number, batch in enumerate(batches(cached, spec.block_size)):
                     writer.writelines(_frames(b"", number.to_bytes(8, "big"), batch))
                     await writer.drain()
+                    await asyncio.sleep(0)  # drain alone may never let others run
                 await reader.read()  # until the subscriber closes
 
         return cls(await asyncio.start_server(announce, "127.0.0.1", 0))
@@ -94,6 +96,7 @@ def _events(cached: CachedBlocks, block_size: int) -> Iterator[list[object]]:
 
 
 def sequence(cached: CachedBlocks, at: int, tokens: int) -> list[int]:
-    """Returns the ids of a cached sequence; a shorter one is a prefix of a longer one."""
+    """Returns the ids of a cached sequence. The first are those of a random prompt of `bench load`."""
     made = random.Random(f"{cached.seed}/{cached.first + at * cached.step}")
-    return made.choices(range(*cached.vocab), k=tokens)
+    first = made.choices(range(*cached.vocab), k=min(tokens, PROMPT_TOKENS))
+    return [*first, *made.randbytes(tokens - len(first))]  # choices would take 6 s for a million blocks

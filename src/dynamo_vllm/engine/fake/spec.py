@@ -13,7 +13,7 @@ class CachedBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     count: int
     seed: str = "1"
-    """Sequence n consists of the ids that random.Random(f"{seed}/{n}") chooses."""
+    """Sequence n begins with the ids that random.Random(f"{seed}/{n}") chooses."""
     first: int = 0
     """The number of the first sequence."""
     step: int = 1
