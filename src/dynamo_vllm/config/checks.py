@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         PlaneOptions,
         ReachOptions,
         RoutingOptions,
-        ScaleOptions,
         RuntimeOptions,
+        ScaleOptions,
         ServeOptions,
     )
     from dynamo_vllm.config.worker_plan import WorkerPlan

@@ -1,7 +1,7 @@
 """Runs `bench scale`: measures several frontends with many workers, whose fake engines cost almost nothing.
 
-Every deployment has as many frontends and workers as asked for, and a discovery folder of its own. Those with the
-same number of workers run at the same time and get their load in turn, so that they can be compared.
+Every deployment has as many frontends and workers as asked for, and a discovery folder of its own. Those with
+the same number of workers run at the same time and get their load in turn, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ FILES_PER_STREAM = 2
 SPARE_FILES = 500
 SECONDS_PER_MILLION_BLOCKS = 60.0
 IDLE_SECONDS = 3.0
+WATCHES = 14
+"""The inotify instances of a frontend with one model; a worker has one."""
 _MB = 1024 * 1024
 _MILLION = 1e6
 _MOST_WARMUPS = 256
 _WORKERS = "dynamo_component_router_worker_registered"
 _EVENTS = "dynamo_component_kv_cache_events_applied"
+_SPREAD = ("tokens_per_second", "frontend_us", "worker_us")
 _STORED = {"event_type": "stored", "status": "ok"}
 
 
@@ -162,9 +165,9 @@ def refuse_too_few_files(options: ScaleOptions, limit: int) -> None:
     needed = FILES_PER_STREAM * math.ceil(options.streams / fewest) + SPARE_FILES
     if limit != resource.RLIM_INFINITY and needed > limit:
         raise ConfigError(
-            f"--streams {options.streams} needs {needed} open files in one process, and the system allows {limit}; "
-            f"raise it with 'ulimit -Hn {needed}' as root ('--ulimit nofile={needed}' for a container, "
-            f"LimitNOFILE={needed} for a service), or give fewer streams or more frontends"
+            f"--streams {options.streams} needs {needed} open files in one process, and the system allows "
+            f"{limit}; raise it with 'ulimit -Hn {needed}' as root (a container: --ulimit "
+            f"nofile={needed}, a service: LimitNOFILE={needed}), or give fewer streams or more frontends"
         )
 
 
@@ -172,7 +175,7 @@ def watches_needed(options: ScaleOptions) -> int:
     """Return how many inotify instances the deployments that run at the same time need."""
     frontends, variants = bench_local.frontend_counts(options), len(cached_counts(options))
     workers = max(bench_local.worker_counts(options)) * len(frontends)
-    return variants * (workers + sum(frontends) * inotify.FRONTEND) + inotify.FRONTEND
+    return variants * (workers + sum(frontends) * WATCHES) + inotify.FRONTEND
 
 
 def cached_counts(options: ScaleOptions) -> list[int]:
@@ -232,17 +235,10 @@ class Place:
         for number in range(workers):
             wait_for_a_turn(here, fronts[0], number)
             spec = json.dumps(fake_engine(number, workers, blocks, options))
-            args = [
-                "--model",
-                str(model),
-                "--served-model-name",
-                MODEL,
-                "--engine",
-                "fake",
-                "--fake-engine",
-                spec,
-            ]
-            made.append(here.start_worker(f"worker-{number}", *args))
+            args = ("--model", str(model), "--served-model-name", MODEL)
+            made.append(
+                here.start_worker(f"worker-{number}", *args, "--engine", "fake", "--fake-engine", spec)
+            )
         begun = begin(here, fronts, workers, blocks)
         late_front = start_frontend(here, "frontend-late")
         here.wait("the late frontend", lambda: is_up(late_front))
@@ -383,9 +379,11 @@ def report(found: Sequence[Combination]) -> str:
     head += ["TTFT p50", "STREAMS", "FAILED", "RSS MB before", "after", "IDLE WORKER %"]
     plain = {(one.frontends, one.workers): one for one in found if not one.cached_blocks}
     lines = [table(head, [row(one) for one in found])]
-    for one in found:
-        if one.cached_blocks and (without := plain.get((one.frontends, one.workers))):
-            lines.append(blocks_line(one, without))
+    lines += [
+        blocks_line(one, without)
+        for one in found
+        if one.cached_blocks and (without := plain.get((one.frontends, one.workers)))
+    ]
     return "\n".join(lines)
 
 
@@ -395,11 +393,8 @@ def row(one: Combination) -> list[str]:
     cells = [one.name, f"{one.begun.list_seconds:.2f}", f"{one.late.list_seconds:.2f}"]
     if not rounds:
         return [*cells, *["–"] * 6, f"{one.begun.rss_mb:.0f}", "–", f"{one.idle_percent:.2f}"]
-    cells += [
-        str(spread([r.tokens_per_second for r in rounds])),
-        str(spread([r.frontend_us for r in rounds])),
-    ]
-    cells += [str(spread([r.worker_us for r in rounds])), str(spread(firsts)) if firsts else "–"]
+    columns = ([getattr(r, field) for r in rounds] for field in _SPREAD)
+    cells += [*(str(spread(column)) for column in columns), str(spread(firsts)) if firsts else "–"]
     cells += [str(max(r.streams for r in rounds)), str(sum(r.failed for r in rounds))]
     memory = [f"{one.begun.rss_mb:.0f}", f"{rounds[-1].frontend_rss_mb:.0f}"]
     return [*cells, *memory, f"{one.idle_percent:.2f}"]
@@ -412,7 +407,7 @@ def blocks_line(one: Combination, without: Combination) -> str:
     cpu = (one.begun.cpu_seconds - without.begun.cpu_seconds) / millions
     late = (one.late.rss_mb - without.late.rss_mb) / millions
     return (
-        f"{one.name}: the routers had them {one.begun.blocks_seconds:.1f} s after the start of the last worker, that "
-        f"of a late frontend after {one.late.blocks_seconds:.1f} s; for a million blocks a frontend needs "
-        f"{memory:.0f} MB (late {late:.0f} MB) and {cpu:.1f} s of CPU time"
+        f"{one.name}: the routers had them {one.begun.blocks_seconds:.1f} s after the last worker's start, "
+        f"that of a late frontend after {one.late.blocks_seconds:.1f} s; a frontend needs "
+        f"{memory:.0f} MB (late {late:.0f} MB) and {cpu:.1f} s of CPU time for a million blocks"
     )

@@ -28,7 +28,7 @@ class ScaleOptions:
     cached_blocks: int = opt(
         0,
         "deployment",
-        "Also measure with this many cached blocks that each worker has announced to the routers. The prompts "
+        "Also measure with this many cached blocks, which each worker announces to the routers; the prompts "
         "are among them.",
         env="DYN_VLLM_BENCH_SCALE_CACHED_BLOCKS",
         metavar="N",

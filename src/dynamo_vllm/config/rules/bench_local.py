@@ -1,4 +1,4 @@
-"""Rules for the options of `bench plane`, `bench routing` and `bench scale`, and what their written values mean."""
+"""Rules for the options of the benches that start their own workers, and what their written values mean."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """Announces cached blocks in KV events, as vLLM does, to measure a router that knows many of them.
 
-vLLM publishes its events over ZeroMQ. This speaks as much of that protocol (ZMTP 3.0) as one subscriber needs:
-the fake engine then needs no ZeroMQ, and it sends only as fast as the subscriber reads.
+vLLM publishes its events over ZeroMQ. This speaks as much of that protocol (ZMTP 3.0) as one subscriber
+needs: the fake engine then needs no ZeroMQ, and it sends only as fast as the subscriber reads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dynamo_vllm.engine.fake.spec import CachedBlocks, FakeSpec
+    from dynamo_vllm.engine.fake.spec import CachedBlocks
 
 BLOCKS_PER_SEQUENCE = 64
 SEQUENCES_PER_BATCH = 16
@@ -30,26 +29,38 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 class BlockAnnouncer:
     """A server that sends every subscriber the events of all cached blocks, once."""
 
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
-        host, port = server.sockets[0].getsockname()
-        self.address = f"tcp://{host}:{port}"
+    def __init__(self, cached: CachedBlocks, block_size: int) -> None:
+        self._cached = cached
+        self._block_size = block_size
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
 
-    @classmethod
-    async def start(cls, spec: FakeSpec, cached: CachedBlocks) -> BlockAnnouncer:
-        async def announce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                await _subscribed(reader, writer)
-                for number, batch in enumerate(batches(cached, spec.block_size)):
-                    writer.writelines(_frames(b"", number.to_bytes(8, "big"), batch))
-                    await writer.drain()
-                    await asyncio.sleep(0)  # drain alone may never let others run
-                await reader.read()  # until the subscriber closes
+    async def start(self) -> str:
+        """Listens, and returns the address."""
+        self._server = await asyncio.start_server(self._announce, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        return f"tcp://{host}:{port}"
 
-        return cls(await asyncio.start_server(announce, "127.0.0.1", 0))
+    async def _announce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            await _subscribed(reader, writer)
+            for number, batch in enumerate(batches(self._cached, self._block_size)):
+                writer.writelines(_frames(b"", number.to_bytes(8, "big"), batch))
+                await writer.drain()
+                await asyncio.sleep(0)  # drain alone may never let others run
+            await reader.read()  # until the subscriber closes
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # it has closed
+        finally:
+            self._writers.discard(writer)
+            writer.close()
 
     def close(self) -> None:
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.close()
 
 
 async def _subscribed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

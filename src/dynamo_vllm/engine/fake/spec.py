@@ -76,7 +76,7 @@ def parse_spec(text: str | None) -> FakeSpec:
 
 
 def facts_of(spec: FakeSpec, kv_events: str | None = None) -> EngineFacts:
-    """Returns the engine facts that follow from the spec; `kv_events` is where it publishes events, if it does."""
+    """Returns the engine facts that follow from the spec; `kv_events` is the address of its KV events."""
     return EngineFacts(
         context_length=spec.context_length,
         vocab_size=spec.vocab_size,
