@@ -51,7 +51,7 @@ def test_two_frontends_list_all_workers_and_cost_little_more_than_one(tmp_path: 
             assert measured["frontend_us"] > 0 and measured["worker_us"] > 0
 
     def cost(found: dict[str, Any]) -> float:
-        return statistics.median(m["frontend_us"] + m["worker_us"] for m in found["rounds"])
+        return statistics.median(float(m["frontend_us"]) + float(m["worker_us"]) for m in found["rounds"])
 
     assert cost(two) <= MOST_FOR_TWO * cost(one)
 
