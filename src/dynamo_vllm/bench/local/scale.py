@@ -46,7 +46,7 @@ from dynamo_vllm.serving.plane import inotify
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from dynamo_vllm.bench.http.answers import Answer
     from dynamo_vllm.bench.load.command import LoadOutcome
@@ -58,7 +58,8 @@ FILES_PER_STREAM = 2
 """In a frontend: the client's connection, and the one on which the worker sends the answer."""
 SPARE_FILES = 500
 SECONDS_PER_MILLION_BLOCKS = 60.0
-IDLE_SECONDS = 3.0
+SETTLE_SECONDS = 3.0
+IDLE_SECONDS = 5.0
 WATCHES = 14
 """The inotify instances of a frontend with one model; a worker has one."""
 _MB = 1024 * 1024
@@ -114,7 +115,7 @@ class Combination(msgspec.Struct):
     """From the start of the last worker."""
     late: Begun
     """From the moment when a frontend that was started last answered."""
-    idle_percent: float
+    idle_percent: float = 0.0
     """CPU time of a worker without requests: the mean, in percent of a core."""
     rounds: list[LoadFigures] = []
 
@@ -201,6 +202,7 @@ def measure(
                     places[name] = Place.start(here, model, (frontends, workers, blocks), options)
                     found.append(places[name].figures)
                     save()
+                watch_idle(places.values())
                 for number, name in alternating(tuple(places), options.rounds):
                     if is_late(deadline, f"round {number + 1} of {name}"):
                         return
@@ -246,7 +248,7 @@ class Place:
         here.stop(late_front)
         here.wait("the model", lambda: all(get(f"{front.url}/health") is not None for front in fronts))
         print_line(f"{name_of(*size)}: all workers listed after {begun.list_seconds:.1f} s")
-        return cls(here, fronts, made, Combination(*size, begun, late, idle_percent(made)))
+        return cls(here, fronts, made, Combination(*size, begun, late))
 
     def measure(self, options: ScaleOptions) -> None:
         """Put a load on all frontends, and add its figures."""
@@ -266,6 +268,9 @@ class Place:
         )
         outcome = load.measure(asked, more_urls=[front.url for front in fronts[1:]])
         self.figures.rounds.append(load_figures(outcome, [f.name for f in fronts], [w.name for w in workers]))
+
+    def cpu_of_workers(self) -> float:
+        return sum(cpu_seconds(psutil.Process(worker.pid)) for worker in self.workers)
 
     def line(self) -> str:
         last = self.figures.rounds[-1]
@@ -329,11 +334,14 @@ def begin(here: Deployment, fronts: Sequence[LocalProcess], workers: int, blocks
     )
 
 
-def idle_percent(workers: Sequence[LocalProcess]) -> float:
-    processes = [psutil.Process(worker.pid) for worker in workers]
-    before = sum(map(cpu_seconds, processes))
+def watch_idle(places: Collection[Place]) -> None:
+    """Measure what the workers of all deployments need without requests."""
+    time.sleep(SETTLE_SECONDS)
+    before = [place.cpu_of_workers() for place in places]
     time.sleep(IDLE_SECONDS)
-    return round(100 * (sum(map(cpu_seconds, processes)) - before) / IDLE_SECONDS / len(processes), 2)
+    for place, seconds in zip(places, before, strict=True):
+        used = (place.cpu_of_workers() - seconds) / IDLE_SECONDS / len(place.workers)
+        place.figures.idle_percent = round(100 * used, 2)
 
 
 def load_figures(outcome: LoadOutcome, frontends: Sequence[str], workers: Sequence[str]) -> LoadFigures:
