@@ -788,6 +788,11 @@ SCALE = [
     (bench_local.scale_counts_are_counts, ["--cached-blocks", "-1"], "--cached-blocks -1 must be 0 or more"),
     (bench_local.scale_counts_are_counts, ["--token-ms", "nan"], "--token-ms nan must be 0 or more"),
     (bench_local.scale_counts_are_counts, ["--max-seconds", "0"], "--max-seconds 0.0 must be above 0"),
+    (
+        bench_local.ramp_has_one_request_per_stream,
+        ["--ramp-seconds", "9", "--requests", "5"],
+        "leave --requests out",
+    ),
     (bench_local.frontend_counts, ["--frontends", "1,x"], "'1,x' is not a list of different counts"),
     (bench_local.frontend_counts, ["--frontends", "2,2"], "--frontends '2,2' is not a list"),
     (bench_local.worker_counts, ["--workers", "0"], "--workers '0' is not a list of different counts"),

@@ -253,14 +253,17 @@ class Place:
     def measure(self, options: ScaleOptions) -> None:
         """Put a load on all frontends, and add its figures."""
         fronts, workers = self.frontends, self.workers
-        requests = options.requests or options.streams * REQUESTS_PER_STREAM
+        ramp = options.ramp_seconds
+        requests = options.requests or options.streams * (1 if ramp else REQUESTS_PER_STREAM)
         asked = LoadOptions(
             url=fronts[0].url,
             model=MODEL,
             seed=SEED,
             input_tokens=options.input_tokens,
             output_tokens=options.output_tokens,
-            concurrency=str(options.streams),
+            concurrency=None if ramp else str(options.streams),
+            rate=str(options.streams / ramp) if ramp else None,
+            arrivals="even",
             requests=requests,
             warmup=min(options.streams, _MOST_WARMUPS),
             clients=client_count(bench_local.frontend_counts(options), usable_cores()),

@@ -56,6 +56,14 @@ class ScaleOptions:
         env="DYN_VLLM_BENCH_SCALE_TOKEN_MS",
         metavar="MS",
     )
+    ramp_seconds: float | None = opt(
+        None,
+        "load",
+        "Send one request for each stream, spread over this time; --token-ms keeps the first open until the "
+        "last has begun.",
+        env="DYN_VLLM_BENCH_SCALE_RAMP_SECONDS",
+        metavar="S",
+    )
     rounds: int = opt(
         3, "load", "Measurements of each deployment, in turn.", env="DYN_VLLM_BENCH_SCALE_ROUNDS", metavar="N"
     )

@@ -97,7 +97,12 @@ def only_a_simulation_has_its_options(o: RoutingOptions) -> None:
 def scale_counts_are_counts(o: ScaleOptions) -> None:
     bounds.at_least(o, 1, "streams", "requests", "input_tokens", "output_tokens", "rounds")
     bounds.at_least(o, 0, "cached_blocks", "token_ms")
-    bounds.above_zero(o, "max_seconds")
+    bounds.above_zero(o, "max_seconds", "ramp_seconds")
+
+
+def ramp_has_one_request_per_stream(o: ScaleOptions) -> None:
+    if o.requests and o.ramp_seconds:
+        raise ConfigError("--ramp-seconds sends one request for each stream; leave --requests out")
 
 
 PLANE_RULES = (plane_counts_are_counts, peers)
@@ -108,4 +113,4 @@ ROUTING_RULES = (
     modes,
     engine_args,
 )
-SCALE_RULES = (scale_counts_are_counts, frontend_counts, worker_counts)
+SCALE_RULES = (scale_counts_are_counts, ramp_has_one_request_per_stream, frontend_counts, worker_counts)
