@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from dynamo_vllm.bench.http import metrics
 from dynamo_vllm.bench.load import command as load
 from dynamo_vllm.bench.local.deployment import (
     FOLDER_PREFIX,
@@ -68,7 +67,7 @@ _MOST_WARMUPS = 256
 _WORKERS = "dynamo_component_router_worker_registered"
 _EVENTS = "dynamo_component_kv_cache_events_applied"
 _SPREAD = ("tokens_per_second", "frontend_us", "worker_us")
-_STORED = {"event_type": "stored", "status": "ok"}
+_STORED = ('event_type="stored"', 'status="ok"')
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -309,8 +308,14 @@ def is_up(front: LocalProcess) -> bool:
     return get(f"{front.url}/instances") is not None
 
 
-def count_of(front: LocalProcess, name: str, labels: Mapping[str, str] | None = None) -> float:
-    return metrics.total(get(f"{front.url}/metrics") or "", name, labels) or 0.0
+def count_of(front: LocalProcess, name: str, *labels: str) -> float:
+    return total(get(f"{front.url}/metrics") or "", name, *labels)
+
+
+def total(page: str, name: str, *labels: str) -> float:
+    """Add up the series of a metric. A parser would need a core to look often at the page of many workers."""
+    lines = (line for line in page.splitlines() if line.startswith(f"{name}{{"))
+    return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in labels))
 
 
 def begin(here: Deployment, fronts: Sequence[LocalProcess], workers: int, blocks: int) -> Begun:
@@ -324,7 +329,7 @@ def begin(here: Deployment, fronts: Sequence[LocalProcess], workers: int, blocks
         print_line(f"waiting for {workers * blocks} cached blocks")
         here.wait(
             f"{events} KV events",
-            lambda: all(count_of(front, _EVENTS, _STORED) >= events for front in fronts),
+            lambda: all(count_of(front, _EVENTS, *_STORED) >= events for front in fronts),
             limit,
         )
     ended = time.monotonic()

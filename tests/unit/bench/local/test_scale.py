@@ -76,6 +76,12 @@ def test_inotify_instances_of_everything_that_runs_at_the_same_time() -> None:
     )
 
 
+def test_series_of_a_metric_with_the_labels_are_added_up() -> None:
+    page = 'a{x="1",y="2"} 3\na{x="1"} 4\n# a{x="1"} 8\nab{x="1",y="2"} 5\n'
+    assert scale.total(page, "a") == 7
+    assert scale.total(page, "a", 'x="1"', 'y="2"') == 3
+
+
 def test_clients_are_spread_evenly_over_every_number_of_frontends() -> None:
     assert scale.client_count([1, 2, 4], 16) == 8
     assert scale.client_count([1, 2], 2) == 2
