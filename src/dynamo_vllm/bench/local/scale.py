@@ -264,7 +264,7 @@ class Place:
             rate=str(options.streams / ramp) if ramp else None,
             arrivals="even",
             requests=requests,
-            warmup=min(options.streams, _MOST_WARMUPS),
+            warmup=0 if options.token_ms else min(options.streams, _MOST_WARMUPS),
             clients=client_count(bench_local.frontend_counts(options), usable_cores()),
             watch=tuple(f"{process.name}={process.pid}" for process in (*fronts, *workers)),
         )
