@@ -23,6 +23,7 @@ from dynamo_vllm.config.options import (
     ProfileOptions,
     ResetOptions,
     RoutingOptions,
+    ScaleOptions,
     ServeOptions,
     SizeOptions,
     SleepOptions,
@@ -76,6 +77,7 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("bench load", LoadOptions, "The URL may also be the first argument. [bench.md](bench.md) explains it."),
     ("bench plane", PlaneOptions, ""),
     ("bench routing", RoutingOptions, ""),
+    ("bench scale", ScaleOptions, "[bench.md](bench.md#many-workers-and-frontends-bench-scale) explains it."),
 )
 HEAD = """# Configuration
 

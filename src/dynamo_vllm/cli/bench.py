@@ -18,6 +18,7 @@ KINDS = {
     "load": ("dynamo_vllm.bench.load.command", "send requests to an OpenAI server and measure its answers"),
     "plane": ("dynamo_vllm.bench.local.plane", "measure everything around the engine, with a fake engine"),
     "routing": ("dynamo_vllm.bench.local.routing", "replay a trace over several workers, once per router"),
+    "scale": ("dynamo_vllm.bench.local.scale", "measure many workers and frontends, without engines"),
 }
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ReachOptions,
         RoutingOptions,
         RuntimeOptions,
+        ScaleOptions,
         ServeOptions,
     )
     from dynamo_vllm.config.worker_plan import WorkerPlan
@@ -76,6 +77,7 @@ EXPORT_RULES = export.RULES
 LOAD_RULES = bench.RULES
 PLANE_RULES = bench_local.PLANE_RULES
 ROUTING_RULES = bench_local.ROUTING_RULES
+SCALE_RULES = bench_local.SCALE_RULES
 
 
 def check_worker(plan: WorkerPlan, *, elsewhere: bool = False) -> None:
@@ -160,4 +162,9 @@ def check_plane(options: PlaneOptions) -> None:
 
 def check_routing(options: RoutingOptions) -> None:
     for rule in ROUTING_RULES:
+        rule(options)
+
+
+def check_scale(options: ScaleOptions) -> None:
+    for rule in SCALE_RULES:
         rule(options)

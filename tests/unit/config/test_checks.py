@@ -16,6 +16,7 @@ from dynamo_vllm.config.options import (
     PlaneOptions,
     ResetOptions,
     RoutingOptions,
+    ScaleOptions,
     ServeOptions,
     SleepOptions,
     WorkerOptions,
@@ -782,6 +783,21 @@ PLANE = [
     (bench_local.peers, ["--peer", "dynamo-vllm=x"], "a unique name"),
     (bench_local.peers, ["--peer", "a='x"], "cannot be split into words: No closing quotation"),
 ]
+SCALE = [
+    (bench_local.scale_counts_are_counts, ["--streams", "0"], "--streams 0 must be 1 or more"),
+    (bench_local.scale_counts_are_counts, ["--cached-blocks", "-1"], "--cached-blocks -1 must be 0 or more"),
+    (bench_local.scale_counts_are_counts, ["--token-ms", "nan"], "--token-ms nan must be 0 or more"),
+    (bench_local.scale_counts_are_counts, ["--max-seconds", "0"], "--max-seconds 0.0 must be above 0"),
+    (
+        bench_local.ramp_has_one_request_per_stream,
+        ["--ramp-seconds", "9", "--requests", "5"],
+        "leave --requests out",
+    ),
+    (bench_local.frontend_counts, ["--frontends", "1,x"], "'1,x' is not a list of different counts"),
+    (bench_local.frontend_counts, ["--frontends", "2,2"], "--frontends '2,2' is not a list"),
+    (bench_local.worker_counts, ["--workers", "0"], "--workers '0' is not a list of different counts"),
+    (bench_local.worker_counts, ["--workers", ""], "such as 1,2,4"),
+]
 TRACE = ["--trace", "f"]
 ROUTING = [
     (bench_local.routing_counts_are_counts, [*TRACE, "--workers", "0"], "--workers 0 must be 1 or more"),
@@ -951,6 +967,16 @@ def test_plane_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_plane(options)) is None
 
 
+@pytest.mark.parametrize(("rule", "argv", "message"), SCALE, ids=named)
+def test_scale_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(ScaleOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_scale(options)) or "")
+    monkeypatch.setattr(checks, "SCALE_RULES", tuple(r for r in checks.SCALE_RULES if r is not rule))
+    assert refusal(lambda: checks.check_scale(options)) is None
+
+
 @pytest.mark.parametrize(("rule", "argv", "message"), ROUTING, ids=named)
 def test_routing_rule_refuses_and_no_other_rule_would(
     rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
@@ -1017,6 +1043,7 @@ def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in FIND} == set(checks.FIND_RULES)
     assert {rule for rule, *_ in ADMIN} == set(checks.ADMIN_RULES)
     assert {rule for rule, _, _ in PLANE} == set(checks.PLANE_RULES)
+    assert {rule for rule, _, _ in SCALE} == set(checks.SCALE_RULES)
     assert {rule for rule, _, _ in ROUTING} == set(checks.ROUTING_RULES)
     assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
     assert {rule for rule, _, _ in EXPORT} == set(checks.EXPORT_RULES)

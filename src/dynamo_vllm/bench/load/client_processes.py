@@ -15,6 +15,8 @@ from dynamo_vllm.bench.load import messages, stage_specs
 from dynamo_vllm.bench.load.progress_line import ProgressLine
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dynamo_vllm.config.options import LoadOptions
 
 T = TypeVar("T")
@@ -34,8 +36,9 @@ class ClientProcesses:
 
     @classmethod
     async def start(
-        cls, where: target.Target, options: LoadOptions, interrupted: asyncio.Event
+        cls, targets: Sequence[target.Target], options: LoadOptions, interrupted: asyncio.Event
     ) -> ClientProcesses:
+        """Start the processes; they are spread over the servers."""
         clients, count = cls(interrupted), stage_specs.client_count(options)
         try:
             for part in range(count):
@@ -46,7 +49,9 @@ class ClientProcesses:
                     start_new_session=True,  # Ctrl-C must reach only this process
                 )
                 clients._members.append(member)
-                clients._send(member, messages.Begin(where, options.timeout, part, count))
+                clients._send(
+                    member, messages.Begin(targets[part % len(targets)], options.timeout, part, count)
+                )
         except BaseException:
             await clients.end()
             raise

@@ -69,8 +69,13 @@ class LoadOutcome:
     stages: list[StageAnswers]
 
 
-def measure(options: LoadOptions, line: ProgressLine | None = None) -> LoadOutcome:
-    """Run every stage of a load, for the command and for other benches. The caller checks the options."""
+def measure(
+    options: LoadOptions, line: ProgressLine | None = None, more_urls: Sequence[str] = ()
+) -> LoadOutcome:
+    """Run every stage of a load, for the command and for other benches. The caller checks the options.
+
+    The client processes are spread over the server and those of `more_urls`.
+    """
     where = target.parse_target(options.url, options.api_key)
     watch = processes.ProcessWatch(rules.watched(options))
     lines = stage_specs.trace_lines(options)
@@ -83,7 +88,8 @@ def measure(options: LoadOptions, line: ProgressLine | None = None) -> LoadOutco
             f"{replay.clipped} of {len(replay.requests)} requests of the trace were shortened to fit into "
             f"the model's context of {context} tokens"
         )
-    load = LoadRun(options, where, watch, line)
+    targets = [where, *(target.parse_target(url, options.api_key) for url in more_urls)]
+    load = LoadRun(options, targets, watch, line)
     interrupted = asyncio.run(load.run(stages))
     made = report.RunReport(
         url=where.url,
@@ -120,10 +126,14 @@ class LoadRun:
     """Runs the stages of a load one after the other and collects their figures."""
 
     def __init__(
-        self, options: LoadOptions, where: target.Target, watch: processes.ProcessWatch, line: ProgressLine
+        self,
+        options: LoadOptions,
+        targets: Sequence[target.Target],
+        watch: processes.ProcessWatch,
+        line: ProgressLine,
     ) -> None:
         self._options = options
-        self._target = where
+        self._targets = targets
         self._watch = watch
         self._line = line
         self._slo = rules.slo(options)
@@ -137,8 +147,9 @@ class LoadRun:
         loop.add_signal_handler(signal.SIGINT, self._interrupted.set)
         clients: ClientProcesses | None = None
         try:
-            await self._probe(stages[0])
-            clients = await ClientProcesses.start(self._target, self._options, self._interrupted)
+            for where in self._targets:
+                await self._probe(where, stages[0])
+            clients = await ClientProcesses.start(self._targets, self._options, self._interrupted)
             for stage in stages:
                 await self._stage(clients, stage)
                 if self._interrupted.is_set():
@@ -150,18 +161,18 @@ class LoadRun:
                 await clients.end()
         return self._interrupted.is_set()
 
-    async def _probe(self, stage: messages.StageSpec) -> None:
+    async def _probe(self, where: target.Target, stage: messages.StageSpec) -> None:
         """Send one short request, so that a server which refuses ends the run with one message."""
         prompts = msgspec.structs.replace(
             as_random(stage.prompts), input_tokens=_PROBE_TOKENS, output_tokens=1, stage="probe"
         )
-        client = StreamClient(self._target, PATHS[prompts.api], self._options.timeout)
+        client = StreamClient(where, PATHS[prompts.api], self._options.timeout)
         try:
             answer = await client.ask(Conversation(prompts, 0).next_body(()))
         finally:
             client.close()
         if answer.error:
-            raise target.BenchError(f"{self._target.url} did not answer a first request: {answer.error}")
+            raise target.BenchError(f"{where.url} did not answer a first request: {answer.error}")
 
     async def _stage(self, clients: ClientProcesses, stage: messages.StageSpec) -> None:
         failed = await clients.prepare(stage)

@@ -40,6 +40,8 @@ class LocalProcess:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    below: list[psutil.Process] = field(default_factory=list)
+    """Its descendants when it was asked to end."""
 
     @property
     def pid(self) -> int:
@@ -54,16 +56,19 @@ class LocalProcess:
         page = get(f"{self.url}/metrics") or ""
         return {name: metrics.total(page, name) or 0.0 for name in names}
 
-    def stop(self) -> None:
-        """End the process and its descendants; SIGTERM first, so that it leaves discovery."""
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, so that the process leaves discovery."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            tree = psutil.Process(self.pid).children(recursive=True)
+            self.below = psutil.Process(self.pid).children(recursive=True)
             self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_SECONDS)
-            for left in tree:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    left.kill()
+
+    def end(self) -> None:
+        """Wait for the process, and kill it after a while; kill what is left of its descendants."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        for left in self.below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
         self.process.kill()
         self.process.wait()
 
@@ -127,21 +132,24 @@ class Deployment:
         found = json.loads(text)["instances"] if text else []
         return [instance for instance in found if instance["endpoint"] == "generate"]
 
-    def wait(self, what: str, is_done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def wait(self, what: str, is_done: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while not is_done():
             for started in self.running:
                 if started.process.poll() is not None:
                     raise StartError(f"{started.name} ended:\n{tail(started.log)}")
             if time.monotonic() > deadline:
                 last = "".join(f"\n{started.name}:\n{tail(started.log, 500)}" for started in self.running)
-                raise StartError(f"waited {START_SECONDS:.0f} s for {what}{last}")
+                raise StartError(f"waited {seconds:.0f} s for {what}{last}")
             time.sleep(_POLL_SECONDS)
 
     def stop(self, *which: LocalProcess) -> None:
-        """Stop these processes, or all; the last one started stops first."""
-        for started in reversed(which or tuple(self.running)):
-            started.stop()
+        """Stop these processes, or all; the last one started is asked first."""
+        stopping = tuple(reversed(which or tuple(self.running)))
+        for started in stopping:
+            started.ask_to_end()
+        for started in stopping:
+            started.end()
             self.running.remove(started)
 
 

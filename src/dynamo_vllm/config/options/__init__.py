@@ -12,6 +12,7 @@ from dynamo_vllm.config.options.admin import (
 from dynamo_vllm.config.options.bench import LoadOptions
 from dynamo_vllm.config.options.bench_plane import PlaneOptions
 from dynamo_vllm.config.options.bench_routing import RoutingOptions
+from dynamo_vllm.config.options.bench_scale import ScaleOptions
 from dynamo_vllm.config.options.export import ExportOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, ReachOptions, RuntimeOptions
@@ -35,6 +36,7 @@ __all__ = [
     "ResetOptions",
     "RoutingOptions",
     "RuntimeOptions",
+    "ScaleOptions",
     "ServeOptions",
     "SizeOptions",
     "SleepOptions",

@@ -1,4 +1,4 @@
-"""Rules for the options of `bench plane` and `bench routing`, and what their written values mean."""
+"""Rules for the options of the benches that start their own workers, and what their written values mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynamo_vllm.config.options import PlaneOptions, RoutingOptions
+    from dynamo_vllm.config.options import PlaneOptions, RoutingOptions, ScaleOptions
 
 OURS = "dynamo-vllm"
 """How our own worker is called beside its peers."""
@@ -52,6 +52,23 @@ def engine_args(o: RoutingOptions) -> list[str]:
     return words(f"--engine-args {o.engine_args!r}", o.engine_args)
 
 
+def frontend_counts(o: ScaleOptions) -> list[int]:
+    return counts("--frontends", o.frontends)
+
+
+def worker_counts(o: ScaleOptions) -> list[int]:
+    return counts("--workers", o.workers)
+
+
+def counts(source: str, text: str) -> list[int]:
+    """Read different whole numbers above 0 with commas between them, and return them in order."""
+    words = [word.strip() for word in text.split(",")]
+    found = {int(word) for word in words if word.isdecimal()}
+    if len(found) < len(words) or 0 in found:
+        raise ConfigError(f"{source} {text!r} is not a list of different counts, such as 1,2,4")
+    return sorted(found)
+
+
 def plane_counts_are_counts(o: PlaneOptions) -> None:
     bounds.at_least(o, 1, "concurrency", "requests", "input_tokens", "output_tokens")
     bounds.at_least(o, 1, "tokens_per_frame", "rounds")
@@ -77,6 +94,17 @@ def only_a_simulation_has_its_options(o: RoutingOptions) -> None:
         raise ConfigError("--simulate runs no engine; leave out --model, --engine-args and --rate")
 
 
+def scale_counts_are_counts(o: ScaleOptions) -> None:
+    bounds.at_least(o, 1, "streams", "requests", "input_tokens", "output_tokens", "rounds")
+    bounds.at_least(o, 0, "cached_blocks", "token_ms")
+    bounds.above_zero(o, "max_seconds", "ramp_seconds")
+
+
+def ramp_has_one_request_per_stream(o: ScaleOptions) -> None:
+    if o.requests and o.ramp_seconds:
+        raise ConfigError("--ramp-seconds sends one request for each stream; leave --requests out")
+
+
 PLANE_RULES = (plane_counts_are_counts, peers)
 ROUTING_RULES = (
     routing_counts_are_counts,
@@ -85,3 +113,4 @@ ROUTING_RULES = (
     modes,
     engine_args,
 )
+SCALE_RULES = (scale_counts_are_counts, ramp_has_one_request_per_stream, frontend_counts, worker_counts)

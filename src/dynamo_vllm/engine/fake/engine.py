@@ -28,7 +28,7 @@ from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineOverloaded, Eng
 from dynamo_vllm.job import Adapter, Job, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dynamo_vllm.engine.fake.spec import FakeSpec
     from dynamo_vllm.engine.process.activity import Vitals
@@ -60,9 +60,16 @@ class FakeEngine:
     Like a real engine it works in steps: each step generates the next output of every job that is due.
     """
 
-    def __init__(self, spec: FakeSpec, on_load: OnLoad) -> None:
+    def __init__(
+        self,
+        spec: FakeSpec,
+        on_load: OnLoad,
+        kv_events: str | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self.spec = spec
-        self.facts = facts_of(spec)
+        self.facts = facts_of(spec, kv_events)
+        self._on_close = on_close
         self.parts = parts.of(spec)
         self.aborted: list[str] = []
         self.running: dict[str, Running] = {}
@@ -266,6 +273,7 @@ class FakeEngine:
     async def close(self) -> None:
         for job_id in list(self.running):
             await self.abort(job_id)
+        self._on_close()
 
 
 def send(run: Running, output: Output) -> None:

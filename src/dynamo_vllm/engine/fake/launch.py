@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.engine.fake.cached_blocks import BlockAnnouncer
 from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.errors import EngineDead
 
@@ -19,4 +20,7 @@ async def launch(spec: FakeSpec, on_load: OnLoad, on_phase: OnPhase) -> FakeEngi
     await asyncio.sleep(spec.start_ms / 1000)
     if spec.refuse_start:
         raise EngineDead("the fake engine is set not to start")
-    return FakeEngine(spec, on_load)
+    if spec.cached is None:
+        return FakeEngine(spec, on_load)
+    announcer = BlockAnnouncer(spec.cached, spec.block_size)
+    return FakeEngine(spec, on_load, await announcer.start(), announcer.close)

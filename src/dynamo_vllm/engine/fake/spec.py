@@ -8,6 +8,19 @@ from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.job import AdapterLimits, EngineFacts
 
 
+class CachedBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The blocks that the fake engine announces as cached. They do not change its answers."""
+
+    count: int
+    seed: str = "1"
+    """Sequence n begins with the ids that random.Random(f"{seed}/{n}") chooses."""
+    first: int = 0
+    """The number of the first sequence."""
+    step: int = 1
+    """The distance to the next one; several engines can so announce every other sequence."""
+    vocab: tuple[int, int] = (10, 900)
+
+
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Describes how the fake engine behaves."""
 
@@ -51,6 +64,7 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     media: dict[str, int] = {}
     """How many of each kind of media a prompt may have; each adds three tokens before the prompt."""
     builds_lazily: bool = False
+    cached: CachedBlocks | None = None
 
 
 def parse_spec(text: str | None) -> FakeSpec:
@@ -61,8 +75,8 @@ def parse_spec(text: str | None) -> FakeSpec:
         raise ConfigError(f"--fake-engine: {exc}") from None
 
 
-def facts_of(spec: FakeSpec) -> EngineFacts:
-    """Returns the engine facts that follow from the spec."""
+def facts_of(spec: FakeSpec, kv_events: str | None = None) -> EngineFacts:
+    """Returns the engine facts that follow from the spec; `kv_events` is the address of its KV events."""
     return EngineFacts(
         context_length=spec.context_length,
         vocab_size=spec.vocab_size,
@@ -78,4 +92,5 @@ def facts_of(spec: FakeSpec) -> EngineFacts:
         media=spec.media,
         builds_lazily=spec.builds_lazily,
         compiles_kernels=spec.builds_lazily,
+        kv_event_endpoints={0: kv_events} if kv_events else {},
     )

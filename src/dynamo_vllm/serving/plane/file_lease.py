@@ -51,6 +51,8 @@ class FileKeeper:
         self._mine: dict[Path, LeaseFile] = {}
         self._others: dict[Path, int] = {}
         """Inodes of files that are not ours."""
+        self._ports: set[int] | None = None
+        """Where this process listens; None until a look needs it."""
 
     def run(self, stop: threading.Event) -> None:
         while not stop.wait(LOOK_SECONDS):
@@ -58,6 +60,7 @@ class FileKeeper:
                 self.look()
 
     def look(self) -> None:
+        self._ports = None
         found = dict(self._files())
         for path, status in found.items():
             self._see(path, status)
@@ -112,8 +115,11 @@ class FileKeeper:
     def _is_mine(self, path: Path, data: bytes) -> bool:
         """Ours if the name has our instance or the content our port: event publishers have separate ids."""
         number = unquote(path.name).rpartition("/")[2]
-        if number not in self._ids and _port(data) in _own_ports():
-            self._ids.add(number)
+        if number not in self._ids and (port := _port(data)) is not None:
+            if self._ports is None:  # once per look: while many workers start, there are new files in each
+                self._ports = _own_ports()
+            if port in self._ports:
+                self._ids.add(number)
         return number in self._ids
 
     def _put_back(self, path: Path) -> None:

@@ -104,6 +104,28 @@ def test_publisher_of_events_is_known_by_its_port(tmp_path: Path, instances: Pat
     assert ages["topic%2F17"] < TOUCHED_SECONDS < ages["topic%2F18"]
 
 
+def test_sockets_are_listed_once_for_all_files_of_other_workers(
+    keeper: FileKeeper, instances: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of many workers sees the files of all others when they start."""
+    listed: list[int] = []
+
+    def own_ports() -> set[int]:
+        listed.append(1)
+        return set()
+
+    monkeypatch.setattr("dynamo_vllm.serving.plane.file_lease._own_ports", own_ports)
+    for number in range(20):
+        (instances / f"card%2F{number}").write_text("no port")
+    keeper.look()
+    assert listed == []
+    for number in range(20):
+        channel = {"transport": {"kind": "Zmq", "config": {"endpoint": f"tcp://127.0.0.1:{number + 1}"}}}
+        (instances / f"topic%2F{number}").write_text(json.dumps(channel))
+    keeper.look()
+    assert listed == [1]
+
+
 def test_newer_content_is_what_comes_back(
     keeper: FileKeeper, instances: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,70 @@
+"""`bench scale` on the real runtime."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.processes import COMMAND
+from harness.stack import environment
+
+REQUESTS, TOKENS = 96, 64
+MOST_FOR_TWO = 1.6
+"""What a token may cost with two frontends, in ratio to one."""
+
+
+def bench(tmp_path: Path, *args: str) -> tuple[str, list[dict[str, Any]]]:
+    file = tmp_path / "scale.json"
+    done = subprocess.run(
+        [*COMMAND, "bench", "scale", "--output", str(file), *args],
+        env=environment(tmp_path, TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    started = [
+        p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())
+    ]
+    assert started == [], "everything it started has ended"
+    return done.stdout, json.loads(file.read_text())["measured"]
+
+
+@pytest.mark.timeout(120)
+def test_two_frontends_list_all_workers_and_cost_little_more_than_one(tmp_path: Path) -> None:
+    load = ("--streams", "16", "--requests", str(REQUESTS), "--output-tokens", str(TOKENS), "--rounds", "3")
+    text, (one, two) = bench(tmp_path, "--frontends", "1,2", "--workers", "3", *load)
+    assert "1 × 3" in text and "2 × 3" in text
+    for found in (one, two):
+        assert found["begun"]["list_seconds"] > 0 and found["late"]["list_seconds"] >= 0
+        assert found["begun"]["rss_mb"] > 0
+        for measured in found["rounds"]:
+            assert (measured["ok"], measured["failed"]) == (REQUESTS, 0), measured["errors"]
+            assert measured["tokens"] == REQUESTS * TOKENS
+            assert measured["streams"] == 16
+            assert measured["frontend_us"] > 0 and measured["worker_us"] > 0
+
+    def cost(found: dict[str, Any]) -> float:
+        return statistics.median(float(m["frontend_us"]) + float(m["worker_us"]) for m in found["rounds"])
+
+    assert cost(two) <= MOST_FOR_TWO * cost(one)
+
+
+@pytest.mark.timeout(120)
+def test_router_takes_in_the_cached_blocks_that_workers_announce(tmp_path: Path) -> None:
+    load = ("--streams", "4", "--requests", "16", "--output-tokens", "4", "--rounds", "1")
+    text, (plain, cached) = bench(
+        tmp_path, "--frontends", "1", "--workers", "2", "--cached-blocks", "30000", *load
+    )
+    assert "1 × 2, 30000 blocks: the routers had them" in text
+    assert plain["begun"]["blocks_seconds"] is None
+    for found in (cached["begun"], cached["late"]):
+        assert found["blocks_seconds"] >= found["list_seconds"]
+    assert cached["begun"]["rss_mb"] > plain["begun"]["rss_mb"], "60 000 blocks take several MB"
+    assert cached["rounds"][0]["failed"] == 0
