@@ -143,6 +143,12 @@ def parse(raw: object) -> GenerateRequest:
         raise InvalidRequest(describe(exc)) from exc
 
 
+def routed_rank(request: object) -> int:
+    """Return the data-parallel rank that the router chose; 0 for a request that has none."""
+    routing = getattr(request, "routing", None)
+    return (routing.dp_rank or 0) if isinstance(routing, Routing) else 0
+
+
 def describe(exc: msgspec.ValidationError) -> str:
     """Return msgspec's message after the path of the field: 'stop_conditions.max_tokens: …'."""
     text, _, where = str(exc).partition(" - at `")

@@ -39,10 +39,13 @@ def test_every_exception_of_the_runtime_has_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("owner", "names"),
     [
-        (dynamo.runtime.Endpoint, {"serve_endpoint", "client", "connection_id", "metrics"}),
+        (
+            dynamo.runtime.Endpoint,
+            {"serve_endpoint", "client", "connection_id", "first_token_source", "metrics"},
+        ),
         (dynamo.runtime.Endpoint, {"register_endpoint_instance", "unregister_endpoint_instance"}),
         (dynamo.runtime.DistributedRuntime, {"endpoint", "shutdown", "set_health_status"}),
-        (dynamo.runtime.Context, {"id", "is_stopped", "is_killed", "trace_headers"}),
+        (dynamo.runtime.Context, {"id", "is_stopped", "is_killed", "notify_first_token", "trace_headers"}),
         (dynamo.runtime.Client, {"instances", "direct"}),
         (dynamo.llm.WorkerMetricsPublisher, {"create_endpoint", "publish"}),
         (dynamo.llm.FrontendExtensionContext, {"serving_ready_display_names", "is_ready", "is_cancelled"}),

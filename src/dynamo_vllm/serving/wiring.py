@@ -24,6 +24,7 @@ from dynamo_vllm.serving.lifecycle.operations import BoundedOperations
 from dynamo_vllm.serving.lifecycle.states import Lifecycle, LifeParts
 from dynamo_vllm.serving.lifecycle.warmup import Warming
 from dynamo_vllm.serving.metrics.series import Exposition
+from dynamo_vllm.serving.plane.prefill_done import prefill_done
 from dynamo_vllm.serving.plane.registration import Registration
 from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.crash_notes import CrashNotes
@@ -124,6 +125,7 @@ async def assemble(
         encoded = encoded_folder(output, facts)
         encoding_transfer.TransferServer(encoded, encoding_transfer.NixlAgent()).serve(drt, options.address)
     in_flight = InFlight(engine)
+    in_flight.tell_router = await prefill_done(started.endpoint, role.card.worker_type)
     registration = Registration(started.endpoint, options, role.card, facts, started.scratch_folder)
     operations = BoundedOperations(engine, on_dead)
     registry = await adapters.make_registry(options, started.adapter_cache, facts, operations, registration)

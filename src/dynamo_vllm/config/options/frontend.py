@@ -143,12 +143,11 @@ class FrontendOptions(MediaReachOptions):
         False, "router", "Count generated blocks as load too.", env="DYN_ROUTER_TRACK_OUTPUT_BLOCKS"
     )
     router_queue_seconds: float = opt(
-        0.0,
+        0.5,
         "router",
-        "Hold requests back while every worker has prompts to compute for longer than this, for example "
-        "0.25; 0 sends every request at once. Workers time their engine when they start; for one that did "
-        "not, a second stands for one batch (max_num_batched_tokens). Off with --busy-prefill-tokens, which "
-        "refuses instead.",
+        "Hold requests back while every worker has prompts to compute for longer than this; 0 sends every "
+        "request at once. Workers time their engine when they start; for one that did not, a second stands "
+        "for one batch (max_num_batched_tokens). Off with --busy-prefill-tokens, which refuses instead.",
         env="DYN_ROUTER_QUEUE_THRESHOLD",
         flags=("--router-queue-seconds", "--router-queue-threshold"),
         metavar="SECONDS",

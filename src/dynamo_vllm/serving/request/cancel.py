@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dynamo_vllm.errors import Asleep, Draining
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from dynamo_vllm.engine.base import Engine
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LEAVING = "this worker is leaving"
 LOOK_SECONDS = 0.05
 """How often the requests are asked whether their clients are still there."""
+HOLD_SECONDS = 5.0
+"""How long a request may compute its prompt before the router's queue no longer counts it."""
 T = TypeVar("T")
 
 
@@ -40,6 +42,8 @@ class InFlight:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.tell_router: Callable[[Any, int], None] = lambda context, rank: None
+        """Tells the router that a request computes nothing on its rank, so that no other waits for it."""
         self._jobs: dict[str, Watch] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._count = 0
@@ -71,13 +75,16 @@ class InFlight:
             self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """End the jobs whose clients are gone."""
-        self._timer = None
+        """End the jobs whose clients are gone; let none keep others in the router's queue for long."""
+        self._timer, now = None, time.monotonic()
+        if self._jobs:
+            self._look_later()
         for watch in self._jobs.values():
             if watch.is_stopped():
                 watch.left()
-        if self._jobs:
-            self._look_later()
+            elif watch.is_counted and now >= watch.counts_until:
+                watch.is_counted = False
+                self.tell_router(watch.context, watch.rank)
 
     def abort(self, job_id: str) -> None:
         """Abort a job in the engine; safe to call from a callback."""
@@ -106,32 +113,45 @@ class Watch:
     """While open, abort the job when its client disconnects or the worker must stop."""
 
     __slots__ = (
-        "_context",
         "_in_flight",
         "_waiting",
         "_wanted",
         "client_left",
+        "context",
+        "counts_until",
+        "is_counted",
         "is_over",
         "job_id",
         "must_move",
+        "rank",
     )
 
     def __init__(self, in_flight: InFlight, context: Cancellable) -> None:
         self._in_flight = in_flight
-        self._context = context
+        self.context = context
         self._wanted = self.job_id = context.id()
         self.client_left = False
         self.must_move = False
         self.is_over = False
         """One of the two."""
+        self.is_counted = True
+        """Whether the router takes it for one whose prompt is being computed: until its first token."""
+        self.counts_until = 0.0
+        """It may wait for media, for example, until `computes` is called."""
+        self.rank = 0
+        """The data-parallel rank that the router chose."""
         self._waiting: asyncio.Timeout | None = None
 
     def __enter__(self) -> Watch:
         self.job_id = self._in_flight.enter(self._wanted, self)
         return self
 
+    def computes(self) -> None:
+        """The engine gets the job now."""
+        self.counts_until = time.monotonic() + HOLD_SECONDS
+
     def is_stopped(self) -> bool:
-        return self._context.is_stopped() or self._context.is_killed()
+        return self.context.is_stopped() or self.context.is_killed()
 
     def left(self) -> None:
         """The client is gone: stop the engine's work."""

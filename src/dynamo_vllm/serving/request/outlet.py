@@ -33,7 +33,7 @@ def outlet(
         if watch.is_over or output.finish == "abort":  # also if the abort came before the job started
             raise ClientLeft if watch.client_left else Draining(LEAVING)
         if is_first:
-            is_first = False
+            is_first = watch.is_counted = False
             note.answered()
             gathering.begin(out)
         elif pace.seconds and gathering.keeps(output):

@@ -69,6 +69,7 @@ class Service:
             self._crash_notes.waiting(context.id()) as note,
         ):
             parsed = self._role.parse(request)
+            watch.rank = wire.routed_rank(parsed)
             lease = self._lease(self._role.adapter(parsed))
             try:
                 adapter = lease.adapter if lease else None
@@ -89,6 +90,7 @@ class Service:
                 out = outlet(self._role.encoder(parsed, job).encode, stream, watch, note, gathering)
                 try:
                     with suppress(ClientLeft):
+                        watch.computes()
                         if job.answer is None:
                             await self._engine.stream(job, out)
                         else:
