@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from dynamo.runtime import Context, Endpoint
 
 logger = logging.getLogger(__name__)
+COMPUTE_PROMPTS = ("Aggregated", "Prefill")
+"""A decode worker has no prompts in the queue, and the same message would end its wait for a transfer."""
 
 
 async def prefill_done(endpoint: Endpoint, worker_type: str) -> Callable[[Context, int], None]:
     """Return the function that reports a request of a rank; it raises nothing."""
-    source = await endpoint.first_token_source(getattr(WorkerType, worker_type))
+    source = None
+    if worker_type in COMPUTE_PROMPTS:
+        source = await endpoint.first_token_source(getattr(WorkerType, worker_type))
 
     def report(context: Context, rank: int) -> None:
         if source is None:
