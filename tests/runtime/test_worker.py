@@ -32,6 +32,21 @@ def test_serves_under_each_of_its_names(deployment: Stack, start_fake: StartFake
     assert first.json()["choices"][0]["text"] == second.json()["choices"][0]["text"]
 
 
+def test_tokens_that_travel_together_are_the_same_answer(deployment: Stack, start_fake: StartFake) -> None:
+    """The frontend finds a stop string within a message, and counts no token after it."""
+    start_fake("--served-model-name", "one")
+    start_fake("--served-model-name", "five", tokens_per_output=5)
+    until("both models", lambda: sorted(deployment.models()) == ["five", "one"])
+    ask = {**ASK, "max_tokens": 23, "temperature": 0}
+    words = deployment.post("/v1/completions", {**ask, "model": "one"}).json()["choices"][0]["text"].split()
+    for stop in (None, words[-5], words[-3]):
+        one, five = (
+            deployment.post("/v1/completions", {**ask, "stop": stop, "model": name}).json()
+            for name in ("one", "five")
+        )
+        assert (one["choices"], one["usage"]) == (five["choices"], five["usage"])
+
+
 def test_frontend_is_not_ready_without_a_model(deployment: Stack, start_fake: StartFake) -> None:
     until("a frontend", lambda: deployment.get("/live").status_code == 200)
     assert deployment.get("/health").status_code == 503
