@@ -11,8 +11,8 @@ import pytest
 from dynamo_vllm.bench.http.answers import Answer, StageAnswers
 from dynamo_vllm.bench.load.command import LoadOutcome
 from dynamo_vllm.bench.load.prompts import Conversation, PromptSpec
-from dynamo_vllm.bench.local import scale
-from dynamo_vllm.bench.local.scale import Begun, Combination, LoadFigures
+from dynamo_vllm.bench.local import scale, scale_figures
+from dynamo_vllm.bench.local.scale_figures import Begun, Combination, LoadFigures
 from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
 from dynamo_vllm.bench.report.processes import ProcessFigures
 from dynamo_vllm.bench.report.run_report import ClientFigures, RunReport, StageReport
@@ -128,7 +128,7 @@ def test_figures_of_all_processes_are_added_and_failures_kept() -> None:
     outcome = LoadOutcome(
         RunReport(url="u", settings={}, stages=[stage]), [StageAnswers("c=2", 0.0, 4.0, answers)]
     )
-    found = scale.load_figures(outcome, ["f0", "f1"], ["w0", "w1"])
+    found = scale_figures.load_figures(outcome, ["f0", "f1"], ["w0", "w1"])
     assert (found.frontend_us, found.worker_us, found.frontend_rss_mb) == (60.0, 30.0, 100.0)
     assert (found.ok, found.failed, found.streams, found.tokens) == (4, 1, 2, 1000)
     assert (found.ttft_ms, found.errors) == (7.0, {"refused": 1})
@@ -136,7 +136,7 @@ def test_figures_of_all_processes_are_added_and_failures_kept() -> None:
 
 def test_report_has_a_row_for_each_combination_and_the_cost_of_blocks() -> None:
     rounds = [figures(), figures(tokens_per_second=2000.0, failed=3), figures(ttft_ms=None)]
-    text = scale.report([combination(rounds=rounds), combination(1_000_000, rounds)])
+    text = scale_figures.report([combination(rounds=rounds), combination(1_000_000, rounds)])
     head, plain, cached, blocks = text.splitlines()
     assert head.split()[:3] == ["FRONTENDS", "×", "WORKERS"]
     assert "1000 (1000–2000)" in plain and plain.split()[-4:] == ["3", "120", "130", "0.60"]
@@ -146,7 +146,7 @@ def test_report_has_a_row_for_each_combination_and_the_cost_of_blocks() -> None:
 
 
 def test_combination_without_a_round_is_in_the_report() -> None:
-    assert "–" in scale.report([combination()]).splitlines()[1]
+    assert "–" in scale_figures.report([combination()]).splitlines()[1]
 
 
 def test_nothing_starts_after_the_time(capsys: pytest.CaptureFixture[str]) -> None:
