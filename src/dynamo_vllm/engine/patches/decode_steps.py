@@ -222,9 +222,7 @@ def apply_batches() -> None:
 
 def _unless_all_decode(schedule: Callable[..., Any]) -> Callable[..., Any]:
     def schedule_step(scheduler: Any, throttle_prefills: bool = False) -> Any:
-        decodes = None
-        if not throttle_prefills and _may_all_decode(scheduler):
-            decodes = _Decodes.of(scheduler)
+        decodes = _Decodes.of(scheduler) if _may_all_decode(scheduler) else None
         if decodes is None:
             return schedule(scheduler, throttle_prefills)
         new_blocks = decodes.allocate(scheduler.kv_cache_manager)
