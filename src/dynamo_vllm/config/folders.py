@@ -31,6 +31,17 @@ def cache(environment: Mapping[str, str]) -> Path:
     return (mine if mine is not None and is_usable(mine) else spare_home(environment)) / ".cache"
 
 
+def data(environment: Mapping[str, str]) -> Path:
+    """Return the folder for our data of this user; the writer creates it."""
+    if named := environment.get("XDG_DATA_HOME"):
+        return Path(named, "dynamo-vllm")
+    mine = home(environment)
+    usable = (
+        mine if mine is not None and can_be_written(mine / ".local" / "share") else spare_home(environment)
+    )
+    return usable / ".local" / "share" / "dynamo-vllm"
+
+
 def home(environment: Mapping[str, str]) -> Path | None:
     """Return the user's home folder; None for a user without a name and without HOME."""
     if named := environment.get("HOME"):

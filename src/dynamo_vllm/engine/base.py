@@ -130,6 +130,27 @@ class Renderer(Protocol):
         """
 
 
+class Tokens(Protocol):
+    """Converts between text and token ids as the model does, for clients that ask for it."""
+
+    async def of_text(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    async def of_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+        *,
+        add_special_tokens: bool,
+    ) -> list[int]:
+        """`options` has `template` and `kwargs`, as in `Renderer.render_chat`."""
+
+    async def text(self, ids: Sequence[int]) -> str: ...
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """Returns what the vocabulary has for each id."""
+
+
 class EmbedsReader(Protocol):
     """Reads prompt embeddings."""
 
@@ -168,6 +189,7 @@ class EngineParts:
     """Holds what an engine can do beyond generating from tokens; None for what it cannot."""
 
     renderer: Renderer | None = None
+    tokens: Tokens | None = None
     embeds: EmbedsReader | None = None
     media: MediaProcessor | None = None
     encoded: EncodedMedia | None = None

@@ -31,6 +31,11 @@ from dynamo_vllm.serving.request.crash_notes import CrashNotes
 from dynamo_vllm.serving.request.egress import Egress
 from dynamo_vllm.serving.request.pace import Pace
 from dynamo_vllm.serving.request.service import Service, answering_probes
+from dynamo_vllm.serving.tokens.endpoint import TokenService
+from dynamo_vllm.serving.usage import record
+from dynamo_vllm.serving.usage.meter import Meter
+from dynamo_vllm.serving.usage.reporter import Reporter
+from dynamo_vllm.serving.usage.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -71,6 +76,7 @@ class Started:
     adapter_cache: Path
     etcd: EtcdAccess | None
     scratch_folder: str
+    usage_folder: Path
 
     @property
     def facts(self) -> EngineFacts:
@@ -111,6 +117,7 @@ class Assembled:
     """Raise if the engine does not answer."""
     warming: Warming
     crash_notes: CrashNotes
+    reporter: Reporter
 
 
 async def assemble(
@@ -151,7 +158,13 @@ async def assemble(
         lifecycle=lifecycle,
         answers=answers,
         crash_notes=CrashNotes(options.crash_notes),
+        reporter=Reporter(drt.endpoint(gateways_of(options)), Spool(started.usage_folder)),
     )
+
+
+def gateways_of(options: WorkerOptions) -> str:
+    """Return the address where gateways take the token counts of requests."""
+    return f"{options.namespace}.{record.ENDPOINT}"
 
 
 def warming(
@@ -192,6 +205,7 @@ def answering(
         egress=Egress(round(started.options.unread_mb * 1e6), started.meter.count_unread_answer),
         pace=Pace(started.options.messages_per_second),
         crash_notes=made.crash_notes,
+        meter=Meter(made.reporter, started.model, only_prompts=made.role.card.gives_kv),
     )
     generate = traces.around(service.generate) if traces is not None else service.generate
     if not started.options.runtime_health_check:
@@ -240,6 +254,21 @@ def open_to_operators(
     if started.front is not None:
         started.front.admin = performer
         started.front.watch_loop()
+
+
+def convert_tokens(started: Started, made: Assembled) -> None:
+    """Tokenise for others, if the engine can."""
+    tokens, template = started.engine.parts.tokens, started.options.custom_jinja_template
+    if tokens is None:
+        return
+
+    def names() -> list[str]:
+        adapters = made.registry.entries() if made.registry is not None else []
+        return [*made.registration.names, *(entry.name for entry in adapters)]
+
+    length = started.facts.context_length
+    service = TokenService(tokens, names, length, Path(template).read_text() if template else None)
+    service.serve(started.drt, started.options.address)
 
 
 async def warm_up(engine: Engine, role: Role[object]) -> None:

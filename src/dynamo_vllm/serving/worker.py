@@ -9,10 +9,11 @@ import functools
 import gc
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.admin.base import WorkerState
-from dynamo_vllm.config import build, planes
+from dynamo_vllm.config import build, folders, planes
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.vllm.compat import versions
@@ -32,6 +33,7 @@ from dynamo_vllm.serving.metrics import load_meter
 from dynamo_vllm.serving.plane import etcd_lease, inotify, kv_compatibility, parsers, runtime, socket_options
 from dynamo_vllm.serving.request import tracing
 from dynamo_vllm.serving.system_port import handler as system_port_handler
+from dynamo_vllm.serving.tokens import address as tokens_address
 from dynamo_vllm.serving.wiring import Started
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.serving.plane.registration import Registration
     from dynamo_vllm.serving.plane.runtime import Runtime
     from dynamo_vllm.serving.request.tracing import Tracing
+    from dynamo_vllm.serving.usage.reporter import Reporter
     from dynamo_vllm.serving.wiring import Assembled
 
 logger = logging.getLogger(__name__)
@@ -124,6 +127,7 @@ async def run(
                         adapter_cache=cache_folder(options.lora_path, environment),
                         etcd=planes.etcd_access(options, environment),
                         scratch_folder=scratch_folder,
+                        usage_folder=Path(options.usage_dir or folders.data(environment) / "usage"),
                     )
                     with tracing.opened(options, started.model) as traces:
                         async with factories.media_loader(options, engine.parts.media) as loader:
@@ -146,7 +150,8 @@ def own_metrics_folder(options: WorkerOptions) -> Iterator[WorkerOptions]:
 def joined(plan: WorkerPlan) -> Runtime:
     """Create the runtime with every endpoint this worker may serve or call."""
     options = plan.options
-    addresses = [options.address, *admin_endpoint.handled(options.address)]
+    addresses = [options.address, *admin_endpoint.handled(options.address), wiring.gateways_of(options)]
+    addresses.append(tokens_address.endpoint_of(options.address))
     if factories.role_card(options).hands_over_kv:
         addresses.append(kv_compatibility.endpoint_of(options.address))
     if plan.encoder_output is not None:
@@ -179,10 +184,12 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
             etcd_lease.keep(started.etcd, options.discovery_folder, endpoint.connection_id())
         )
         serving = asyncio.create_task(registration.serve(generate, made.role.health_check()))
+        made.reporter.start()
 
         async def open_up() -> None:
             await adapters.load_first(made.registry, options.lora_modules, progress.phase)
             wiring.open_to_operators(started, made, last_error, engine_died)
+            wiring.convert_tokens(started, made)
             lifecycle.ready()
             started.followers.ready()
             progress.phase(
@@ -202,7 +209,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
             keeping.cancel()  # before the lease is given back
             if code == EXIT_ENGINE_DEAD:
                 made.crash_notes.died()
-            await leave(options, lifecycle, started.drt, serving, watching, code)
+            await leave(options, lifecycle, started.drt, serving, watching, code, made.reporter)
     return code
 
 
@@ -263,6 +270,7 @@ async def leave(
     serving: asyncio.Task[None],
     watching: asyncio.Task[None],
     code: int,
+    reporter: Reporter,
 ) -> None:
     """Drain (a dead engine has nothing to drain), then stop serving; limited as a whole."""
     watching.cancel()
@@ -270,5 +278,6 @@ async def leave(
         await lifecycle.drain(options.drain_seconds)
     else:  # late callers are better served elsewhere
         await lifecycle.drain(0, settles=False)
+    await reporter.close()
     drt.shutdown()
     await asyncio.wait({serving, watching}, timeout=SHUTDOWN_SECONDS)

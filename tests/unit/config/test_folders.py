@@ -34,6 +34,13 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield home
 
 
+def test_data_is_kept_in_the_users_folder_for_it(tmp_path: Path, read_only: Path) -> None:
+    assert folders.data({"XDG_DATA_HOME": "/d", "HOME": "/h"}) == Path("/d/dynamo-vllm")
+    assert folders.data({"HOME": str(tmp_path)}) == tmp_path / ".local/share/dynamo-vllm"
+    without = {"HOME": str(read_only), "TMPDIR": str(tmp_path)}
+    assert folders.data(without) == tmp_path / SPARE / ".local/share/dynamo-vllm"
+
+
 def test_home_that_can_be_written_to_is_left_alone(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path)}
     assert folders.cache(environment) == tmp_path / ".cache"

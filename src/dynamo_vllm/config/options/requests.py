@@ -36,6 +36,15 @@ class RequestOptions(OmniOptions):
         env="DYN_MIGRATION_LIMIT",
         metavar="N",
     )
+    usage_dir: str | None = opt(
+        None,
+        "requests",
+        "Folder for token counts that no gateway has taken yet, so that a killed worker loses none; the "
+        "next worker "
+        "of this machine sends them (default: in the user's data folder).",
+        env="DYN_VLLM_USAGE_DIR",
+        metavar="FOLDER",
+    )
     crash_notes: str | None = opt(
         None,
         "requests",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.base import EngineParts, FrameChooser
 from dynamo_vllm.job import MediaPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dynamo_vllm.engine.fake.spec import FakeSpec
     from dynamo_vllm.job import Media
@@ -22,6 +22,7 @@ def of(spec: FakeSpec) -> EngineParts:
     """Returns the parts of a fake engine; it does not support prompt embeddings."""
     return EngineParts(
         renderer=FakeRenderer(spec.vocab_size),
+        tokens=FakeTokens(spec.vocab_size),
         media=FakeMedia(spec.media) if spec.media else None,
         encoded=FakeEncoded(),
     )
@@ -41,6 +42,33 @@ class FakeRenderer:
 
     def answer_parser(self, body: object, template_kwargs: object) -> None:
         return None
+
+
+class FakeTokens:
+    """Makes one token of each character, and the character of each token."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._renderer = FakeRenderer(vocab_size)
+
+    async def of_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [1] * add_special_tokens + await self._renderer.render_text(text)
+
+    async def of_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any],
+        *,
+        add_special_tokens: bool,
+    ) -> list[int]:
+        text = "".join(str(message.get("content")) for message in messages)
+        return await self.of_text(text, add_special_tokens=add_special_tokens)
+
+    async def text(self, ids: Sequence[int]) -> str:
+        return "".join(self.strings(ids))
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        return [chr(i) for i in ids]
 
 
 class FakeMedia:

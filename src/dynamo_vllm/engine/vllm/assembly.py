@@ -31,6 +31,7 @@ from dynamo_vllm.engine.vllm.parts.embeds import VllmEmbeds
 from dynamo_vllm.engine.vllm.parts.encoded import EncodedFolder
 from dynamo_vllm.engine.vllm.parts.media import VllmMedia
 from dynamo_vllm.engine.vllm.parts.renderer import VllmRenderer
+from dynamo_vllm.engine.vllm.parts.tokens import VllmTokens
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def _parts(
         ends.callback(embeds.close)
     return EngineParts(
         renderer=VllmRenderer(llm.renderer, parser),
+        tokens=VllmTokens(llm.renderer),
         embeds=embeds,
         media=VllmMedia(llm.renderer) if facts.media else None,
         encoded=_encoded(settings, facts.encoder, model),

@@ -156,8 +156,8 @@ class Exposition:
         yield MetricSeries("disk_bytes", "gauge", "Size of that disk", total)
 
 
-def lines(series: MetricSeries) -> Iterator[str]:
-    name = PREFIX + series.name
+def lines(series: MetricSeries, prefix: str = PREFIX) -> Iterator[str]:
+    name = prefix + series.name
     yield f"# HELP {name} {series.help}\n"
     yield f"# TYPE {name} {series.kind}\n"
     for labels, value in series.values:

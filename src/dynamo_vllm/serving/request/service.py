@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.serving.request.cancel import Cancellable, InFlight
     from dynamo_vllm.serving.request.sender import Sender
     from dynamo_vllm.serving.request.tracing import Generate
+    from dynamo_vllm.serving.usage.meter import Meter
 
 
 class Service:
@@ -43,6 +44,7 @@ class Service:
         egress: Egress | None = None,
         pace: Pace | None = None,
         crash_notes: CrashNotes | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._role = role
         self._engine = engine
@@ -54,6 +56,7 @@ class Service:
         self._egress = egress or Egress()
         self._pace = pace or Pace()
         self._crash_notes = crash_notes or CrashNotes(None)
+        self._meter = meter
 
     async def generate(
         self, request: object, context: Cancellable, response_sender: Sender
@@ -88,6 +91,9 @@ class Service:
                 paced = job.sampling.gives_only_tokens and job.pipeline is None
                 gathering = Gathering(self._pace if paced else UNPACED)
                 out = outlet(self._role.encoder(parsed, job).encode, stream, watch, note, gathering)
+                count = self._meter.begin(context, parsed, job) if self._meter is not None else None
+                if count is not None:
+                    out = count.around(out)
                 try:
                     with suppress(ClientLeft):
                         watch.computes()
@@ -100,6 +106,8 @@ class Service:
                 finally:
                     gathering.end()
                     stream.abandon()
+                    if count is not None:
+                        count.end(watch)
             finally:
                 if lease is not None:
                     lease.release()

@@ -1,0 +1,1 @@
+"""Counts the tokens of requests that came through a gateway, and reports them to it."""
