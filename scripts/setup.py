@@ -209,9 +209,9 @@ def version_of(choice: str) -> str:
 
 
 def extras_for(device: str, asked: list[str]) -> list[str]:
-    """Return the extras. NIXL is always one, so that `serve --prefill 1 --decode 1` runs at once."""
+    """Return the extras. Two are always there: `serve --prefill 1 --decode 1` and `--gateway` run at once."""
     named = [name.strip() for name in os.environ.get("DYNAMO_VLLM_EXTRAS", "").split(",") if name.strip()]
-    return list(dict.fromkeys([device, "nixl", *asked, *named]))
+    return list(dict.fromkeys([device, "nixl", "gateway", *asked, *named]))
 
 
 def stamp_for(extras: list[str], choice: str) -> str:

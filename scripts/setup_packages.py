@@ -78,7 +78,7 @@ def commands(words: list[str], venv: str, device: str, extras: list[str], versio
     if device == "cpu" and "omni" in extras:
         editable += ["--editable", OMNI_CPU_PACKAGE]
     found = [[*words, "--no-deps", "--requirement", pinned, *editable]]
-    others = [name for name in extras if name not in ("cpu", "cuda", "nixl", *LOCKED_EXTRAS)]
+    others = [name for name in extras if name not in ("cpu", "cuda", "nixl", "gateway", *LOCKED_EXTRAS)]
     if others:
         locked = [name for name in LOCKED_EXTRAS if name != "omni" or version.startswith(OMNI_NEEDS)]
         write(known, pins(device, [*extras, *locked], version))

@@ -19,6 +19,8 @@ NAVIGATION: dict[str, dict[str, str]] = {
     },
     "Capabilities": {
         "docs/requests.md": "Requests",
+        "docs/gateway.md": "The gateway",
+        "docs/agents.md": "Agents and libraries",
         "docs/routing.md": "Routing and migration",
         "docs/disaggregation.md": "Disaggregated prefill and decode",
         "docs/data-parallel.md": "Ranks and nodes",

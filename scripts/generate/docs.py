@@ -17,6 +17,7 @@ from dynamo_vllm.config.options import (
     AdminOptions,
     ExportOptions,
     FrontendOptions,
+    GatewayOptions,
     LoadOptions,
     PauseOptions,
     PlaneOptions,
@@ -29,6 +30,14 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
+from dynamo_vllm.config.options.gateway.keys import (
+    CreateKeyOptions,
+    DatabaseOptions,
+    ListKeysOptions,
+    RotateKeyOptions,
+    TenantOptions,
+)
+from dynamo_vllm.config.options.gateway.usage import UsageOptions
 from generate import reference
 
 if TYPE_CHECKING:
@@ -48,6 +57,11 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ),
     ("worker", WorkerOptions, ENGINE_FLAGS),
     ("frontend", FrontendOptions, ""),
+    (
+        "gateway",
+        GatewayOptions,
+        "[gateway.md](gateway.md) explains it. `serve` takes the group `gateway` too.",
+    ),
     (
         "export",
         ExportOptions,
@@ -73,6 +87,12 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("clear-kv", AdminOptions, LIKE_LORA),
     ("reset-caches", ResetOptions, LIKE_LORA),
     ("profile", ProfileOptions, "`profile start`, `profile stop`. " + LIKE_LORA),
+    ("keys create", CreateKeyOptions, "`keys create NAME` prints the secret of a new key, once."),
+    ("keys list", ListKeysOptions, "It never shows a secret."),
+    ("keys revoke", DatabaseOptions, "`keys revoke KEY` ends a key for good, within a second."),
+    ("keys rotate", RotateKeyOptions, "`keys rotate KEY` gives a key another secret."),
+    ("keys tenant", TenantOptions, "`keys tenant NAME` shows the result."),
+    ("usage", UsageOptions, "Days are in UTC."),
     ("chat", ChatOptions, "The URL may also be the first argument."),
     ("bench load", LoadOptions, "The URL may also be the first argument. [bench.md](bench.md) explains it."),
     ("bench plane", PlaneOptions, ""),

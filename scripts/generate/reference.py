@@ -8,6 +8,7 @@ import os
 
 from dynamo_vllm.cli import bench
 from dynamo_vllm.cli import main as commands
+from dynamo_vllm.cli.gateway import keys
 from dynamo_vllm.cli.running import admin
 
 COLUMNS = "104"
@@ -30,6 +31,9 @@ PAGES = {
     "export": "kubernetes.md",
     "size": "sizing.md",
     "lora": "lora.md",
+    "gateway": "gateway.md",
+    "keys": "gateway.md#keys",
+    "usage": "gateway.md#usage",
 }
 """The page that explains a command; the others are in operate.md."""
 
@@ -48,6 +52,7 @@ def below(name: str) -> list[tuple[str, ...]]:
     """Return the words that may follow a command's name, with the empty choice."""
     words = [command.split()[1] for command in admin.COMMANDS if command.startswith(f"{name} ")]
     words += bench.KINDS if name == "bench" else ()
+    words += keys.COMMANDS if name == "keys" else ()
     return [(), *((word,) for word in words)]
 
 

@@ -1,4 +1,4 @@
-"""Bodies of requests for a fuzz test, after OpenAI's own types; what is odd comes from `fuzz_odd`."""
+"""Bodies of requests for a fuzz test, after the types of OpenAI and Anthropic; `fuzz_odd` has what is odd."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typing
 from typing import Any
 
 import typing_extensions
+from anthropic.types import message_count_tokens_params, message_create_params
 from hypothesis import strategies as st
 from openai.types import (
     completion_create_params,
@@ -171,6 +172,7 @@ PLAIN = st.fixed_dictionaries({"model": TELLS}, optional=dict.fromkeys(("input",
 IMAGE = image_generate_params.ImageGenerateParamsNonStreaming
 VIDEO = video_create_params.VideoCreateParams
 RESPONSE = response_create_params.ResponseCreateParamsNonStreaming
+MESSAGE = message_create_params.MessageCreateParamsNonStreaming
 STREAM = OWN["stream"]
 BODIES: dict[str, st.SearchStrategy[Body]] = {
     "/v1/chat/completions": valid(CHAT, SAMPLING, model=TALKS, stream=STREAM, messages=TALK)
@@ -185,6 +187,9 @@ BODIES: dict[str, st.SearchStrategy[Body]] = {
     "/v1/responses": valid(RESPONSE, model=TALKS, stream=STREAM, input=WORDS)
     | valid(RESPONSE, model=TALKS, stream=STREAM),
     "/v1/responses/input_tokens": valid(input_token_count_params.InputTokenCountParams, model=TELLS),
+    "/v1/messages": valid(MESSAGE, model=TALKS, stream=STREAM, messages=TALK, max_tokens=SMALL)
+    | valid(MESSAGE, model=TALKS, stream=STREAM),
+    "/v1/messages/count_tokens": valid(message_count_tokens_params.MessageCountTokensParams, model=TELLS),
     "/v1/embeddings": valid(embedding_create_params.EmbeddingCreateParams, model=TELLS),
     "/v1/classify": PLAIN,
     "/v1/pooling": PLAIN,

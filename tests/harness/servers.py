@@ -1,4 +1,4 @@
-"""Real etcd and NATS servers for a test: ports of their own, data in the test's folder, and restarts.
+"""Real etcd, NATS and PostgreSQL servers for a test: own ports, data in the test's folder, and restarts.
 
     with etcd(tmp_path) as store, nats(tmp_path) as bus:
         env = {"ETCD_ENDPOINTS": store.url, "NATS_SERVER": bus.url}
@@ -14,8 +14,10 @@ import importlib.util
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,9 @@ class Server:
     ready_line: str
     """What it writes once it listens: read from its log, as its address may be out of our reach."""
     env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    """Who runs it, if not this user."""
+    kill_signal: int = signal.SIGKILL
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -54,7 +59,11 @@ class Server:
         self.data.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:  # anew with each start: the line below is of this one
             self.process = subprocess.Popen(
-                self.command, env={**os.environ, **self.env}, stdout=log, stderr=subprocess.STDOUT
+                self.command,
+                env={**os.environ, **self.env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                user=self.user,
             )
         until(f"{self.name} to listen at {self.url}", self._is_ready, seconds)
 
@@ -83,7 +92,7 @@ class Server:
         process, self.process = self.process, None
         if process is None:
             return
-        process.kill() if kill else process.terminate()
+        process.send_signal(self.kill_signal) if kill else process.terminate()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
@@ -122,6 +131,51 @@ def nats(
     ]
     with _running(server):
         yield server
+
+
+@contextlib.contextmanager
+def postgres(folder: Path) -> Iterator[Server]:
+    """A PostgreSQL server with a database for this test. As root it runs as nobody, as it refuses root."""
+    programs = postgres_programs()
+    port, user = free_port(), "nobody" if os.getuid() == 0 else None
+    # Its own folder below /tmp: nobody may not enter those of a test.
+    with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as place:
+        if user is not None:
+            shutil.chown(place, user)
+        server = Server(
+            name="postgres",
+            url=f"postgresql://tester@127.0.0.1:{port}/postgres",
+            command=[
+                *(str(programs / "postgres"), "-D", f"{place}/data", "-p", str(port)),
+                *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
+            ],
+            folder=folder,
+            ready_line="database system is ready to accept connections",
+            user=user,
+            kill_signal=signal.SIGQUIT,  # at once, as a crash; SIGKILL would leave its children
+        )
+        made = subprocess.run(
+            [str(programs / "initdb"), "-D", f"{place}/data", "-U", "tester", "-A", "trust", "--no-sync"],
+            user=user,
+            cwd=place,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+        with _running(server):
+            yield server
+
+
+def postgres_programs() -> Path:
+    """Debian keeps the programs of each version in a folder that is not in PATH."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found is not None else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for folder in folders:
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    pytest.skip("PostgreSQL is not on this machine; Debian has it as postgresql")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness import listening
-from harness.served import Serving, served
+from harness.served import Serving, own_environment, served
 from harness.waiting import until
 
 LAYOUTS = {
@@ -36,7 +36,19 @@ def test_nothing_listens_for_other_machines(layout: str, model: Path, tmp_path: 
 
 
 def test_only_the_http_port_does_where_it_is_asked_to(model: Path, tmp_path: Path) -> None:
-    words = ("--model", str(model), "--engine", "fake", "--host", "0.0.0.0")
+    words = ("--model", str(model), "--engine", "fake", "--host", "0.0.0.0", "--open")
     with served(tmp_path, *words) as serving:
         until("the rest on loopback", lambda: len(for_others(serving)) == 1)
         assert [one.port for one in for_others(serving)] == [serving.stack.port]
+
+
+def test_only_envoy_does_behind_a_gateway(model: Path, tmp_path: Path) -> None:
+    env = {
+        **own_environment(tmp_path),
+        "VLLM_API_KEY": "sk-of-the-listeners",
+        "XDG_DATA_HOME": str(tmp_path / "d"),
+    }
+    words = ("--model", str(model), "--engine", "fake", "--host", "0.0.0.0")
+    with served(tmp_path, *words, env=env) as serving:
+        until("the rest on loopback", lambda: len({one.port for one in for_others(serving)}) == 1)
+        assert {one.port for one in for_others(serving)} == {serving.stack.port}

@@ -21,6 +21,7 @@ LEVELS = {
     "export": 6,
     "supervise": 5,
     "bench": 5,
+    "gateway": 5,
     "serving": 4,
     "roles": 3,
     "admin": 3,

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": ("dynamo_vllm.cli.start.serve", "serve a model on this machine: frontend, router and workers"),
     "worker": ("dynamo_vllm.cli.start.worker", "run one worker of a deployment"),
     "frontend": ("dynamo_vllm.cli.start.frontend", "run the OpenAI server and router of a deployment"),
+    "gateway": ("dynamo_vllm.cli.start.gateway", "run a gateway: API keys, limits, usage, TLS"),
     "export": ("dynamo_vllm.cli.export", "turn a serve file into Kubernetes manifests or a compose file"),
     "check": (
         "dynamo_vllm.cli.check",
@@ -35,6 +36,8 @@ COMMANDS = {
     "clear-kv": (ADMIN, "clear the cached KV blocks of workers"),
     "reset-caches": (ADMIN, "clear caches of workers: prefix, multimodal, encoder"),
     "profile": (ADMIN, "start and stop a profile of workers' engines"),
+    "keys": ("dynamo_vllm.cli.gateway.keys", "create, list and end API keys of the gateway, and set limits"),
+    "usage": ("dynamo_vllm.cli.gateway.usage", "show the tokens that were used through the gateway"),
     "chat": ("dynamo_vllm.cli.running.chat", "chat with a model of a running system"),
     "bench": ("dynamo_vllm.cli.bench", "measure a running system, or parts of this package"),
 }

@@ -25,6 +25,7 @@ from dynamo_vllm.config.rules import (
     serve,
     worker,
 )
+from dynamo_vllm.config.rules.gateway import keys, serving
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         ExportOptions,
         FindOptions,
         FrontendOptions,
+        GatewayOptions,
         LoadOptions,
         PlaneOptions,
         ReachOptions,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         ScaleOptions,
         ServeOptions,
     )
+    from dynamo_vllm.config.options.gateway.keys import DatabaseOptions
     from dynamo_vllm.config.worker_plan import WorkerPlan
 
 MAX_SYSTEM_PORT = 32767
@@ -62,6 +65,7 @@ LOCAL_RULES: tuple[object, ...] = (
     connectors.connector_is_installed,
     connectors.offload_fits_memory,
     frontend.certificate_is_there,
+    serving.gateway_certificate_is_there,
     media.nixl_for_media_is_installed,
     media_limits.media_folder_is_a_folder,
     omni.stage_file_exists,
@@ -70,8 +74,10 @@ LOCAL_RULES: tuple[object, ...] = (
     worker.template_exists,
 )
 FRONTEND_RULES = frontend.RULES
+GATEWAY_RULES = serving.RULES
 FIND_RULES = admin.FIND_RULES
 ADMIN_RULES = admin.RULES
+KEYS_RULES = keys.RULES
 SERVE_RULES = serve.RULES
 EXPORT_RULES = export.RULES
 LOAD_RULES = bench.RULES
@@ -128,6 +134,14 @@ def check_frontend(options: FrontendOptions, *, elsewhere: bool = False) -> None
             rule(options)
 
 
+def check_gateway(options: GatewayOptions, *, elsewhere: bool = False) -> None:
+    check_runtime(options)
+    flags.port_is_a_port("--port", options.port)
+    for rule in GATEWAY_RULES:
+        if not (elsewhere and rule in LOCAL_RULES):
+            rule(options)
+
+
 def check_serve(options: ServeOptions) -> None:
     for rule in SERVE_RULES:
         rule(options)
@@ -147,6 +161,12 @@ def check_find(options: FindOptions) -> None:
 def check_admin(options: AdminOptions) -> None:
     check_find(options)
     for rule in ADMIN_RULES:
+        rule(options)
+
+
+def check_keys(options: DatabaseOptions) -> None:
+    """Check the options of `keys` and `usage`."""
+    for rule in KEYS_RULES:
         rule(options)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import build
-from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.options import FrontendOptions, GatewaySettings, WorkerOptions
 from dynamo_vllm.config.options.worker import OLDER_ROLES
 from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Values = Mapping[str, Any]
 """Option values by field name, as text or as the file has them."""
 
-_SECTIONS = ("model", "frontend", "workers")
+_SECTIONS = ("model", "frontend", "gateway", "workers")
 _SHORT_NAMES = {"role": "disaggregation_mode"}
 
 
@@ -38,11 +38,13 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One frontend and its workers; `model` is for every group without one."""
+    """One frontend and its workers, maybe behind a gateway; `model` is for every group without one."""
 
     model: str | None = None
     frontend: Values = field(default_factory=dict)
     workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
+    gateway: Values | None = None
+    """None: there is no gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class CommandLine:
     """The values of the command line; they override the file."""
 
     frontend: Values = field(default_factory=dict)
+    gateway: Values = field(default_factory=dict)
     worker: Values = field(default_factory=dict)
     args: tuple[str, ...] = ()
     workers: int | None = None
@@ -73,6 +76,7 @@ def read(data: object, source: str) -> Topology:
     return Topology(
         model=_text(top["model"], f"{source}: model") if "model" in top else None,
         frontend=_options(FrontendOptions, top.get("frontend", {}), f"{source}: frontend"),
+        gateway=_options(GatewaySettings, top["gateway"], f"{source}: gateway") if "gateway" in top else None,
         workers=tuple(_group(group, f"{source}: workers[{index}]") for index, group in enumerate(groups)),
     )
 
@@ -167,6 +171,7 @@ def override(topology: Topology, line: CommandLine) -> Topology:
     return Topology(
         model=topology.model,
         frontend={**topology.frontend, **line.frontend},
+        gateway=topology.gateway if not line.gateway else {**(topology.gateway or {}), **line.gateway},
         workers=tuple(
             dataclasses.replace(
                 group,
@@ -287,13 +292,19 @@ def to_argv(cls: type, values: Values) -> list[str]:
 def secrets(cls: type, values: Values) -> dict[str, str]:
     """Return the variables for the secrets among `values`: other users can see command lines."""
     hidden = [item for item in build.declared(cls) if item.option.secret and item.name in values]
-    return {item.option.env: str(values[item.name]) for item in hidden}
+    return {item.option.env: _in_variable(item, values[item.name]) for item in hidden}
+
+
+def _in_variable(item: build.Declared, value: Any) -> str:
+    return ",".join(map(str, value)) if item.many and not isinstance(value, str) else str(value)
 
 
 def _flag(item: build.Declared, value: Any) -> Sequence[str]:
     name = item.flags[0]
     if item.kind is bool:
         return [name if value else name.replace("--", "--no-", 1)]
+    if item.option.repeats:
+        return [f"{name}={one}" for one in value]
     if item.many:
         return [name, *map(str, value)] if value else []
     return [f"{name}={value}"]  # in one word, for values that begin with a dash

@@ -25,15 +25,16 @@ _MADE: dict[str, tuple[str, dict[str, Any]]] = {
 """Example requests for models that generate something other than text, by type of endpoint."""
 
 
-def to_try(url: str, model: str, endpoint_types: Collection[str]) -> list[str]:
+def to_try(url: str, model: str, endpoint_types: Collection[str], needs_key: bool = False) -> list[str]:
     """Return example commands for this model, which answers on these types of endpoints."""
     for kind, (path, body) in _MADE.items():
         if kind in endpoint_types:
-            return [f"try: {_curl(url + path, {'model': model, **body})}"]
+            return [f"try: {_curl(url + path, {'model': model, **body}, needs_key)}"]
     if model == demo.served_name("vision"):
-        return [f"try: {_curl(url + CHAT, _asked(model, _about_an_image('What colour is the square?')))}"]
-    curl = _curl(url + CHAT, _asked(model, "What is 17 + 25?"))
-    return [f"try: dynamo-vllm chat {url}", f"or:  {curl}"]
+        asked = _asked(model, _about_an_image("What colour is the square?"))
+        return [f"try: {_curl(url + CHAT, asked, needs_key)}"]
+    curl = _curl(url + CHAT, _asked(model, "What is 17 + 25?"), needs_key)
+    return [f"try: {curl}"] if needs_key else [f"try: dynamo-vllm chat {url}", f"or:  {curl}"]
 
 
 def _asked(model: str, content: object) -> dict[str, object]:
@@ -44,5 +45,6 @@ def _about_an_image(question: str) -> list[dict[str, object]]:
     return [{"type": "image_url", "image_url": {"url": RED_SQUARE}}, {"type": "text", "text": question}]
 
 
-def _curl(url: str, body: dict[str, object]) -> str:
-    return shlex.join(["curl", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)])
+def _curl(url: str, body: dict[str, object], needs_key: bool) -> str:
+    words = ["curl", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    return shlex.join(words) + (' -H "Authorization: Bearer $KEY"' if needs_key else "")

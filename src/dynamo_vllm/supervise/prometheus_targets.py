@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.supervise.planning.process import Process
 
-JOBS = {True: "dynamo-vllm-worker", False: "dynamo-vllm-frontend"}
-"""Job names of the rules in deploy/observability, by whether it is a worker."""
+GATEWAY = "dynamo-vllm-gateway"
+JOBS = {"frontend": "dynamo-vllm-frontend", "gateway": GATEWAY, "envoy": GATEWAY}
+"""Job names of the rules in deploy/observability, by process; all others are workers."""
+WORKER = "dynamo-vllm-worker"
 
 
 class Targets:
@@ -26,7 +28,7 @@ class Targets:
 
     def started(self, process: Process, port: int) -> None:
         url = urlsplit(process.health_url(port))
-        labels = {"job": JOBS[process.is_worker], "process": process.name, "__scheme__": url.scheme}
+        labels = {"job": JOBS.get(process.name, WORKER), "process": process.name, "__scheme__": url.scheme}
         self._groups[process.name] = {"targets": [url.netloc], "labels": labels}
         self._write()
 

@@ -250,7 +250,9 @@ class Supervisor:
         prefill = (child for child in found if child.plan.card and child.plan.card.gives_kv)
         split = {name for child in prefill for name in child.models[:1]}
         try:
-            await self._probe.first_answer(self._plan.url, models, split, self._limits.first_answer_seconds)
+            await self._probe.first_answer(
+                self._plan.frontend_url or self._plan.url, models, split, self._limits.first_answer_seconds
+            )
         except StartError as exc:
             self._end(1, f"error: {exc}\n  logs: {self._log_folder}")
             return
@@ -258,7 +260,7 @@ class Supervisor:
         workers = len(self._plan.workers)
         self._screen.announce(f"ready: {self._plan.url}/v1 model={','.join(models)} workers={workers}")
         first, endpoint_types = next(iter(models.items()))
-        self._screen.hint(hints.to_try(self._plan.url, first, endpoint_types))
+        self._screen.hint(hints.to_try(self._plan.url, first, endpoint_types, self._plan.has_gateway))
 
     def _models(self) -> dict[str, tuple[str, ...]]:
         """Return the name of each model, and the types of endpoints on which it answers."""

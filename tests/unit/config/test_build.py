@@ -23,6 +23,13 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
+from dynamo_vllm.config.options.gateway.keys import (
+    CreateKeyOptions,
+    ListKeysOptions,
+    RotateKeyOptions,
+    TenantOptions,
+)
+from dynamo_vllm.config.options.gateway.usage import UsageOptions
 from dynamo_vllm.errors import ConfigError
 
 EVERY_CLASS = (
@@ -38,6 +45,11 @@ EVERY_CLASS = (
     PauseOptions,
     ResetOptions,
     ProfileOptions,
+    CreateKeyOptions,
+    ListKeysOptions,
+    RotateKeyOptions,
+    TenantOptions,
+    UsageOptions,
 )
 
 

@@ -12,6 +12,7 @@ from dynamo_vllm.config.options import (
     AdminOptions,
     ExportOptions,
     FrontendOptions,
+    GatewayOptions,
     LoadOptions,
     PlaneOptions,
     ResetOptions,
@@ -21,6 +22,14 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
+from dynamo_vllm.config.options.gateway.keys import (
+    CreateKeyOptions,
+    DatabaseOptions,
+    ListKeysOptions,
+    RotateKeyOptions,
+    TenantOptions,
+)
+from dynamo_vllm.config.options.gateway.usage import UsageOptions
 from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, media_limits, ranks
 from dynamo_vllm.config.rules import bench as bench_rules
 from dynamo_vllm.config.rules import export as export_rules
@@ -28,6 +37,8 @@ from dynamo_vllm.config.rules import frontend as frontend_rules
 from dynamo_vllm.config.rules import omni as omni_rules
 from dynamo_vllm.config.rules import serve as serve_rules
 from dynamo_vllm.config.rules import worker as worker_rules
+from dynamo_vllm.config.rules.gateway import keys as keys_rules
+from dynamo_vllm.config.rules.gateway import serving as gateway
 from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import ConfigError
 
@@ -710,6 +721,16 @@ EXPORT = [
         [*FROM_TO, "--operator", "--discovery", "etcd", "--etcd", "http://e:2379"],
         "leave --discovery out",
     ),
+    (
+        export_rules.one_place_ends_tls,
+        [*FROM_TO, "--gateway-api", "public", "--gateway-tls-secret", "certificate"],
+        "leave --gateway-tls-secret out",
+    ),
+    (
+        export_rules.hostname_is_of_a_route,
+        [*FROM_TO, "--hostname", "models.example.com"],
+        "needs --gateway-api",
+    ),
 ]
 SERVE = [
     (serve_rules.worker_counts_are_counts, ["--workers", "0"], "--workers 0 must be 1 or more"),
@@ -880,6 +901,32 @@ def test_frontend_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_frontend(options)) is None
 
 
+GATEWAY: list[tuple[object, list[str], str]] = [
+    (gateway.gateway_numbers_are_large_enough, ["--max-connections", "0"], "--max-connections"),
+    (gateway.headers_have_a_bound, ["--header-kb", "9000"], "8192 or less"),
+    (gateway.keys_are_long_enough, ["--api-key", "short"], "8 or more"),
+    (gateway.frontends_are_addresses, ["--frontend", "localhost:8000"], "http://HOST:PORT"),
+    (gateway.origins_are_origins, ["--cors-origin", "page.example"], "https://HOST"),
+    (gateway.gateway_tls_needs_both_files, ["--tls-cert-path", __file__], "go together"),
+    (
+        gateway.gateway_certificate_is_there,
+        ["--tls-cert-path", "/nowhere/c.pem", "--tls-key-path", "/nowhere/k.pem"],
+        "no such file",
+    ),
+    (gateway.parts_share_a_folder, ["--part", "envoy"], "--gateway-dir"),
+]
+
+
+@pytest.mark.parametrize(("rule", "argv", "message"), GATEWAY, ids=named)
+def test_gateway_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(GatewayOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_gateway(options)) or "")
+    monkeypatch.setattr(checks, "GATEWAY_RULES", tuple(r for r in checks.GATEWAY_RULES if r is not rule))
+    assert refusal(lambda: checks.check_gateway(options)) is None
+
+
 @pytest.mark.parametrize(("rule", "argv", "message"), EXPORT, ids=named)
 def test_export_rule_refuses_and_no_other_rule_would(
     rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
@@ -896,13 +943,21 @@ def test_what_runs_elsewhere_needs_nothing_here() -> None:
     checks.check_worker(plan, elsewhere=True)
     plan = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
     checks.check_worker(plan, elsewhere=True)
-    assert set(checks.LOCAL_RULES) <= {*checks.WORKER_RULES, *checks.FRONTEND_RULES}
+    known = {*checks.WORKER_RULES, *checks.FRONTEND_RULES, *checks.GATEWAY_RULES}
+    assert set(checks.LOCAL_RULES) <= known
 
 
 def test_certificate_of_a_frontend_elsewhere_is_not_looked_for_here() -> None:
     options = frontend(["--tls-cert-path", "/models/c.pem", "--tls-key-path", "/models/k.pem"])
     assert "no such file" in (refusal(lambda: checks.check_frontend(options)) or "")
     checks.check_frontend(options, elsewhere=True)
+
+
+def test_certificate_of_a_gateway_elsewhere_is_not_looked_for_here() -> None:
+    words = ["--tls-cert-path", "/models/c.pem", "--tls-key-path", "/models/k.pem"]
+    options, _ = build.parse(GatewayOptions, words, {}, "prog", "about")
+    assert "no such file" in (refusal(lambda: checks.check_gateway(options)) or "")
+    checks.check_gateway(options, elsewhere=True)
 
 
 @pytest.mark.parametrize(
@@ -1009,6 +1064,39 @@ ADMIN: list[tuple[object, type[AdminOptions], list[str], str]] = [
 ]
 
 
+KEYS: list[tuple[object, type[DatabaseOptions], list[str], str]] = [
+    (keys_rules.database_has_an_address, DatabaseOptions, ["--database", "gateway.db"], "use sqlite:///FILE"),
+    (keys_rules.database_has_an_address, UsageOptions, ["--database", "sqlite:///"], "is not an address"),
+    (keys_rules.limits_are_counts, CreateKeyOptions, ["--tokens-per-day", "0"], "leave it out for no limit"),
+    (keys_rules.limits_are_counts, TenantOptions, ["--concurrent", "-1"], "or 0 for no limit"),
+    (keys_rules.tenant_is_a_name, CreateKeyOptions, ["--tenant", "a b"], "is not a name of a tenant"),
+    (keys_rules.tenant_is_a_name, ListKeysOptions, ["--tenant="], "is not a name of a tenant"),
+    (keys_rules.expiry_is_a_duration, CreateKeyOptions, ["--expires", "30"], "write for example 30d"),
+    (keys_rules.expiry_is_a_duration, CreateKeyOptions, ["--expires", "0d"], "is over already"),
+    (keys_rules.grace_is_a_duration, RotateKeyOptions, ["--grace", "soon"], "is not a duration"),
+    (keys_rules.scopes_have_names, CreateKeyOptions, ["--model", " "], "--model is empty"),
+    (keys_rules.scopes_have_names, CreateKeyOptions, ["--endpoint="], "--endpoint is empty"),
+    (keys_rules.days_are_in_order, UsageOptions, ["--since", "yesterday"], "write a date such as"),
+    (
+        keys_rules.days_are_in_order,
+        UsageOptions,
+        ["--since", "2026-02-01", "--until", "2026-02-01"],
+        "is not after --since",
+    ),
+    (keys_rules.one_format, UsageOptions, ["--csv", "--json"], "cannot be combined"),
+]
+
+
+@pytest.mark.parametrize(("rule", "cls", "argv", "message"), KEYS, ids=named)
+def test_rule_of_keys_refuses_and_no_other_rule_would(
+    rule: object, cls: type[DatabaseOptions], argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(cls, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_keys(options)) or "")
+    monkeypatch.setattr(checks, "KEYS_RULES", tuple(r for r in checks.KEYS_RULES if r is not rule))
+    assert refusal(lambda: checks.check_keys(options)) is None
+
+
 @pytest.mark.parametrize(("rule", "argv", "message"), FIND, ids=named)
 def test_find_rule_refuses_and_no_other_rule_would(
     rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
@@ -1042,6 +1130,8 @@ def test_namespace_of_a_command_is_checked_too() -> None:
 def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in FIND} == set(checks.FIND_RULES)
     assert {rule for rule, *_ in ADMIN} == set(checks.ADMIN_RULES)
+    assert {rule for rule, *_ in KEYS} == set(checks.KEYS_RULES)
+    assert {rule for rule, *_ in GATEWAY} == set(checks.GATEWAY_RULES)
     assert {rule for rule, _, _ in PLANE} == set(checks.PLANE_RULES)
     assert {rule for rule, _, _ in SCALE} == set(checks.SCALE_RULES)
     assert {rule for rule, _, _ in ROUTING} == set(checks.ROUTING_RULES)

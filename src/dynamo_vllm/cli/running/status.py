@@ -31,6 +31,7 @@ from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.serving.admin import client as admin_client
 from dynamo_vllm.serving.admin import endpoint as admin_endpoint
 from dynamo_vllm.serving.plane import kv_compatibility
+from dynamo_vllm.serving.tokens import address as tokens_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ _KV_INDEX = "worker_kv_query"
 _HELPERS = {card.component: role for role, card in CARDS.items() if card.helps_others}
 _ANSWERS = "backend"
 """The default component of the workers that answer clients."""
-_AMONG_THEMSELVES = (kv_compatibility.ENDPOINT, admin_endpoint.ENDPOINT)
+_AMONG_THEMSELVES = (kv_compatibility.ENDPOINT, admin_endpoint.ENDPOINT, tokens_address.ENDPOINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,7 @@ def entrypoint(options: FrontendOptions) -> EntrypointArgs:
         migration_limit=options.migration_limit,
         migration_max_seq_len=options.migration_max_seq_len,
         metrics_prefix=options.metrics_prefix,
+        enable_anthropic_api=options.anthropic_api,
     )
 
 
@@ -157,9 +158,12 @@ def load_nixl() -> None:
 def variables(options: FrontendOptions) -> dict[str, str]:
     """Return the settings that the Rust server reads only from the environment."""
     found = {"ETCD_LEASE_TTL": str(options.etcd_lease_seconds or LEASE_SECONDS)}
+    if options.keep_alive_ms:
+        found["DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS"] = str(options.keep_alive_ms)
     return found | {
         "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": str(options.error_wait_ms),
         "DYN_HTTP_BODY_LIMIT_MB": str(options.max_body_mb),
+        "DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS": "1" if options.ignore_unknown_fields else "0",
         "DYN_RUNTIME_INHIBITED_DURATION_SECS": str(options.unreachable_seconds),
         "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": str(int(options.drain_seconds)),
         # The server's own /health says "healthy" without a model; ours replaces it and it moves here.

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_vllm import ports
+from dynamo_vllm.cli.start import gateway
 from dynamo_vllm.config import build, checks, folders, planes, topology
-from dynamo_vllm.config.options import FrontendOptions, ServeOptions, WorkerOptions
+from dynamo_vllm.config.options import FrontendOptions, GatewaySettings, ServeOptions, WorkerOptions
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.vllm.compat import versions
@@ -21,6 +23,7 @@ from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import demos
 from dynamo_vllm.supervise.planning import plan as plans
+from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -60,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
     folder = run_folder.choose(options.run_dir, environment)
     with scratch.folder() as shared:  # in memory or on a local disk; a cache may be on a network
         environment = {CRASH_NOTES: shared, **environment}
-        plan = prepare(wanted, environment, folder, options.demo)
+        wanted = with_gateway(wanted, options, environment)
+        plan = prepare(wanted, environment, folder, options.demo, Path(shared, "gateway"))
         limits = SupervisorLimits(
             start_seconds=options.start_seconds,
             hang_seconds=options.hang_seconds,
@@ -72,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         )
         with folder.opened():
             run_folder.prune(environment, options.keep_runs)
-            folder.note(plan.url, {name: getattr(plan.front, name) for name in NOTED})
+            folder.note(plan.frontend_url, {name: getattr(plan.front, name) for name in NOTED})
             code = supervise(plan, limits, folder)
             if code == 0:
                 folder.forget()
@@ -84,6 +88,7 @@ def parser() -> build.Parser:
     made = build.parser(ServeOptions, PROG, DESCRIPTION, EPILOG)
     made.usage = f"{PROG} [MODEL] [options] [worker options] [vLLM flags]"
     build.add_options(made, FrontendOptions)
+    build.add_options(made, GatewaySettings)
     return made
 
 
@@ -106,6 +111,7 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         raise ConfigError(f"{for_vllm[0]!r} is not a flag; the model goes first: {PROG} MODEL [options]")
     line = CommandLine(
         frontend=_of(FrontendOptions, given, without=("system_port",)),
+        gateway=_of(GatewaySettings, given, without=()),
         worker=vars(for_workers),
         args=tuple(for_vllm),
         workers=options.workers,
@@ -180,7 +186,11 @@ def from_file(path: str) -> Topology:
 
 
 def prepare(
-    wanted: Topology, environment: Mapping[str, str], folder: RunFolder, demo: str | None = None
+    wanted: Topology,
+    environment: Mapping[str, str],
+    folder: RunFolder,
+    demo: str | None = None,
+    gateway_folder: Path | None = None,
 ) -> Plan:
     """Return the plan, after every check that does not need a running process."""
     device = "none"
@@ -196,12 +206,44 @@ def prepare(
         wanted = demos.put_in(wanted, found, environment, device, gpus)
         for why in left_out:
             print(why, file=sys.stderr)
-    plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus)
+    place = None if wanted.gateway is None or gateway_folder is None else gateway_place(gateway_folder)
+    plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus, gateway=place)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
     ports.leave_out(plan.named_ports)
     planes.refuse_unreachable(planes.servers(plan.front, plan.front.event_plane))
     return plan
+
+
+def with_gateway(wanted: Topology, options: ServeOptions, environment: Mapping[str, str]) -> Topology:
+    """Return the topology with a gateway if one is wanted or needed, and without one otherwise."""
+    front = build.from_values(FrontendOptions, wanted.frontend, environment)
+    settings = build.from_values(GatewaySettings, wanted.gateway or {}, environment)
+    is_public = front.host not in LOOPBACK_HOSTS
+    if options.open:
+        if options.gateway or settings.api_key:
+            raise ConfigError(
+                "--open lets everybody in without a key; leave it out, or the gateway and its keys"
+            )
+        return dataclasses.replace(wanted, gateway=None)
+    if options.gateway is False:
+        if is_public:
+            raise ConfigError(
+                f"--no-gateway with --host {front.host} lets everybody who can reach it in; leave out "
+                "--no-gateway, "
+                "or say --open if that is what you want"
+            )
+        return dataclasses.replace(wanted, gateway=None)
+    needed = options.gateway or is_public or settings.api_key or wanted.gateway is not None
+    if not needed:
+        return wanted
+    gateway.refuse_without_keys(settings, environment, front.host if is_public else None)
+    return dataclasses.replace(wanted, gateway=wanted.gateway or {})
+
+
+def gateway_place(folder: Path) -> GatewayPlace:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return GatewayPlace(str(folder), *(ports.reserve_for_life() for _ in range(3)))
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

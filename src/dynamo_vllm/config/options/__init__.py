@@ -15,6 +15,7 @@ from dynamo_vllm.config.options.bench_routing import RoutingOptions
 from dynamo_vllm.config.options.bench_scale import ScaleOptions
 from dynamo_vllm.config.options.export import ExportOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
+from dynamo_vllm.config.options.gateway.serving import GatewayOptions, GatewaySettings
 from dynamo_vllm.config.options.runtime import DISCOVERY_BACKENDS, ReachOptions, RuntimeOptions
 from dynamo_vllm.config.options.serve import ServeOptions
 from dynamo_vllm.config.options.size import SizeOptions
@@ -28,6 +29,8 @@ __all__ = [
     "ExportOptions",
     "FindOptions",
     "FrontendOptions",
+    "GatewayOptions",
+    "GatewaySettings",
     "LoadOptions",
     "PauseOptions",
     "PlaneOptions",

@@ -58,6 +58,28 @@ class FrontendOptions(MediaReachOptions):
     metrics_prefix: str | None = opt(
         None, "http", "Prefix of the frontend's metrics.", env="DYN_METRICS_PREFIX", metavar="NAME"
     )
+    anthropic_api: bool = opt(
+        True,
+        "http",
+        "Serve Anthropic's Messages API too: /v1/messages and /v1/messages/count_tokens.",
+        env="DYN_ENABLE_ANTHROPIC_API",
+        flags=("--anthropic-api", "--enable-anthropic-api"),
+    )
+    ignore_unknown_fields: bool = opt(
+        False,
+        "http",
+        "Drop fields of a chat or completion request that the frontend does not know, instead of "
+        "answering 400.",
+        env="DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS",
+    )
+    keep_alive_ms: int = opt(
+        0,
+        "http",
+        "Send a comment in a stream that had no token for this long, for proxies that close quiet "
+        "connections; 0 leaves it to the frontend, which sends comments only while it holds text back.",
+        env="DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS",
+        metavar="MS",
+    )
     frontend_admin_api: bool = opt(
         False,
         "http",

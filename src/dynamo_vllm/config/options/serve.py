@@ -28,6 +28,20 @@ class ServeOptions:
         env="DYN_VLLM_DEMO",
         choices=DEMOS,
     )
+    gateway: bool | None = opt(
+        None,
+        "gateway",
+        "Put a gateway in front: API keys, limits, usage, TLS (default: on with --api-key, and with a "
+        "--host that "
+        "other machines can reach).",
+        env="DYN_VLLM_GATEWAY",
+    )
+    open: bool = opt(
+        False,
+        "gateway",
+        "Let anyone who can reach --host use everything, without a key and without the gateway.",
+        env="DYN_VLLM_OPEN",
+    )
     config: str | None = opt(
         None,
         "what to serve",

@@ -10,10 +10,10 @@ from dynamo_vllm.config.rules import bounds, flags, media_limits
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynamo_vllm.config.options import FrontendOptions
+    from dynamo_vllm.config.options import FrontendOptions, GatewayOptions
 
 
-def tls_needs_both_files(o: FrontendOptions) -> None:
+def tls_needs_both_files(o: FrontendOptions | GatewayOptions) -> None:
     if (o.tls_cert_path is None) != (o.tls_key_path is None):
         raise ConfigError("--tls-cert-path and --tls-key-path go together; give both or neither")
 
@@ -44,7 +44,7 @@ def numbers_are_large_enough(o: FrontendOptions) -> None:
     bounds.at_least(o, 1, "max_body_mb", "migration_max_seq_len")
 
 
-def certificate_is_there(o: FrontendOptions) -> None:
+def certificate_is_there(o: FrontendOptions | GatewayOptions) -> None:
     for name, path in bounds.values(o, ("tls_cert_path", "tls_key_path")):
         if not Path(path).is_file():
             raise ConfigError(f"{name} {path}: there is no such file")

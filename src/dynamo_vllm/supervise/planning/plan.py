@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import build, checks, planes, runtime_env, topology, worker_plan
 from dynamo_vllm.config.options import FrontendOptions
+from dynamo_vllm.supervise.planning import gateway as gateways
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
 from dynamo_vllm.supervise.planning.process import COMMAND, LOOPBACK, Plan, Process, reachable
 from dynamo_vllm.supervise.planning.workers import WorkerProcesses, parse_group
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.topology import Topology, WorkerGroup
     from dynamo_vllm.config.worker_plan import WorkerPlan
+    from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 
 ENGINES_HERE = "DYN_VLLM_ENGINES_HERE"
+_PUBLIC = ("DYN_HTTP_HOST", "DYN_HTTP_PORT", "DYN_TLS_CERT_PATH", "DYN_TLS_KEY_PATH")
+"""Variables of the frontend that a gateway in front of it takes."""
 
 
 def make(
@@ -31,18 +35,34 @@ def make(
     gpus: Sequence[str] = (),
     *,
     elsewhere: bool = False,
+    gateway: GatewayPlace | None = None,
 ) -> Plan:
     """Return the processes of a topology; settings that cannot work are rejected here.
 
     `gpus` are assigned to several workers; without any, each sees what the environment shows. Processes that
-    will run `elsewhere` are not checked against this machine.
+    will run `elsewhere` are not checked against this machine. A topology with a gateway needs a place for it.
     """
-    shared = shared_environment(environment, discovery)
-    front = build.from_values(FrontendOptions, wanted.frontend, shared)
+    everything = shared_environment(environment, discovery)
+    front = build.from_values(FrontendOptions, wanted.frontend, everything)
     checks.check_frontend(front, elsewhere=elsewhere)
-    shared = with_planes(shared, front, environment)
+    everything = with_planes(everything, front, environment)
+    shared = {name: value for name, value in everything.items() if name not in gateways.NOT_FOR_OTHERS}
     front = build.from_values(FrontendOptions, wanted.frontend, shared)
-    url = f"{'https' if front.tls_cert_path else 'http'}://{reachable(front.host)}:{front.port}"
+    url = frontend_url = url_of(front)
+    beside: tuple[Process, ...] = ()
+    if gateway is not None and wanted.gateway is not None:
+        beside = gateways.processes(wanted.gateway, front, everything, gateway)
+        wanted = dataclasses.replace(
+            wanted,
+            frontend=gateways.behind(wanted.frontend, gateway),
+            workers=tuple(gateways.taking_turns(group, shared) for group in wanted.workers),
+        )
+        shared = {name: value for name, value in shared.items() if name not in _PUBLIC}
+        inner = build.from_values(FrontendOptions, wanted.frontend, shared)
+        frontend_url = url_of(inner)
+        front, public = inner, front
+    else:
+        public = front
     words, secrets = topology.to_argv(FrontendOptions, wanted.frontend), dict[str, str]()
     if not elsewhere:
         words, secrets = planning_secrets.by_environment(FrontendOptions, words)
@@ -50,7 +70,7 @@ def make(
         name="frontend",
         argv=(*COMMAND, "frontend", *words),
         env={**shared, **secrets},
-        health=f"{url}/live",
+        health=f"{frontend_url}/live",
         port=front.port,
         drain_seconds=front.drain_seconds,
         role=None,
@@ -64,8 +84,13 @@ def make(
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
-    processes = (frontend, *with_engine_count(workers.made))
-    return Plan(url, front.host, front.port, tuple(workers.models), processes, front, workers.named_ports)
+    processes = (frontend, *beside, *with_engine_count(workers.made))
+    named = workers.named_ports | {public.port}
+    return Plan(url, public.host, public.port, tuple(workers.models), processes, front, named, frontend_url)
+
+
+def url_of(front: FrontendOptions) -> str:
+    return f"{'https' if front.tls_cert_path else 'http'}://{reachable(front.host)}:{front.port}"
 
 
 def shared_environment(environment: Mapping[str, str], discovery: Path) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Plan:
     """Everything that `serve` starts, and where it will answer."""
 
     url: str
-    """URL of the frontend, without a path."""
+    """URL for clients, without a path."""
     host: str
     port: int
     models: tuple[str, ...]
@@ -79,6 +79,12 @@ class Plan:
     """Settings of the frontend; every process uses the same discovery and planes."""
     named_ports: frozenset[int] = frozenset()
     """Where the user wants processes to listen."""
+    frontend_url: str = ""
+    """URL of the frontend itself; another one than `url` behind a gateway."""
+
+    @property
+    def has_gateway(self) -> bool:
+        return self.frontend_url not in ("", self.url)
 
     @property
     def workers(self) -> tuple[Process, ...]:

@@ -1,0 +1,1 @@
+"""Runs the commands on the gateway's database."""

@@ -1,0 +1,1 @@
+"""Rules for options of the gateway and of the commands on its database."""

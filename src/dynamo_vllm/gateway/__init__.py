@@ -1,0 +1,1 @@
+"""Stands in front of a deployment: API keys, limits, usage, and the APIs that keep something."""

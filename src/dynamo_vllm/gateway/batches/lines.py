@@ -1,0 +1,123 @@
+"""Reads the lines of a batch's file, and checks them before the first is run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+from msgspec import Raw
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+MOST_ERRORS = 50
+LINE_BYTES = 45 << 20
+CUSTOM_ID_CHARACTERS = 512
+
+
+class _Body(msgspec.Struct):
+    model: str
+    stream: bool | None = None
+    background: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+
+
+class _Checked(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: _Body
+
+
+class Line(msgspec.Struct):
+    """One request of a batch."""
+
+    custom_id: str
+    body: Raw
+
+
+class Fault(msgspec.Struct):
+    """What is wrong with a line, in OpenAI's shape."""
+
+    code: str
+    message: str
+    line: int | None
+    param: str | None = None
+
+
+def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that say something, with their numbers from 1."""
+    number = 0
+    while line := file.readline(LINE_BYTES + 2):
+        number += 1
+        if line.strip():
+            yield number, line
+
+
+def check(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[Fault]]:
+    """Return the number of requests, and what is wrong with the file."""
+    faults: list[Fault] = []
+    seen: set[str] = set()
+    total = 0
+    with path.open("rb") as file:
+        for number, line in numbered(file):
+            total += 1
+            if total > most_lines:
+                faults.append(Fault("too_many_requests", f"there are more than {most_lines} lines", number))
+                break
+            found = _checked(line, number, endpoint, seen)
+            if found is not None:
+                faults.append(found)
+                if len(faults) >= MOST_ERRORS:
+                    break
+    if total == 0:
+        faults.append(Fault("empty_file", "the file has no requests", None))
+    return total, faults
+
+
+def request_of(line: bytes, endpoint: str) -> tuple[str, bytes]:
+    """Return the custom id of a checked line and the body that the frontend gets."""
+    found = msgspec.json.decode(line, type=Line)
+    if endpoint != "/v1/responses":
+        return found.custom_id, bytes(found.body)
+    body = msgspec.json.decode(found.body, type=dict[str, Raw])  # nothing of a batch is kept as a response
+    body.pop("background", None)
+    return found.custom_id, msgspec.json.encode(body | {"store": Raw(b"false")})
+
+
+def _checked(line: bytes, number: int, endpoint: str, seen: set[str]) -> Fault | None:
+    if len(line) > LINE_BYTES:
+        return Fault("line_too_long", f"a line has at most {LINE_BYTES} bytes", number)
+    try:
+        found = msgspec.json.decode(line, type=_Checked)
+        line.decode()
+    except msgspec.ValidationError as exc:
+        return Fault("invalid_request", str(exc), number)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        return Fault("invalid_json_line", f"this line is not JSON: {exc}", number)
+    if not 0 < len(found.custom_id) <= CUSTOM_ID_CHARACTERS:
+        return Fault("invalid_custom_id", "custom_id is empty or too long", number, "custom_id")
+    if found.custom_id in seen:
+        return Fault(
+            "duplicate_custom_id", f"{found.custom_id!r} is there more than once", number, "custom_id"
+        )
+    seen.add(found.custom_id)
+    if found.method != "POST":
+        return Fault("invalid_method", "method is POST", number, "method")
+    if found.url != endpoint:
+        return Fault("mismatched_endpoint", f"url is {endpoint}, as in the batch", number, "url")
+    return _of_body(found.body, number)
+
+
+def _of_body(body: _Body, number: int) -> Fault | None:
+    if body.stream:
+        return Fault("stream_not_supported", "a batch does not stream", number, "body.stream")
+    if body.background:
+        return Fault("background_not_supported", "a batch runs in the background", number, "body.background")
+    for name in ("previous_response_id", "conversation"):
+        if getattr(body, name) is not None:
+            return Fault("history_not_supported", f"a batch has no {name}", number, f"body.{name}")
+    return None

@@ -1,0 +1,269 @@
+"""Answers /v1/files and /v1/batches, and runs batches while the process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import FileResponse
+from starlette.routing import Route
+
+from dynamo_vllm.gateway.batches.files import PURPOSE, FileStore
+from dynamo_vllm.gateway.batches.lines import ENDPOINTS
+from dynamo_vllm.gateway.batches.pace import Pace
+from dynamo_vllm.gateway.batches.runner import NotOurs, Run, Tools
+from dynamo_vllm.gateway.batches.store import BatchStore
+from dynamo_vllm.gateway.exchange import answered, decoded, json_reply, order_of, read_body, whole_number
+from dynamo_vllm.gateway.identity import CACHE_SALT, caller_of
+from dynamo_vllm.gateway.replies import GatewayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import httpx
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from dynamo_vllm.gateway.batches.files import File
+    from dynamo_vllm.gateway.batches.runner import Gate
+    from dynamo_vllm.gateway.batches.store import Batch
+    from dynamo_vllm.gateway.database import Database, Transaction
+
+logger = logging.getLogger(__name__)
+DAYS = 30.0
+FILE_BYTES = 200_000_000
+TENANT_BYTES = 2_000_000_000
+CONCURRENCY = 4
+BATCHES_TOGETHER = 4
+MOST_LINES = 50_000
+BEAT_SECONDS = 5.0
+SWEEP_SECONDS = 600.0
+BODY_BYTES = 1 << 20
+LONGEST_HOURS = 168
+
+
+class _New(msgspec.Struct):
+    input_file_id: str
+    endpoint: str
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+
+
+class Batches:
+    """The routes and what they need; `start` and `close` are for the life of the process."""
+
+    def __init__(
+        self,
+        database: Database,
+        frontend: httpx.AsyncClient,
+        folder: Path,
+        gate: Gate,
+        *,
+        concurrency: int = CONCURRENCY,
+        busy: Callable[[], float] = lambda: 0.0,
+        days: float = DAYS,
+        file_bytes: int = FILE_BYTES,
+        tenant_bytes: int = TENANT_BYTES,
+        most_lines: int = MOST_LINES,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._database = database
+        self._files = FileStore(database, folder, days=days, file_bytes=file_bytes, tenant_bytes=tenant_bytes)
+        self._store = BatchStore(stale_seconds=4 * beat_seconds)
+        self._beat_seconds = beat_seconds
+        self._tools = Tools(
+            database=database,
+            store=self._store,
+            files=self._files,
+            frontend=frontend,
+            pace=Pace(concurrency, busy),
+            parts=folder / "parts",
+            concurrency=concurrency,
+            gate=gate,
+            most_lines=most_lines,
+            beat_seconds=beat_seconds,
+        )
+        self._running: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        self._nudged = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Run batches, and forget old files, until `close`."""
+        loop = asyncio.get_running_loop()
+        self._loops = [loop.create_task(self._take()), loop.create_task(self._sweep())]
+
+    async def close(self) -> None:
+        """Stop; what runs goes on in another gateway, or in the next one."""
+        tasks = [*self._loops, *(task for _, task in self._running.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/files", answered(self._upload), methods=["POST"]),
+            Route("/v1/files", answered(self._list_files), methods=["GET"]),
+            Route("/v1/files/{file_id}", answered(self._get_file), methods=["GET"]),
+            Route("/v1/files/{file_id}", answered(self._delete_file), methods=["DELETE"]),
+            Route("/v1/files/{file_id}/content", answered(self._content), methods=["GET"]),
+            Route("/v1/batches", answered(self._create), methods=["POST"]),
+            Route("/v1/batches", answered(self._list), methods=["GET"]),
+            Route("/v1/batches/{batch_id}", answered(self._get), methods=["GET"]),
+            Route("/v1/batches/{batch_id}/cancel", answered(self._cancel), methods=["POST"]),
+        ]
+
+    async def _upload(self, request: Request) -> Response:
+        return json_reply((await self._files.upload(request, caller_of(request.headers).tenant)).shown())
+
+    async def _list_files(self, request: Request) -> Response:
+        tenant, query = caller_of(request.headers).tenant, request.query_params
+        limit, order = whole_number(request, "limit", 10_000, 1, 10_000), order_of(request)
+        found = await self._database.run(
+            lambda t: self._files.listed(t, tenant, query.get("purpose"), order, query.get("after"), limit)
+        )
+        return _page(found, limit)
+
+    async def _get_file(self, request: Request) -> Response:
+        return json_reply((await self._file(request)).shown())
+
+    async def _content(self, request: Request) -> Response:
+        found = await self._file(request)
+        path = self._files.path(found.id)
+        if not await asyncio.to_thread(path.exists):
+            raise GatewayError(404, f"file {found.id!r} is not in this gateway's folder", code="not_found")
+        return FileResponse(path, media_type="application/octet-stream", filename=found.name)
+
+    async def _delete_file(self, request: Request) -> Response:
+        file_id = request.path_params["file_id"]
+        await self._files.delete(file_id, caller_of(request.headers).tenant)
+        return json_reply({"id": file_id, "object": "file", "deleted": True})
+
+    async def _create(self, request: Request) -> Response:
+        new, caller = decoded(await read_body(request, BODY_BYTES), _New), caller_of(request.headers)
+        if new.endpoint not in ENDPOINTS:
+            raise GatewayError(400, f"endpoint is one of {', '.join(ENDPOINTS)}", parameter="endpoint")
+        window = (new.completion_window, _seconds(new.completion_window))
+        metadata = None if new.metadata is None else msgspec.json.encode(new.metadata).decode()
+
+        def work(t: Transaction) -> Batch:
+            if self._files.get(t, new.input_file_id, caller.tenant).purpose != PURPOSE:
+                raise GatewayError(400, f"the file's purpose is not {PURPOSE!r}", parameter="input_file_id")
+            return self._store.create(
+                t,
+                tenant=caller.tenant,
+                key_id=caller.key_id,
+                cache_salt=caller.for_frontend.get(CACHE_SALT),
+                endpoint=new.endpoint,
+                file_id=new.input_file_id,
+                window=window,
+                metadata=metadata,
+            )
+
+        made = await self._database.run(work)
+        self._nudged.set()
+        return json_reply(made.shown())
+
+    async def _list(self, request: Request) -> Response:
+        tenant, after = caller_of(request.headers).tenant, request.query_params.get("after")
+        limit = whole_number(request, "limit", 20, 1, 100)
+        return _page(await self._database.run(lambda t: self._store.listed(t, tenant, after, limit)), limit)
+
+    async def _get(self, request: Request) -> Response:
+        batch_id, tenant = request.path_params["batch_id"], caller_of(request.headers).tenant
+        return json_reply((await self._database.run(lambda t: self._store.get(t, batch_id, tenant))).shown())
+
+    async def _cancel(self, request: Request) -> Response:
+        batch_id, tenant = request.path_params["batch_id"], caller_of(request.headers).tenant
+        found = await self._database.run(lambda t: self._store.cancel(t, batch_id, tenant))
+        if batch_id in self._running:
+            self._running[batch_id][0].stop()  # another gateway notices with its next beat
+        self._nudged.set()
+        return json_reply(found.shown())
+
+    async def _file(self, request: Request) -> File:
+        file_id, tenant = request.path_params["file_id"], caller_of(request.headers).tenant
+        return await self._database.run(lambda t: self._files.get(t, file_id, tenant))
+
+    async def _take(self) -> None:
+        while True:
+            try:
+                self._nudged.clear()
+                if (free := BATCHES_TOGETHER - len(self._running)) > 0:
+                    for batch_id in await self._database.run(self._waiting):
+                        if free > 0 and await self._claim(batch_id):
+                            free -= 1
+            except Exception:
+                logger.exception("batches cannot be read; trying again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._beat_seconds):
+                    await self._nudged.wait()
+
+    def _waiting(self, t: Transaction) -> list[str]:
+        return self._store.waiting(t, 100)
+
+    async def _claim(self, batch_id: str) -> bool:
+        """Return whether the batch is ours; one whose file another gateway has is left to that."""
+        owner = secrets.token_hex(8)
+        batch = await self._database.run(lambda t: self._store.claim(t, batch_id, owner))
+        if batch is None:
+            return False
+        if not await asyncio.to_thread(self._files.path(batch.file_id).exists):
+            await self._database.run(lambda t: self._store.release(t, batch_id, owner))
+            return False
+        run = Run(self._tools, batch, owner)
+        task = asyncio.get_running_loop().create_task(self._run(run, batch_id, owner))
+        self._running[batch_id] = (run, task)
+        return True
+
+    async def _run(self, run: Run, batch_id: str, owner: str) -> None:
+        try:
+            await run.run()
+        except NotOurs:
+            logger.info("batch %s: another gateway runs it now", batch_id)
+        except Exception:
+            logger.exception("batch %s: cannot go on; it is tried again", batch_id)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await asyncio.shield(self._database.run(lambda t: self._store.release(t, batch_id, owner)))
+            raise
+        finally:
+            del self._running[batch_id]
+            self._nudged.set()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self._files.sweep()
+            except Exception:
+                logger.exception("old files cannot be forgotten; trying again")
+            await asyncio.sleep(SWEEP_SECONDS)
+
+
+def _page(found: Sequence[File] | Sequence[Batch], limit: int) -> Response:
+    shown: list[dict[str, Any]] = [one.shown() for one in found[:limit]]
+    return json_reply(
+        {
+            "object": "list",
+            "data": shown,
+            "first_id": shown[0]["id"] if shown else None,
+            "last_id": shown[-1]["id"] if shown else None,
+            "has_more": len(found) > limit,
+        }
+    )
+
+
+def _seconds(window: str) -> float:
+    found = re.fullmatch(r"([1-9]\d{0,2})h", window)
+    if found is None or int(found[1]) > LONGEST_HOURS:
+        raise GatewayError(
+            400,
+            f"completion_window is a number of hours up to {LONGEST_HOURS}h",
+            parameter="completion_window",
+        )
+    return int(found[1]) * 3600.0

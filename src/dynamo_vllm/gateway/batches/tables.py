@@ -1,0 +1,58 @@
+"""The tables of files and batches. What files say is in a folder, not here."""
+
+from __future__ import annotations
+
+TABLES = (
+    """CREATE TABLE IF NOT EXISTS gateway_files (
+        id TEXT PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        name TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        created DOUBLE PRECISION NOT NULL,
+        expires DOUBLE PRECISION NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS gateway_files_tenant ON gateway_files (tenant, created)",
+    "CREATE INDEX IF NOT EXISTS gateway_files_expires ON gateway_files (expires)",
+    """CREATE TABLE IF NOT EXISTS gateway_batches (
+        id TEXT PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        cache_salt TEXT,
+        endpoint TEXT NOT NULL,
+        file_id TEXT NOT NULL,
+        completion_window TEXT NOT NULL,
+        metadata TEXT,
+        status TEXT NOT NULL,
+        created DOUBLE PRECISION NOT NULL,
+        expires DOUBLE PRECISION NOT NULL,
+        started DOUBLE PRECISION,
+        finalizing DOUBLE PRECISION,
+        cancelling DOUBLE PRECISION,
+        ended DOUBLE PRECISION,
+        errors TEXT,
+        total INTEGER NOT NULL,
+        completed INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        input_tokens BIGINT NOT NULL,
+        cached_tokens BIGINT NOT NULL,
+        output_tokens BIGINT NOT NULL,
+        reasoning_tokens BIGINT NOT NULL,
+        output_file TEXT,
+        error_file TEXT,
+        owner TEXT,
+        beat DOUBLE PRECISION NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS gateway_batches_tenant ON gateway_batches (tenant, created)",
+    "CREATE INDEX IF NOT EXISTS gateway_batches_status ON gateway_batches (status)",
+    # One row per answered line: which piece of which part file is its answer.
+    """CREATE TABLE IF NOT EXISTS gateway_batch_lines (
+        batch TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        part TEXT NOT NULL,
+        start BIGINT NOT NULL,
+        length INTEGER NOT NULL,
+        is_error INTEGER NOT NULL,
+        PRIMARY KEY (batch, number)
+    )""",
+)

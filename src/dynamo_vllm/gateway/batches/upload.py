@@ -1,0 +1,113 @@
+"""Reads an uploaded file piece by piece from a multipart form and writes it to disk."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from dynamo_vllm.gateway.exchange import too_long
+from dynamo_vllm.gateway.replies import GatewayError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+FIELD_BYTES = 4096
+MOST_FIELDS = 16
+WRITTEN_TOGETHER = 1 << 20
+
+
+class _Form:
+    """Receives what the parser finds: the file's pieces and the small fields."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, bytes] = {}
+        self.filename: str | None = None
+        self.pieces: list[bytes] = []
+        self._header_name = b""
+        self._header_value = b""
+        self._disposition = b""
+        self._field: str | None = None
+
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._begin,
+            "on_part_data": self._data,
+            "on_header_field": self._name,
+            "on_header_value": self._value,
+            "on_header_end": self._header,
+            "on_headers_finished": self._headers,
+        }
+
+    def taken(self) -> bytes:
+        """Return what came since the last time."""
+        found, self.pieces = b"".join(self.pieces), []
+        return found
+
+    def _begin(self) -> None:
+        self._disposition = b""
+
+    def _name(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _header(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _headers(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name", b"").decode(errors="replace")
+        self._field = name
+        if name == "file":
+            if self.filename is not None:
+                raise GatewayError(400, "the form has two files", parameter="file")
+            self.filename = options.get(b"filename", b"file").decode(errors="replace")[:255]
+        elif len(self.fields) >= MOST_FIELDS:
+            raise GatewayError(400, "the form has too many fields")
+        else:
+            self.fields[name] = b""
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._field == "file":
+            self.pieces.append(data[start:end])
+        elif self._field is not None:
+            self.fields[self._field] += data[start:end]
+            if len(self.fields[self._field]) > FIELD_BYTES:
+                raise GatewayError(400, f"the field {self._field!r} is too long", parameter=self._field)
+
+
+async def receive(request: Request, target: BinaryIO, limit: int) -> tuple[str, Mapping[str, str], int]:
+    """Write the file of a form to `target`; return its name, the other fields and its size."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
+        raise GatewayError(400, "send a form (multipart/form-data) with file and purpose")
+    form = _Form()
+    parser = MultipartParser(options[b"boundary"], form.callbacks())
+    size, waiting = 0, 0
+    try:
+        async for chunk in request.stream():
+            parser.write(chunk)
+            waiting += len(chunk)
+            if waiting >= WRITTEN_TOGETHER:
+                size, waiting = size + await _write(target, form.taken(), limit - size), 0
+        parser.finalize()
+    except FormParserError as exc:
+        raise GatewayError(400, f"the form is broken: {exc}") from None
+    size += await _write(target, form.taken(), limit - size)
+    if form.filename is None:
+        raise GatewayError(400, "the form has no file", parameter="file")
+    return form.filename, {k: v.decode(errors="replace") for k, v in form.fields.items()}, size
+
+
+async def _write(target: BinaryIO, data: bytes, room: int) -> int:
+    if len(data) > room:
+        raise too_long(room)
+    return await asyncio.to_thread(target.write, data)

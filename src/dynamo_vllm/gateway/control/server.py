@@ -1,0 +1,247 @@
+"""Runs the control app: opens the database, joins the deployment, listens, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import uvicorn
+
+from dynamo_vllm.errors import StartError
+from dynamo_vllm.gateway import ended_requests, tokenize
+from dynamo_vllm.gateway.batches.routes import Batches
+from dynamo_vllm.gateway.control import capacity, usage_api
+from dynamo_vllm.gateway.control.app import ControlApp
+from dynamo_vllm.gateway.control.authorization import Authorizer
+from dynamo_vllm.gateway.control.batch_lines import BatchLines
+from dynamo_vllm.gateway.control.metrics import Figures
+from dynamo_vllm.gateway.envoy.process import open_requests
+from dynamo_vllm.gateway.fairness import FairShares
+from dynamo_vllm.gateway.responses.routes import Responses
+from dynamo_vllm.gateway.store.key_ring import KeyRing
+from dynamo_vllm.gateway.store.ledger import Ledger
+from dynamo_vllm.gateway.store.limits import Limiter
+from dynamo_vllm.gateway.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    from starlette.routing import Route
+
+    from dynamo_vllm.config.options.gateway.serving import GatewayOptions
+    from dynamo_vllm.gateway.database import Database, Transaction
+    from dynamo_vllm.serving.tokens.client import TokenWorkers
+    from dynamo_vllm.serving.usage.endpoint import TakeRecords
+    from dynamo_vllm.serving.usage.record import UsageRecord
+
+    ServeRecords = Callable[[TakeRecords], Coroutine[Any, Any, None]]
+
+logger = logging.getLogger(__name__)
+REFRESH_SECONDS = 0.3
+"""How often keys are looked up: a revoked one ends within a second."""
+UPKEEP_SECONDS = 10.0
+MEASURE_SECONDS = 2.0
+KEPT_DAYS = 35.0
+"""How long single requests are kept; the sums stay for good."""
+LONGEST_SECONDS = 86400.0
+"""After so long a reservation belongs to a gateway that is gone with its machine."""
+SOCKET, PIPE, ADMIN_SOCKET = "control.sock", "ended.pipe", "envoy-admin.sock"
+
+
+class Control:
+    """The parts of the control app, while it runs."""
+
+    def __init__(self, options: GatewayOptions, database: Database, folder: Path, data: Path) -> None:
+        """`folder` is for sockets, `data` for files of clients."""
+        self._options = options
+        self._folder = folder
+        self._data = data
+        self.database = database
+        self.shares = FairShares()
+        self.ring = KeyRing(database, options.api_key)
+        self.ledger = Ledger(database)
+        self.limits = Limiter(database, gateway=f"{socket.gethostname()}-{os.getpid()}")
+        self.figures = Figures(database, self.shares)
+        self._ended: list[str] = []
+        self._ledger_id = ""
+
+    async def run(
+        self, serve_records: ServeRecords, token_workers: TokenWorkers, on_ready: Callable[[], None]
+    ) -> int:
+        """Serve until cancelled, or the deployment cannot be reached any more; return the exit code then."""
+        options = self._options
+        await self.ring.refresh()
+        self._ledger_id = await ledger_id_of(self.database)
+        authorizer = Authorizer(
+            self.ring, self.limits, self.shares, self._ledger_id, share_cache=options.share_cache
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            client = httpx.AsyncClient(base_url=options.frontend[0], transport=Transport())
+            frontend = await stack.enter_async_context(client)
+            await stack.enter_async_context(token_workers)
+            routes = [
+                *usage_api.routes(self.database),
+                *tokenize.routes(token_workers),
+                *self._keeping(frontend, stack),
+            ]
+            app = ControlApp(authorizer, routes, self.figures.text)
+            stack.enter_context(ended_requests.listening(self._folder / PIPE, self._has_ended))
+            sockets = stack.enter_context(self._sockets())
+            server = Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+            server.on_started = on_ready
+            beside = [
+                *(self._refresh(), self._settle_ended(), self._keep_up(), self._measure(frontend)),
+                *(server.serve(sockets), serve_records(self._take)),
+            ]
+            tasks = [asyncio.ensure_future(one) for one in beside]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+        logger.error("the runtime stopped serving")
+        return 1
+
+    def _keeping(self, frontend: httpx.AsyncClient, stack: contextlib.AsyncExitStack) -> Iterator[Route]:
+        """Start what keeps responses, files and batches; it ends with the stack."""
+        gate = BatchLines(self.ring, self.limits, self._ledger_id, self._ended.append)
+        responses = Responses(self.database, frontend, days=self._options.responses_days)
+        batches = Batches(
+            self.database,
+            frontend,
+            self._data,
+            gate,
+            concurrency=self._options.batch_concurrency,
+            busy=self.shares.busy,
+            days=self._options.responses_days,
+        )
+        for part in (responses, batches):
+            part.start()
+            stack.push_async_callback(part.close)
+            yield from part.routes()
+
+    @contextlib.contextmanager
+    def _sockets(self) -> Any:
+        """Listen on a Unix socket for Envoy, and on a port for probes if there is one."""
+        path = self._folder / SOCKET
+        new = self._folder / f"{SOCKET}.new"
+        new.unlink(missing_ok=True)
+        ours = socket.socket(socket.AF_UNIX)
+        found = [ours]
+        try:
+            ours.bind(str(new))
+            os.chmod(new, 0o600)
+            ours.listen(4096)
+            os.replace(new, path)  # Envoy never finds one that does not listen
+            if self._options.status_port is not None:
+                found.append(status_socket(self._options))
+            yield found
+        except OSError as exc:
+            raise StartError(f"the control app cannot listen in {self._folder}: {exc}") from exc
+        finally:
+            for one in found:
+                one.close()
+
+    # --- what goes on beside requests -------------------------------------------------------------------
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self.ring.refresh()
+            except Exception as exc:  # the keys of the last time stay in force
+                logger.warning("keys could not be looked up: %s", exc)
+
+    def _has_ended(self, request_id: str, status: int) -> None:
+        if request_id == ended_requests.RESTARTED:
+            self._ended += self.shares.forget()
+            return
+        self.figures.count(status)
+        self.shares.leave(request_id)
+        self._ended.append(request_id)
+
+    async def _settle_ended(self) -> None:
+        """Give back what requests had reserved and did not use."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            if not self._ended:
+                continue
+            ended, self._ended = self._ended, []
+            try:
+                await self.limits.ended(ended)
+            except Exception as exc:
+                self._ended = ended + self._ended
+                logger.warning("ended requests could not be settled: %s", exc)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            try:
+                await self.limits.expire(time.time() - LONGEST_SECONDS)
+                await self.ledger.prune(time.time() - KEPT_DAYS * 86400)
+            except Exception as exc:
+                logger.warning("the database could not be tidied: %s", exc)
+
+    async def _measure(self, frontend: httpx.AsyncClient) -> None:
+        """Know how much room the engines have, and which requests are gone."""
+        transport = httpx.AsyncHTTPTransport(uds=str(self._folder / ADMIN_SOCKET))
+        async with httpx.AsyncClient(transport=transport, base_url="http://envoy", timeout=5.0) as envoy:
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    self.shares.slots = await capacity.slots(frontend) or self.shares.slots
+                with contextlib.suppress(httpx.HTTPError, ValueError):
+                    self._ended += self.shares.forget_lost(await open_requests(envoy))
+                self.shares.let_in()
+                await asyncio.sleep(MEASURE_SECONDS)
+
+    async def _take(self, records: list[UsageRecord]) -> list[int]:
+        """Write records into the ledger; those of another ledger are left to their worker."""
+        ours = [index for index, record in enumerate(records) if record.ledger_id == self._ledger_id]
+        await self.ledger.settle([records[index] for index in ours])
+        return ours
+
+
+async def ledger_id_of(database: Database) -> str:
+    """Return the id of the ledger in this database; the first gateway that asks chooses it."""
+    new = uuid.uuid4().hex
+
+    def work(t: Transaction) -> str:
+        t.execute("INSERT INTO gateway_ledger (id, name) VALUES (1, ?) ON CONFLICT (id) DO NOTHING", new)
+        found = t.one("SELECT name FROM gateway_ledger WHERE id = 1")
+        return str(found[0]) if found is not None else new
+
+    return await database.run(work)
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which says when it listens."""
+
+    on_started: Callable[[], None] = staticmethod(lambda: None)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def status_socket(options: GatewayOptions) -> socket.socket:
+    host = options.system_host or "127.0.0.1"
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    assert options.status_port is not None
+    made.bind((host, options.status_port + (options.part == "all")))
+    made.listen(128)
+    return made

@@ -1,0 +1,1 @@
+"""Runs Envoy, the data plane of the gateway."""

@@ -1,0 +1,621 @@
+"""Writes Envoy's configuration. Pure: settings in, a document out.
+
+The way of a request: headers that only a gateway may set are removed; the control app looks at the key; Envoy
+reads a few fields of the body; for keys with limits or a choice of models, and for requests that name a
+worker, the control app is asked again, with these fields; then the frontend or the control app gets the
+request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway.envoy.routes import CONTROL, FRONTEND, ROUTES, Route
+
+Json = dict[str, Any]
+KEY_PATH, BODY_PATH, NVEXT_PATH = "/check/key", "/check/body", "/check/nvext"
+"""Prefixes of the paths with which Envoy asks the control app."""
+CHECK = "x-gateway-check"
+MODEL, MAX_TOKENS, BYTES, NVEXT = (
+    "x-gateway-model",
+    "x-gateway-max-tokens",
+    "x-gateway-bytes",
+    "nvext",
+)
+STORE, PREVIOUS, BACKGROUND = "store", "previous_response_id", "background"
+"""Fields of /v1/responses that say whether it needs the control app."""
+AUTHZ = "envoy.filters.http.ext_authz"
+BODY = "dynamo_vllm.body"
+ONLY_OURS = ("x-dynamo-", "x-gateway-")
+"""Prefixes of headers that no client may send."""
+ONLY_OURS_EXACT = (
+    "x-tenant-id",
+    "x-worker-instance-id",
+    "x-prefill-instance-id",
+    "x-prefill-dp-rank",
+    "x-data-parallel-rank",
+    "x-dp-rank",
+    "x-frontend-send-ts-ns",
+)
+CREDENTIALS = ("authorization", "x-api-key", "cookie", "proxy-authorization")
+"""Never reach the frontend."""
+EXPOSED = (
+    "x-request-id",
+    "retry-after",
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for of in ("requests", "tokens")
+        for what in ("limit", "remaining", "reset")
+    ),
+)
+"""Headers of an answer that a web page may read."""
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+PINS = (
+    "backend_instance_id",
+    "prefill_worker_id",
+    "decode_worker_id",
+    "dp_rank",
+    "prefill_dp_rank",
+    "routing_constraints",
+    "metadata_upload",
+    "router",
+)
+"""Fields of `nvext` with which a request chooses its worker, or makes the frontend send data elsewhere."""
+CONTROL_SECONDS = 75
+"""More than a request may wait there for its turn."""
+RETRIES = 8
+"""Of a question to the control app that cannot be reached: it may be starting again. Pauses double."""
+CONNECTION_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvoySettings:
+    """Everything that the configuration depends on."""
+
+    host: str
+    port: int
+    frontends: tuple[str, ...]
+    control_socket: str
+    admin_socket: str
+    status_host: str | None = None
+    status_port: int | None = None
+    tls_cert_path: str | None = None
+    tls_key_path: str | None = None
+    access_log: str | None = None
+    ended_pipe: str | None = None
+    """Where the ids of requests that have ended are written."""
+    max_body_bytes: int = 45 << 20
+    header_kb: int = 60
+    max_connections: int = 10000
+    idle_seconds: float = 300.0
+    stream_idle_seconds: float = 600.0
+    trusted_proxies: int = 0
+    cors_origins: tuple[str, ...] = ()
+
+
+def document(s: EnvoySettings) -> Json:
+    """Return the bootstrap document."""
+    listeners = [_public(s)]
+    if s.status_port is not None:
+        listeners.append(_status(s))
+    return {
+        "admin": {"address": {"pipe": {"path": s.admin_socket, "mode": 0o600}}},
+        "static_resources": {"listeners": listeners, "clusters": [_frontend(s), _control(s), _admin(s)]},
+        "overload_manager": {
+            "resource_monitors": [
+                _typed(
+                    "envoy.resource_monitors.global_downstream_max_connections",
+                    "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                    max_active_downstream_connections=s.max_connections,
+                )
+            ]
+        },
+        # A client that resets streams as fast as it opens them is cut off.
+        "layered_runtime": {
+            "layers": [
+                {
+                    "name": "static",
+                    "static_layer": {
+                        "overload.premature_reset_total_stream_count": 500,
+                        "re2.max_program_size.error_level": 1000,
+                    },
+                }
+            ]
+        },
+    }
+
+
+# --- listeners ------------------------------------------------------------------------------------------
+
+
+def _public(s: EnvoySettings) -> Json:
+    chain: Json = {"filters": [_typed("envoy.filters.network.http_connection_manager", _HCM, **_manager(s))]}
+    if s.tls_cert_path is not None:
+        chain["transport_socket"] = _typed(
+            "envoy.transport_sockets.tls",
+            "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+            common_tls_context={
+                "alpn_protocols": ["h2", "http/1.1"],
+                "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+                "tls_certificates": [
+                    {
+                        "certificate_chain": {"filename": s.tls_cert_path},
+                        "private_key": {"filename": s.tls_key_path},
+                    }
+                ],
+            },
+        )
+    return {
+        "name": "public",
+        "address": _address(s.host, s.port),
+        "per_connection_buffer_limit_bytes": CONNECTION_BYTES,
+        "filter_chains": [chain],
+    }
+
+
+def _manager(s: EnvoySettings) -> Json:
+    found: Json = {
+        "stat_prefix": "public",
+        "codec_type": "AUTO",
+        "server_name": "dynamo-vllm",
+        "use_remote_address": True,
+        "generate_request_id": False,
+        "xff_num_trusted_hops": s.trusted_proxies,
+        "skip_xff_append": False,
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "max_request_headers_kb": s.header_kb,
+        "common_http_protocol_options": {
+            "idle_timeout": f"{s.idle_seconds}s",
+            # Some agents send one (session_id); the frontend must not take it for one with dashes.
+            "headers_with_underscores_action": "DROP_HEADER",
+            "max_headers_count": 100,
+        },
+        "http2_protocol_options": {
+            "max_concurrent_streams": 1000,
+            "initial_stream_window_size": 256 << 10,
+            "initial_connection_window_size": 1 << 20,
+        },
+        "request_headers_timeout": "15s",
+        "stream_idle_timeout": f"{s.stream_idle_seconds}s",
+        "request_timeout": "0s",
+        "local_reply_config": _own_errors(),
+        "route_config": {"name": "routes", "virtual_hosts": [_virtual_host(s)]},
+        "http_filters": _filters(s),
+        "upgrade_configs": [{"upgrade_type": "websocket", "enabled": False}],
+    }
+    found["access_log"] = [
+        *([_ended_log(s.ended_pipe)] if s.ended_pipe is not None else []),
+        *([_access_log(s.access_log)] if s.access_log is not None else []),
+    ]
+    return found
+
+
+def _status(s: EnvoySettings) -> Json:
+    """For probes and Prometheus; nothing of Envoy's own admin server can be reached but its metrics."""
+    routes = [
+        {"match": {"path": "/live"}, "direct_response": {"status": 200}},
+        {
+            "match": {"path": "/metrics"},
+            "route": {"cluster": "admin", "prefix_rewrite": "/stats/prometheus?usedonly"},
+        },
+    ]
+    manager: Json = {
+        "stat_prefix": "status",
+        "route_config": {"virtual_hosts": [{"name": "status", "domains": ["*"], "routes": routes}]},
+        "http_filters": [_router()],
+    }
+    assert s.status_port is not None
+    return {
+        "name": "status",
+        "ignore_global_conn_limit": True,
+        "address": _address(s.status_host or "127.0.0.1", s.status_port),
+        "filter_chains": [
+            {"filters": [_typed("envoy.filters.network.http_connection_manager", _HCM, **manager)]}
+        ],
+    }
+
+
+# --- routes ---------------------------------------------------------------------------------------------
+
+
+def _virtual_host(s: EnvoySettings) -> Json:
+    found: Json = {
+        "name": "all",
+        "domains": ["*"],
+        "routes": [_route(route) for route in ROUTES],
+        "request_body_buffer_limit": s.max_body_bytes,
+    }
+    if s.cors_origins:
+        found["typed_per_filter_config"] = {"envoy.filters.http.cors": _cors(s.cors_origins)}
+    return found
+
+
+def _route(route: Route) -> Json:
+    match: Json = {"prefix": route.path} if route.below else {"path": route.path}
+    if route.only_stateless:
+        match = {**match, "dynamic_metadata": _stateless()}
+    action: Json = {"cluster": route.to, "timeout": "0s"}
+    if route.is_socket:
+        action["upgrade_configs"] = [{"upgrade_type": "websocket", "enabled": True}]
+    if route.to == FRONTEND:
+        # A connection that the frontend has just closed, or a frontend that leaves: nothing was begun.
+        action["retry_policy"] = {
+            "retry_on": "connect-failure,refused-stream,reset-before-request",
+            "num_retries": 3,
+        }
+    found: Json = {
+        "match": match,
+        "route": action,
+        "request_headers_to_remove": [*CREDENTIALS],
+        "typed_per_filter_config": {},
+    }
+    if route.is_public:
+        found["typed_per_filter_config"] |= {AUTHZ: _disabled()}
+    if not route.reads_body:
+        found["typed_per_filter_config"] |= {
+            f"{AUTHZ}.body": _disabled(),
+            f"{AUTHZ}.nvext": _disabled(),
+            "envoy.filters.http.json_to_metadata": _without_rules(),
+        }
+    if not found["typed_per_filter_config"]:
+        del found["typed_per_filter_config"]
+    return found
+
+
+def _stateless() -> list[Json]:
+    """A response that is not kept, needs no history and is waited for."""
+    said = {
+        STORE: ({"bool_match": False}, False),
+        PREVIOUS: ({"present_match": True}, True),
+        BACKGROUND: ({"bool_match": True}, True),
+    }
+    return [
+        {"filter": BODY, "path": [{"key": key}], "value": value, "invert": invert}
+        for key, (value, invert) in said.items()
+    ]
+
+
+def _disabled() -> Json:
+    return _any("envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", disabled=True)
+
+
+def _without_rules() -> Json:
+    """A body that is not looked at is not held back either."""
+    return _any("envoy.config.route.v3.FilterConfig", disabled=True)
+
+
+def _cors(origins: tuple[str, ...]) -> Json:
+    matches = [{"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in origins]
+    return _any(
+        "envoy.extensions.filters.http.cors.v3.CorsPolicy",
+        allow_origin_string_match=matches,
+        allow_methods="GET, POST, DELETE, OPTIONS",
+        allow_headers="*, authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
+        expose_headers=", ".join(EXPOSED),
+        max_age="86400",
+    )
+
+
+# --- filters --------------------------------------------------------------------------------------------
+
+
+def _filters(s: EnvoySettings) -> list[Json]:
+    return [
+        _typed("envoy.filters.http.cors", "envoy.extensions.filters.http.cors.v3.Cors"),
+        _mutation("strip", _strip()),
+        _ask_control(AUTHZ, KEY_PATH, ["authorization", "x-api-key"]),
+        _read_body(),
+        _mutation("tell", _tell()),
+        _ask_control(
+            f"{AUTHZ}.nvext", NVEXT_PATH, ["content-type"], only_if=(BODY, NVEXT), body_bytes=s.max_body_bytes
+        ),
+        _ask_control(f"{AUTHZ}.body", BODY_PATH, ["x-gateway-", identity.REQUEST], only_if=(AUTHZ, CHECK)),
+        _mutation("hide", [{"remove": name} for name in (CHECK, MODEL, MAX_TOKENS, BYTES)]),
+        _router(),
+    ]
+
+
+def _strip() -> list[Json]:
+    by_prefix = [{"remove_on_match": {"key_matcher": {"prefix": p, "ignore_case": True}}} for p in ONLY_OURS]
+    return by_prefix + [{"remove": name} for name in ONLY_OURS_EXACT]
+
+
+def _ask_control(
+    name: str,
+    path: str,
+    headers: list[str],
+    *,
+    only_if: tuple[str, str] | None = None,
+    body_bytes: int | None = None,
+) -> Json:
+    """Ask the control app; what it answers is added to the request, or is the answer to the client."""
+    ours = (identity.REQUEST, *identity.FOR_FRONTEND)
+    upstream = [{"prefix": "x-gateway-"}, *({"exact": header} for header in ours)]
+    more: Json = {}
+    if only_if is not None:
+        more["filter_enabled_metadata"] = {
+            "filter": only_if[0],
+            "path": [{"key": only_if[1]}],
+            "value": {"string_match": {"exact": "1"}},
+        }
+    if body_bytes is not None:
+        more["with_request_body"] = {"max_request_bytes": body_bytes, "allow_partial_message": False}
+    return _typed(
+        name,
+        "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
+        stat_prefix=path.rpartition("/")[2],
+        failure_mode_allow=False,
+        status_on_error={"code": "ServiceUnavailable"},
+        allowed_headers={
+            "patterns": [{"prefix" if header.endswith("-") else "exact": header} for header in headers]
+        },
+        http_service={
+            "server_uri": {"uri": "http://control", "cluster": CONTROL, "timeout": f"{CONTROL_SECONDS}s"},
+            "path_prefix": path,
+            "retry_policy": {
+                "retry_on": "connect-failure,refused-stream,reset",
+                "num_retries": RETRIES,
+                # Envoy takes the longest pause for the time of one try too.
+                "retry_back_off": {"base_interval": "0.05s", "max_interval": f"{CONTROL_SECONDS}s"},
+            },
+            "authorization_response": {
+                "allowed_upstream_headers": {"patterns": upstream},
+                "allowed_client_headers": {
+                    "patterns": [
+                        {"exact": "content-type"},
+                        {"exact": "www-authenticate"},
+                        {"exact": "retry-after"},
+                        {"prefix": "x-ratelimit-"},
+                    ]
+                },
+                "allowed_client_headers_on_success": {"patterns": [{"prefix": "x-ratelimit-"}]},
+                "dynamic_metadata_from_headers": {"patterns": [{"exact": CHECK}]},
+            },
+        },
+        **more,
+    )
+
+
+def _read_body() -> Json:
+    """Read which model is asked for, and how many tokens; a body that is no JSON has no model."""
+    rules = [_field(MODEL, ["model"], missing="", error="")]
+    rules += [_field(MAX_TOKENS, [name]) for name in TOKEN_LIMITS]
+    rules += [_field(name, [name]) for name in (STORE, PREVIOUS, BACKGROUND)]
+    # Envoy 1.40 reads no nested objects: a request with `nvext` is shown to the control app as a whole.
+    given = {"metadata_namespace": BODY, "key": NVEXT, "value": "1"}
+    rules.append({"selectors": [{"key": "nvext"}], "on_present": given})
+    return _typed(
+        "envoy.filters.http.json_to_metadata",
+        "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+        request_rules={"rules": rules},
+    )
+
+
+def _field(name: str, path: list[str], *, missing: str | None = None, error: str | None = None) -> Json:
+    kept: Json = {"metadata_namespace": BODY, "key": name}
+    found: Json = {"selectors": [{"key": key} for key in path], "on_present": kept}
+    if missing is not None:
+        found["on_missing"] = {**kept, "value": missing}
+    if error is not None:
+        found["on_error"] = {**kept, "value": error}
+    return found
+
+
+def _tell() -> list[Json]:
+    found = [_set(name, f"%DYNAMIC_METADATA({BODY}:{name})%") for name in (MODEL, MAX_TOKENS)]
+    return [*found, _set(BYTES, "%BYTES_RECEIVED%")]
+
+
+def _set(header: str, value: str) -> Json:
+    return {
+        "append": {"header": {"key": header, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    }
+
+
+def _mutation(name: str, mutations: list[Json]) -> Json:
+    return _typed(
+        f"dynamo_vllm.{name}",
+        "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+        mutations={"request_mutations": mutations},
+    )
+
+
+def _router() -> Json:
+    return _typed(
+        "envoy.filters.http.router",
+        "envoy.extensions.filters.http.router.v3.Router",
+        suppress_envoy_headers=True,
+    )
+
+
+# --- logs and errors ------------------------------------------------------------------------------------
+
+LOGGED = {
+    "time": "%START_TIME%",
+    "request": f"%REQ({identity.REQUEST})%",
+    "key": f"%REQ({identity.KEY})%",
+    "tenant": f"%REQ({identity.TENANT})%",
+    "model": f"%DYNAMIC_METADATA({BODY}:{MODEL})%",
+    "client": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
+    "protocol": "%PROTOCOL%",
+    "method": "%REQ(:METHOD)%",
+    "path": "%PATH(NQ)%",
+    "status": "%RESPONSE_CODE%",
+    "flags": "%RESPONSE_FLAGS%",
+    "bytes_in": "%BYTES_RECEIVED%",
+    "bytes_out": "%BYTES_SENT%",
+    "ms": "%DURATION%",
+    "first_byte_ms": "%RESPONSE_DURATION%",
+    "agent": "%REQ(USER-AGENT)%",
+}
+"""No text of a request or an answer, no query, no credential."""
+
+
+def _access_log(path: str) -> Json:
+    return _typed(
+        "envoy.access_loggers.file",
+        "envoy.extensions.access_loggers.file.v3.FileAccessLog",
+        path=path,
+        log_format={"json_format": LOGGED},
+    )
+
+
+def _ended_log(path: str) -> Json:
+    """One line for each request that the control app let in."""
+    let_in = {"header_filter": {"header": {"name": identity.KEY, "present_match": True}}}
+    log = _typed(
+        "envoy.access_loggers.file",
+        "envoy.extensions.access_loggers.file.v3.FileAccessLog",
+        path=path,
+        log_format={"text_format_source": {"inline_string": f"%REQ({identity.REQUEST})% %RESPONSE_CODE%\n"}},
+    )
+    return {**log, "filter": let_in}
+
+
+def _own_errors() -> Json:
+    """Envoy's own errors in the shape of OpenAI's; those of the control app have it already."""
+    shape: Json = {
+        "type": "error",
+        "error": {
+            "message": "%LOCAL_REPLY_BODY%",
+            "type": "gateway_error",
+            "param": None,
+            "code": "%RESPONSE_CODE_DETAILS%",
+        },
+    }
+    no_route = {**shape, "error": {**shape["error"], "message": "there is no %REQ(:METHOD)% %PATH(NQ)%"}}
+    return {
+        "mappers": [
+            {
+                "filter": {"response_flag_filter": {"flags": ["NR"]}},
+                "body_format_override": {"json_format": no_route, "content_type": "application/json"},
+            },
+            {
+                "filter": {
+                    "and_filter": {
+                        "filters": [
+                            {"response_flag_filter": {"flags": ["UAEX"]}},
+                            {"status_code_filter": {"comparison": {"op": "EQ", "value": _number(503)}}},
+                        ]
+                    }
+                },
+                "body": {"inline_string": "the gateway's control app does not answer; try again in a moment"},
+                "body_format_override": {"json_format": shape, "content_type": "application/json"},
+            },
+            {
+                "filter": {"response_flag_filter": {"flags": ["UAEX"]}},
+                "body_format_override": {
+                    "text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"},
+                    "content_type": "application/json",
+                },
+            },
+        ],
+        "body_format": {"json_format": shape, "content_type": "application/json"},
+    }
+
+
+def _number(value: int) -> Json:
+    return {"default_value": value, "runtime_key": "dynamo_vllm.not_set"}
+
+
+# --- clusters -------------------------------------------------------------------------------------------
+
+
+def _frontend(s: EnvoySettings) -> Json:
+    split = [urlsplit(url) for url in s.frontends]
+    found: Json = {
+        "name": FRONTEND,
+        "type": "STRICT_DNS",
+        "connect_timeout": "2s",
+        "lb_policy": "LEAST_REQUEST",
+        "per_connection_buffer_limit_bytes": CONNECTION_BYTES,
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": s.max_connections * 2,
+                    "max_pending_requests": s.max_connections * 2,
+                    "max_requests": s.max_connections * 2,
+                    "max_retries": 1000,
+                }
+            ]
+        },
+        "load_assignment": {
+            "cluster_name": FRONTEND,
+            "endpoints": [
+                {
+                    "lb_endpoints": [
+                        {"endpoint": {"address": _address(url.hostname or "", _port(url.scheme, url.port))}}
+                        for url in split
+                    ]
+                }
+            ],
+        },
+    }
+    if len(split) > 1:  # a frontend that is gone gets no requests for a while
+        found["outlier_detection"] = {
+            "consecutive_local_origin_failure": 2,
+            "split_external_local_origin_errors": True,
+            "base_ejection_time": "5s",
+            "consecutive_5xx": 0,
+        }
+    if split[0].scheme == "https":
+        found["transport_socket"] = _typed(
+            "envoy.transport_sockets.tls", "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+        )
+    return found
+
+
+def _port(scheme: str, port: int | None) -> int:
+    return port or (443 if scheme == "https" else 80)
+
+
+def _control(s: EnvoySettings) -> Json:
+    return _on_pipe(CONTROL, s.control_socket, s.max_connections)
+
+
+def _admin(s: EnvoySettings) -> Json:
+    return _on_pipe("admin", s.admin_socket, 100)
+
+
+def _on_pipe(name: str, path: str, most: int) -> Json:
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "2s",
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": most,
+                    "max_pending_requests": most,
+                    "max_requests": most,
+                    "max_retries": most,
+                }
+            ]
+        },
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"pipe": {"path": path}}}}]}],
+        },
+    }
+
+
+# --- the words of Envoy ---------------------------------------------------------------------------------
+
+_HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+
+
+def _typed(name: str, kind: str, **values: Any) -> Json:
+    return {"name": name, "typed_config": _any(kind, **values)}
+
+
+def _any(kind: str, **values: Any) -> Json:
+    return {"@type": f"type.googleapis.com/{kind}", **values}
+
+
+def _address(host: str, port: int) -> Json:
+    return {"socket_address": {"address": host, "port_value": port}}

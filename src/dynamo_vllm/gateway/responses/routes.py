@@ -1,0 +1,226 @@
+"""Answers /v1/responses: the frontend generates, the history is kept here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dynamo_vllm.gateway.exchange import (
+    JSON,
+    answered,
+    ask,
+    headers_for_frontend,
+    json_reply,
+    order_of,
+    read_answer,
+    read_body,
+    send,
+    while_connected,
+    whole_number,
+)
+from dynamo_vllm.gateway.identity import caller_of
+from dynamo_vllm.gateway.replies import GatewayError
+from dynamo_vllm.gateway.responses import stream
+from dynamo_vllm.gateway.responses.asked import queued, read
+from dynamo_vllm.gateway.responses.background import PATH, Background, kept_body, shown
+from dynamo_vllm.gateway.responses.items import Fields, Item, joined, listed, new_id, output_items, raw
+from dynamo_vllm.gateway.responses.store import New, ResponseStore, absent
+
+if TYPE_CHECKING:
+    import httpx
+    from starlette.requests import Request
+
+    from dynamo_vllm.gateway.database import Database, Transaction
+    from dynamo_vllm.gateway.responses.asked import Asked
+
+logger = logging.getLogger(__name__)
+DAYS = 30.0
+TENANT_BYTES = 1 << 30
+CONCURRENCY = 16
+BEAT_SECONDS = 5.0
+SWEEP_SECONDS = 600.0
+
+
+class Responses:
+    """The routes and what they need; `start` and `close` are for the life of the process."""
+
+    def __init__(
+        self,
+        database: Database,
+        frontend: httpx.AsyncClient,
+        *,
+        days: float = DAYS,
+        tenant_bytes: int = TENANT_BYTES,
+        background_concurrency: int = CONCURRENCY,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._database = database
+        self._frontend = frontend
+        self._store = ResponseStore(days, tenant_bytes)
+        self._background = Background(
+            database, self._store, frontend, concurrency=background_concurrency, beat_seconds=beat_seconds
+        )
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Run background responses, and forget old ones, until `close`."""
+        self._background.start()
+        self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        await self._background.close()
+
+    def routes(self) -> list[Route]:
+        one = PATH + "/{response_id}"
+        return [
+            Route(PATH, answered(self._create), methods=["POST"]),
+            Route(f"{PATH}/input_tokens", answered(self._input_tokens), methods=["POST"]),
+            Route(one, answered(self._get), methods=["GET"]),
+            Route(one, answered(self._delete), methods=["DELETE"]),
+            Route(f"{one}/cancel", answered(self._cancel), methods=["POST"]),
+            Route(f"{one}/input_items", answered(self._input_items), methods=["GET"]),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        body = await read_body(request)
+        asked = read(body)
+        headers = headers_for_frontend(request)
+        if asked.is_plain:
+            return await self._plain(request, body, headers, asked)
+        tenant = caller_of(request.headers).tenant
+        if asked.is_stored:
+            self._store.refuse_too_large(asked.items)
+        history, items = await self._database.run(lambda t: self._before(t, asked, tenant))
+        if asked.is_background:
+            return await self._queue(asked, items, tenant, headers)
+        whole = asked.for_frontend(history, items)
+        answer = await while_connected(request, send(self._frontend, PATH, whole, headers))
+        ours = {"previous_response_id": raw(asked.previous), "store": raw(asked.is_stored)}
+
+        async def keep(response: Fields) -> None:
+            if asked.is_stored:
+                await self._keep(response, asked.previous, items, tenant)
+
+        if asked.is_streamed:
+            return stream.Relayed(answer, stream.changed(answer, ours, keep))
+        whole_answer = await while_connected(request, read_answer(answer))
+        response = msgspec.json.decode(whole_answer, type=Fields) | ours
+        await keep(response)
+        return json_reply(response)
+
+    async def _plain(self, request: Request, body: bytes, headers: dict[str, str], asked: Asked) -> Response:
+        """Pass on what needs no history, byte by byte."""
+        if "background" in asked.fields or "previous_response_id" in asked.fields:
+            body = asked.for_frontend([], asked.items)
+        answer = await while_connected(request, send(self._frontend, PATH, body, headers))
+        if asked.is_streamed:
+            return stream.Relayed(answer, stream.unchanged(answer))
+        return Response(await while_connected(request, read_answer(answer)), media_type=JSON)
+
+    def _before(self, t: Transaction, asked: Asked, tenant: str) -> tuple[list[str], list[Item]]:
+        items = self._store.resolved(t, asked.items, tenant)
+        if asked.previous is None:
+            return [], items
+        return self._store.history(t, asked.previous, tenant), items
+
+    async def _keep(self, response: Fields, previous: str | None, items: list[Item], tenant: str) -> None:
+        response_id, status = (msgspec.json.decode(response[name], type=str) for name in ("id", "status"))
+        new = New(
+            id=response_id,
+            tenant=tenant,
+            previous=previous,
+            status=status,
+            body=kept_body(response, response_id, previous),
+            given=items,
+            made=output_items(response),
+        )
+        await self._database.run(lambda t: self._store.keep(t, new))
+
+    async def _queue(self, asked: Asked, items: list[Item], tenant: str, headers: dict[str, str]) -> Response:
+        response_id = new_id("resp_")
+        response = queued(response_id, asked)
+        request = {name: value for name, value in asked.fields.items() if name != "input"}
+        new = New(
+            id=response_id,
+            tenant=tenant,
+            previous=asked.previous,
+            status="queued",
+            body=msgspec.json.encode(response).decode(),
+            given=items,
+            is_background=True,
+            request=msgspec.json.encode(request).decode(),
+            headers=msgspec.json.encode(headers).decode(),
+        )
+        await self._database.run(lambda t: self._store.keep(t, new))
+        self._background.nudge()
+        return json_reply(response | {"output": joined([])})
+
+    async def _input_tokens(self, request: Request) -> Response:
+        asked = read(await read_body(request))
+        tenant = caller_of(request.headers).tenant
+        history, items = await self._database.run(lambda t: self._before(t, asked, tenant))
+        whole = asked.for_frontend(history, items)
+        path, headers = f"{PATH}/input_tokens", headers_for_frontend(request)
+        counted = await while_connected(request, ask(self._frontend, path, whole, headers))
+        return Response(counted, media_type=JSON)
+
+    async def _get(self, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise GatewayError(
+                400,
+                "a kept response is not streamed; leave out stream and poll it",
+                code="unsupported_parameter",
+                parameter="stream",
+            )
+        response_id, tenant = _named(request)
+        found = await self._database.run(lambda t: self._store.get(t, response_id, tenant))
+        if found is None:
+            raise absent(response_id)
+        return Response(shown(found), media_type=JSON)
+
+    async def _delete(self, request: Request) -> Response:
+        response_id, tenant = _named(request)
+        await self._database.run(lambda t: self._store.delete(t, response_id, tenant))
+        return json_reply({"id": response_id, "object": "response", "deleted": True})
+
+    async def _cancel(self, request: Request) -> Response:
+        response_id, tenant = _named(request)
+        return Response(shown(await self._background.cancel(response_id, tenant)), media_type=JSON)
+
+    async def _input_items(self, request: Request) -> Response:
+        response_id, tenant = _named(request)
+        limit = whole_number(request, "limit", 20, 1, 100)
+        order, after = order_of(request), request.query_params.get("after")
+        rows, has_more = await self._database.run(
+            lambda t: self._store.inputs(t, response_id, tenant, order, after, limit)
+        )
+        return json_reply(
+            {
+                "object": "list",
+                "data": [listed(item_id, body) for item_id, body in rows],
+                "first_id": rows[0][0] if rows else None,
+                "last_id": rows[-1][0] if rows else None,
+                "has_more": has_more,
+            }
+        )
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                while await self._database.run(self._store.sweep):
+                    pass
+            except Exception:
+                logger.exception("old responses cannot be forgotten; trying again")
+            await asyncio.sleep(SWEEP_SECONDS)
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return request.path_params["response_id"], caller_of(request.headers).tenant

@@ -1,0 +1,1 @@
+"""Keeps keys, limits and usage in the gateway's database."""

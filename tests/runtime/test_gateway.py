@@ -1,0 +1,345 @@
+"""Envoy and the control app in front of a frontend that says what it got."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import signal
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway.envoy import config
+from dynamo_vllm.gateway.store import keys
+from dynamo_vllm.gateway.store.keys import Limits, Scopes, Tenant
+from harness import gateway_alone
+from harness.echo_frontend import HOLD
+from harness.gateway_alone import CHAT, FIXED, Gateway
+from harness.waiting import until
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway_alone.gateway(
+        tmp_path_factory.mktemp("gateway"), "--cors-origin", "https://page.example"
+    ) as made:
+        yield made
+
+
+def error(reply: httpx.Response) -> dict[str, Any]:
+    found: dict[str, Any] = reply.json()["error"]
+    return found
+
+
+# --- keys -------------------------------------------------------------------------------------------------
+
+
+def test_nobody_gets_in_without_a_key(gateway: Gateway) -> None:
+    for secret in (None, "wrong", FIXED[:-1], FIXED + "x", FIXED.upper()):
+        reply = gateway.ask(secret)
+        assert reply.status_code == 401, secret
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert error(reply)["code"] in ("missing_api_key", "invalid_api_key")
+
+
+def test_a_key_is_taken_from_either_header(gateway: Gateway) -> None:
+    for headers in (
+        {"authorization": f"Bearer {FIXED}"},
+        {"authorization": f"bearer {FIXED}"},
+        {"x-api-key": FIXED},
+    ):
+        assert gateway.ask(None, headers=headers).status_code == 200
+
+
+def test_credentials_do_not_reach_the_frontend(gateway: Gateway) -> None:
+    headers = {"x-api-key": FIXED, "cookie": "a=b", "proxy-authorization": "x"}
+    got = gateway.ask(FIXED, headers=headers).json()["headers"]
+    assert not set(config.CREDENTIALS) & set(got)
+    assert FIXED not in json.dumps(got)
+
+
+def test_a_revoked_key_ends_soon_and_a_new_one_begins_soon(gateway: Gateway) -> None:
+    key, secret = gateway.key("leaver")
+    until("the key to work", lambda: gateway.ask(secret).status_code == 200, every=0.05)
+    gateway.database.run_now(keys.revoke(key.id))
+    until("the key to end", lambda: gateway.ask(secret).status_code == 401, every=0.05)
+    assert "revoked" in error(gateway.ask(secret))["message"]
+
+
+def test_an_expired_key_is_refused(gateway: Gateway) -> None:
+    _, secret = gateway.key("guest", expires=1.0)
+    until("the key to be known", lambda: "expired" in error(gateway.ask(secret))["message"], every=0.05)
+
+
+def test_a_thousand_keys_all_work(gateway: Gateway) -> None:
+    secrets = [gateway.key(f"user-{number}", tenant=f"tenant-{number}")[1] for number in range(1000)]
+    until("the last key to work", lambda: gateway.ask(secrets[-1]).status_code == 200, every=0.05)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(gateway.ask, secrets[::10]))
+    assert {reply.status_code for reply in replies} == {200}
+    salts = [reply.json()["headers"][identity.CACHE_SALT] for reply in replies]
+    assert salts == [f"tenant-{number}" for number in range(0, 1000, 10)]
+
+
+def test_keys_are_in_no_log_and_no_command_line(gateway: Gateway) -> None:
+    _, secret = gateway.key("writer")
+    until("the key to work", lambda: gateway.ask(secret).status_code == 200, every=0.05)
+    gateway.get(f"/v1/models?api_key={secret}", secret)
+    until("the log", lambda: "/v1/models" in gateway.process.written())
+    lines = [" ".join(process.cmdline()) for process in gateway.process.tree()]
+    files = [path.read_bytes() for path in gateway.folder.rglob("*") if path.is_file()]
+    for hidden in (secret, FIXED):
+        assert not any(hidden in line for line in lines)
+        assert not any(hidden.encode() in text for text in files)
+
+
+# --- what clients may not say -----------------------------------------------------------------------------
+
+INTERNAL = (
+    *config.ONLY_OURS_EXACT,
+    *identity.FOR_FRONTEND,
+    *(identity.KEY, identity.TENANT, identity.CLASS, identity.ADMIN),
+    *(config.CHECK, config.MODEL, config.MAX_TOKENS, config.BYTES),
+    *("x-dynamo-meta-tenant", "x-dynamo-meta-policy-class", "x-dynamo-worker-instance-id"),
+    *("x-dynamo-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank", "x-dynamo-request-id"),
+    *("x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final", "X-Dynamo-Meta-Gateway"),
+)
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_an_internal_header_of_a_client_has_no_effect(gateway: Gateway, name: str) -> None:
+    plain = gateway.ask().json()["headers"]
+    spoofed = gateway.ask(headers={name: "spoofed-1"}).json()["headers"]
+    assert "spoofed-1" not in spoofed.values()
+    assert set(spoofed) == set(plain)
+
+
+def test_a_client_cannot_choose_the_name_of_its_request(gateway: Gateway) -> None:
+    replies = [gateway.ask(headers={identity.REQUEST: "mine"}).json() for _ in range(2)]
+    assert len({"mine", *(reply["headers"][identity.REQUEST] for reply in replies)}) == 3
+
+
+@pytest.mark.parametrize("name", ["x_tenant_id", "x-tenant_id", "X_Dynamo_Meta_Gateway"])
+def test_a_header_that_others_may_read_as_an_internal_one_is_dropped(gateway: Gateway, name: str) -> None:
+    assert "spoofed-1" not in gateway.ask(headers={name: "spoofed-1"}).json()["headers"].values()
+
+
+@pytest.mark.parametrize("field", config.PINS)
+def test_a_request_cannot_choose_its_worker(gateway: Gateway, field: str) -> None:
+    for value in (7, "7", {"a": 7}, [7], {}, True):
+        reply = gateway.ask(nvext={field: value})
+        assert reply.status_code == 400, value
+        assert error(reply)["param"] == f"nvext.{field}"
+
+
+def test_the_rest_of_nvext_passes(gateway: Gateway) -> None:
+    assert gateway.ask(nvext={"extra_fields": ["timing"], "max_thinking_tokens": 5}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/../metrics", "/v1/%2e%2e/metrics", "//metrics", "/./metrics", "/v1/models/../../instances"),
+        *(
+            "/v1/chat/completions/../../../metrics",
+            "/metrics",
+            "/metrics?x=/v1/models",
+            "/metrics/",
+            "/METRICS",
+        ),
+        *(
+            "/v1%2f..%2fmetrics",
+            "/v1/models%2f..%2f..%2fmetrics",
+            "/%6detrics",
+            "/busy_threshold",
+            "/nothing",
+        ),
+    ],
+)
+def test_no_spelling_of_a_path_leads_past_the_table(gateway: Gateway, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as raw:
+        raw.sendall(
+            f"GET {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {FIXED}\r\nconnection: close\r\n\r\n".encode()
+        )
+        reply = b"".join(iter(lambda: raw.recv(65536), b""))
+    status = int(reply.split(b" ", 2)[1])
+    assert status in (400, 403, 404), reply
+
+
+def test_admin_paths_need_an_admin_key(gateway: Gateway) -> None:
+    _, secret = gateway.key("operator", scopes=Scopes(admin=True))
+    until("the key to work", lambda: gateway.get("/metrics", secret).status_code == 200, every=0.05)
+    assert gateway.get("/metrics").status_code == 403
+    assert gateway.get("/metrics", None).status_code == 401
+
+
+def test_health_needs_no_key(gateway: Gateway) -> None:
+    for path in ("/live", "/health"):
+        assert gateway.get(path, None).status_code == 200
+
+
+def test_a_response_that_needs_no_history_goes_straight_to_the_frontend(gateway: Gateway) -> None:
+    direct: list[dict[str, Any]] = [{"store": False}, {"store": False, "background": False}]
+    for body in (*direct, {"store": False, "stream": True}):
+        got = gateway.ask(path="/v1/responses", input="x", **body).json()
+        assert "x-forwarded-for" in got["headers"], body
+    kept: list[dict[str, Any]] = [{}, {"store": True}, {"store": False, "background": True}]
+    for body in (*kept, {"store": False, "previous_response_id": "resp_1"}):
+        reply = gateway.ask(path="/v1/responses", input="x", **body)
+        assert "x-forwarded-for" not in reply.json().get("headers", {}), body
+
+
+# --- scopes and limits ------------------------------------------------------------------------------------
+
+
+def test_a_key_for_some_models_opens_no_other(gateway: Gateway) -> None:
+    _, secret = gateway.key("narrow", scopes=Scopes(models=("m", "adapter")))
+    until("the key to work", lambda: gateway.ask(secret).status_code == 200, every=0.05)
+    assert gateway.ask(secret, model="adapter").status_code == 200
+    for body in ({"model": "other"}, {"model": None}, {"model": ["m"]}, {"model": ""}, {"model": "m "}):
+        reply = gateway.ask(secret, **body)
+        assert reply.status_code == 403, body
+        assert error(reply)["param"] == "model"
+
+
+def test_a_body_that_envoy_reads_otherwise_than_the_frontend_opens_no_other_model(gateway: Gateway) -> None:
+    _, secret = gateway.key("sly", scopes=Scopes(models=("m",)))
+    until("the key to work", lambda: gateway.ask(secret).status_code == 200, every=0.05)
+    headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
+    bodies = (
+        b'{"model": "other", "x": ',
+        b'{"model": "m"} {"model": "other"}',
+        b'{"mode\\u006c": "other"}',
+        b'\xef\xbb\xbf{"model": "other"}',
+        b"[]",
+        b"",
+    )
+    for body in bodies:
+        assert gateway.client.post(gateway.url + CHAT, content=body, headers=headers).status_code == 403, body
+    plain = {**headers, "content-type": "text/plain"}
+    assert (
+        gateway.client.post(gateway.url + CHAT, content=b'{"model": "m"}', headers=plain).status_code == 403
+    )
+
+
+def test_a_key_for_some_endpoints_opens_no_other(gateway: Gateway) -> None:
+    _, secret = gateway.key("chatter", scopes=Scopes(endpoints=("chat",)))
+    until("the key to work", lambda: gateway.ask(secret).status_code == 200, every=0.05)
+    assert gateway.ask(secret, "/v1/completions").status_code == 403
+
+
+def test_requests_per_minute_are_counted(gateway: Gateway) -> None:
+    _, secret = gateway.key("slow", tenant="slow", limits=Limits(requests_per_minute=3))
+    until("the key to be known", lambda: gateway.get("/v1/models", secret).status_code == 200, every=0.05)
+    replies = [gateway.ask(secret) for _ in range(4)]
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
+    assert [reply.headers["x-ratelimit-remaining-requests"] for reply in replies] == ["2", "1", "0", "0"]
+    assert int(replies[3].headers["retry-after"]) >= 1
+    assert error(replies[3])["code"] == "rate_limit_exceeded"
+
+
+def test_a_request_that_never_fits_says_so(gateway: Gateway) -> None:
+    _, secret = gateway.key("small", tenant="small", limits=Limits(tokens_per_minute=500))
+    until("the key to be known", lambda: gateway.get("/v1/models", secret).status_code == 200, every=0.05)
+    assert gateway.ask(secret, max_tokens=400).status_code == 200
+    reply = gateway.ask(secret, max_tokens=600)
+    assert (reply.status_code, error(reply)["code"]) == (400, "request_too_large")
+
+
+def test_concurrent_requests_are_counted_until_they_end(gateway: Gateway) -> None:
+    _, secret = gateway.key("busy", tenant="busy", limits=Limits(concurrent=2))
+    until("the key to be known", lambda: gateway.get("/v1/models", secret).status_code == 200, every=0.05)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        try:
+            running = [pool.submit(gateway.ask, secret, model=HOLD) for _ in range(2)]
+            assert all(gateway.echo.held.acquire(timeout=30) for _ in running)
+            assert gateway.ask(secret).status_code == 429
+        finally:
+            gateway.echo.may_answer.set()
+        assert [future.result().status_code for future in running] == [200, 200]
+    gateway.echo.may_answer.clear()
+    until("room for another", lambda: gateway.ask(secret).status_code == 200, every=0.1)
+
+
+def test_a_tenant_keeps_its_limit_over_all_its_keys(gateway: Gateway) -> None:
+    gateway.database.run_now(keys.set_tenant(Tenant("firm", limits=Limits(requests_per_minute=2))))
+    secrets = [gateway.key(f"firm-{number}", tenant="firm")[1] for number in range(3)]
+    until(
+        "the keys to be known", lambda: gateway.get("/v1/models", secrets[-1]).status_code == 200, every=0.05
+    )
+    assert [gateway.ask(secret).status_code for secret in secrets] == [200, 200, 429]
+
+
+# --- the connection ---------------------------------------------------------------------------------------
+
+
+def test_too_much_is_refused_with_a_sentence(gateway: Gateway) -> None:
+    large = gateway.client.post(
+        gateway.url + CHAT,
+        content=b" " * (46 << 20),
+        headers={"x-api-key": FIXED, "content-type": "application/json"},
+    )
+    assert large.status_code == 413
+    assert large.json()["error"]["code"]
+    assert gateway.ask(headers={"x-long": "a" * (80 << 10)}).status_code == 431
+    assert gateway.ask().status_code == 200
+
+
+def test_a_web_page_may_call_it_from_its_own_origin_only(gateway: Gateway) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        headers = {"origin": origin, "access-control-request-method": "POST"}
+        return gateway.client.options(gateway.url + CHAT, headers=headers)
+
+    assert preflight("https://page.example").headers["access-control-allow-origin"] == "https://page.example"
+    assert "access-control-allow-origin" not in preflight("https://other.example").headers
+
+
+def test_envoy_is_replaced_when_it_is_killed(gateway: Gateway) -> None:
+    first = gateway.envoy()
+    first.send_signal(signal.SIGKILL)
+
+    def answers() -> bool:
+        try:
+            return gateway.envoy().pid != first.pid and gateway.ask().status_code == 200
+        except (httpx.TransportError, ValueError, psutil.NoSuchProcess):
+            return False
+
+    until("another Envoy", answers, every=0.05)
+
+
+def test_the_access_log_has_who_and_what_but_no_text(gateway: Gateway) -> None:
+    gateway.client.post(
+        f"{gateway.url}{CHAT}?secret=query-text",
+        json={"model": "logged-model", "messages": [{"role": "user", "content": "prompt-text"}]},
+        headers={"x-api-key": FIXED},
+    )
+    until("the line", lambda: "logged-model" in gateway.process.written())
+    written = gateway.process.written()
+    (line,) = [json.loads(line) for line in written.splitlines() if "logged-model" in line]
+    assert (line["key"], line["tenant"], line["path"], line["status"]) == ("flag-1", "default", CHAT, 200)
+    assert "prompt-text" not in written and "query-text" not in written
+
+
+def test_tls_and_http_2(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
+    command = ["openssl", *words.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    files = ("--tls-cert-path", str(certificate), "--tls-key-path", str(key))
+    with gateway_alone.gateway(tmp_path, *files) as made:
+        assert made.ask().status_code == 200
+        context = ssl.create_default_context(cafile=str(certificate))
+        context.check_hostname = False
+        context.set_alpn_protocols(["h2"])
+        port = int(made.url.rpartition(":")[2])
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", port))) as wrapped:
+            assert wrapped.selected_alpn_protocol() == "h2"
+            assert wrapped.version() in ("TLSv1.2", "TLSv1.3")

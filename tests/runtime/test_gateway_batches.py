@@ -1,0 +1,288 @@
+"""/v1/files and /v1/batches in front of a real frontend, asked with OpenAI's SDK."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from dynamo_vllm.models import demo
+from harness.gateways import Gateway, gateway
+from harness.stack import Stack, stack
+from harness.waiting import until
+
+MODEL = "demo-chat"
+CHAT = "/v1/chat/completions"
+SETTINGS = {"beat_seconds": 0.2, "concurrency": 8, "file_bytes": 2_000_000, "tenant_bytes": 20_000_000}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    spec = json.dumps({"vocab_size": 100_000, "token_ms": 1})
+    with stack(tmp_path_factory.mktemp("stack")) as made:
+        made.start_frontend()
+        made.start_worker(
+            "--model", str(demo.folder("chat")), "--served-model-name", MODEL,
+            "--engine", "fake", "--fake-engine", spec,
+        )  # fmt: skip
+        yield made.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def gate(running: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(running.url, tmp_path_factory.mktemp("gateway"), batches=SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(gate: Gateway) -> openai.OpenAI:
+    return gate.client()
+
+
+def line(number: int, url: str = CHAT, **body: Any) -> str:
+    given = {"model": MODEL, "messages": [{"role": "user", "content": f"hello {number}"}], "max_tokens": 2}
+    whole = {"custom_id": f"c{number}", "method": "POST", "url": url, "body": body or given}
+    return json.dumps(whole) + "\n"
+
+
+def upload(client: openai.OpenAI, text: str) -> str:
+    return client.files.create(file=("in.jsonl", io.BytesIO(text.encode())), purpose="batch").id
+
+
+def begin(client: openai.OpenAI, text: str, endpoint: str = CHAT) -> Any:
+    create: Any = client.batches.create
+    return create(input_file_id=upload(client, text), endpoint=endpoint, completion_window="24h")
+
+
+def ended(client: openai.OpenAI, batch_id: str, seconds: float = 120) -> Any:
+    states: list[Any] = []
+
+    def has_ended() -> bool:
+        states.append(client.batches.retrieve(batch_id))
+        return states[-1].status in ("completed", "failed", "expired", "cancelled")
+
+    until("the batch to end", has_ended, seconds)
+    return states[-1]
+
+
+def completed(client: openai.OpenAI, batch_id: str) -> int:
+    found: Any = client.batches.retrieve(batch_id)
+    count: int = found.request_counts.completed
+    return count
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
+
+
+def test_batch_of_chats_is_answered_in_order(client: openai.OpenAI) -> None:
+    made = begin(client, "".join(line(n) for n in range(50)))
+    assert made.status == "validating"
+    found = ended(client, made.id)
+    assert (found.status, found.error_file_id) == ("completed", None)
+    assert found.request_counts.to_dict() == {"total": 50, "completed": 50, "failed": 0}
+    answers = lines_of(client, found.output_file_id)
+    assert [one["custom_id"] for one in answers] == [f"c{n}" for n in range(50)]
+    usages = [one["response"]["body"]["usage"] for one in answers]
+    assert found.usage.input_tokens == sum(usage["prompt_tokens"] for usage in usages)
+    assert found.usage.output_tokens == 100
+    assert len({one["id"] for one in answers}) == 50
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 2}),
+        ("/v1/responses", {"model": MODEL, "input": "hello", "max_output_tokens": 2, "store": True}),
+    ],
+)
+def test_other_endpoints(client: openai.OpenAI, endpoint: str, body: dict[str, Any]) -> None:
+    found = ended(client, begin(client, line(1, endpoint, **body), endpoint).id)
+    (answer,) = lines_of(client, found.output_file_id)
+    assert (found.usage.output_tokens, answer["response"]["status_code"]) == (2, 200)
+    if endpoint == "/v1/responses":
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(answer["response"]["body"]["id"])
+
+
+def test_lines_that_the_frontend_refuses_are_in_the_error_file(client: openai.OpenAI) -> None:
+    bad = line(1, model="nobody", messages=[{"role": "user", "content": "hello"}])
+    found = ended(client, begin(client, line(0) + bad + line(2)).id)
+    assert found.status == "completed"
+    assert found.request_counts.to_dict() == {"total": 3, "completed": 2, "failed": 1}
+    (error,) = lines_of(client, found.error_file_id)
+    assert (error["custom_id"], error["response"]["status_code"]) == ("c1", 404)
+    assert error["response"]["body"]["error"]["message"] == "Model not found"
+    assert [one["custom_id"] for one in lines_of(client, found.output_file_id)] == ["c0", "c2"]
+
+
+def test_file_with_bad_lines_fails_before_the_first_is_run(client: openai.OpenAI) -> None:
+    found = ended(client, begin(client, line(0) + "{nonsense\n" + line(0) + line(3, "/v1/embeddings")).id)
+    assert (found.status, found.output_file_id) == ("failed", None)
+    errors = [(one.line, one.code) for one in found.errors.data]
+    assert errors == [(2, "invalid_json_line"), (3, "duplicate_custom_id"), (4, "mismatched_endpoint")]
+
+
+def test_files_are_listed_and_deleted(gate: Gateway) -> None:
+    client = gate.client("files")
+    ids = [upload(client, line(n)) for n in range(5)]
+    assert [one.id for one in client.files.list(limit=2)] == ids[::-1]
+    assert [one.id for one in client.files.list(order="asc", limit=3)] == ids
+    assert client.files.retrieve(ids[0]).bytes == len(line(0))
+    assert client.files.content(ids[0]).text == line(0)
+    assert client.files.delete(ids[0]).deleted
+    assert not (gate.folder / "files" / ids[0]).exists()
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(ids[0])
+
+
+def test_other_tenants_find_nothing(gate: Gateway, client: openai.OpenAI) -> None:
+    other, file_id = gate.client("b"), upload(client, line(0))
+    batch = begin(client, line(0))
+    ended(client, batch.id)
+    for ask_for in (
+        lambda: other.files.retrieve(file_id),
+        lambda: other.files.content(file_id),
+        lambda: other.files.delete(file_id),
+        lambda: other.batches.retrieve(batch.id),
+        lambda: other.batches.cancel(batch.id),
+        lambda: other.batches.create(
+            input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+        ),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ask_for()
+    assert (other.files.list().data, other.batches.list().data) == ([], [])
+
+
+def test_large_files_and_full_tenants_are_refused(gate: Gateway) -> None:
+    client = gate.client("large")
+    with pytest.raises(openai.APIStatusError) as refused:
+        upload(client, "x" * 2_100_000)
+    assert (refused.value.status_code, refused.value.code) == (413, "file_too_large")
+    for _ in range(10):
+        upload(client, "x" * 1_999_000)
+    with pytest.raises(openai.APIStatusError) as refused:
+        upload(client, "x" * 1_000_000)
+    assert (refused.value.status_code, refused.value.code) == (413, "storage_full")
+    assert not list((gate.folder / "files").glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"endpoint": "/v1/audio/speech"}, {"completion_window": "a while"}, {"completion_window": "999h"}],
+)
+def test_odd_batches_are_refused(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    create: Any = client.batches.create
+    given = {"input_file_id": upload(client, line(0)), "endpoint": CHAT, "completion_window": "24h"}
+    with pytest.raises(openai.BadRequestError):
+        create(**{**given, **more})
+
+
+def test_odd_forms_are_refused(gate: Gateway) -> None:
+    url = f"{gate.url}/v1/files"
+    for form in (
+        {"json": {"purpose": "batch"}},
+        {"data": {"purpose": "batch"}},
+        {"files": {"file": b"x"}},
+        {"files": {"file": b"x"}, "data": {"purpose": "fine-tune"}},
+        {"content": b"nonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}},
+    ):
+        found = httpx.post(url, timeout=30, **form)
+        assert found.status_code == 400, found.text
+        assert found.json()["error"]["message"]
+
+
+def long_lines(count: int, tokens: int) -> str:
+    chat = [{"role": "user", "content": "hello"}]
+    return "".join(line(n, model=MODEL, messages=chat, max_tokens=tokens) for n in range(1000, 1000 + count))
+
+
+def test_cancelled_batch_keeps_what_was_answered(client: openai.OpenAI, running: Stack) -> None:
+    made = begin(client, "".join(line(n) for n in range(20)) + long_lines(40, 3000))
+    until("the short ones", lambda: completed(client, made.id) >= 20)
+    with pytest.raises(openai.ConflictError):
+        client.files.delete(made.input_file_id)
+    assert client.batches.cancel(made.id).status == "cancelling"
+    found = ended(client, made.id)
+    assert (found.status, found.cancelled_at is not None) == ("cancelled", True)
+    answers = lines_of(client, found.output_file_id)
+    assert len(answers) == found.request_counts.completed < 60
+    until("the engine is idle", lambda: running.workers[0].admin("status").json()["in_flight"] == 0)
+    with pytest.raises(openai.ConflictError):
+        client.batches.cancel(begin_and_end(client))
+
+
+def begin_and_end(client: openai.OpenAI) -> str:
+    return str(ended(client, begin(client, line(0)).id).id)
+
+
+def test_expired_batch_says_which_lines_were_not_run(gate: Gateway, client: openai.OpenAI) -> None:
+    made = begin(client, line(100) + long_lines(30, 3500))
+    until("one is answered", lambda: completed(client, made.id) > 0)
+    with sqlite3.connect(gate.folder / "gateway.db", timeout=30) as connection:
+        connection.execute("UPDATE gateway_batches SET expires = 1 WHERE id = ?", (made.id,))
+    connection.close()
+    found = ended(client, made.id)
+    assert (found.status, found.request_counts.total) == ("expired", 31)
+    errors = lines_of(client, found.error_file_id)
+    assert {one["error"]["code"] for one in errors} == {"batch_expired"}
+    assert len(errors) + len(lines_of(client, found.output_file_id)) == 31
+    assert found.request_counts.failed == len(errors)
+
+
+def test_every_line_is_answered_once_when_the_gateway_is_killed(running: Stack, tmp_path: Path) -> None:
+    count = 3000
+    with gateway(running.url, tmp_path, batches={**SETTINGS, "concurrency": 16}) as mine:
+        client = mine.client()
+        made = begin(client, "".join(line(n) for n in range(count)))
+        for share in (0.1, 0.4, 0.7):
+            until(
+                f"{share} of the lines",
+                lambda share=share: (  # type: ignore[misc]
+                    completed(client, made.id) > share * count
+                ),
+            )
+            mine.kill()
+            mine.start()
+        found = ended(client, made.id)
+        assert found.status == "completed"
+        assert found.request_counts.to_dict() == {"total": count, "completed": count, "failed": 0}
+        answers = lines_of(client, found.output_file_id)
+        assert [one["custom_id"] for one in answers] == [f"c{n}" for n in range(count)]
+        assert found.usage.output_tokens == 2 * count
+        assert not list((tmp_path / "parts").iterdir())
+
+
+def test_gateways_share_the_work_and_take_over(running: Stack, tmp_path: Path) -> None:
+    with gateway(running.url, tmp_path, batches=SETTINGS) as one:
+        first = one.client()
+        made = begin(first, "".join(line(n) for n in range(1500)))
+        with gateway(running.url, tmp_path, batches=SETTINGS) as other:
+            second = other.client()
+            until("some lines", lambda: completed(second, made.id) > 100)
+            one.kill()
+            found = ended(second, made.id)
+            assert found.request_counts.to_dict() == {"total": 1500, "completed": 1500, "failed": 0}
+            assert len(lines_of(second, found.output_file_id)) == 1500
+
+
+def test_interactive_requests_are_answered_during_a_batch(client: openai.OpenAI, running: Stack) -> None:
+    made = begin(client, long_lines(40, 500))
+    with ThreadPoolExecutor(4) as threads:
+        create: Any = running.openai.chat.completions.create
+        chat = [{"role": "user", "content": "hello"}]
+        answers = [threads.submit(create, model=MODEL, messages=chat, max_tokens=5) for _ in range(20)]
+        assert all(answer.result().choices for answer in answers)
+    assert client.batches.retrieve(made.id).status == "in_progress"
+    client.batches.cancel(made.id)
+    ended(client, made.id)

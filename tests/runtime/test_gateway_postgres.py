@@ -1,0 +1,90 @@
+"""The gateway's store in a real PostgreSQL, as in SQLite: with two gateways, and a server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.gateway import schema
+from dynamo_vllm.gateway.database import Database
+from dynamo_vllm.gateway.store import keys
+from dynamo_vllm.gateway.store.keys import Key, Limits, Tenant
+from dynamo_vllm.gateway.store.limits import Admitted
+from dynamo_vllm.gateway.store.records import Sums
+from harness import gateway_store
+from harness.gateway_store import DEFAULT, NOON, Store, record, used, with_limits
+from harness.servers import Server, postgres
+
+TABLES = [words[5] for words in map(str.split, schema.ALL) if words[:2] == ["CREATE", "TABLE"]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("psycopg")
+    with postgres(tmp_path_factory.mktemp("postgres")) as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def open_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Database]:
+    if request.param == "sqlite":
+        return lambda: gateway_store.opened(f"sqlite:///{tmp_path}/gateway.db")
+    server: Server = request.getfixturevalue("server")
+    database = gateway_store.opened(server.url)
+    database.run_now(lambda t: [t.execute(f"DROP TABLE {name}") for name in TABLES])
+    database.close()
+    return lambda: gateway_store.opened(server.url)
+
+
+class TestStore(gateway_store.TwoGateways):
+    @pytest.fixture
+    def open_database(self, open_database: Callable[[], Database]) -> Callable[[], Database]:
+        return open_database
+
+    async def test_limit_holds_under_load_from_two_gateways(self, stores: tuple[Store, Store]) -> None:
+        """Keys of two tenants in mixed order: no request too many, and no wait for a deadlock to be found."""
+        tenants = [Tenant(name, Limits(tokens_per_minute=300)) for name in ("a", "b")]
+        made = [
+            Key(f"key-{n}", f"dv-{n}", "k", tenant=tenants[n % 2].name, limits=Limits(concurrent=40))
+            for n in range(6)
+        ]
+
+        async def ask(n: int) -> str | None:
+            store, key, tenant = stores[n % 2], made[n * 7 % 6], tenants[n * 7 % 2]
+            answer = await store.limiter.admit(f"r{n}", key, tenant, 5, now=NOON)
+            await store.database.run(lambda t: t.all("SELECT version FROM gateway_version"))
+            return tenant.name if isinstance(answer, Admitted) else None
+
+        answers = await asyncio.gather(*(ask(n) for n in range(400)))
+        assert (answers.count("a"), answers.count("b")) == (60, 60)
+
+
+async def test_work_goes_on_when_the_server_is_back(server: Server) -> None:
+    store = Store(gateway_store.opened(server.url))
+    key = with_limits(tokens_per_minute=1000)
+    try:
+        await store.database.run(keys.create("before"))
+        admitted = [store.limiter.admit(f"again-{n}", key, DEFAULT, 10, now=NOON) for n in range(10)]
+        counted = used(store.database).requests
+        await asyncio.to_thread(server.kill)
+        waiting = asyncio.gather(*admitted, store.ledger.settle([record("again-0")]))
+        await asyncio.to_thread(server.start)
+        assert all(isinstance(answer, Admitted) for answer in (await waiting)[:-1])
+        assert used(store.database).requests == counted + 1
+        assert await store.ring.refresh()
+    finally:
+        store.database.close()
+
+
+async def test_second_gateway_counts_while_the_first_one_restarts(server: Server) -> None:
+    one, other = Store(gateway_store.opened(server.url), "g1"), Store(gateway_store.opened(server.url), "g2")
+    before = used(other.database)
+    await one.ledger.settle([record("restarted", outcome="moved")])
+    one.database.close()
+    await other.ledger.settle([record("restarted", prompt=15, completion=5)])
+    after = used(other.database)
+    other.database.close()
+    assert after.minus(before) == Sums(1, 10, 0, 10)

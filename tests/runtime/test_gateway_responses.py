@@ -1,0 +1,228 @@
+"""/v1/responses with history, in front of a real frontend, asked with OpenAI's SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from dynamo_vllm.models import demo
+from harness.gateways import Gateway, gateway
+from harness.stack import Stack, stack
+from harness.waiting import until
+
+MODEL = "demo-chat"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    spec = json.dumps({"vocab_size": 100_000, "token_ms": 5})
+    with stack(tmp_path_factory.mktemp("stack")) as made:
+        made.start_frontend()
+        made.start_worker(
+            "--model", str(demo.folder("chat")), "--served-model-name", MODEL,
+            "--engine", "fake", "--fake-engine", spec,
+        )  # fmt: skip
+        yield made.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def gate(running: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with gateway(running.url, folder, responses={"beat_seconds": 0.2}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(gate: Gateway) -> openai.OpenAI:
+    return gate.client()
+
+
+def ask(client: openai.OpenAI, text: Any, **more: Any) -> Any:
+    create: Any = client.responses.create
+    return create(input=text, **{"model": MODEL, "max_output_tokens": 4, **more})
+
+
+def whole(running: Stack, items: list[Any], **more: Any) -> int:
+    """The tokens of a prompt that the frontend gets at once."""
+    body = {"model": MODEL, "input": items, "max_output_tokens": 4, **more}
+    found: int = running.post("/v1/responses", body).json()["usage"]["input_tokens"]
+    return found
+
+
+def test_conversation_goes_on_from_a_response(client: openai.OpenAI, running: Stack) -> None:
+    first = ask(client, "what is the capital of France", instructions="Answer in one word.")
+    assert client.responses.retrieve(first.id) == first
+    second = ask(client, "and of Peru", previous_response_id=first.id)
+    streamed = ask(client, "and of Spain", previous_response_id=second.id, stream=True)
+    last = next(event.response for event in streamed if event.type == "response.incomplete")
+    assert (second.previous_response_id, last.previous_response_id) == (first.id, second.id)
+    assert client.responses.retrieve(last.id).output == last.output
+    conversation: list[Any] = []
+    for text, answer in (("what is the capital of France", first), ("and of Peru", second)):
+        conversation += [{"role": "user", "content": text}, answer.output[0].to_dict()]
+    assert second.usage.input_tokens == whole(running, [*conversation[:2], user("and of Peru")])
+    assert last.usage.input_tokens == whole(running, [*conversation, user("and of Spain")])
+
+
+def in_flight(running: Stack) -> int:
+    found: int = running.workers[0].admin("status").json()["in_flight"]
+    return found
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_calls_of_functions_and_their_outputs_stay_in_the_history(
+    client: openai.OpenAI, running: Stack
+) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "3"}
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
+    tools = [{"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}]
+    first = ask(client, [user("add"), thought, call, output], tools=tools, tool_choice="none")
+    second = ask(client, "once more", previous_response_id=first.id, tools=tools, tool_choice="none")
+    items = [user("add"), thought, call, output, first.output[0].to_dict(), user("once more")]
+    assert second.usage.input_tokens == whole(running, items, tools=tools, tool_choice="none")
+    kinds = [item.type for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
+    made = [item.get("type", "message") for item in items]
+    assert kinds == made
+
+
+def test_item_is_sent_again_by_its_name(client: openai.OpenAI, running: Stack) -> None:
+    first = ask(client, "hello")
+    again: list[Any] = [{"type": "item_reference", "id": first.output[0].id}, user("more")]
+    found = ask(client, again, store=False)
+    assert found.usage.input_tokens == whole(running, [first.output[0].to_dict(), user("more")])
+    with pytest.raises(openai.NotFoundError):
+        ask(client, [{"type": "item_reference", "id": "msg_nobody"}])
+
+
+def test_nothing_is_kept_of_a_response_that_is_not_stored(client: openai.OpenAI) -> None:
+    plain = ask(client, "hello", store=False)
+    streamed = ask(client, "hello", store=False, stream=True)
+    ids = [plain.id, *(event.response.id for event in streamed if event.type == "response.created")]
+    assert (plain.store, len(ids)) == (False, 2)
+    for response_id in ids:
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(response_id)
+
+
+def test_other_tenants_find_nothing(gate: Gateway, client: openai.OpenAI) -> None:
+    other, kept = gate.client("b"), ask(client, "hello")
+    for ask_for in (
+        lambda: other.responses.retrieve(kept.id),
+        lambda: other.responses.delete(kept.id),
+        lambda: other.responses.cancel(kept.id),
+        lambda: other.responses.input_items.list(kept.id),
+        lambda: ask(other, [{"type": "item_reference", "id": kept.output[0].id}]),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ask_for()
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(other, "more", previous_response_id=kept.id)
+    assert refused.value.code == "previous_response_not_found"
+
+
+def test_deleted_response_is_gone(client: openai.OpenAI) -> None:
+    kept = ask(client, "hello")
+    client.responses.delete(kept.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(kept.id)
+    with pytest.raises(openai.BadRequestError):
+        ask(client, "more", previous_response_id=kept.id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_of_the_frontend_have_the_shape_of_openai(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        ask(client, "hello", model="nobody", stream=stream)
+    assert missing.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError) as odd:
+        ask(client, [{"type": "nonsense"}], stream=stream)
+    assert odd.value.message
+
+
+def test_tokens_of_a_history_are_counted(client: openai.OpenAI) -> None:
+    kept = ask(client, "hello, this is a long beginning of a conversation")
+    alone = client.responses.input_tokens.count(model=MODEL, input="more")
+    after = client.responses.input_tokens.count(model=MODEL, input="more", previous_response_id=kept.id)
+    assert after.input_tokens > alone.input_tokens
+
+
+def ended(client: openai.OpenAI, response_id: str) -> Any:
+    states: list[Any] = []
+
+    def has_ended() -> bool:
+        states.append(client.responses.retrieve(response_id))
+        return states[-1].status not in ("queued", "in_progress")
+
+    until("the response to end", has_ended)
+    return states[-1]
+
+
+def test_background_response_is_polled(client: openai.OpenAI, running: Stack) -> None:
+    first = ask(client, "hello")
+    queued = ask(client, "more", previous_response_id=first.id, background=True)
+    assert queued.status == "queued"
+    found = ended(client, queued.id)
+    assert (found.id, found.status, found.background) == (queued.id, "incomplete", True)
+    assert (found.created_at, found.previous_response_id) == (queued.created_at, first.id)
+    items = [user("hello"), first.output[0].to_dict(), user("more")]
+    assert found.usage.input_tokens == whole(running, items)
+    assert ask(client, "last", previous_response_id=found.id).previous_response_id == found.id
+
+
+def test_failed_background_response_says_why(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="nobody", input="hello", background=True)
+    found = ended(client, made.id)
+    assert found.status == "failed"
+    assert found.error.message == "Model not found"
+
+
+def test_cancelled_background_response_leaves_the_engine(client: openai.OpenAI, running: Stack) -> None:
+    made = ask(client, "hello", background=True, max_output_tokens=3500)
+    until("it runs", lambda: in_flight(running) > 0)
+    with pytest.raises(openai.BadRequestError):
+        ask(client, "more", previous_response_id=made.id)
+    assert client.responses.cancel(made.id).status == "cancelled"
+    until("it left", lambda: in_flight(running) == 0)
+    assert client.responses.cancel(made.id).status == "cancelled"
+    assert client.responses.retrieve(made.id).status == "cancelled"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_of_a_client_that_goes_away_ends(gate: Gateway, running: Stack, stream: bool) -> None:
+    body = {"model": MODEL, "input": "hello", "max_output_tokens": 3500, "stream": stream}
+    with httpx.Client(headers={"x-gateway-tenant": "a"}, timeout=60) as leaving:
+        if stream:
+            with leaving.stream("POST", f"{gate.url}/v1/responses", json=body) as answer:
+                next(answer.iter_raw())
+                assert in_flight(running) == 1
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post(f"{gate.url}/v1/responses", json=body, timeout=httpx.Timeout(60, read=0.5))
+    until("it left", lambda: in_flight(running) == 0)
+
+
+def test_background_response_is_started_again_after_a_kill(running: Stack, tmp_path: Path) -> None:
+    with gateway(running.url, tmp_path, responses={"beat_seconds": 0.2}) as mine:
+        client = mine.client()
+        made = ask(client, "hello", background=True, max_output_tokens=400)
+        until("it runs", lambda: in_flight(running) > 0)
+        mine.kill()
+        until("it left", lambda: in_flight(running) == 0)
+        mine.start()
+        found = ended(client, made.id)
+        assert (found.status, found.usage.output_tokens) == ("incomplete", 400)
+
+
+def test_too_long_bodies_are_refused(gate: Gateway) -> None:
+    found = httpx.post(f"{gate.url}/v1/responses", content=b" " * (46 << 20), timeout=60)
+    assert (found.status_code, found.json()["error"]["code"]) == (413, "request_too_large")

@@ -1,0 +1,152 @@
+"""Chains of responses, their time, and the bytes of a tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from dynamo_vllm.gateway import kept, schema
+from dynamo_vllm.gateway.database import Database, Transaction
+from dynamo_vllm.gateway.replies import GatewayError
+from dynamo_vllm.gateway.responses.items import Item
+from dynamo_vllm.gateway.responses.store import DAY_SECONDS, KIND, New, ResponseStore
+
+T = TypeVar("T")
+
+
+class Tables:
+    """A store with a clock of its own."""
+
+    def __init__(self, database: Database, tenant_bytes: int = 10_000) -> None:
+        self.now = 0.0
+        self.database = database
+        self.store = ResponseStore(30, tenant_bytes, clock=lambda: self.now)
+
+    def run(self, work: Callable[[Transaction], T]) -> T:
+        return self.database.run_now(work)
+
+    def keep(self, name: str, previous: str | None = None, size: int = 1, **more: object) -> None:
+        new = New(
+            id=name,
+            tenant="a",
+            previous=previous,
+            status=str(more.get("status", "completed")),
+            body="{}",
+            given=[Item(f"{name}_in", "i" * size)],
+            made=[Item(f"{name}_out", f'"{name}"')],
+            is_background=bool(more.get("is_background")),
+        )
+        self.now += 1
+        self.run(lambda t: self.store.keep(t, new))
+
+    def is_kept(self, name: str, tenant: str = "a") -> bool:
+        return self.run(lambda t: self.store.get(t, name, tenant)) is not None
+
+    def history(self, name: str, tenant: str = "a") -> list[str]:
+        return self.run(lambda t: self.store.history(t, name, tenant))
+
+    def rows(self) -> int:
+        return len(self.run(lambda t: t.all("SELECT 1 FROM gateway_response_items"))) // 2
+
+    def sweep(self) -> None:
+        while self.run(self.store.sweep):
+            pass
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = Database(f"sqlite:///{tmp_path / 'g.db'}", schema.ALL)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tables(database: Database) -> Tables:
+    return Tables(database)
+
+
+def test_history_is_the_whole_chain_in_order(tables: Tables) -> None:
+    tables.keep("r1")
+    tables.keep("r2", "r1")
+    tables.keep("other", "r1")
+    tables.keep("r3", "r2")
+    assert tables.history("r3") == ["i", '"r1"', "i", '"r2"', "i", '"r3"']
+
+
+def test_other_tenants_find_nothing(tables: Tables) -> None:
+    tables.keep("r1")
+    assert tables.is_kept("r1") and not tables.is_kept("r1", "b")
+    with pytest.raises(GatewayError) as refused:
+        tables.history("r1", "b")
+    assert (refused.value.status, refused.value.code) == (400, "previous_response_not_found")
+    with pytest.raises(GatewayError):
+        tables.run(lambda t: tables.store.delete(t, "r1", "b"))
+    with pytest.raises(GatewayError):
+        tables.run(lambda t: tables.store.resolved(t, [Item("r1_in", "", reference="r1_in")], "b"))
+
+
+def test_deleted_beginning_is_named_when_a_follower_is_continued(tables: Tables) -> None:
+    tables.keep("r1")
+    tables.keep("r2", "r1")
+    tables.run(lambda t: tables.store.delete(t, "r1", "a"))
+    with pytest.raises(GatewayError, match="'r1'"):
+        tables.history("r2")
+
+
+def test_beginning_stays_as_long_as_a_follower(tables: Tables) -> None:
+    tables.keep("r1")
+    tables.now = 20 * DAY_SECONDS
+    tables.keep("r2", "r1")
+    tables.now = 35 * DAY_SECONDS
+    tables.sweep()
+    assert not tables.is_kept("r1")
+    assert tables.history("r2") == ["i", '"r1"', "i", '"r2"']
+    tables.now = 60 * DAY_SECONDS
+    tables.sweep()
+    assert tables.rows() == 0
+    assert tables.run(lambda t: kept.kept(t, "a", KIND)) == 0
+
+
+def test_oldest_responses_of_a_full_tenant_are_forgotten(database: Database) -> None:
+    tables = Tables(database, tenant_bytes=1000)
+    for number in range(20):
+        tables.keep(f"r{number}", size=150)
+    assert [n for n in range(20) if tables.is_kept(f"r{n}")] == [14, 15, 16, 17, 18, 19]
+    assert tables.run(lambda t: kept.kept(t, "a", KIND)) <= 1000
+    with pytest.raises(GatewayError, match="store: false"):
+        tables.store.refuse_too_large([Item("x", "y" * 1001)])
+
+
+def test_one_gateway_runs_a_background_response(tables: Tables) -> None:
+    tables.keep("r1", status="queued", is_background=True)
+    claim = tables.store.claim
+    first = tables.run(lambda t: claim(t, "r1", "one", 20))
+    assert first is not None and first.starts == 1
+    assert tables.run(lambda t: claim(t, "r1", "two", 20)) is None
+    tables.now += 15
+    assert tables.run(lambda t: tables.store.beat(t, "r1", "one"))
+    tables.now += 15
+    assert tables.run(lambda t: tables.store.waiting(t, 20, 5)) == []
+    tables.now += 10
+    assert tables.run(lambda t: tables.store.waiting(t, 20, 5)) == ["r1"]
+    second = tables.run(lambda t: claim(t, "r1", "two", 20))
+    assert second is not None and second.starts == 2
+    assert not tables.run(lambda t: tables.store.beat(t, "r1", "one"))
+
+
+def test_pages_of_input_items(tables: Tables) -> None:
+    tables.keep("r1")
+    tables.keep("r2", "r1")
+
+    def page(order: str, after: str | None, limit: int) -> tuple[list[str], bool]:
+        rows, more = tables.run(lambda t: tables.store.inputs(t, "r2", "a", order, after, limit))
+        return [item for item, _ in rows], more
+
+    assert page("asc", None, 2) == (["r1_in", "r1_out"], True)
+    assert page("asc", "r1_out", 2) == (["r2_in"], False)
+    assert page("desc", None, 5) == (["r2_in", "r1_out", "r1_in"], False)
+    with pytest.raises(GatewayError):
+        page("asc", "nobody", 2)

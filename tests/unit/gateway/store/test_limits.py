@@ -1,0 +1,166 @@
+"""What limits allow, with a clock of the test's own, and what headers and messages say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dynamo_vllm.gateway.database import Database
+from dynamo_vllm.gateway.store.buckets import DAY, Counter, Window, duration, obstacles, tighter
+from dynamo_vllm.gateway.store.keys import Limits, Tenant
+from dynamo_vllm.gateway.store.limits import Admitted, Limiter, Refused
+from harness.gateway_store import DEFAULT, NOON, PLAIN, Store, opened, record, with_limits
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    database = opened(f"sqlite:///{tmp_path}/gateway.db")
+    yield Store(database)
+    database.close()
+
+
+def test_bucket_refills_continuously_and_never_overflows() -> None:
+    limits = Limits(requests_per_minute=60, tokens_per_minute=600)
+    counter = Counter("s", updated=NOON)
+    for _ in range(60):
+        assert obstacles(counter, limits, 10, NOON) == []
+        counter.take(10)
+    waits = {one.kind: one.wait_seconds for one in obstacles(counter, limits, 10, NOON)}
+    assert waits == {"requests_per_minute": 1.0, "tokens_per_minute": 1.0}
+    counter.advance(limits, NOON + 0.5)
+    assert [one.wait_seconds for one in obstacles(counter, limits, 10, NOON)] == [0.5, 0.5]
+    counter.advance(limits, NOON + 0.2)  # the clock of another gateway is behind
+    counter.advance(limits, NOON + 1)
+    assert obstacles(counter, limits, 10, NOON) == []
+    counter.advance(limits, NOON + 1000)
+    assert (counter.requests, counter.tokens) == (0, 0)
+
+
+def test_higher_limit_applies_to_what_was_used_before() -> None:
+    counter = Counter("s", updated=NOON, tokens=100)
+    assert [one.kind for one in obstacles(counter, Limits(tokens_per_minute=100), 1, NOON)] != []
+    assert obstacles(counter, Limits(tokens_per_minute=200), 100, NOON) == []
+
+
+def test_day_begins_anew_at_midnight_and_yesterdays_requests_do_not_change_it() -> None:
+    limits, midnight = Limits(tokens_per_day=100), (NOON // DAY + 1) * DAY
+    counter = Counter("s")
+    counter.advance(limits, NOON)
+    counter.take(90)
+    (found,) = obstacles(counter, limits, 20, NOON)
+    assert (found.kind, found.wait_seconds) == ("tokens_per_day", midnight - NOON)
+    counter.advance(limits, midnight)
+    counter.take(20)
+    counter.change(-80, NOON // DAY, -1)
+    assert (counter.day_tokens, counter.running) == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.0061, "7ms"),
+        (1, "1s"),
+        (59.2, "1m0s"),
+        (360, "6m0s"),
+        (3600, "1h0m0s"),
+        (86399, "23h59m59s"),
+    ],
+)
+def test_duration_is_written_as_openai_does(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_tighter_window_is_the_one_with_less_left() -> None:
+    small, large = Window(100, 5, 57.0), Window(50, 50, 0.0)
+    assert tighter(small, large) is tighter(large, small) is tighter(None, small) is small
+
+
+async def test_without_limits_nothing_is_asked_of_the_database() -> None:
+    limiter = Limiter(None, "g1")  # type: ignore[arg-type]
+    assert await limiter.admit("r1", PLAIN, DEFAULT, 10**9) == Admitted()
+
+
+async def test_headers_name_the_tighter_of_key_and_tenant(store: Store) -> None:
+    key = with_limits(requests_per_minute=10, tokens_per_minute=1000)
+    tenant = Tenant("t", Limits(requests_per_minute=5))
+    admitted = await store.limiter.admit("r1", key, tenant, 100, now=NOON)
+    assert isinstance(admitted, Admitted) and admitted.is_counted
+    assert admitted.headers() == {
+        "x-ratelimit-limit-requests": "5",
+        "x-ratelimit-remaining-requests": "4",
+        "x-ratelimit-reset-requests": "12s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "900",
+        "x-ratelimit-reset-tokens": "6s",
+    }
+
+
+async def test_refusal_says_when_to_come_again(store: Store) -> None:
+    key = with_limits(tokens_per_minute=600)
+    await store.limiter.admit("r1", key, DEFAULT, 600, now=NOON)
+    refused = await store.limiter.admit("r2", key, DEFAULT, 100, now=NOON)
+    assert isinstance(refused, Refused)
+    error = refused.error()
+    assert (error.status, error.code, error.headers["retry-after"]) == (429, "rate_limit_exceeded", "10")
+    assert error.message == (
+        "Rate limit reached for key dv-aaaaaaaa: 600 tokens per minute, used 600, requested 100. "
+        "Try again in 10s."
+    )
+    assert isinstance(await store.limiter.admit("r2", key, DEFAULT, 100, now=NOON + 10), Admitted)
+
+
+@pytest.mark.parametrize("limits", [{"tokens_per_minute": 99}, {"tokens_per_day": 99}])
+async def test_request_that_never_fits_is_refused_for_good(store: Store, limits: dict[str, int]) -> None:
+    refused = await store.limiter.admit("r1", with_limits(**limits), DEFAULT, 100, now=NOON)
+    assert isinstance(refused, Refused)
+    assert (refused.status, refused.retry_after, refused.code) == (400, None, "request_too_large")
+    assert "No waiting helps" in refused.message and "retry-after" not in refused.headers()
+
+
+async def test_client_that_leaves_while_it_is_admitted_keeps_nothing(store: Store) -> None:
+    key = with_limits(tokens_per_minute=100, concurrent=1)
+    asked = asyncio.create_task(store.limiter.admit("r1", key, DEFAULT, 60, now=NOON))
+    waiting = asyncio.create_task(store.limiter.admit("r2", key, DEFAULT, 1, now=NOON))
+    await asyncio.sleep(0)  # both wait now
+    asked.cancel()
+    assert isinstance(await waiting, Refused)
+    await store.limiter.ended([])  # comes after the release in the line
+    assert isinstance(await store.limiter.admit("r3", key, DEFAULT, 100, now=NOON), Admitted)
+
+
+async def test_error_of_the_database_reaches_all_who_wait_and_no_one_later(store: Store) -> None:
+    key = with_limits(tokens_per_minute=100)
+    store.database.run_now(lambda t: t.execute("ALTER TABLE gateway_counters RENAME TO away"))
+    asked = [store.limiter.admit(f"r{n}", key, DEFAULT, 1, now=NOON) for n in range(3)]
+    assert [type(e).__name__ for e in await asyncio.gather(*asked, return_exceptions=True)] == [
+        "OperationalError"
+    ] * 3
+    store.database.run_now(lambda t: t.execute("ALTER TABLE away RENAME TO gateway_counters"))
+    assert isinstance(await store.limiter.admit("r1", key, DEFAULT, 1, now=NOON), Admitted)
+
+
+async def test_late_record_of_an_expired_request_is_paid(store: Store) -> None:
+    key = with_limits(tokens_per_minute=100)
+    await store.limiter.admit("r1", key, DEFAULT, 60, now=NOON)
+    await store.limiter.expire(NOON + 1, now=NOON)
+    await store.ledger.settle([record(prompt=10, completion=5)])
+    assert await store.remaining(key) == 85
+
+
+def test_exclusive_work_of_two_databases_is_not_mixed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/gateway.db"
+    one, other = Database(url, ["CREATE TABLE IF NOT EXISTS n (n INTEGER)"]), Database(url)
+    one.run_now(lambda t: t.execute("INSERT INTO n VALUES (0)"))
+    for _ in range(10):
+        for database in (one, other):
+            database.run_now(
+                lambda t: t.execute("UPDATE n SET n = ?", (t.one("SELECT n FROM n") or (0,))[0] + 1),
+                exclusive=True,
+            )
+    assert other.run_now(lambda t: t.one("SELECT n FROM n")) == (20,)
+    one.close()
+    other.close()

@@ -1,0 +1,79 @@
+"""Whatever becomes known of requests, in any order: in the end the counters contain what was used."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynamo_vllm.gateway.store.limits import RECORD_SECONDS, Admitted
+from dynamo_vllm.serving.usage.record import UsageRecord
+from harness.gateway_store import DEFAULT, NOON, Store, opened, record, with_limits
+
+KEY = with_limits(requests_per_minute=1000, tokens_per_minute=10_000, tokens_per_day=10_000, concurrent=10)
+REQUESTS = ("r0", "r1")
+NEWS = st.one_of(
+    st.tuples(st.sampled_from(["ended", "release", "expire"]), st.sampled_from(REQUESTS)),
+    st.builds(
+        record,
+        request_id=st.sampled_from(REQUESTS),
+        part=st.sampled_from("ab"),
+        prompt=st.integers(1, 40),
+        completion=st.integers(0, 40),
+        outcome=st.sampled_from(["moved", "finished", "aborted"]),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def stores() -> Iterator[tuple[Store, Store]]:
+    with tempfile.TemporaryDirectory() as folder:
+        databases = [opened(f"sqlite:///{folder}/gateway.db") for _ in range(2)]
+        yield Store(databases[0], "g1"), Store(databases[1], "g2")
+        for database in databases:
+            database.close()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(NEWS, max_size=8), st.integers(0, 2))
+def test_counters_contain_what_was_used(
+    stores: tuple[Store, Store], news: list[tuple[str, str] | UsageRecord], parts: int
+) -> None:
+    asyncio.run(lived(stores, news, parts))
+    database = stores[0].database
+    counter = database.run_now(
+        lambda t: t.one("SELECT requests, tokens, day_tokens, running FROM gateway_counters")
+    )
+    largest: dict[tuple[str, str], int] = {}
+    for one in news:
+        if isinstance(one, UsageRecord):
+            part = one.request_id, one.part
+            largest[part] = max(largest.get(part, 0), one.prompt_tokens + one.completion_tokens)
+    used = sum(largest.values())
+    assert counter == (len(REQUESTS), used, used, 0)
+    assert database.run_now(lambda t: t.all("SELECT 1 FROM gateway_reservations WHERE is_open = 1")) == []
+
+
+async def lived(stores: tuple[Store, Store], news: list[tuple[str, str] | UsageRecord], parts: int) -> None:
+    """Admit requests, hear the news at either gateway, and then that all requests have ended."""
+    tables = ("gateway_counters", "gateway_reservations", "gateway_usage_parts", "gateway_usage")
+    stores[0].database.run_now(lambda t: [t.execute(f"DELETE FROM {name}") for name in tables])
+    for request_id in REQUESTS:
+        admitted = await stores[0].limiter.admit(request_id, KEY, DEFAULT, 50, parts=parts, now=NOON)
+        assert isinstance(admitted, Admitted)
+    for number, one in enumerate(news):
+        store = stores[number % 2]
+        if isinstance(one, UsageRecord):
+            await store.ledger.settle([one])
+        elif one[0] == "ended":
+            await store.limiter.ended([one[1]], now=NOON)
+        elif one[0] == "release":
+            await store.limiter.release([one[1]], now=NOON)
+        else:
+            await store.limiter.expire(NOON + 1, now=NOON)
+    await stores[1].limiter.ended(REQUESTS, now=NOON)
+    await stores[1].limiter.expire(NOON, now=NOON + RECORD_SECONDS + 1)
