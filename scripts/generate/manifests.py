@@ -21,9 +21,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "k8s/lora": ("--name", "qwen-lora"),
     "k8s/multimodal": ("--name", "qwen-vl"),
     "k8s/omni": ("--name", "draw", "--image", "dynamo-vllm:0.3.0.dev0-cuda-omni"),
+    "k8s/gateway": (
+        *("--name", "qwen-keys", "--frontends", "2", "--gateways", "2"),
+        *("--gateway-api", "infra/public", "--hostname", "models.example.com"),
+        *("--image", "dynamo-vllm:0.3.0.dev0-cuda-postgres"),
+    ),
     "k8s/operator": ("--name", "qwen-graph", "--operator"),
     "compose/aggregated": (),
     "compose/disaggregated": (),
+    "compose/gateway": (),
     "compose/prompt-embeds": ("--device", "cpu"),
 }
 """Folders with a serve.yaml, and further options of their export."""

@@ -54,6 +54,7 @@ def templates(document: Document) -> Iterator[Document]:
 def containers(found: list[Document]) -> Iterator[Document]:
     for document in found:
         for template in templates(document):
+            yield from template["spec"].get("initContainers", ())
             yield from template["spec"]["containers"]
 
 

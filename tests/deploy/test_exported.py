@@ -13,7 +13,7 @@ from generate import manifests
 
 from deploy import manifests as read
 from dynamo_vllm.config import build, checks, worker_plan
-from dynamo_vllm.config.options import FrontendOptions, WorkerOptions
+from dynamo_vllm.config.options import FrontendOptions, GatewayOptions, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 EXAMPLES = sorted(manifests.EXAMPLES)
 K8S = [name for name in EXAMPLES if name.startswith("k8s/")]
 COMPOSE = [name for name in EXAMPLES if name.startswith("compose/")]
-ASKED_FOR = {"aggregated", "kv-router", "disaggregated", "data-parallel", "lora", "multimodal", "omni"}
+ASKED_FOR = {
+    *("aggregated", "kv-router", "disaggregated", "data-parallel", "lora", "multimodal", "omni"),
+    "gateway",
+}
+OPTIONS = {"frontend": FrontendOptions, "gateway": GatewayOptions, "worker": WorkerOptions}
 
 
 @functools.cache
@@ -44,6 +48,12 @@ def parse(argv: Sequence[str], env: dict[str, str]) -> None:
         assert not rest
         checks.check_frontend(front)
         assert front.host == "0.0.0.0"
+    elif argv[0] == "gateway":
+        gateway, rest = build.parse(GatewayOptions, argv[1:], env, "prog", "")
+        assert not rest
+        checks.check_gateway(gateway, elsewhere=True)
+        assert (gateway.host, gateway.system_host) == ("0.0.0.0", "0.0.0.0")
+        assert gateway.part in ("control", "envoy")
     else:
         assert argv[0] == "worker"
         plan = worker_plan.parse(argv[1:], env)
@@ -149,8 +159,7 @@ def test_no_request_is_cut_off_by_the_grace_period(example: str) -> None:
             (container,) = template["spec"]["containers"]
             env = read.environment(container, NODE_RANK="0")
             argv = read.arguments(container, env)
-            cls = FrontendOptions if argv[0] == "frontend" else WorkerOptions
-            options: Any = build.parse(cls, argv[1:], env, "prog", "")[0]
+            options: Any = build.parse(OPTIONS[argv[0]], argv[1:], env, "prog", "")[0]
             pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
             # What serve gives a process to leave, beside the time its requests have.
             assert template["spec"]["terminationGracePeriodSeconds"] >= pause + options.drain_seconds + 10

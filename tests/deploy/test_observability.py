@@ -14,7 +14,7 @@ import dashboard
 import pytest
 import yaml
 
-from dynamo_vllm.supervise.prometheus_targets import JOBS
+from dynamo_vllm.supervise.prometheus_targets import JOBS, WORKER
 from harness.prometheus import promtool, selected
 from harness.waiting import until
 
@@ -104,7 +104,7 @@ def test_pods_become_frontends_and_workers(tmp_path: Path) -> None:
     found = until("targets", lambda: json.loads(promtool(*words)))
     kept = {one["labels"]["instance"]: one["labels"] for one in found if one["labels"]}
     jobs = {address: labels["job"] for address, labels in kept.items()}
-    assert jobs == {ports["http"]: JOBS[False], ports["system"]: JOBS[True]}
+    assert jobs == {ports["http"]: JOBS["frontend"], ports["system"]: WORKER}
     assert kept[ports["system"]] | {"process": "pod-system", "namespace": "ns"} == kept[ports["system"]]
 
 

@@ -21,6 +21,7 @@ from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import compose, k8s, operator, workload, yaml_files
 from dynamo_vllm.export.settings import Settings
 from dynamo_vllm.supervise.planning import plan as plans
+from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 from dynamo_vllm.supervise.planning.process import COMMAND
 from harness import exported
 
@@ -77,8 +78,9 @@ def test_example_comes_back(example: str) -> None:
     wanted = from_file(str(read.ROOT / "deploy" / example / "serve.yaml"))
     assert_comes_back(wanted)
     if example != "k8s/data-parallel":
-        assert_comes_back_from_a_graph(wanted)
         assert_comes_back_from_compose(wanted)
+    if example != "k8s/data-parallel" and wanted.gateway is None:
+        assert_comes_back_from_a_graph(wanted)
 
 
 @pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
@@ -89,10 +91,12 @@ def test_serve_file_comes_back(path: Path) -> None:
 @pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
 def test_flags_are_those_serve_would_start(path: Path) -> None:
     wanted = dataclasses.replace(from_file(str(path)), model="org/model")
-    plan = plans.make(wanted, {}, Path("/shared/discovery"), [str(gpu) for gpu in range(8)])
-    served = [process.argv[len(COMMAND) :] for process in plan.processes]
+    place = GatewayPlace("/run/gateway", 8000, 9092, 9091) if wanted.gateway is not None else None
+    gpus = [str(gpu) for gpu in range(8)]
+    plan = plans.make(wanted, {}, Path("/shared/discovery"), gpus, gateway=place)
+    served = [process.argv[len(COMMAND) :] for process in plan.processes if "gateway" not in process.argv]
     found = workload.of_machine(wanted, gpus=True)
-    local = {"--host=0.0.0.0"}
+    local = {"--host=0.0.0.0", "--host=127.0.0.1"}
     assert [worker.args for worker in found.all] == [
         tuple(word for word in argv if word not in local) for argv in served
     ]
@@ -140,6 +144,16 @@ def groups(draw: some.DrawFn) -> WorkerGroup:
     return WorkerGroup(draw(some.integers(1, 3)), options, env, (*args, *extra))
 
 
+GATEWAYS: list[dict[str, Any] | None] = [
+    None,
+    {},
+    {"cors_origin": ["https://a.example", "https://b.example"], "share_cache": True, "header_kb": 8},
+    {"api_key": ["long-enough"], "access_log": False},
+    {"database": "postgresql://user:password@db/gateway", "trusted_proxies": 2},
+    {"database": "sqlite:////here/gateway.db", "data_dir": "/here/files", "envoy_path": "/here/envoy"},
+]
+
+
 def spans_nodes(wanted: Topology) -> bool:
     return any("-dpl" in group.args for group in wanted.workers)
 
@@ -148,15 +162,22 @@ SLOW = [HealthCheck.too_slow]  # which a machine that stops for a second is, and
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=SLOW)
-@given(some.lists(groups(), min_size=1, max_size=3), some.integers(1024, 60000), some.booleans())
-def test_any_topology_comes_back(made: list[WorkerGroup], port: int, disaggregated: bool) -> None:
+@given(
+    some.lists(groups(), min_size=1, max_size=3),
+    some.integers(1024, 60000),
+    some.booleans(),
+    some.sampled_from(GATEWAYS),
+)
+def test_any_topology_comes_back(
+    made: list[WorkerGroup], port: int, disaggregated: bool, gateway: dict[str, Any] | None
+) -> None:
     roles = ["prefill", "decode"] if disaggregated else []
     more = [WorkerGroup(1, {"disaggregation_mode": role}) for role in roles]
     alone = [
         dataclasses.replace(group, options={**group.options, "component": f"part-{number}"})
         for number, group in enumerate(made)
     ]
-    wanted = Topology(model="org/model", frontend={"port": port}, workers=(*alone, *more))
+    wanted = Topology(model="org/model", frontend={"port": port}, workers=(*alone, *more), gateway=gateway)
     assert_comes_back(wanted)
     if not spans_nodes(wanted):
         assert_comes_back_from_compose(wanted)
@@ -167,6 +188,18 @@ def test_any_topology_comes_back(made: list[WorkerGroup], port: int, disaggregat
 def test_text_says_what_the_documents_say(word: str) -> None:
     document = {"args": [word, "8", "no", "1e3", "0o7", "10:30"], "env": {"A": word}}
     assert yaml.safe_load(yaml_files.yaml_text([document], "k8s")) == document
+
+
+@pytest.mark.parametrize("gateway", GATEWAYS[1:], ids=str)
+def test_gateway_comes_back(gateway: dict[str, Any]) -> None:
+    chat = {"namespace": "chat"}
+    frontend = {"tls_cert_path": "/models/c.pem", "tls_key_path": "/models/k.pem", "drain_seconds": 7}
+    for wanted in (
+        Topology(model="org/model", gateway=gateway),
+        Topology("org/model", {**frontend, **chat}, (WorkerGroup(options=chat),), gateway),
+    ):
+        assert_comes_back(wanted)
+        assert_comes_back_from_compose(wanted)
 
 
 def test_a_file_that_was_read_as_yaml_comes_back() -> None:

@@ -14,7 +14,7 @@ from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.options.export import KINDS
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.export import compose, k8s, operator, workload, yaml_files
+from dynamo_vllm.export import compose, k8s, k8s_gateway, operator, workload, yaml_files
 from dynamo_vllm.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,9 +33,11 @@ Convert the file of 'dynamo-vllm serve --config' into Kubernetes manifests or a 
 
 The processes get the flags serve would start them with; nothing is sent anywhere."""
 
+OF_GATEWAY = ("gateways", "gateway_tls_secret", "gateway_api", "hostname", "gateway_gb", "gateway_class")
 FOR_KUBERNETES = (
     *("operator", "kube_namespace", "discovery", "frontends", "worker_cpus", "worker_memory_gb"),
     *("cache_gb", "cache_class", "cache_claim", "hf_secret", "etcd", "nats"),
+    *OF_GATEWAY,
 )
 
 
@@ -92,18 +94,37 @@ def export(kind: str, options: ExportOptions, command: str, root: Path) -> tuple
     wanted = from_file(str(root / str(options.config)))
     if options.model:
         wanted = dataclasses.replace(wanted, model=options.model)
+    wanted = with_gateway(wanted, options)
     settings = Settings(options)
     if kind == "compose":
         found = workload.of_machine(wanted, settings.on_gpu)
         settings = Settings(options, found.request_plane)
         text = yaml_files.yaml_text([compose.document(found, settings)], command)
-        return {compose.FILE: text}, list(found.notes)
+        return {compose.FILE: text}, [*found.notes, *compose.notes(found)]
     refuse_missing_nats(wanted, options)
     found = workload.of_cluster(wanted, settings.discovery, settings.secret)
     settings = Settings(options, found.request_plane, found.event_plane)
     made = operator.files(found, settings) if options.operator else k8s.files(found, settings)
     texts = {name: yaml_files.yaml_text(documents, command) for name, documents in made.items()}
-    return texts, list(found.notes)
+    more = [] if found.gateway is None else k8s_gateway.notes(found.gateway, settings)
+    return texts, [*found.notes, *more]
+
+
+def with_gateway(wanted: Topology, options: ExportOptions) -> Topology:
+    """Return the topology with a gateway if it is wanted. The host of a frontend is that of a pod: it says
+    nothing about who can reach it.
+    """
+    if options.gateway is False:
+        wanted = dataclasses.replace(wanted, gateway=None)
+    elif options.gateway:
+        wanted = dataclasses.replace(wanted, gateway=wanted.gateway or {})
+    if wanted.gateway is None:
+        for item in build.declared(ExportOptions):
+            if item.name in OF_GATEWAY and getattr(options, item.name) != item.default:
+                raise ConfigError(
+                    f"{item.flags[0]} needs a gateway; add --gateway, or a section gateway to the file"
+                )
+    return wanted
 
 
 def refuse_missing_nats(wanted: Topology, options: ExportOptions) -> None:

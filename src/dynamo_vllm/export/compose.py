@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.export import gateway as gateways
 from dynamo_vllm.export.pod import COMMAND
 from dynamo_vllm.export.settings import USER
-from dynamo_vllm.export.workload import MODELS, SHARED, SYSTEM_PORT
+from dynamo_vllm.export.workload import MODELS, SHARED, SYSTEM_PORT, grace_seconds
 
 if TYPE_CHECKING:
+    from dynamo_vllm.config import topology
+    from dynamo_vllm.export.gateway import Gateway
     from dynamo_vllm.export.settings import Document, Settings
     from dynamo_vllm.export.workload import Workload, Workloads
 
@@ -17,6 +20,7 @@ ETCD_IMAGE = "quay.io/coreos/etcd:v3.6.1"
 NATS_IMAGE = "nats:2.11.4-alpine"
 _ETCD, _NATS = "http://etcd:2379", "nats://nats:4222"
 _LOOPBACK = "127.0.0.1"
+_PUBLIC = ("0.0.0.0", "::")
 _PULSE = {"interval": "5s", "timeout": "5s", "retries": 24}
 _HARDENED: Document = {
     "restart": "unless-stopped",
@@ -32,6 +36,11 @@ def document(found: Workloads, settings: Settings) -> Document:
     volumes: Document = {"models": {}, "etcd": {}}
     if any(_uses_shared(workload) for workload in found.workers):
         volumes["shared"] = {}
+    if found.gateway is not None:
+        services |= gateway_services(found.gateway, found, settings)
+        # In memory, and for the user of the containers alone.
+        in_memory = {"type": "tmpfs", "device": "tmpfs", "o": f"uid={USER},gid={USER},mode=0700"}
+        volumes |= {"gateway-sockets": {"driver_opts": in_memory}, "gateway-data": {}, "usage": {}}
     return {"name": settings.name, "services": services, "volumes": volumes}
 
 
@@ -67,7 +76,7 @@ def service(workload: Workload, found: Workloads, settings: Settings) -> Documen
         "entrypoint": [COMMAND],
         "command": [_escaped(word) for word in workload.args],
         "environment": environment(workload, settings),
-        "depends_on": {name: {"condition": "service_healthy"} for name in ("etcd", "nats")},
+        "depends_on": _healthy("etcd", "nats"),
         "healthcheck": healthcheck(workload, settings),
         "stop_grace_period": f"{workload.grace_seconds}s",
         "init": True,
@@ -78,11 +87,15 @@ def service(workload: Workload, found: Workloads, settings: Settings) -> Documen
         **_HARDENED,
     }
     if not workload.is_worker:
-        public = "" if found.host in ("0.0.0.0", "::") else f"{_LOOPBACK}:"
-        made["ports"] = [f"{public}{workload.port}:{workload.port}"]
+        if found.gateway is None:
+            made["ports"] = _published(found.host, workload.port)
         return made
     if _uses_shared(workload):
         made["volumes"].append(f"shared:{SHARED}")
+    if found.gateway is not None:
+        # /tmp is empty after a restart.
+        made["volumes"].append(f"usage:{gateways.USAGE}")
+        made["environment"] = {"DYN_VLLM_USAGE_DIR": gateways.USAGE, **made["environment"]}
     made["shm_size"] = f"{settings.options.shm_gb}gb"
     if workload.gpu_ids:
         device = {"driver": "nvidia", "device_ids": list(workload.gpu_ids), "capabilities": ["gpu"]}
@@ -90,14 +103,71 @@ def service(workload: Workload, found: Workloads, settings: Settings) -> Documen
     return made
 
 
-def environment(workload: Workload, settings: Settings) -> Document:
-    found: Document = {
+def gateway_services(gateway: Gateway, found: Workloads, settings: Settings) -> dict[str, Document]:
+    """Return the control app and Envoy. Envoy starts after the control app, and stops before it."""
+
+    def part(name: str, more: topology.Values, env: Document, volumes: list[str]) -> Document:
+        url = f"http://{_LOOPBACK}:{gateways.STATUS_PORTS[name]}/live"
+        ask = f"import urllib.request as r; r.urlopen('{url}', timeout=4)"
+        return {
+            "image": settings.image,
+            "entrypoint": [COMMAND],
+            "command": [_escaped(word) for word in gateway.args(name, found.frontend.name, more)],
+            "environment": {**env, "HOME": "/tmp"},
+            "healthcheck": {"test": ["CMD", "python", "-c", ask], **_PULSE, "start_period": "60s"},
+            "stop_grace_period": f"{grace_seconds(gateway.drain_seconds)}s",
+            "init": True,
+            "user": f"{USER}:{USER}",
+            "tmpfs": ["/tmp:exec,mode=1777"],
+            "volumes": [f"gateway-sockets:{gateways.SOCKETS}", *volumes],
+            **_HARDENED,
+        }
+
+    secrets = {name: f"${{{name}:?put it into .env}}" for name in gateway.secrets}
+    known = {gateways.KEY: f"${{{gateways.KEY}:-}}", gateways.DATABASE: gateways.SQLITE, **secrets}
+    data = [f"gateway-data:{gateways.DATA}"]
+    control = part(gateways.CONTROL, {}, {**discovery(settings), **known}, data)
+    certificate = [f"models:{MODELS}:ro"] if gateway.tls else []
+    envoy = part(gateways.ENVOY, gateway.tls, {}, certificate)
+    return {
+        "gateway": {**control, "depends_on": _healthy("etcd", "nats")},
+        "envoy": {
+            **envoy,
+            "depends_on": _healthy("gateway"),
+            "ports": _published(found.host, gateway.port),
+        },
+    }
+
+
+def notes(found: Workloads) -> list[str]:
+    """Return a warning if everybody who reaches the machine may use what runs on it."""
+    if found.gateway is not None or found.host not in _PUBLIC:
+        return []
+    return [f"port {found.frontend.port} is open to other machines without a key; --gateway asks for one"]
+
+
+def _published(host: str, port: int) -> list[str]:
+    return [f"{'' if host in _PUBLIC else f'{_LOOPBACK}:'}{port}:{port}"]
+
+
+def _healthy(*services: str) -> Document:
+    return {name: {"condition": "service_healthy"} for name in services}
+
+
+def discovery(settings: Settings) -> Document:
+    return {
         "DYN_NAMESPACE": settings.name,
         "DYN_DISCOVERY_BACKEND": "etcd",
         "ETCD_ENDPOINTS": _ETCD,
         "DYN_REQUEST_PLANE": settings.request_plane,
         "DYN_EVENT_PLANE": "nats",
         "NATS_SERVER": _NATS,
+    }
+
+
+def environment(workload: Workload, settings: Settings) -> Document:
+    found: Document = {
+        **discovery(settings),
         "HOME": "/tmp",
         "HF_HOME": f"{MODELS}/huggingface",
         "HF_TOKEN": "${HF_TOKEN:-}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.export import pod
+from dynamo_vllm.export import k8s_gateway, pod
+from dynamo_vllm.export.settings import GROUP
 from dynamo_vllm.export.workload import LEADER, SYSTEM_PORT
 
 if TYPE_CHECKING:
@@ -14,13 +15,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.export.settings import Document, Settings
     from dynamo_vllm.export.workload import Workload, Workloads
 
-GROUP = "nvidia.com"
 RECORDS = "dynamoworkermetadatas"
-DISCOVERY_LABELS = {
-    f"{GROUP}/dynamo-discovery-backend": "kubernetes",
-    f"{GROUP}/dynamo-discovery-enabled": "true",
-}
-"""Labels of a Service. Kubernetes copies them to its EndpointSlices, which the runtime reads."""
 CRD_FILE, MONITORING_FILE, KUSTOMIZATION = "crd.yaml", "monitoring.yaml", "kustomization.yaml"
 Files = dict[str, list["Document"]]
 
@@ -35,6 +30,8 @@ def files(found: Workloads, settings: Settings) -> Files:
         made["storage.yaml"] = claims
     for workload in found.all:
         made[f"{workload.name}.yaml"] = objects(workload, settings)
+    if found.gateway is not None:
+        made[k8s_gateway.FILE] = k8s_gateway.objects(found.gateway, settings)
     made[MONITORING_FILE] = monitoring(found, settings)
     made[KUSTOMIZATION] = [kustomization(made)]
     return {name: documents for name, documents in made.items() if documents}
@@ -128,6 +125,8 @@ def storage(found: Workloads, settings: Settings) -> list[Document]:
         claims.append(_claim(settings, settings.claim, settings.options.cache_gb))
     if sharing := [workload for workload in found.workers if workload.shares_embeddings]:
         claims.append(_claim(settings, settings.full_name("embeddings"), 8 * len(sharing)))
+    if found.gateway is not None:
+        claims.append(k8s_gateway.claim(found.gateway, settings))
     return claims
 
 
@@ -157,15 +156,13 @@ def objects(workload: Workload, settings: Settings) -> list[Document]:
             found += spread(workload, settings, number)
     else:
         found.append(deployment(workload, settings))
-    return [*found, disruption_budget(workload, settings)]
+    return [*found, settings.disruption_budget(workload.name)]
 
 
 def service(workload: Workload, settings: Settings) -> Document:
     """Return a Service. Clients use the frontend's; a worker's tells the runtime which pods are ready."""
     name = settings.full_name(workload.name)
-    metadata = settings.metadata(name, workload.name)
-    if settings.discovery == "kubernetes":
-        metadata["labels"] = {**metadata["labels"], **DISCOVERY_LABELS}
+    metadata = settings.discovered(name, workload.name)
     spec: Document = {
         "selector": settings.labels(workload.name),
         "ports": [_service_port(workload)],
@@ -214,31 +211,11 @@ def template(workload: Workload, settings: Settings, labels: Document) -> Docume
 
 
 def env(workload: Workload, settings: Settings) -> list[Document]:
-    """Return the variables of discovery. A separate namespace keeps two deployments apart."""
-    found = [pod.variable("DYN_NAMESPACE", settings.name)]
-    if settings.discovery == "kubernetes":
-        found += [
-            pod.variable("DYN_DISCOVERY_BACKEND", "kubernetes"),
-            pod.from_field("POD_NAME", "metadata.name"),
-            pod.from_field("POD_NAMESPACE", "metadata.namespace"),
-            pod.from_field("POD_UID", "metadata.uid"),
-        ]
-    else:
-        found += [
-            pod.variable("DYN_DISCOVERY_BACKEND", "etcd"),
-            pod.variable("ETCD_ENDPOINTS", str(settings.options.etcd)),
-        ]
-        if workload.nodes > 1:
-            found.append(pod.from_field("POD_NAMESPACE", "metadata.namespace"))
-    return [*found, *planes(settings), *reach(workload)]
-
-
-def planes(settings: Settings) -> list[Document]:
-    found = [
-        pod.variable("DYN_REQUEST_PLANE", settings.request_plane),
-        pod.variable("DYN_EVENT_PLANE", "nats" if settings.options.nats else settings.event_plane),
-    ]
-    return [*found, pod.variable("NATS_SERVER", settings.options.nats)] if settings.options.nats else found
+    """Return the variables of discovery, and those that say where the process listens."""
+    found = pod.discovery(settings)
+    if settings.discovery != "kubernetes" and workload.nodes > 1:
+        found.append(pod.from_field("POD_NAMESPACE", "metadata.namespace"))
+    return [*found, *pod.planes(settings), *reach(workload)]
 
 
 def reach(workload: Workload) -> list[Document]:
@@ -288,27 +265,18 @@ def spread(workload: Workload, settings: Settings, number: int) -> list[Document
     return [nodes, stateful]
 
 
-def disruption_budget(workload: Workload, settings: Settings) -> Document:
-    """Nodes can be drained one pod at a time; a budget of none would block the node of a single
-    worker forever.
-    """
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": settings.metadata(settings.full_name(workload.name), workload.name),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": settings.labels(workload.name)}},
-    }
-
-
 # --- metrics --------------------------------------------------------------------------------------------
 
 
 def monitoring(found: Workloads, settings: Settings) -> list[Document]:
     """Return the monitors for Prometheus' operator: the frontend by its Service, each worker by its pod."""
-    return [
+    monitors = [
         _monitor("ServiceMonitor", "endpoints", settings, [found.frontend]),
         _monitor("PodMonitor", "podMetricsEndpoints", settings, found.workers),
     ]
+    return (
+        monitors if found.gateway is None else [*monitors, *k8s_gateway.monitoring(found.gateway, settings)]
+    )
 
 
 def _monitor(kind: str, key: str, settings: Settings, workloads: Sequence[Workload]) -> Document:

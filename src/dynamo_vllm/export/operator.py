@@ -46,6 +46,11 @@ def graph(found: Workloads, settings: Settings) -> Document:
 
 
 def _refuse(found: Workloads) -> None:
+    if found.gateway is not None:
+        raise ConfigError(
+            "the operator names its frontends' Services itself, so no gateway is written for them; leave "
+            "--operator out, or add --no-gateway"
+        )
     for workload in found.workers:
         if workload.nodes > 1:
             raise ConfigError(
@@ -70,7 +75,7 @@ def _type(workload: Workload) -> str:
 
 def component(workload: Workload, settings: Settings) -> Document:
     """Return the component; the operator sets namespace, discovery and identity of the container `main`."""
-    env = [*k8s.planes(settings), *k8s.reach(workload)]
+    env = [*pod.planes(settings), *k8s.reach(workload)]
     main = pod.container(workload, settings, env, "main")
     found: Document = {
         "name": workload.name,

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 COMMAND = "dynamo-vllm"
 _LIMITS = SupervisorLimits()
 _LIVENESS_SECONDS, _READINESS_SECONDS, _STARTUP_SECONDS = 10, 2, 10
+LOCKED_DOWN: Document = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
@@ -25,17 +30,13 @@ def container(workload: Workload, settings: Settings, env: Sequence[Document], n
         "name": name,
         "image": settings.image,
         "command": [COMMAND],
-        "args": [_escaped(word) for word in workload.args],
+        "args": [escaped(word) for word in workload.args],
         "env": [*env, *own_env(workload, settings)],
         "ports": [{"name": port_name(workload), "containerPort": workload.port}],
         "resources": settings.resources(workload),
         **probes(workload, settings),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_SECONDS)]}}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": LOCKED_DOWN,
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in _mounts(workload)],
     }
 
@@ -43,9 +44,32 @@ def container(workload: Workload, settings: Settings, env: Sequence[Document], n
 def own_env(workload: Workload, settings: Settings) -> list[Document]:
     """Return the variables: caches in writable folders, tokens from secrets, then those of the file."""
     found: list[Document] = [variable("HOME", "/tmp"), variable("HF_HOME", f"{MODELS}/huggingface")]
-    found.append(_from_secret("HF_TOKEN", settings.options.hf_secret, optional=True))
-    found += [_from_secret(name, settings.secret, optional=False) for name in workload.secrets]
-    return [*found, *(variable(name, _escaped(value)) for name, value in workload.env.items())]
+    found.append(from_secret("HF_TOKEN", settings.options.hf_secret, optional=True))
+    found += [from_secret(name, settings.secret, optional=False) for name in workload.secrets]
+    return [*found, *(variable(name, escaped(value)) for name, value in workload.env.items())]
+
+
+def discovery(settings: Settings) -> list[Document]:
+    """Return the variables of discovery. A separate namespace keeps two deployments apart."""
+    found = [variable("DYN_NAMESPACE", settings.name)]
+    if settings.discovery != "kubernetes":
+        etcd = variable("ETCD_ENDPOINTS", str(settings.options.etcd))
+        return [*found, variable("DYN_DISCOVERY_BACKEND", "etcd"), etcd]
+    return [
+        *found,
+        variable("DYN_DISCOVERY_BACKEND", "kubernetes"),
+        from_field("POD_NAME", "metadata.name"),
+        from_field("POD_NAMESPACE", "metadata.namespace"),
+        from_field("POD_UID", "metadata.uid"),
+    ]
+
+
+def planes(settings: Settings) -> list[Document]:
+    found = [
+        variable("DYN_REQUEST_PLANE", settings.request_plane),
+        variable("DYN_EVENT_PLANE", "nats" if settings.options.nats else settings.event_plane),
+    ]
+    return [*found, variable("NATS_SERVER", settings.options.nats)] if settings.options.nats else found
 
 
 def variable(name: str, value: str) -> Document:
@@ -56,7 +80,7 @@ def from_field(name: str, path: str) -> Document:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _from_secret(name: str, secret: str, *, optional: bool) -> Document:
+def from_secret(name: str, secret: str, *, optional: bool) -> Document:
     ref: Document = {"name": secret, "key": name}
     return {"name": name, "valueFrom": {"secretKeyRef": {**ref, "optional": True} if optional else ref}}
 
@@ -78,10 +102,23 @@ def probes(workload: Workload, settings: Settings) -> Document:
     }
 
 
+def live_probes(port: str) -> Document:
+    """Return the probes of a process that says on one path whether it works."""
+    return {
+        "startupProbe": _probe_at(port, "/live", _READINESS_SECONDS, _LIMITS.first_answer_seconds),
+        "livenessProbe": _probe_at(port, "/live", _LIVENESS_SECONDS, _LIMITS.unwell_seconds),
+        "readinessProbe": _probe_at(port, "/live", _READINESS_SECONDS, 3 * _READINESS_SECONDS),
+    }
+
+
 def _probe(path: str, workload: Workload, period: int, seconds: float) -> Document:
     scheme = {"scheme": "HTTPS"} if workload.has_tls else {}  # Kubernetes checks no certificate
+    return _probe_at(port_name(workload), path, period, seconds, **scheme)
+
+
+def _probe_at(port: str, path: str, period: int, seconds: float, **scheme: str) -> Document:
     return {
-        "httpGet": {"path": path, "port": port_name(workload), **scheme},
+        "httpGet": {"path": path, "port": port, **scheme},
         "periodSeconds": period,
         "timeoutSeconds": round(_LIMITS.answer_seconds),
         "failureThreshold": max(1, -(-round(seconds) // period)),
@@ -90,7 +127,16 @@ def _probe(path: str, workload: Workload, period: int, seconds: float) -> Docume
 
 def spec(workload: Workload, settings: Settings, main: Document, *, shm: bool = True) -> Document:
     return {
-        "terminationGracePeriodSeconds": workload.grace_seconds,
+        **base(workload.grace_seconds),
+        "containers": [main],
+        "volumes": _volumes(workload, settings, shm),
+    }
+
+
+def base(grace_seconds: int) -> Document:
+    """Return what every pod has."""
+    return {
+        "terminationGracePeriodSeconds": grace_seconds,
         # For a Service called vllm, Kubernetes would set VLLM_PORT=tcp://…, with which vLLM fails.
         "enableServiceLinks": False,
         "securityContext": {
@@ -101,8 +147,6 @@ def spec(workload: Workload, settings: Settings, main: Document, *, shm: bool = 
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [main],
-        "volumes": _volumes(workload, settings, shm),
     }
 
 
@@ -132,7 +176,7 @@ def _volumes(workload: Workload, settings: Settings, shm: bool) -> list[Document
     return found
 
 
-def _escaped(word: str) -> str:
+def escaped(word: str) -> str:
     """Escape $(NAME) in the user's words, because Kubernetes would substitute it."""
     if word == "$(NODE_RANK)" or LEADER in word or word.endswith(".svc.cluster.local"):
         return word

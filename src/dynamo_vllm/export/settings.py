@@ -15,6 +15,12 @@ Document = dict[str, Any]
 
 RUNTIME = "1.6.1"
 """The version of ai-dynamo-runtime, for the operator: it cannot derive it from our images' versions."""
+GROUP = "nvidia.com"
+DISCOVERY_LABELS = {
+    f"{GROUP}/dynamo-discovery-backend": "kubernetes",
+    f"{GROUP}/dynamo-discovery-enabled": "true",
+}
+"""Labels of a Service. Kubernetes copies them to its EndpointSlices, which the runtime reads."""
 USER = 10001
 """The user id of containers, which the Dockerfile creates."""
 _CPUS, _MEMORY_GB = 4, 32
@@ -64,6 +70,25 @@ class Settings:
         if self.options.kube_namespace:
             found["namespace"] = self.options.kube_namespace
         return {**found, "labels": self.labels(part), **more}
+
+    def discovered(self, name: str, part: str) -> Document:
+        """Return the metadata of a Service that tells the runtime which pods are ready."""
+        found = self.metadata(name, part)
+        if self.discovery == "kubernetes":
+            found["labels"] = {**found["labels"], **DISCOVERY_LABELS}
+        return found
+
+    def disruption_budget(self, part: str) -> Document:
+        """Return a budget by which nodes can be drained one pod at a time.
+
+        A budget of none would block the node of a single worker forever.
+        """
+        return {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": self.metadata(self.full_name(part), part),
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": self.labels(part)}},
+        }
 
     def gpus(self, workload: Workload) -> int:
         return workload.gpus if self.on_gpu else 0

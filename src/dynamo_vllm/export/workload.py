@@ -14,17 +14,20 @@ from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.export import gateway as gateways
 from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import plan as plans
+from dynamo_vllm.supervise.planning.gateway import taking_turns
 from dynamo_vllm.supervise.planning.process import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dynamo_vllm.config.topology import Topology, Values, WorkerGroup
+    from dynamo_vllm.export.gateway import Gateway
     from dynamo_vllm.supervise.planning.process import Plan, Process
 
-MODELS = "/models"
+MODELS = gateways.MODELS
 """Where every container mounts the model volume."""
 SHARED = "/shared"
 """The shared folder of encode workers."""
@@ -51,6 +54,7 @@ _FILES_OF_VLLM = ("tokenizer", "hf_config_path", "generation_config", "download_
 _WRITTEN = {
     "ec_storage_path": (SHARED, MODELS),
     "dump_config_to": ("/tmp", MODELS),
+    "usage_dir": ("/tmp",),
     "prometheus_multiproc_dir": ("/tmp", MODELS),
 }
 """Where containers can write those files."""
@@ -91,8 +95,12 @@ class Workload:
 
     @property
     def grace_seconds(self) -> int:
-        """Return the seconds from SIGTERM to SIGKILL: as long as `serve` waits, plus the pause before it."""
-        return math.ceil(PRE_STOP_SECONDS + self.drain_seconds + _LIMITS.stop_seconds + SPARE_SECONDS)
+        return grace_seconds(self.drain_seconds)
+
+
+def grace_seconds(drain_seconds: float) -> int:
+    """Return the seconds from SIGTERM to SIGKILL: as long as `serve` waits, plus the pause before it."""
+    return math.ceil(PRE_STOP_SECONDS + drain_seconds + _LIMITS.stop_seconds + SPARE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,8 @@ class Workloads:
     """What was left out or replaced."""
     request_plane: str = "tcp"
     event_plane: str = "zmq"
+    gateway: Gateway | None = None
+    """What stands in front of the frontend."""
 
     @property
     def all(self) -> tuple[Workload, ...]:
@@ -125,6 +135,7 @@ class _Notes:
 def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") -> Workloads:
     """Return one workload per group, for a cluster; a worker may span nodes."""
     notes = _Notes()
+    wanted = _taking_turns(wanted)
     groups = [_for_cluster(group) for group in wanted.workers]
     if any(GPUS in group.env for group in wanted.workers):
         notes.add(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
@@ -141,12 +152,13 @@ def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") 
             words = (*workload.args, "--node-rank", "$(NODE_RANK)")
             workload = dataclasses.replace(workload, args=words, nodes=nodes)
         made.append(dataclasses.replace(workload, count=group.count))
-    return _all(plan, wanted, made, notes)
+    return _all(plan, wanted, made, notes, secrets)
 
 
 def of_machine(wanted: Topology, gpus: bool) -> Workloads:
     """Return one workload per process, for a single machine; each has its own GPUs."""
     notes = _Notes()
+    wanted = _taking_turns(wanted)
     for group in wanted.workers:
         if _nodes(group) > 1:
             raise ConfigError(
@@ -168,10 +180,19 @@ def of_machine(wanted: Topology, gpus: bool) -> Workloads:
         elif engines := process.env.get(plans.ENGINES_HERE):  # the containers share the machine's memory
             workload = dataclasses.replace(workload, env={plans.ENGINES_HERE: engines, **workload.env})
         made.append(workload)
-    return _all(plan, wanted, made, notes)
+    return _all(plan, wanted, made, notes, None)
 
 
-def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Notes) -> Workloads:
+def _taking_turns(wanted: Topology) -> Topology:
+    """Return the topology with workers for tenants that take turns, if it has a gateway."""
+    if wanted.gateway is None:
+        return wanted
+    return dataclasses.replace(wanted, workers=tuple(taking_turns(group, {}) for group in wanted.workers))
+
+
+def _all(
+    plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Notes, secrets: str | None
+) -> Workloads:
     if plan.port < MIN_PORT:
         raise ConfigError(
             f"frontend: port {plan.port}: give one from {MIN_PORT} on; containers may not use lower ones"
@@ -187,7 +208,14 @@ def _all(plan: Plan, wanted: Topology, workers: Sequence[Workload], notes: _Note
         has_tls=plan.front.tls_cert_path is not None,
     )
     host = str(wanted.frontend.get("host", plan.host))
-    return Workloads(frontend, tuple(workers), host, tuple(notes.texts), **_planes(wanted))
+    gateway = None
+    if wanted.gateway is not None:
+        gateway, said = gateways.of(wanted.gateway, wanted.frontend)
+        for text in said:
+            notes.add(text)
+        if gateway.secrets:
+            notes.add(_not_written(gateway.secrets, secrets))
+    return Workloads(frontend, tuple(workers), host, tuple(notes.texts), gateway=gateway, **_planes(wanted))
 
 
 def _planes(wanted: Topology) -> dict[str, str]:
@@ -237,6 +265,8 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None =
     """
     frontend = _without(wanted.frontend, _LOCAL_OF_FRONTEND, "frontend", discovery, notes)
     _refuse_files(frontend, _FILES_OF_FRONTEND)
+    if wanted.gateway is not None:  # it ends TLS
+        frontend = {name: value for name, value in frontend.items() if name not in _FILES_OF_FRONTEND}
     workers = []
     for number, group in enumerate(wanted.workers):
         options = _without(group.options, _LOCAL, f"workers[{number}]", discovery, notes)
@@ -247,13 +277,17 @@ def _bare(wanted: Topology, discovery: str, notes: _Notes, secrets: str | None =
         _refuse_files(topology.plan_of(group).flags, _FILES_OF_VLLM)
         _refuse_unwritable(options)
         if secret := topology.secrets(WorkerOptions, options):
-            where = "into .env" if secrets is None else f"into the Secret {secrets} before you apply this"
-            notes.add(f"the value of {', '.join(secret)} is not written to any file; put it {where}")
+            notes.add(_not_written(tuple(secret), secrets))
         for name in filter(_SECRET.search, group.env):
             notes.add(f"workers[{number}]: env: {name} is written in plain text; a Secret is a better place")
         kept = {name: value for name, value in options.items() if name not in _PORTS}
         workers.append(dataclasses.replace(group, options=kept))
     return dataclasses.replace(wanted, frontend=frontend, workers=tuple(workers))
+
+
+def _not_written(names: Sequence[str], secrets: str | None) -> str:
+    where = "into .env" if secrets is None else f"into the Secret {secrets} before you apply this"
+    return f"the value of {', '.join(names)} is not written to any file; put it {where}"
 
 
 def _without(

@@ -119,6 +119,57 @@ class ExportOptions:
         env="DYN_VLLM_EXPORT_HF_SECRET",
         metavar="NAME",
     )
+    gateway: bool | None = opt(
+        None,
+        "gateway",
+        "Put a gateway in front: API keys, limits, usage, TLS (default: if the file has a section gateway).",
+        env="DYN_VLLM_EXPORT_GATEWAY",
+    )
+    gateways: int = opt(
+        1,
+        "gateway",
+        "Number of gateways, in Kubernetes; several need PostgreSQL: 'database' in the section gateway.",
+        env="DYN_VLLM_EXPORT_GATEWAYS",
+        metavar="N",
+    )
+    gateway_tls_secret: str | None = opt(
+        None,
+        "gateway",
+        "Secret of the type kubernetes.io/tls with the gateway's certificate; its Service is a LoadBalancer "
+        "then.",
+        env="DYN_VLLM_EXPORT_GATEWAY_TLS_SECRET",
+        metavar="NAME",
+    )
+    gateway_api: str | None = opt(
+        None,
+        "gateway",
+        "An existing Gateway of the Gateway API, NAME or NAMESPACE/NAME, that ends TLS: an HTTPRoute leads "
+        "from it to the gateway.",
+        env="DYN_VLLM_EXPORT_GATEWAY_API",
+        metavar="NAME",
+    )
+    hostname: str | None = opt(
+        None,
+        "gateway",
+        "Public hostname of the HTTPRoute (default: all of that Gateway).",
+        env="DYN_VLLM_EXPORT_HOSTNAME",
+        metavar="HOST",
+    )
+    gateway_gb: int = opt(
+        20,
+        "gateway",
+        "Size of the claim for clients' files, and for SQLite, in GiB.",
+        env="DYN_VLLM_EXPORT_GATEWAY_GB",
+        metavar="GIB",
+    )
+    gateway_class: str | None = opt(
+        None,
+        "gateway",
+        "Storage class of that claim; with PostgreSQL it must let several nodes write (default: the "
+        "cluster's).",
+        env="DYN_VLLM_EXPORT_GATEWAY_CLASS",
+        metavar="NAME",
+    )
     operator: bool = opt(
         False,
         "cluster",

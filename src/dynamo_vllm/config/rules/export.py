@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 MAX_NAME = 36
 """Kubernetes takes 63 characters, and parts of the name follow."""
+MAX_HOSTNAME = 253
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_HOSTNAME = re.compile(r"(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 def file_and_folder_are_given(o: ExportOptions) -> None:
@@ -26,7 +28,10 @@ def file_and_folder_are_given(o: ExportOptions) -> None:
 
 def names_are_valid(o: ExportOptions) -> None:
     names = ("name", "kube_namespace", "cache_claim", "hf_secret", "cache_class")
-    for option, value in bounds.values(o, names):
+    in_gateway = ("gateway_tls_secret", "gateway_class")
+    parent = [] if o.gateway_api is None else o.gateway_api.split("/", 1)
+    given = [*bounds.values(o, (*names, *in_gateway)), *(("--gateway-api", part) for part in parent)]
+    for option, value in given:
         if not _LABEL.fullmatch(value) or len(value) > MAX_NAME:
             raise ConfigError(
                 f"{option} {value!r} is not a valid Kubernetes name; use at most {MAX_NAME} lower-case "
@@ -36,7 +41,7 @@ def names_are_valid(o: ExportOptions) -> None:
 
 def numbers_are_above_zero(o: ExportOptions) -> None:
     bounds.above_zero(o, "frontends", "start_seconds", "worker_cpus", "worker_memory_gb")
-    bounds.above_zero(o, "shm_gb", "cache_gb")
+    bounds.above_zero(o, "shm_gb", "cache_gb", "gateways", "gateway_gb")
 
 
 def shared_memory_fits(o: ExportOptions) -> None:
@@ -67,6 +72,25 @@ def operator_chooses_discovery(o: ExportOptions) -> None:
         raise ConfigError("--operator chooses the discovery itself; leave --discovery out")
 
 
+def one_place_ends_tls(o: ExportOptions) -> None:
+    if o.gateway_api and o.gateway_tls_secret:
+        raise ConfigError(
+            f"--gateway-api {o.gateway_api} ends TLS itself; leave --gateway-tls-secret out, and name the "
+            "Secret in that Gateway"
+        )
+
+
+def hostname_is_of_a_route(o: ExportOptions) -> None:
+    if o.hostname is None:
+        return
+    if not o.gateway_api:
+        raise ConfigError(f"--hostname {o.hostname} needs --gateway-api, the Gateway that has it")
+    if not _HOSTNAME.fullmatch(o.hostname) or len(o.hostname) > MAX_HOSTNAME:
+        raise ConfigError(
+            f"--hostname {o.hostname!r} is not a hostname; use lower-case letters, digits and dots"
+        )
+
+
 RULES = (
     file_and_folder_are_given,
     names_are_valid,
@@ -75,4 +99,6 @@ RULES = (
     etcd_has_addresses,
     servers_have_addresses,
     operator_chooses_discovery,
+    one_place_ends_tls,
+    hostname_is_of_a_route,
 )
