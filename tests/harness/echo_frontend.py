@@ -10,6 +10,11 @@ from http.server import BaseHTTPRequestHandler
 
 from harness.live import Quiet
 
+SLOTS = 100
+METRICS = f"""\
+dynamo_frontend_model_max_num_seqs{{model="m"}} {SLOTS}
+dynamo_frontend_worker_active_decode_blocks{{dp_rank="0",worker_id="1",worker_type="decode"}} 0
+"""
 HOLD = "hold"
 """A model with this name is answered when the server is told to."""
 
@@ -42,10 +47,16 @@ class Handler(BaseHTTPRequestHandler):
             if json.loads(body or b"{}").get("model") == HOLD:
                 self.server.held.release()
                 self.server.may_answer.wait(60)
+        if self.path == "/metrics":
+            self._send("text/plain", METRICS.encode())
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         said = json.dumps({"path": self.path, "headers": headers, "bytes": len(body)}).encode()
+        self._send("application/json", said)
+
+    def _send(self, kind: str, said: bytes) -> None:
         self.send_response(200)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(said)))
         self.end_headers()
         self.wfile.write(said)

@@ -20,8 +20,8 @@ from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.envoy import config
 from dynamo_vllm.gateway.store import keys
 from dynamo_vllm.gateway.store.keys import Limits, Scopes, Tenant
-from harness import gateway_alone
-from harness.echo_frontend import HOLD
+from harness import gateway_alone, processes
+from harness.echo_frontend import HOLD, SLOTS
 from harness.gateway_alone import CHAT, FIXED, Gateway
 from harness.waiting import until
 
@@ -343,3 +343,20 @@ def test_tls_and_http_2(tmp_path: Path) -> None:
         with context.wrap_socket(socket.create_connection(("127.0.0.1", port))) as wrapped:
             assert wrapped.selected_alpn_protocol() == "h2"
             assert wrapped.version() in ("TLSv1.2", "TLSv1.3")
+
+
+def test_two_gateways_share_the_slots(tmp_path: Path) -> None:
+    ports = [processes.free_ports(2) for _ in range(2)]
+
+    def slots(port: int) -> str:
+        try:
+            text = httpx.get(f"http://127.0.0.1:{port + 1}/metrics").text
+        except httpx.TransportError:
+            return ""
+        return next((line for line in text.splitlines() if line.startswith("dynamo_gateway_slots")), "")
+
+    with gateway_alone.gateway(tmp_path, "--status-port", str(ports[0])):
+        until("all slots", lambda: slots(ports[0]).endswith(f" {SLOTS}"))
+        with gateway_alone.gateway(tmp_path, "--status-port", str(ports[1])):
+            for port in ports:
+                until("half of the slots", lambda port=port: slots(port).endswith(f" {SLOTS // 2}"))

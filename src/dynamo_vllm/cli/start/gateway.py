@@ -108,6 +108,7 @@ async def control(
     from dynamo_vllm.serving.plane import etcd_lease, inotify, runtime
     from dynamo_vllm.serving.tokens.client import TokenWorkers
     from dynamo_vllm.serving.usage import endpoint
+    from dynamo_vllm.serving.usage.record import ENDPOINT
 
     database = Database(database_url(options, environment), schema.ALL)
     drt = runtime.create(options, inotify.WORKER)
@@ -118,7 +119,10 @@ async def control(
     data = Path(options.data_dir or folders.data(environment) / "files")
     private.make(data)
     made = Control(options, database, folder, data)
-    task = asyncio.create_task(made.run(serve_records, TokenWorkers(options, drt), ready))
+    others = await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
+    task = asyncio.create_task(
+        made.run(serve_records, TokenWorkers(options, drt), lambda: len(others.instances()), ready)
+    )
     try:
         yield task
     finally:

@@ -57,5 +57,17 @@ class Figures:
                 "Requests of this gateway",
                 [({}, float(self._shares.in_flight))],
             ),
+            MetricSeries(
+                "slots",
+                "gauge",
+                "Requests for which this gateway has room in the engines",
+                [({}, self._shares.slots)] if self._shares.slots is not None else [],
+            ),
+            MetricSeries(
+                "requests_waiting",
+                "gauge",
+                "Requests of tenants above their part that wait in this gateway",
+                [({}, float(self._shares.waiting))],
+            ),
         )
         return "".join(line for one in series for line in lines(one, PREFIX))

@@ -74,7 +74,11 @@ class Control:
         self._ledger_id = ""
 
     async def run(
-        self, serve_records: ServeRecords, token_workers: TokenWorkers, on_ready: Callable[[], None]
+        self,
+        serve_records: ServeRecords,
+        token_workers: TokenWorkers,
+        gateways: Callable[[], int],
+        on_ready: Callable[[], None],
     ) -> int:
         """Serve until cancelled, or the deployment cannot be reached any more; return the exit code then."""
         options = self._options
@@ -98,7 +102,7 @@ class Control:
             server = Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
             server.on_started = on_ready
             beside = [
-                *(self._refresh(), self._settle_ended(), self._keep_up(), self._measure(frontend)),
+                *(self._refresh(), self._settle_ended(), self._keep_up(), self._measure(frontend, gateways)),
                 *(server.serve(sockets), serve_records(self._take)),
             ]
             tasks = [asyncio.ensure_future(one) for one in beside]
@@ -192,13 +196,14 @@ class Control:
             except Exception as exc:
                 logger.warning("the database could not be tidied: %s", exc)
 
-    async def _measure(self, frontend: httpx.AsyncClient) -> None:
-        """Know how much room the engines have, and which requests are gone."""
+    async def _measure(self, frontend: httpx.AsyncClient, gateways: Callable[[], int]) -> None:
+        """Know how much room the engines have for this gateway, and which requests are gone."""
         transport = httpx.AsyncHTTPTransport(uds=str(self._folder / ADMIN_SOCKET))
         async with httpx.AsyncClient(transport=transport, base_url="http://envoy", timeout=5.0) as envoy:
             while True:
                 with contextlib.suppress(httpx.HTTPError):
-                    self.shares.slots = await capacity.slots(frontend) or self.shares.slots
+                    if (slots := await capacity.slots(frontend)) is not None:
+                        self.shares.slots = slots / max(1, gateways())
                 with contextlib.suppress(httpx.HTTPError, ValueError):
                     self._ended += self.shares.forget_lost(await open_requests(envoy))
                 self.shares.let_in()
