@@ -53,6 +53,8 @@ KEPT_DAYS = 35.0
 """How long single requests are kept; the sums stay for good."""
 LONGEST_SECONDS = 86400.0
 """After so long a reservation belongs to a gateway that is gone with its machine."""
+BEAT_SECONDS = 2.5
+"""How often a gateway says that it runs a batch or a background response; after four times another one may."""
 SOCKET, PIPE, ADMIN_SOCKET = "control.sock", "ended.pipe", "envoy-admin.sock"
 
 
@@ -119,7 +121,9 @@ class Control:
     def _keeping(self, frontend: httpx.AsyncClient, stack: contextlib.AsyncExitStack) -> Iterator[Route]:
         """Start what keeps responses, files and batches; it ends with the stack."""
         gate = BatchLines(self.ring, self.limits, self._ledger_id, self._ended.append)
-        responses = Responses(self.database, frontend, days=self._options.responses_days)
+        responses = Responses(
+            self.database, frontend, days=self._options.responses_days, beat_seconds=BEAT_SECONDS
+        )
         batches = Batches(
             self.database,
             frontend,
@@ -128,6 +132,7 @@ class Control:
             concurrency=self._options.batch_concurrency,
             busy=self.shares.busy,
             days=self._options.responses_days,
+            beat_seconds=BEAT_SECONDS,
         )
         for part in (responses, batches):
             part.start()
