@@ -54,7 +54,7 @@ KEPT_DAYS = 35.0
 LONGEST_SECONDS = 86400.0
 """After so long a reservation belongs to a gateway that is gone with its machine."""
 BEAT_SECONDS = 2.5
-"""How often a gateway says that it runs a batch or a background response; after four times another one may."""
+"""How often a gateway says that it runs a batch or a background response; another may after four times."""
 SOCKET, PIPE, ADMIN_SOCKET = "control.sock", "ended.pipe", "envoy-admin.sock"
 
 
