@@ -24,6 +24,8 @@ OF_PROGRAMS = {
     "SSL_CERT_DIR": "OpenSSL",
     "LD_LIBRARY_PATH": "the loader",
     "IPC_LOCK": "Linux, a capability",
+    "ANTHROPIC_API_KEY": "Claude Code",
+    "ENABLE_TOOL_SEARCH": "Claude Code",
 }
 """Variables that neither our code nor vLLM nor the runtime names."""
 OF_DOCKER = {"--build-arg", "--ipc", "--read-only", "--shm-size", "--tmpfs"}
