@@ -358,5 +358,4 @@ def test_two_gateways_share_the_slots(tmp_path: Path) -> None:
     with gateway_alone.gateway(tmp_path, "--status-port", str(ports[0])):
         until("all slots", lambda: slots(ports[0]).endswith(f" {SLOTS}"))
         with gateway_alone.gateway(tmp_path, "--status-port", str(ports[1])):
-            for port in ports:
-                until("half of the slots", lambda port=port: slots(port).endswith(f" {SLOTS // 2}"))
+            until("halves", lambda: all(slots(port).endswith(f" {SLOTS // 2}") for port in ports))
