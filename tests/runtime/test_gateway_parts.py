@@ -81,6 +81,22 @@ def test_what_was_used_is_still_known(gateway: Gateway) -> None:
     until("the records", lambda: tokens() >= TOKENS + 1, every=0.1)
 
 
+def test_lines_of_a_batch_that_are_refused_make_room_for_the_next(gateway: Gateway) -> None:
+    """Nobody reports tokens for them: only their end is told."""
+    secret = gateway.create_key("one-by-one", "--tenant", "lines", "--concurrent", "1")
+    body = {"model": "nobody-has-this", "prompt": "x", "max_tokens": 1}
+    line = {"method": "POST", "url": "/v1/completions", "body": body}
+    lines = "\n".join(json.dumps({"custom_id": str(number), **line}) for number in range(4))
+    with gateway.openai(key=secret) as client:
+        file = client.files.create(file=("in.jsonl", lines.encode()), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        until("its end", lambda: client.batches.retrieve(batch.id).status == "completed", every=0.2)
+        counts = client.batches.retrieve(batch.id).request_counts
+        assert counts is not None and (counts.failed, counts.total) == (4, 4)
+
+
 def test_everything_ends_with_serve(gateway: Gateway) -> None:
     parts = gateway.serving.below()
     gateway.serving.stop()

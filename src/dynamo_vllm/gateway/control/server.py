@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import ssl
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,9 @@ class Control:
             self.ring, self.limits, self.shares, self._ledger_id, share_cache=options.share_cache
         )
         async with contextlib.AsyncExitStack() as stack:
-            client = httpx.AsyncClient(base_url=options.frontend[0], transport=Transport())
+            url = options.frontend[0]
+            tls = ssl.create_default_context() if url.startswith("https:") else None
+            client = httpx.AsyncClient(base_url=url, transport=Transport(tls))
             frontend = await stack.enter_async_context(client)
             await stack.enter_async_context(token_workers)
             routes = [
@@ -120,7 +123,7 @@ class Control:
 
     def _keeping(self, frontend: httpx.AsyncClient, stack: contextlib.AsyncExitStack) -> Iterator[Route]:
         """Start what keeps responses, files and batches; it ends with the stack."""
-        gate = BatchLines(self.ring, self.limits, self._ledger_id, self._ended.append)
+        gate = BatchLines(self.ring, self.limits, self._ledger_id, self._line_has_ended)
         responses = Responses(
             self.database, frontend, days=self._options.responses_days, beat_seconds=BEAT_SECONDS
         )
@@ -177,6 +180,9 @@ class Control:
             return
         self.figures.count(status)
         self.shares.leave(request_id)
+        self._ended.append(request_id)
+
+    def _line_has_ended(self, request_id: str) -> None:
         self._ended.append(request_id)
 
     async def _settle_ended(self) -> None:
