@@ -15,6 +15,8 @@ METRICS = f"""\
 dynamo_frontend_model_max_num_seqs{{model="m"}} {SLOTS}
 dynamo_frontend_worker_active_decode_blocks{{dp_rank="0",worker_id="1",worker_type="decode"}} 0
 """
+MISSING = "missing"
+"""A model that nobody has."""
 HOLD = "hold"
 """A model with this name is answered when the server is told to."""
 
@@ -43,8 +45,11 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(self.headers.get("content-length", 0))))
 
     def _answer(self, body: bytes) -> None:
-        with contextlib.suppress(ValueError):
-            if json.loads(body or b"{}").get("model") == HOLD:
+        status = 200
+        with contextlib.suppress(ValueError, AttributeError):
+            model = json.loads(body or b"{}").get("model")
+            status = 404 if model == MISSING else 200
+            if model == HOLD:
                 self.server.held.release()
                 self.server.may_answer.wait(60)
         if self.path == "/metrics":
@@ -52,10 +57,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
         said = json.dumps({"path": self.path, "headers": headers, "bytes": len(body)}).encode()
-        self._send("application/json", said)
+        self._send("application/json", said, status)
 
-    def _send(self, kind: str, said: bytes) -> None:
-        self.send_response(200)
+    def _send(self, kind: str, said: bytes, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(said)))
         self.end_headers()

@@ -21,7 +21,7 @@ from dynamo_vllm.gateway.envoy import config
 from dynamo_vllm.gateway.store import keys
 from dynamo_vllm.gateway.store.keys import Limits, Scopes, Tenant
 from harness import gateway_alone, processes
-from harness.echo_frontend import HOLD, SLOTS
+from harness.echo_frontend import HOLD, MISSING, SLOTS
 from harness.gateway_alone import CHAT, FIXED, Gateway
 from harness.waiting import until
 
@@ -252,6 +252,13 @@ def test_a_request_that_never_fits_says_so(gateway: Gateway) -> None:
     assert gateway.ask(secret, max_tokens=400).status_code == 200
     reply = gateway.ask(secret, max_tokens=600)
     assert (reply.status_code, error(reply)["code"]) == (400, "request_too_large")
+
+
+def test_a_request_that_the_frontend_refuses_gives_its_tokens_back(gateway: Gateway) -> None:
+    _, secret = gateway.key("wrong", tenant="wrong", limits=Limits(tokens_per_minute=1500))
+    until("the key to be known", lambda: gateway.get("/v1/models", secret).status_code == 200, every=0.05)
+    assert gateway.ask(secret, model=MISSING, max_tokens=1400).status_code == 404
+    until("its tokens", lambda: gateway.ask(secret, max_tokens=1400).status_code == 200, 20, every=0.1)
 
 
 def test_concurrent_requests_are_counted_until_they_end(gateway: Gateway) -> None:

@@ -74,6 +74,8 @@ class Control:
         self.limits = Limiter(database, gateway=f"{socket.gethostname()}-{os.getpid()}")
         self.figures = Figures(database, self.shares)
         self._ended: list[str] = []
+        self._refused: list[str] = []
+        """Ended without an answer: no worker counts tokens of them."""
         self._ledger_id = ""
 
     async def run(
@@ -180,7 +182,7 @@ class Control:
             return
         self.figures.count(status)
         self.shares.leave(request_id)
-        self._ended.append(request_id)
+        (self._refused if 400 <= status < 500 else self._ended).append(request_id)
 
     def _line_has_ended(self, request_id: str) -> None:
         self._ended.append(request_id)
@@ -189,13 +191,15 @@ class Control:
         """Give back what requests had reserved and did not use."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            if not self._ended:
-                continue
             ended, self._ended = self._ended, []
+            refused, self._refused = self._refused, []
             try:
-                await self.limits.ended(ended)
+                if ended:
+                    await self.limits.ended(ended)
+                if refused:
+                    await self.limits.release(refused)
             except Exception as exc:
-                self._ended = ended + self._ended
+                self._ended, self._refused = ended + self._ended, refused + self._refused
                 logger.warning("ended requests could not be settled: %s", exc)
 
     async def _keep_up(self) -> None:
