@@ -107,7 +107,7 @@ INTERNAL = (
     *config.ONLY_OURS_EXACT,
     *identity.FOR_FRONTEND,
     *(identity.KEY, identity.TENANT, identity.CLASS, identity.ADMIN),
-    *(config.CHECK, config.MODEL, config.MAX_TOKENS, config.BYTES),
+    *(config.CHECK, identity.MODEL, config.MAX_TOKENS, config.BYTES),
     *("x-dynamo-meta-tenant", "x-dynamo-meta-policy-class", "x-dynamo-worker-instance-id"),
     *("x-dynamo-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank", "x-dynamo-request-id"),
     *("x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final", "X-Dynamo-Meta-Gateway"),

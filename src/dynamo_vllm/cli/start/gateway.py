@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from dynamo_vllm.config.options import GatewaySettings
-    from dynamo_vllm.gateway.envoy.config import EnvoySettings
+    from dynamo_vllm.gateway.envoy.settings import EnvoySettings
 
 PROG = "dynamo-vllm gateway"
 DESCRIPTION = """\
@@ -151,7 +151,7 @@ async def envoy(
 
 def envoy_settings(options: GatewayOptions, folder: Path) -> EnvoySettings:
     from dynamo_vllm.gateway.control.server import ADMIN_SOCKET, PIPE, SOCKET
-    from dynamo_vllm.gateway.envoy.config import EnvoySettings
+    from dynamo_vllm.gateway.envoy.settings import EnvoySettings
 
     return EnvoySettings(
         host=options.host,

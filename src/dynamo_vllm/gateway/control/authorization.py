@@ -109,7 +109,7 @@ class Authorizer:
         key = self._ring.key(headers.get(identity.KEY, ""))
         if key is None:
             raise unauthorized(f"the API key {NoKey.UNKNOWN.value}", "invalid_api_key")
-        model = headers.get(config.MODEL, "")
+        model = headers.get(identity.MODEL, "")
         if not key.scopes.allow_model(model):
             asked = f"the model {model!r}" if model else "a request without a model"
             raise GatewayError(

@@ -8,19 +8,20 @@ request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway.envoy import clusters, logs
 from dynamo_vllm.gateway.envoy.routes import CONTROL, FRONTEND, ROUTES, Route
+from dynamo_vllm.gateway.envoy.words import BODY, CONNECTION_MANAGER, Json, address, message, typed
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from dynamo_vllm.gateway.envoy.settings import EnvoySettings
+
 KEY_PATH, BODY_PATH, NVEXT_PATH = "/check/key", "/check/body", "/check/nvext"
 """Prefixes of the paths with which Envoy asks the control app."""
 CHECK = "x-gateway-check"
-MODEL, MAX_TOKENS, BYTES, NVEXT = (
-    "x-gateway-model",
+MAX_TOKENS, BYTES, NVEXT = (
     "x-gateway-max-tokens",
     "x-gateway-bytes",
     "nvext",
@@ -28,7 +29,6 @@ MODEL, MAX_TOKENS, BYTES, NVEXT = (
 STORE, PREVIOUS, BACKGROUND = "store", "previous_response_id", "background"
 """Fields of /v1/responses that say whether it needs the control app."""
 AUTHZ = "envoy.filters.http.ext_authz"
-BODY = "dynamo_vllm.body"
 ONLY_OURS = ("x-dynamo-", "x-gateway-")
 """Prefixes of headers that no client may send."""
 ONLY_OURS_EXACT = (
@@ -68,32 +68,6 @@ CONTROL_SECONDS = 75
 """More than a request may wait there for its turn."""
 RETRIES = 8
 """Of a question to the control app that cannot be reached: it may be starting again. Pauses double."""
-CONNECTION_BYTES = 256 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvoySettings:
-    """Everything that the configuration depends on."""
-
-    host: str
-    port: int
-    frontends: tuple[str, ...]
-    control_socket: str
-    admin_socket: str
-    status_host: str | None = None
-    status_port: int | None = None
-    tls_cert_path: str | None = None
-    tls_key_path: str | None = None
-    access_log: str | None = None
-    ended_pipe: str | None = None
-    """Where the ids of requests that have ended are written."""
-    max_body_bytes: int = 45 << 20
-    header_kb: int = 60
-    max_connections: int = 10000
-    idle_seconds: float = 300.0
-    stream_idle_seconds: float = 600.0
-    trusted_proxies: int = 0
-    cors_origins: tuple[str, ...] = ()
 
 
 def document(s: EnvoySettings) -> Json:
@@ -103,10 +77,13 @@ def document(s: EnvoySettings) -> Json:
         listeners.append(_status(s))
     return {
         "admin": {"address": {"pipe": {"path": s.admin_socket, "mode": 0o600}}},
-        "static_resources": {"listeners": listeners, "clusters": [_frontend(s), _control(s), _admin(s)]},
+        "static_resources": {
+            "listeners": listeners,
+            "clusters": [clusters.frontend(s), clusters.control(s), clusters.admin(s)],
+        },
         "overload_manager": {
             "resource_monitors": [
-                _typed(
+                typed(
                     "envoy.resource_monitors.global_downstream_max_connections",
                     "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
                     max_active_downstream_connections=s.max_connections,
@@ -132,9 +109,11 @@ def document(s: EnvoySettings) -> Json:
 
 
 def _public(s: EnvoySettings) -> Json:
-    chain: Json = {"filters": [_typed("envoy.filters.network.http_connection_manager", _HCM, **_manager(s))]}
+    chain: Json = {
+        "filters": [typed("envoy.filters.network.http_connection_manager", CONNECTION_MANAGER, **_manager(s))]
+    }
     if s.tls_cert_path is not None:
-        chain["transport_socket"] = _typed(
+        chain["transport_socket"] = typed(
             "envoy.transport_sockets.tls",
             "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
             common_tls_context={
@@ -150,8 +129,8 @@ def _public(s: EnvoySettings) -> Json:
         )
     return {
         "name": "public",
-        "address": _address(s.host, s.port),
-        "per_connection_buffer_limit_bytes": CONNECTION_BYTES,
+        "address": address(s.host, s.port),
+        "per_connection_buffer_limit_bytes": clusters.CONNECTION_BYTES,
         "filter_chains": [chain],
     }
 
@@ -183,14 +162,14 @@ def _manager(s: EnvoySettings) -> Json:
         "request_headers_timeout": "15s",
         "stream_idle_timeout": f"{s.stream_idle_seconds}s",
         "request_timeout": "0s",
-        "local_reply_config": _own_errors(),
+        "local_reply_config": logs.own_errors(),
         "route_config": {"name": "routes", "virtual_hosts": [_virtual_host(s)]},
         "http_filters": _filters(s),
         "upgrade_configs": [{"upgrade_type": "websocket", "enabled": False}],
     }
     found["access_log"] = [
-        *([_ended_log(s.ended_pipe)] if s.ended_pipe is not None else []),
-        *([_access_log(s.access_log)] if s.access_log is not None else []),
+        *([logs.ended_log(s.ended_pipe)] if s.ended_pipe is not None else []),
+        *([logs.access_log(s.access_log)] if s.access_log is not None else []),
     ]
     return found
 
@@ -213,9 +192,13 @@ def _status(s: EnvoySettings) -> Json:
     return {
         "name": "status",
         "ignore_global_conn_limit": True,
-        "address": _address(s.status_host or "127.0.0.1", s.status_port),
+        "address": address(s.status_host or "127.0.0.1", s.status_port),
         "filter_chains": [
-            {"filters": [_typed("envoy.filters.network.http_connection_manager", _HCM, **manager)]}
+            {
+                "filters": [
+                    typed("envoy.filters.network.http_connection_manager", CONNECTION_MANAGER, **manager)
+                ]
+            }
         ],
     }
 
@@ -281,17 +264,17 @@ def _stateless() -> list[Json]:
 
 
 def _disabled() -> Json:
-    return _any("envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", disabled=True)
+    return message("envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", disabled=True)
 
 
 def _without_rules() -> Json:
     """A body that is not looked at is not held back either."""
-    return _any("envoy.config.route.v3.FilterConfig", disabled=True)
+    return message("envoy.config.route.v3.FilterConfig", disabled=True)
 
 
 def _cors(origins: tuple[str, ...]) -> Json:
     matches = [{"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in origins]
-    return _any(
+    return message(
         "envoy.extensions.filters.http.cors.v3.CorsPolicy",
         allow_origin_string_match=matches,
         allow_methods="GET, POST, DELETE, OPTIONS",
@@ -306,7 +289,7 @@ def _cors(origins: tuple[str, ...]) -> Json:
 
 def _filters(s: EnvoySettings) -> list[Json]:
     return [
-        _typed("envoy.filters.http.cors", "envoy.extensions.filters.http.cors.v3.Cors"),
+        typed("envoy.filters.http.cors", "envoy.extensions.filters.http.cors.v3.Cors"),
         _mutation("strip", _strip()),
         _ask_control(AUTHZ, KEY_PATH, ["authorization", "x-api-key"]),
         _read_body(),
@@ -315,7 +298,7 @@ def _filters(s: EnvoySettings) -> list[Json]:
             f"{AUTHZ}.nvext", NVEXT_PATH, ["content-type"], only_if=(BODY, NVEXT), body_bytes=s.max_body_bytes
         ),
         _ask_control(f"{AUTHZ}.body", BODY_PATH, ["x-gateway-", identity.REQUEST], only_if=(AUTHZ, CHECK)),
-        _mutation("hide", [{"remove": name} for name in (CHECK, MODEL, MAX_TOKENS, BYTES)]),
+        _mutation("hide", [{"remove": name} for name in (CHECK, identity.MODEL, MAX_TOKENS, BYTES)]),
         _router(),
     ]
 
@@ -345,7 +328,7 @@ def _ask_control(
         }
     if body_bytes is not None:
         more["with_request_body"] = {"max_request_bytes": body_bytes, "allow_partial_message": False}
-    return _typed(
+    return typed(
         name,
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
         stat_prefix=path.rpartition("/")[2],
@@ -383,13 +366,13 @@ def _ask_control(
 
 def _read_body() -> Json:
     """Read which model is asked for, and how many tokens; a body that is no JSON has no model."""
-    rules = [_field(MODEL, ["model"], missing="", error="")]
+    rules = [_field(identity.MODEL, ["model"], missing="", error="")]
     rules += [_field(MAX_TOKENS, [name]) for name in TOKEN_LIMITS]
     rules += [_field(name, [name]) for name in (STORE, PREVIOUS, BACKGROUND)]
     # Envoy 1.40 reads no nested objects: a request with `nvext` is shown to the control app as a whole.
     given = {"metadata_namespace": BODY, "key": NVEXT, "value": "1"}
     rules.append({"selectors": [{"key": "nvext"}], "on_present": given})
-    return _typed(
+    return typed(
         "envoy.filters.http.json_to_metadata",
         "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
         request_rules={"rules": rules},
@@ -407,7 +390,7 @@ def _field(name: str, path: list[str], *, missing: str | None = None, error: str
 
 
 def _tell() -> list[Json]:
-    found = [_set(name, f"%DYNAMIC_METADATA({BODY}:{name})%") for name in (MODEL, MAX_TOKENS)]
+    found = [_set(name, f"%DYNAMIC_METADATA({BODY}:{name})%") for name in (identity.MODEL, MAX_TOKENS)]
     return [*found, _set(BYTES, "%BYTES_RECEIVED%")]
 
 
@@ -418,7 +401,7 @@ def _set(header: str, value: str) -> Json:
 
 
 def _mutation(name: str, mutations: list[Json]) -> Json:
-    return _typed(
+    return typed(
         f"dynamo_vllm.{name}",
         "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
         mutations={"request_mutations": mutations},
@@ -426,196 +409,8 @@ def _mutation(name: str, mutations: list[Json]) -> Json:
 
 
 def _router() -> Json:
-    return _typed(
+    return typed(
         "envoy.filters.http.router",
         "envoy.extensions.filters.http.router.v3.Router",
         suppress_envoy_headers=True,
     )
-
-
-# --- logs and errors ------------------------------------------------------------------------------------
-
-LOGGED = {
-    "time": "%START_TIME%",
-    "request": f"%REQ({identity.REQUEST})%",
-    "key": f"%REQ({identity.KEY})%",
-    "tenant": f"%REQ({identity.TENANT})%",
-    "model": f"%DYNAMIC_METADATA({BODY}:{MODEL})%",
-    "client": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
-    "protocol": "%PROTOCOL%",
-    "method": "%REQ(:METHOD)%",
-    "path": "%PATH(NQ)%",
-    "status": "%RESPONSE_CODE%",
-    "flags": "%RESPONSE_FLAGS%",
-    "bytes_in": "%BYTES_RECEIVED%",
-    "bytes_out": "%BYTES_SENT%",
-    "ms": "%DURATION%",
-    "first_byte_ms": "%RESPONSE_DURATION%",
-    "agent": "%REQ(USER-AGENT)%",
-}
-"""No text of a request or an answer, no query, no credential."""
-
-
-def _access_log(path: str) -> Json:
-    return _typed(
-        "envoy.access_loggers.file",
-        "envoy.extensions.access_loggers.file.v3.FileAccessLog",
-        path=path,
-        log_format={"json_format": LOGGED},
-    )
-
-
-def _ended_log(path: str) -> Json:
-    """One line for each request that the control app let in."""
-    let_in = {"header_filter": {"header": {"name": identity.KEY, "present_match": True}}}
-    log = _typed(
-        "envoy.access_loggers.file",
-        "envoy.extensions.access_loggers.file.v3.FileAccessLog",
-        path=path,
-        log_format={"text_format_source": {"inline_string": f"%REQ({identity.REQUEST})% %RESPONSE_CODE%\n"}},
-    )
-    return {**log, "filter": let_in}
-
-
-def _own_errors() -> Json:
-    """Envoy's own errors in the shape of OpenAI's; those of the control app have it already."""
-    shape: Json = {
-        "type": "error",
-        "error": {
-            "message": "%LOCAL_REPLY_BODY%",
-            "type": "gateway_error",
-            "param": None,
-            "code": "%RESPONSE_CODE_DETAILS%",
-        },
-    }
-    no_route = {**shape, "error": {**shape["error"], "message": "there is no %REQ(:METHOD)% %PATH(NQ)%"}}
-    return {
-        "mappers": [
-            {
-                "filter": {"response_flag_filter": {"flags": ["NR"]}},
-                "body_format_override": {"json_format": no_route, "content_type": "application/json"},
-            },
-            {
-                "filter": {
-                    "and_filter": {
-                        "filters": [
-                            {"response_flag_filter": {"flags": ["UAEX"]}},
-                            {"status_code_filter": {"comparison": {"op": "EQ", "value": _number(503)}}},
-                        ]
-                    }
-                },
-                "body": {"inline_string": "the gateway's control app does not answer; try again in a moment"},
-                "body_format_override": {"json_format": shape, "content_type": "application/json"},
-            },
-            {
-                "filter": {"response_flag_filter": {"flags": ["UAEX"]}},
-                "body_format_override": {
-                    "text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"},
-                    "content_type": "application/json",
-                },
-            },
-        ],
-        "body_format": {"json_format": shape, "content_type": "application/json"},
-    }
-
-
-def _number(value: int) -> Json:
-    return {"default_value": value, "runtime_key": "dynamo_vllm.not_set"}
-
-
-# --- clusters -------------------------------------------------------------------------------------------
-
-
-def _frontend(s: EnvoySettings) -> Json:
-    split = [urlsplit(url) for url in s.frontends]
-    found: Json = {
-        "name": FRONTEND,
-        "type": "STRICT_DNS",
-        "connect_timeout": "2s",
-        "lb_policy": "LEAST_REQUEST",
-        "per_connection_buffer_limit_bytes": CONNECTION_BYTES,
-        "circuit_breakers": {
-            "thresholds": [
-                {
-                    "max_connections": s.max_connections * 2,
-                    "max_pending_requests": s.max_connections * 2,
-                    "max_requests": s.max_connections * 2,
-                    "max_retries": 1000,
-                }
-            ]
-        },
-        "load_assignment": {
-            "cluster_name": FRONTEND,
-            "endpoints": [
-                {
-                    "lb_endpoints": [
-                        {"endpoint": {"address": _address(url.hostname or "", _port(url.scheme, url.port))}}
-                        for url in split
-                    ]
-                }
-            ],
-        },
-    }
-    if len(split) > 1:  # a frontend that is gone gets no requests for a while
-        found["outlier_detection"] = {
-            "consecutive_local_origin_failure": 2,
-            "split_external_local_origin_errors": True,
-            "base_ejection_time": "5s",
-            "consecutive_5xx": 0,
-        }
-    if split[0].scheme == "https":
-        found["transport_socket"] = _typed(
-            "envoy.transport_sockets.tls", "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
-        )
-    return found
-
-
-def _port(scheme: str, port: int | None) -> int:
-    return port or (443 if scheme == "https" else 80)
-
-
-def _control(s: EnvoySettings) -> Json:
-    return _on_pipe(CONTROL, s.control_socket, s.max_connections)
-
-
-def _admin(s: EnvoySettings) -> Json:
-    return _on_pipe("admin", s.admin_socket, 100)
-
-
-def _on_pipe(name: str, path: str, most: int) -> Json:
-    return {
-        "name": name,
-        "type": "STATIC",
-        "connect_timeout": "2s",
-        "circuit_breakers": {
-            "thresholds": [
-                {
-                    "max_connections": most,
-                    "max_pending_requests": most,
-                    "max_requests": most,
-                    "max_retries": most,
-                }
-            ]
-        },
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": {"pipe": {"path": path}}}}]}],
-        },
-    }
-
-
-# --- the words of Envoy ---------------------------------------------------------------------------------
-
-_HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
-
-
-def _typed(name: str, kind: str, **values: Any) -> Json:
-    return {"name": name, "typed_config": _any(kind, **values)}
-
-
-def _any(kind: str, **values: Any) -> Json:
-    return {"@type": f"type.googleapis.com/{kind}", **values}
-
-
-def _address(host: str, port: int) -> Json:
-    return {"socket_address": {"address": host, "port_value": port}}

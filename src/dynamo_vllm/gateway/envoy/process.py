@@ -26,7 +26,7 @@ from dynamo_vllm.gateway.envoy import config
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dynamo_vllm.gateway.envoy.config import EnvoySettings
+    from dynamo_vllm.gateway.envoy.settings import EnvoySettings
 
 logger = logging.getLogger(__name__)
 START_SECONDS = 30.0

@@ -1,0 +1,30 @@
+"""Holds everything that Envoy's configuration depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvoySettings:
+    """Everything that the configuration depends on."""
+
+    host: str
+    port: int
+    frontends: tuple[str, ...]
+    control_socket: str
+    admin_socket: str
+    status_host: str | None = None
+    status_port: int | None = None
+    tls_cert_path: str | None = None
+    tls_key_path: str | None = None
+    access_log: str | None = None
+    ended_pipe: str | None = None
+    """Where the ids of requests that have ended are written."""
+    max_body_bytes: int = 45 << 20
+    header_kb: int = 60
+    max_connections: int = 10000
+    idle_seconds: float = 300.0
+    stream_idle_seconds: float = 600.0
+    trusted_proxies: int = 0
+    cors_origins: tuple[str, ...] = ()

@@ -1,0 +1,22 @@
+"""Writes the words of Envoy's configuration: typed messages and addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+BODY = "dynamo_vllm.body"
+"""Where Envoy keeps what it has read of a body."""
+CONNECTION_MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+
+
+def typed(name: str, kind: str, **values: Any) -> Json:
+    return {"name": name, "typed_config": message(kind, **values)}
+
+
+def message(kind: str, **values: Any) -> Json:
+    return {"@type": f"type.googleapis.com/{kind}", **values}
+
+
+def address(host: str, port: int) -> Json:
+    return {"socket_address": {"address": host, "port_value": port}}
