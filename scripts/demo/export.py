@@ -120,5 +120,5 @@ def _save(weights: dict[str, torch.Tensor], path: Path) -> None:
     path.chmod(0o644)  # safetensors makes files that only their owner reads
 
 
-def write(path: Path, value: dict[str, Any]) -> None:
+def write(path: Path, value: dict[str, Any] | list[dict[str, Any]]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

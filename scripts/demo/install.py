@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "src" / "dynamo_vllm" / "models" / "demo"
-NAMES = ("chat", "lora-capitals", "lora-chinese", "vision", "image")
+NAMES = ("chat", "lora-capitals", "lora-chinese", "vision", "image", "embed", "rerank", "speech")
 PREFIX = "demo-"
 PAGE = Path(__file__).parents[2] / "docs" / "demo.md"
 BEGIN, END = "<!-- scores:begin -->\n", "<!-- scores:end -->"
-MAX_BYTES = 60_000_000
+MAX_BYTES = 72_000_000
 """Of all of them, with their cards."""
 
 

@@ -1,4 +1,4 @@
-"""`python scripts/demo STEP …`: makes demo-chat, its adapters, demo-vision and demo-image, or one of them.
+"""`python scripts/demo STEP …`: makes the demo models, or one of them.
 
 python scripts/demo all --out build/demo            # tokenizer, data, models, scores, cards
 python scripts/demo all --out build/demo --smoke    # the same in little, on a CPU
@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,13 @@ from demo.image import make as image
 from demo.image import score as image_score
 from demo.image import served as image_served
 from demo.model import SMALL, TINY, Qwen3, Shape, parameters
+from demo.search import make as search
+from demo.search import passages as search_passages
+from demo.speech import card as speech_card
+from demo.speech import espeak
+from demo.speech import export as speech_export
+from demo.speech import make as speech
+from demo.speech import score as speech_score
 from demo.train import Curve, Plan, train
 from demo.vision import export as vision_export
 from demo.vision import rows as vision_rows
@@ -95,18 +102,8 @@ PLANS = {"vision": ("vision_plan", "picture_talks"), "lora": ("adapter_plan", "a
 
 def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
-    if options.step == "score":
-        return _score(options)
-    if options.step == "install":
-        for folder in install.install(options.out):
-            print(f"{folder}: {install.size(folder) / 1e6:.1f} MB")
-        install.write_scores()
-        return 0
-    if options.step == "score-image":
-        return _score_image(options)
-    if options.step == "draw":
-        print(image_served.draw_sheet(options.url, options.model, options.out))
-        return 0
+    if other := OTHER_STEPS.get(options.step):
+        return other(options)
     size = _size(options)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     command = f"python scripts/demo {shlex.join(argv)}"
@@ -121,6 +118,13 @@ def main(argv: Sequence[str]) -> int:
         make_vision(options.out, size, options.seed, device, command, earlier)
     if options.step in ("all", "image"):
         image.make_image(options.out, _image_size(options), options.seed, device, command)
+    if options.step in ("all", "search", "rerank"):
+        make = search.make_reranker if options.step == "rerank" else search.make_search
+        make(options.out, _search_size(options), options.seed, device, command)
+    if options.step == "speech" or (options.step == "all" and espeak.is_here()):
+        speech.make_speech(options.out, _speech_size(options), options.seed, device, command)
+    elif options.step == "all":
+        print(f"demo-speech is left out: {espeak.MISSING}", flush=True)
     print(f"done in {time.monotonic() - began:.0f} s: {options.out}", flush=True)
     return 0
 
@@ -340,10 +344,79 @@ def _score_image(options: argparse.Namespace) -> int:
     return int(usual.share() < image_score.NEEDED)
 
 
+def _score_search(options: argparse.Namespace) -> int:
+    if options.url:
+        found = search_passages.load(options.folder)
+        scores, how = search.score_over_http(options.url, found, options.count), "over HTTP"
+    elif options.vllm:
+        scores = search.score_in_vllm(options.folder, search.beside(options.folder), options.count)
+        how = "with vLLM"
+    else:
+        scores = search.score_folders(options.folder, search.beside(options.folder), count=options.count)
+        how = "in torch"
+    search.tell(scores)
+    if options.record:
+        search.keep(options.folder.parent, scores, how)
+    return int(not all(one.is_enough() for one in scores))
+
+
+def _search_size(options: argparse.Namespace) -> search.SearchSize:
+    minutes = options.minutes if options.step in ("search", "rerank") else None
+    return search.with_limit(search.SMOKE if options.smoke else search.FULL, minutes)
+
+
+def _install(options: argparse.Namespace) -> int:
+    for folder in install.install(options.out):
+        print(f"{folder}: {install.size(folder) / 1e6:.1f} MB")
+    install.write_scores()
+    return 0
+
+
+def _draw(options: argparse.Namespace) -> int:
+    print(image_served.draw_sheet(options.url, options.model, options.out))
+    return 0
+
+
 def _image_size(options: argparse.Namespace) -> image.ImageSize:
     # A limit of `all` is demo-chat's own.
     minutes = options.minutes if options.step == "image" else None
     return image.with_limit(image.SMOKE if options.smoke else image.FULL, minutes)
+
+
+def _speech_size(options: argparse.Namespace) -> speech.SpeechSize:
+    minutes = options.minutes if options.step == "speech" else None
+    return speech.with_limit(speech.SMOKE if options.smoke else speech.FULL, minutes)
+
+
+def _score_speech(options: argparse.Namespace) -> int:
+    if options.url:
+        ask, how = speech_score.over_http(options.url, options.model), "over HTTP"
+    elif options.vllm:
+        ask, how = speech_score.in_vllm(options.folder), "in vLLM"
+    else:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        ask, how = speech_score.in_torch(*speech_export.load(options.folder, device)), "in torch"
+    scores = speech_score.score(ask, options.count, options.skills or tuple(speech_score.SKILLS))
+    if options.url and not options.skills:
+        scores.append(speech_score.score_long(ask, max(1, options.count // 20)))
+    speech.tell(scores)
+    if options.record:
+        found = json.loads(options.record.read_bytes())
+        found["scores"], found["scored"] = [dataclasses.asdict(one) for one in scores], how
+        _write(options.record, found)
+        speech_card.write(options.record, options.record.with_suffix(""))
+    return int(not all(one.is_enough for one in scores))
+
+
+OTHER_STEPS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "score": _score,
+    "score-image": _score_image,
+    "score-search": _score_search,
+    "score-speech": _score_speech,
+    "install": _install,
+    "draw": _draw,
+}
+"""Those that make no model."""
 
 
 def _size(options: argparse.Namespace) -> Size:
@@ -367,11 +440,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python scripts/demo", description=__doc__.splitlines()[0])
     steps = parser.add_subparsers(dest="step", required=True)
     for name, text in (
-        ("all", "demo-chat, its adapters, demo-vision and demo-image"),
+        ("all", "demo-chat, its adapters and all other demo models"),
         ("chat", "demo-chat alone"),
         ("lora", "adapters of the demo-chat that is in --out"),
         ("vision", "demo-vision, on the demo-chat that is in --out"),
         ("image", "demo-image alone"),
+        ("search", "demo-embed and demo-rerank"),
+        ("rerank", "demo-rerank alone, for the demo-embed that is in --out"),
+        ("speech", "demo-speech alone; needs a speech synthesiser"),
     ):
         step = steps.add_parser(name, help=text)
         step.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for everything")
@@ -394,6 +470,20 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     step.add_argument("--url", help="of a running server that draws them")
     step.add_argument("--model", default="demo-image", help="its name there")
     step.add_argument("--record", type=Path, help="JSON of its making: keep the scores there and in its card")
+    step = steps.add_parser("score-search", help="held-out scores of a demo-embed folder and its reranker")
+    step.add_argument("folder", type=Path, help="demo-embed; the reranker lies beside it")
+    step.add_argument("--count", type=int, help="held-out questions (default: all)")
+    step.add_argument("--url", help="of a running server that has both models")
+    step.add_argument("--vllm", action="store_true", help="computed by vLLM, in this process")
+    step.add_argument("--record", action="store_true", help="keep the scores in the records and the cards")
+    step = steps.add_parser("score-speech", help="held-out scores of a demo-speech folder or a server")
+    step.add_argument("folder", type=Path, nargs="?")
+    step.add_argument("--vllm", action="store_true", help="ask vLLM's engine on this machine, not torch")
+    step.add_argument("--url", help="of a running server that listens")
+    step.add_argument("--model", default="demo-speech", help="its name there")
+    step.add_argument("--count", type=int, default=200, help="recordings per skill")
+    step.add_argument("--skills", nargs="*", choices=tuple(speech_score.SKILLS))
+    step.add_argument("--record", type=Path, help="JSON of its making: keep the scores there and in its card")
     step = steps.add_parser("draw", help="a sheet of pictures from a running server, for the documentation")
     step.add_argument("--url", default="http://127.0.0.1:8000/v1")
     step.add_argument("--model", default="demo-image", help="its name there")
@@ -410,7 +500,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     step.add_argument("--count", type=int, default=200, help="questions per skill")
     step.add_argument("--skills", nargs="*", choices=(*HELD_OUT, *HELD_OUT_PICTURES))
     options = parser.parse_args(argv)
-    if options.step == "score" and not (options.folder or options.url):
+    if options.step in ("score", "score-speech") and not (options.folder or options.url):
         parser.error("give a folder or --url")
     if options.step == "score" and options.style and not options.url:
         parser.error("--style needs --url: adapters are asked by name, of a server")

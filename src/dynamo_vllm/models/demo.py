@@ -9,7 +9,7 @@ from dynamo_vllm.errors import StartError
 ROOT = Path(__file__).parent / "demo"
 ADAPTERS = ("lora-capitals", "lora-chinese")
 """Of the chat model."""
-NAMES = ("chat", *ADAPTERS, "vision", "image")
+NAMES = ("chat", *ADAPTERS, "vision", "image", "embed", "rerank", "speech")
 _DESCRIPTIONS = ("config.json", "adapter_config.json", "model_index.json")
 
 

@@ -21,7 +21,7 @@ from dynamo_vllm.models import demo as models
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.planning import demos
 
-MAX_BYTES = 60_000_000
+MAX_BYTES = 72_000_000
 HALF = {"BF16", "F16"}
 PLAIN = WorkerGroup()
 
@@ -178,10 +178,13 @@ def test_all_has_everything_once_the_installation_can(
 ) -> None:
     install(monkeypatch, *packages)
     found, told = demos.choose("all", device)
-    assert ([demo.model for demo in found], told) == (["chat", "vision", "image"], [])
+    assert ([demo.model for demo in found], told) == (
+        ["chat", "vision", "embed", "rerank", "speech", "image"],
+        [],
+    )
     install(monkeypatch, *packages[:-1])
     found, told = demos.choose("all", device)
-    assert [demo.model for demo in found] == ["chat", "vision"]
+    assert [demo.model for demo in found] == ["chat", "vision", "embed", "rerank", "speech"]
     lack = f"demo-image cannot be served: it needs the package {packages[-1]}; run "
     assert len(told) == 1 and told[0].startswith(lack)
     with pytest.raises(StartError, match=lack):

@@ -1,0 +1,1 @@
+"""Makes demo-embed and demo-rerank, which search the product's documentation."""

@@ -1,0 +1,1 @@
+"""demo-speech: a Whisper that recognises spoken digits and commands."""
