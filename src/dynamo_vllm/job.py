@@ -184,6 +184,74 @@ class MediaPrompt:
         self.release()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How texts become the prompts of a pooling model."""
+
+    special_tokens: bool = True
+    keep: int | None = None
+    """How many tokens a longer text keeps; -1 keeps what the model takes, None refuses a longer text."""
+    keep_end: bool | None = None
+    """Whether a longer text keeps its end, not its beginning; None is the tokenizer's own way."""
+    query_tokens: int = 0
+    """How many tokens of the first text of a pair are kept; 0 keeps all."""
+    document_tokens: int = 0
+    """The same of the second."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """For the template of a pair or a chat, such as an instruction."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPrompt:
+    """One prompt of a pooling job."""
+
+    tokens: Sequence[int]
+    second_at: int | None = None
+    """Where the second text of a pair begins, for models that mark it in the tokens' types."""
+    media: MediaPrompt | None = None
+    """With media; `tokens` are then its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingSpec:
+    """What a pooling model must compute. None means the model's default."""
+
+    task: str
+    """embed, classify, token_embed or token_classify, in vLLM's words."""
+    prompts: Sequence[PooledPrompt]
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    pairs: Sequence[tuple[int, int]] = ()
+    """Prompts to compare; the answer then has one number for each pair instead of the vectors."""
+    values_per_output: int | None = None
+    """After about so many numbers the engine sends an output; None sends all in one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SpeechSpec:
+    """What a speech model must write down. The job's sampling is that of each window."""
+
+    samples: Any
+    """One channel of floats, full scale 1; only the engine reads it. None when it has."""
+    rate: int
+    windows: Sequence[tuple[int, int]]
+    """The parts that the model hears one by one: the first sample and the one after the last."""
+    sound_tokens: int
+    """What the sound counts as, in the encoder's positions."""
+    task: str = "transcribe"
+    """transcribe, or translate into English."""
+    language: str | None = None
+    """Of the speech; with None the model finds out."""
+    hint: Sequence[int] = ()
+    """Tokens of a text that comes before the speech, for its style and its names."""
+    timestamps: bool = False
+    """Whether the answer has segments with their times."""
+
+    def drop_sound(self) -> None:
+        """Free the memory of the sound: something may refer to the job until the next garbage collection."""
+        self.samples = None
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request as an engine sees it."""
@@ -204,12 +272,25 @@ class Job:
     """Instead of `prompt`, which then has the same length and no meaning."""
     pipeline: PipelineSpec | None = None
     """Instead of `prompt`, for a pipeline that generates media."""
+    pooling: PoolingSpec | None = None
+    """Instead of `prompt`, for a pooling model."""
+    speech: SpeechSpec | None = None
+    """With speech; `prompt` is then the decoder's, the same for each window."""
     media: MediaPrompt | None = None
     """With media; `prompt` is then its tokens."""
     parser: AnswerParser | None = None
     """Parses the generated text; None if the client gets it unchanged, or if the frontend parses."""
     trace_headers: Mapping[str, str] | None = None
     """W3C trace headers: the parent of the engine's span; None if requests are not traced."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens that the engine reads."""
+        if self.pooling is not None:
+            return sum(len(prompt.tokens) for prompt in self.pooling.prompts)
+        if self.speech is not None:
+            return len(self.prompt) * len(self.speech.windows) + self.speech.sound_tokens
+        return len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +322,40 @@ class MediaFile:
     content: bytes
 
 
+class Vector(Protocol):
+    """The numbers of one prompt: one row, or a row for each token. numpy's arrays are such."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def tolist(self) -> list[Any]: ...
+
+    def tobytes(self) -> bytes:
+        """Return 32-bit floats in the machine's byte order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSegment:
+    """Some words of a transcript, with their time in seconds from the beginning of the sound."""
+
+    start: float
+    end: float
+    text: str
+    token_ids: Sequence[int]
+    mean_logprob: float
+    offset: float
+    """Where its window begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechPiece:
+    """The next piece of a transcript. The pieces make up the whole text."""
+
+    text: str
+    language: str
+    segments: Sequence[SpeechSegment] = ()
+
+
 @dataclass(slots=True)
 class Output:
     """The next piece of one choice. `finish` is set once per choice, `finished` once per job."""
@@ -257,6 +372,42 @@ class Output:
     transfer: Mapping[str, Any] | None = None
     """Where another engine finds this job's KV cache."""
     media: Sequence[MediaFile] = ()
+    pooled: Sequence[Vector] = ()
+    """The results of the next prompts of a pooling job; `index` is the first one's."""
+    speech: SpeechPiece | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingFacts:
+    """What a pooling model computes."""
+
+    task: str
+    """What it is for: embed, classify, token_embed or token_classify."""
+    tasks: Sequence[str]
+    """All that it can compute."""
+    dimensions: int = 0
+    """Length of an embedding."""
+    smaller: Sequence[int] | None = None
+    """Lengths that an embedding may be cut to; empty for any, None for a model that does not allow it."""
+    labels: Sequence[str | None] = ()
+    """Names of the classes."""
+    scoring: str | None = None
+    """How it scores pairs: cross-encoder, bi-encoder or late-interaction; None if it does not."""
+    longest: int = 0
+    """Tokens of the longest prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechFacts:
+    """What a speech model understands."""
+
+    languages: Sequence[str]
+    """Their codes, such as en; a model with one language gets no code in its prompt."""
+    window_seconds: float
+    """The longest sound that the model hears at once."""
+    tokens_per_second: float
+    """Positions of the encoder for a second of sound."""
+    translates: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +468,10 @@ class EngineFacts:
     """Why this engine must not sleep, with the fix; None where it may."""
     pipeline: PipelineLimits | None = None
     """None if the engine generates text."""
+    pooling: PoolingFacts | None = None
+    """None if the engine generates."""
+    speech: SpeechFacts | None = None
+    """None if the engine does not write down speech."""
     builds_lazily: bool = False
     """Whether the first request of each kind is slow because the engine builds something for it."""
     compiles_kernels: bool = False

@@ -33,6 +33,11 @@ def test_parameters_are_those_of_transformers(path: Path) -> None:
     facts = {name: value for name, value in written.items() if name not in NO_FACTS}
     config = transformers.AutoConfig.for_model(**facts)
     auto = "AutoModelForImageTextToText" if "vision_config" in facts else "AutoModelForCausalLM"
+    named = (written.get("architectures") or [""])[0]
+    if named.endswith("ForSequenceClassification"):
+        auto = "AutoModelForSequenceClassification"
+    elif named.startswith("Whisper"):
+        auto = "AutoModelForSpeechSeq2Seq"
     with torch.device("meta"):
         made = getattr(transformers, auto).from_config(config)
     there = sum(parameter.numel() for parameter in made.parameters())

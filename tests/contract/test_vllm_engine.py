@@ -40,6 +40,8 @@ def engine_of(llm: Any) -> VllmEngine:
         operations=unused,
         guides=unused,
         direct=None,
+        pooling=None,
+        speech=None,
         connector_metrics_url=None,
         ends=ends,
     )

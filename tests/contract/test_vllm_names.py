@@ -28,6 +28,7 @@ from dynamo_vllm.engine.vllm import names
 CLASSES: dict[type, type] = {
     names.EngineArgs: AsyncEngineArgs,
     names.MultimodalConfig: MultiModalConfig,
+    names.PoolerConfig: vllm_config.PoolerConfig,
     names.ModelConfig: vllm_config.ModelConfig,
     names.CacheConfig: vllm_config.CacheConfig,
     names.SchedulerConfig: vllm_config.SchedulerConfig,

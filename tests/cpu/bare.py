@@ -8,7 +8,7 @@ from typing import Any
 from harness.warm import CACHE_BLOCKS
 
 
-def bare_engine(model: str, **flags: Any) -> Any:
+def bare_engine(model: str, *, max_model_len: int = 2048, **flags: Any) -> Any:
     """Yields an AsyncLLM whose engine core is forked from this process."""
     import torch
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -19,7 +19,7 @@ def bare_engine(model: str, **flags: Any) -> Any:
     torch.compiler.set_stance("force_eager")
     args = AsyncEngineArgs(
         model=model,
-        max_model_len=2048,
+        max_model_len=max_model_len,
         enforce_eager=True,
         dtype="float32",
         block_size=32,

@@ -205,3 +205,47 @@ BODIES: dict[str, st.SearchStrategy[Body]] = {
     ),
 }
 """By route: every POST that docs/security.md has as open."""
+
+
+# --- what workers answer without the frontend, through a gateway ------------------------------------------
+
+ASKED = st.sampled_from(["ranker"] * 3 + ["embedder"] * 3 + ["tiny", "no such"])
+SOME = WORDS | st.fixed_dictionaries({"text": WORDS}) | ANY
+SEVERAL = SOME | st.lists(SOME, max_size=4)
+SHORTENING: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query"), SMALL),
+    "truncation_side": st.sampled_from(["left", "right", "up"]),
+    "use_activation": st.booleans(),
+    "priority": NUMBERS,
+    "cache_salt": WORDS,
+    "nvext": ODD,
+    "_api": WORDS,
+    "_HEALTH_CHECK": st.booleans(),
+}
+
+
+def pooled(needed: dict[str, st.SearchStrategy[Any]], **more: st.SearchStrategy[Any]) -> Any:
+    return st.fixed_dictionaries({"model": ASKED, **needed}, optional=SHORTENING | more)
+
+
+RANKED = pooled(
+    {"query": SOME, "documents": SEVERAL}, top_n=SMALL, return_documents=st.booleans(), instruction=WORDS
+)
+OF_WORKERS: dict[str, st.SearchStrategy[Body]] = {
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), RANKED),
+    **dict.fromkeys(
+        ("/v1/score", "/score"),
+        st.sampled_from(["text_1 text_2", "queries documents", "queries items", "data_1 data_2"]).flatmap(
+            lambda names: pooled(dict.fromkeys(names.split(), SEVERAL))
+        ),
+    ),
+    "/v2/embed": pooled(
+        {"texts": st.lists(WORDS, max_size=4) | ODD},
+        embedding_types=st.lists(st.sampled_from(["float", "base64", "binary", "ubinary", "int8"])) | ODD,
+        output_dimension=SMALL,
+        truncate=st.sampled_from(["NONE", "START", "END"]) | ODD,
+        max_tokens=SMALL,
+    ),
+    "/v1/embeddings": pooled({"messages": TALK | ODD}, encoding_format=WORDS, dimensions=SMALL, input=ODD),
+}
+"""By route of the gateway."""

@@ -1,4 +1,4 @@
-"""`dynamo-vllm gateway` in front of a frontend that echoes, with a database of its own."""
+"""`dynamo-vllm gateway` in front of a frontend, such as one that echoes, with a database of its own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ CHAT = "/v1/chat/completions"
 
 
 @dataclass
-class Gateway:
+class Running:
+    """A gateway in front of any frontend."""
+
     process: Started
     url: str
-    echo: EchoFrontend
     database: Database
     folder: Path
     client: httpx.Client
@@ -55,15 +56,27 @@ class Gateway:
         return found
 
 
+@dataclass
+class Gateway(Running):
+    echo: EchoFrontend
+
+
 @contextlib.contextmanager
 def gateway(folder: Path, *words: str, **variables: str) -> Iterator[Gateway]:
+    """A running gateway in front of an echo; its keys are new."""
+    with echoing() as echo, in_front_of(echo.url, folder, *words, **variables) as made:
+        yield Gateway(made.process, made.url, made.database, made.folder, made.client, echo)
+
+
+@contextlib.contextmanager
+def in_front_of(frontend: str, folder: Path, *words: str, **variables: str) -> Iterator[Running]:
     """A running gateway; its keys are new."""
     port = processes.free_port()
     url = f"sqlite:///{folder / 'gateway.db'}"
     env = environment(folder, VLLM_API_KEY=FIXED, DYN_VLLM_GATEWAY_DATABASE=url, **variables)
     is_tls = "--tls-cert-path" in words
-    with echoing() as echo, contextlib.ExitStack() as ends:
-        command = [*COMMAND, "gateway", "--port", str(port), "--frontend", echo.url, *words]
+    with contextlib.ExitStack() as ends:
+        command = [*COMMAND, "gateway", "--port", str(port), "--frontend", frontend, *words]
         process = processes.start("gateway", command, folder / "gateway.log", env)
         ends.callback(process.kill)
         processes.wait_until("ready", [process], lambda: " ready (" in process.written(), 60)
@@ -71,4 +84,4 @@ def gateway(folder: Path, *words: str, **variables: str) -> Iterator[Gateway]:
         ends.callback(database.close)
         client = ends.enter_context(httpx.Client(timeout=60, trust_env=False, verify=False))
         scheme = "https" if is_tls else "http"
-        yield Gateway(process, f"{scheme}://127.0.0.1:{port}", echo, database, folder, client)
+        yield Running(process, f"{scheme}://127.0.0.1:{port}", database, folder, client)

@@ -21,6 +21,8 @@ from dynamo_vllm.gateway.batches.routes import Batches
 from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.responses.routes import Responses
 from dynamo_vllm.gateway.transport import Transport
+from dynamo_vllm.serving.calls.directory import Directory
+from dynamo_vllm.serving.plane import runtime
 from dynamo_vllm.serving.tokens.client import TokenWorkers
 from harness.open_gate import OpenGate
 
@@ -33,20 +35,20 @@ def app(settings: dict[str, Any]) -> Starlette:
     responses = Responses(database, frontend, **settings.get("responses", {}))
     batches = Batches(database, frontend, folder, OpenGate(), **settings.get("batches", {}))
     options = FindOptions(file_kv=settings.get("discovery"))
-    workers = TokenWorkers(options)
+    directory = Directory(options.namespace, lambda where: runtime.caller(options, where).endpoint(where))
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             if options.file_kv is not None:
                 runtime_env.export_caller(options, os.environ)
-                await stack.enter_async_context(workers)
+                await stack.enter_async_context(directory)
             for part in (responses, batches):
                 part.start()
                 stack.push_async_callback(part.close)
             yield
 
-    routes = [*responses.routes(), *batches.routes(), *tokenize.routes(workers)]
+    routes = [*responses.routes(), *batches.routes(), *tokenize.routes(TokenWorkers(directory))]
     return Starlette(routes=routes, lifespan=life)
 
 

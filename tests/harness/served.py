@@ -44,7 +44,7 @@ class Serving:
     def models(self) -> list[str]:
         """Those of the ready line."""
         found = _READY.search(self.process.written())
-        return found[1].split(",") if found else []
+        return [name.partition("(")[0] for name in found[1].split(",")] if found else []
 
     def wait_ready(self, seconds: float = 300, every: float = 0.1) -> str:
         """The ready line; raises StartFailed with what it wrote instead, and nothing of it is left."""

@@ -39,6 +39,8 @@ ARCHITECTURES = (
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "BertModel",
+    "BertForSequenceClassification",
 )
 RUN_COMMAND = "dynamo_vllm.cli.main:run_command"
 NOT_WARMED = {"DYN_VLLM_WARM_UP": "false"}

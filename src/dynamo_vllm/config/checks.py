@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         GatewayOptions,
         LoadOptions,
         PlaneOptions,
+        PoolingBenchOptions,
         ReachOptions,
         RoutingOptions,
         RuntimeOptions,
@@ -82,6 +83,7 @@ SERVE_RULES = serve.RULES
 EXPORT_RULES = export.RULES
 LOAD_RULES = bench.RULES
 PLANE_RULES = bench_local.PLANE_RULES
+POOLING_RULES = (*bench_local.POOLING_RULES, bench.watched)
 ROUTING_RULES = bench_local.ROUTING_RULES
 SCALE_RULES = bench_local.SCALE_RULES
 
@@ -177,6 +179,11 @@ def check_load(options: LoadOptions) -> None:
 
 def check_plane(options: PlaneOptions) -> None:
     for rule in PLANE_RULES:
+        rule(options)
+
+
+def check_pooling_bench(options: PoolingBenchOptions) -> None:
+    for rule in POOLING_RULES:
         rule(options)
 
 

@@ -12,6 +12,8 @@ CACHE_SIZE_ARGUMENTS = frozenset(
     {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
 )
 """A user who sets one of these has decided how much memory the cache takes."""
+LEAST_SOUND_TOKENS = 2048
+"""vLLM's own default on a CPU."""
 UserArgs = Mapping[str, Any]
 """The engine arguments the user gave, by vLLM's field name; a name that is absent was not given."""
 
@@ -44,6 +46,10 @@ class Situation:
     """The engine runs only the model's vision encoder."""
     takes_encoded: bool = False
     """Media may come as the output of an encode worker."""
+    pools: bool = False
+    """The model computes vectors or scores, not text."""
+    source_positions: int = 0
+    """Tokens of the longest sound of a model that writes down speech; 0 for any other model."""
     lora: bool = False
     """Adapters are loaded at run time, by our own option."""
     traces_url: str | None = None
@@ -74,8 +80,8 @@ Rule = Callable[[UserArgs, Situation], Fired | None]
 def prefix_caching(user: UserArgs, at: Situation) -> Fired | None:
     if at.encodes_only:
         return Fired("enable_prefix_caching", False, "an encode worker has no KV cache")
-    if "enable_prefix_caching" in user:
-        return None
+    if "enable_prefix_caching" in user or at.pools or at.source_positions:
+        return None  # vLLM knows which pooling models can have one; models with an encoder cannot
     return Fired("enable_prefix_caching", True, "KV-aware routing needs a prefix cache to route to")
 
 
@@ -117,9 +123,11 @@ def _leaves_cache_size(user: UserArgs) -> bool:
     return not CACHE_SIZE_ARGUMENTS & user.keys()
 
 
-def runner(user: UserArgs, _: Situation) -> Fired | None:
+def runner(user: UserArgs, at: Situation) -> Fired | None:
     if "runner" in user:
         return None
+    if at.pools:
+        return Fired("runner", "pooling", "this worker serves a pooling model")
     return Fired("runner", "generate", "this worker serves generation")
 
 
@@ -257,6 +265,25 @@ def unchunked_prefill(user: UserArgs, at: Situation) -> Fired | None:
     )
 
 
+def whole_sounds(user: UserArgs, at: Situation) -> Fired | None:
+    if not at.source_positions or "max_num_batched_tokens" in user:
+        return None
+    # vLLM 0.32 takes 2048 on a CPU, fewer if there are few sequences, and refuses to start with too few.
+    if at.device != "cpu" and "max_num_seqs" not in user:
+        return None
+    return Fired(
+        "max_num_batched_tokens",
+        max(LEAST_SOUND_TOKENS, at.source_positions),
+        "the encoder takes a window of sound in one step",
+    )
+
+
+def sound_cache(user: UserArgs, at: Situation) -> Fired | None:
+    if not at.source_positions or "mm_processor_cache_gb" in user:
+        return None
+    return Fired("mm_processor_cache_gb", 0, "no window of sound comes twice; vLLM would keep 4 GiB of them")
+
+
 def encoded_media(user: UserArgs, at: Situation) -> Fired | None:
     if not at.takes_encoded or "enable_mm_embeds" in user:
         return None
@@ -316,6 +343,8 @@ RULES: tuple[Rule, ...] = (
     gpu_memory_service,
     cpu_patches,
     unchunked_prefill,
+    whole_sounds,
+    sound_cache,
     encoded_media,
     lora,
     lora_slots,

@@ -26,7 +26,8 @@ class RoleCard:
     needs: tuple[tuple[str, ...], ...] = ()
     """Worker types that must be present before the model is ready: alternatives, each a set."""
     router: str | None = None
-    """How the frontend chooses among workers of this role: kv or round-robin; None is its own choice."""
+    """How the frontend chooses among workers of this role: kv, round-robin or least-loaded; None is its own
+    choice."""
     endpoint_types: tuple[str, ...] | None = None
     """OpenAI endpoints of the role; None takes the worker's option, an empty one is for helpers of others."""
     is_listed: bool = True
@@ -39,6 +40,8 @@ class RoleCard:
     """Which side of a KV transfer it is, in vLLM's words: kv_producer, kv_consumer, or kv_both."""
     encodes_media: bool = False
     """Whether it runs only the vision encoder, for workers that answer."""
+    kind: str = "generate"
+    """What its models do: generate, pooling or transcription."""
     reports_stages: bool = False
     """Whether it reports when a request has arrived and when it is prepared; callers time both."""
 
@@ -100,6 +103,26 @@ CARDS: Mapping[str, RoleCard] = {
         takes_guides=False,
         encodes_media=True,
         reports_stages=True,
+    ),
+    "pooling": RoleCard(
+        worker_type="Aggregated",
+        input="Text",
+        publishes_kv_events=False,
+        may_migrate=False,
+        router="least-loaded",
+        takes_guides=False,
+        kind="pooling",
+    ),
+    "transcription": RoleCard(
+        worker_type="Aggregated",
+        input="Text",
+        publishes_kv_events=False,
+        may_migrate=False,
+        router="least-loaded",
+        takes_guides=False,
+        endpoint_types=("transcriptions",),
+        is_listed=False,
+        kind="transcription",
     ),
 }
 """The roles that --disaggregation-mode names."""

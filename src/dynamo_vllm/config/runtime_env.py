@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SYSTEM_PORT = "DYN_SYSTEM_PORT"
 _HOSTS = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+MESSAGE_BYTES = 64 << 20
+"""The largest request that one process sends another over TCP."""
 _THREADS = "DYN_RUNTIME_NUM_WORKER_THREADS"
 # The runtime writes two INFO lines per request, and an ERROR for every probe of a worker that is not ready;
 # an operator wants them when debugging only.
@@ -141,6 +143,8 @@ def defaults(options: RuntimeOptions) -> dict[str, str]:
         # read its symbols into 66 MB of memory. Panics still show theirs.
         "RUST_LIB_BACKTRACE": "0",
         "VLLM_LOGGING_LEVEL": options.log_level.upper(),
+        # The runtime's own 32 MiB are too few for a file of 25 MB in base64, and for what the frontend takes.
+        "DYN_TCP_MAX_MESSAGE_SIZE": str(MESSAGE_BYTES),
     }
     if options.otlp_endpoint is not None:
         # The runtime sends its log lines there too; of a receiver that takes none it complains each time.

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config import addresses, build, encoders, nodes
+from dynamo_vllm.config import addresses, build, encoders, model_kind, nodes
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.flags import engine_flags
 
@@ -38,13 +38,14 @@ class WorkerPlan:
     @classmethod
     def of(cls, options: WorkerOptions, engine_argv: Sequence[str] = ()) -> WorkerPlan:
         flags = engine_flags(engine_argv)
-        options = with_connector(with_transfer_role(with_own_address(options), flags), flags)
+        options = with_transfer_role(with_kind_of_model(with_own_address(options), flags), flags)
+        options = with_connector(options, flags)
         node, output = nodes.from_flags(options.headless, flags), encoders.output_of(options, flags)
         return cls(options, tuple(engine_argv), flags, node, output)
 
     def with_options(self, options: WorkerOptions) -> WorkerPlan:
         """Return the plan with what became known of the options during the start."""
-        return dataclasses.replace(self, options=options)
+        return dataclasses.replace(self, options=with_kind_of_model(options, self.flags))
 
 
 def parse(
@@ -64,6 +65,14 @@ def with_own_address(options: WorkerOptions) -> WorkerOptions:
         return options
     namespace, component, endpoint = parts
     return dataclasses.replace(options, namespace=namespace, component=component, endpoint=endpoint)
+
+
+def with_kind_of_model(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:
+    """Return the options with the role of a model that does not generate text, unless the user named one."""
+    if options.disaggregation_mode is not None or options.older_roles or options.omni:
+        return options
+    kind = model_kind.kind_of(options.model, engine)
+    return options if kind == model_kind.GENERATE else dataclasses.replace(options, disaggregation_mode=kind)
 
 
 def with_transfer_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:

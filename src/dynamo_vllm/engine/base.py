@@ -11,7 +11,17 @@ from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
     from dynamo_vllm.engine.process.activity import Vitals
-    from dynamo_vllm.job import Adapter, AnswerParser, Embeds, EngineFacts, Job, Media, MediaPrompt
+    from dynamo_vllm.job import (
+        Adapter,
+        AnswerParser,
+        Embeds,
+        EngineFacts,
+        Job,
+        Media,
+        MediaPrompt,
+        PooledPrompt,
+        TextOptions,
+    )
     from dynamo_vllm.wire_openai import ChatBody
 
 
@@ -151,6 +161,39 @@ class Tokens(Protocol):
         """Returns what the vocabulary has for each id."""
 
 
+class PoolingPrompts(Protocol):
+    """Creates the prompts of a pooling model. All raise InvalidRequest, with the number of the item."""
+
+    async def of_texts(self, texts: Sequence[str], options: TextOptions) -> list[PooledPrompt]: ...
+
+    def of_ids(self, prompts: Sequence[Sequence[int]], options: TextOptions) -> list[PooledPrompt]:
+        """Shortens token ids as texts are shortened."""
+
+    async def of_pairs(self, pairs: Sequence[tuple[str, str]], options: TextOptions) -> list[PooledPrompt]:
+        """Puts the two texts of each pair into one prompt, with the model's template for it."""
+
+    async def of_chat(self, messages: Sequence[Mapping[str, Any]], options: TextOptions) -> PooledPrompt: ...
+
+
+class Speech(Protocol):
+    """Prepares speech for a model that writes it down."""
+
+    async def hint(self, text: str) -> list[int]:
+        """Returns the tokens of the text before the speech: its end, if it is too long.
+
+        They are empty for a model that takes no such text.
+        """
+
+    def prompt(self, task: str, language: str | None, hint: Sequence[int], *, timestamps: bool) -> list[int]:
+        """Returns the decoder's prompt; without a language, one of the same length."""
+
+    async def windows(self, samples: Any, rate: int) -> list[tuple[int, int]]:
+        """Returns the parts that the model hears one by one, at least one, without those that are silent."""
+
+    def silence(self) -> tuple[Any, int]:
+        """Returns the shortest useful sound: its samples and their rate."""
+
+
 class EmbedsReader(Protocol):
     """Reads prompt embeddings."""
 
@@ -190,6 +233,8 @@ class EngineParts:
 
     renderer: Renderer | None = None
     tokens: Tokens | None = None
+    pooling: PoolingPrompts | None = None
+    speech: Speech | None = None
     embeds: EmbedsReader | None = None
     media: MediaProcessor | None = None
     encoded: EncodedMedia | None = None

@@ -43,6 +43,12 @@ class EngineSettings:
     """Requests may have guides, so the worker starts the processes that check them."""
     direct_egress: bool = True
     """Plain token jobs bypass vLLM's output queue and task per request."""
+    pools: bool = False
+    """The model computes vectors or scores, not text."""
+    transcribes: bool = False
+    """The model writes down speech."""
+    pair_template: str | None = None
+    """File of the template that puts a query and a document, or a chat, into one prompt."""
     lora: bool = False
     """LoRA adapters are loaded at run time."""
     publishes_kv_events: bool = True

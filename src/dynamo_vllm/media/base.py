@@ -101,6 +101,8 @@ class MediaLimits:
     """Frames sampled from one video."""
     max_seconds: float = 600.0
     """Duration of a video or audio."""
+    max_speech_bytes: int | None = None
+    """Samples of speech, one channel as floats; None counts all channels up to MAX_AUDIO_BYTES."""
     timeout_seconds: float = 20.0
     """From the first byte to the decoded item, without the time in queues."""
     queue_seconds: float = 60.0

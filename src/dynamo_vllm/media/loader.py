@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 HASH_INLINE_BYTES = 1 << 18
 """Up to this size hashing is quicker than handing it to a thread."""
+SPEECH_RATE = 48_000
+"""Samples a second of the longest sound to transcribe; with more of them it must be shorter."""
+SLOWEST_DECODER = 100.0
+"""Seconds of sound that a decoder gives in a second, at least; libsndfile gives about 200 of stereo MP3."""
 
 
 def make_loader(
@@ -84,6 +88,26 @@ def from_options(
         at_once=options.media_at_once,
         threads=options.media_threads,
         cache_bytes=int(options.media_cache_mb * MEGABYTE),
+        memory_bytes=int(options.media_memory_mb * MEGABYTE),
+    )
+
+
+def for_speech(options: WorkerOptions) -> Loader:
+    """Build a loader of sounds to transcribe: longer ones, and none twice, so without a cache."""
+    seconds = options.max_speech_seconds
+    limits = MediaLimits(
+        max_bytes=int(options.media_max_mb * MEGABYTE),
+        max_seconds=seconds,
+        max_speech_bytes=int(seconds * SPEECH_RATE * 4),
+        timeout_seconds=options.media_timeout_seconds + seconds / SLOWEST_DECODER,
+        queue_seconds=options.media_queue_seconds,
+        per_request={"audio": 1},
+    )
+    return make_loader(
+        limits,
+        at_once=options.media_at_once,
+        threads=options.media_threads,
+        cache_bytes=0,
         memory_bytes=int(options.media_memory_mb * MEGABYTE),
     )
 

@@ -228,10 +228,15 @@ def of_text(body: Body) -> list[MediaRef]:
     """Return the media of a chat's messages, in order; raises for parts that are neither text nor media."""
     if not isinstance(body, ChatBody):
         return []
-    refs = [ref for message in body.messages for part in _parts(message) if (ref := _ref(part)) is not None]
+    refs = of_messages(body.messages)
     if refs:
         _refuse_settings(body.mm_processor_kwargs, body.media_io_kwargs)
     return refs
+
+
+def of_messages(messages: Sequence[Mapping[str, Any]]) -> list[MediaRef]:
+    """Return the media in messages, in order; raises for parts that are neither text nor media."""
+    return [ref for message in messages for part in _parts(message) if (ref := _ref(part)) is not None]
 
 
 def _parts(message: Mapping[str, Any]) -> list[Any]:

@@ -107,7 +107,7 @@ def with_audio_check(options: WorkerOptions, facts: EngineFacts, scratch: str) -
     The frontend drops these parts, and the client would get an answer that ignores them. The role refuses an
     empty prompt. A chat template is part of the model card, so all workers of a model must have the same.
     """
-    if options.use_vllm_tokenizer or not facts.media.get("audio"):
+    if options.use_vllm_tokenizer or facts.speech is not None or not facts.media.get("audio"):
         return options
     own = options.custom_jinja_template
     template = Path(own).read_text() if own else media_template.of_model(Path(str(options.model)))
@@ -172,6 +172,9 @@ def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: s
         guide_seconds=options.guide_seconds,
         guide_memory_bytes=options.guide_memory_mb << 20,
         takes_guides=card.takes_guides,
+        pools=card.kind == "pooling",
+        transcribes=card.kind == "transcription",
+        pair_template=options.custom_jinja_template if card.kind == "pooling" else None,
         direct_egress=options.direct_egress,
         traces_url=options.traces_url,
         lora=options.lora_enabled or "enable_lora" in plan.flags,
@@ -233,6 +236,7 @@ def make_role(
     on_lost_transfer: Callable[[], None],
     media_reader: Reader,
     output: EncoderOutput | None = None,
+    loader: MediaLoader | None = None,
 ) -> Role[Any]:
     facts, parts = engine.facts, engine.parts
     names = options.served_model_name or (str(options.model),)
@@ -245,6 +249,7 @@ def make_role(
             max_video_megapixels=options.max_video_megapixels,
         )
         return omni.MediaPipeline(facts, names, bounds, parts.count_tokens or omni.count_nothing)
+    refuse_other_kind(options, facts)
     if options.use_vllm_tokenizer:
         if parts.renderer is None:
             raise StartError("--use-vllm-tokenizer: this engine has no tokenizer; leave it out")
@@ -262,8 +267,11 @@ def make_role(
     return table.MAKERS[options.role](
         table.RoleParts(
             facts=facts,
-            embeds=parts.embeds,
+            engine=parts,
+            names=names,
             media_reader=media_reader,
+            loader=loader,
+            max_items=options.max_items,
             connector=connector,
             on_lost_transfer=on_lost_transfer,
             encoded=kept,
@@ -273,11 +281,40 @@ def make_role(
     )
 
 
+def refuse_other_kind(options: WorkerOptions, facts: EngineFacts) -> None:
+    """Refuse a model that turns out to be of another kind than its files said."""
+    planned = options.card.kind
+    found = "pooling" if facts.pooling is not None else "generate"
+    if facts.speech is not None:
+        found = "transcription"
+    if found == planned:
+        return
+    if found == "transcription" or planned == "transcription":
+        does = "writes down speech" if found == "transcription" else "does not write down speech"
+        flag = "--disaggregation-mode"
+        raise StartError(
+            f"{options.model} {does}; "
+            + (f"start it with {flag} transcription" if found == "transcription" else f"leave {flag} out")
+        )
+    if found == "pooling":
+        raise StartError(f"{options.model} is a pooling model; start it with --runner pooling")
+    raise StartError(f"{options.model} generates text; start it with --runner generate")
+
+
 @asynccontextmanager
 async def media_loader(
     options: WorkerOptions, processor: MediaProcessor | None
 ) -> AsyncIterator[MediaLoader | None]:
     """Return the media loader; None if the worker accepts no media."""
+    if options.card.kind == "transcription":
+        from dynamo_vllm.media.loader import for_speech
+
+        of_speech = for_speech(options)
+        try:
+            yield of_speech
+        finally:
+            await of_speech.aclose()
+        return
     if not options.enable_multimodal:
         yield None
         return

@@ -12,11 +12,13 @@ from dynamo.llm import WorkerMetricsPublisher
 
 from dynamo_vllm.admin.base import Controls
 from dynamo_vllm.config.encoders import EncoderFolder
+from dynamo_vllm.roles import pooling
 from dynamo_vllm.roles.media import MediaReader
 from dynamo_vllm.serving import factories
 from dynamo_vllm.serving.admin import adapters
 from dynamo_vllm.serving.admin.endpoint import Admin
 from dynamo_vllm.serving.admin.status import WorkerStatus
+from dynamo_vllm.serving.calls.card import card_of
 from dynamo_vllm.serving.encoding import transfer as encoding_transfer
 from dynamo_vllm.serving.encoding.output import encoded_folder
 from dynamo_vllm.serving.lifecycle.monitor import Monitor
@@ -126,7 +128,9 @@ async def assemble(
     options, drt, engine, facts = started.options, started.drt, started.engine, started.facts
     meter, output = started.meter, started.encoder_output
     reader = await factories.media_reader(options, output, engine, loader, drt, meter.count_lost_encoding)
-    role = factories.make_role(options, engine, started.connector, meter.count_lost_transfer, reader, output)
+    role = factories.make_role(
+        options, engine, started.connector, meter.count_lost_transfer, reader, output, loader
+    )
     over_nixl = role.card.encodes_media and options.encoder_transfer == "nixl"
     if over_nixl and isinstance(output, EncoderFolder):
         encoded = encoded_folder(output, facts)
@@ -257,17 +261,18 @@ def open_to_operators(
 
 
 def convert_tokens(started: Started, made: Assembled) -> None:
-    """Tokenise for others, if the engine can."""
+    """Say what this worker is for, and tokenise for others if the engine can."""
     tokens, template = started.engine.parts.tokens, started.options.custom_jinja_template
-    if tokens is None:
-        return
+    pools, address = started.facts.pooling, started.options.address
+    apis = made.registration.endpoint_types if pools is None else pooling.apis(pools)
+    card = card_of(made.role.card, started.facts, apis, address, started.endpoint.connection_id())
 
     def names() -> list[str]:
         adapters = made.registry.entries() if made.registry is not None else []
         return [*made.registration.names, *(entry.name for entry in adapters)]
 
     length = started.facts.context_length
-    service = TokenService(tokens, names, length, Path(template).read_text() if template else None)
+    service = TokenService(tokens, names, length, Path(template).read_text() if template else None, card)
     service.serve(started.drt, started.options.address)
 
 

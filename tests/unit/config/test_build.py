@@ -10,6 +10,7 @@ import pytest
 
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.running.chat import ChatOptions
+from dynamo_vllm.cli.running.search_options import SearchOptions
 from dynamo_vllm.cli.running.status import StatusOptions
 from dynamo_vllm.config import build, runtime_env
 from dynamo_vllm.config.build import opt
@@ -40,6 +41,7 @@ EVERY_CLASS = (
     LiveOptions,
     StatusOptions,
     ChatOptions,
+    SearchOptions,
     AdminOptions,
     SleepOptions,
     PauseOptions,

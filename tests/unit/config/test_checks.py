@@ -15,6 +15,7 @@ from dynamo_vllm.config.options import (
     GatewayOptions,
     LoadOptions,
     PlaneOptions,
+    PoolingBenchOptions,
     ResetOptions,
     RoutingOptions,
     ScaleOptions,
@@ -804,6 +805,13 @@ PLANE = [
     (bench_local.peers, ["--peer", "dynamo-vllm=x"], "a unique name"),
     (bench_local.peers, ["--peer", "a='x"], "cannot be split into words: No closing quotation"),
 ]
+POOLING = [
+    (bench_local.pooling_counts_are_counts, ["--items", "0"], "--items 0 must be 1 or more"),
+    (bench_local.pooling_counts_are_counts, ["--timeout", "0"], "--timeout 0.0 must be above 0"),
+    (bench_local.servers, ["--server", "there"], "'there' is not URL, or NAME=URL"),
+    (bench_local.servers, ["--server", "a=http://x", "--server", "a=http://y"], "a unique name"),
+    (bench_rules.watched, ["--watch", "worker"], "'worker' is not LABEL=PID"),
+]
 SCALE = [
     (bench_local.scale_counts_are_counts, ["--streams", "0"], "--streams 0 must be 1 or more"),
     (bench_local.scale_counts_are_counts, ["--cached-blocks", "-1"], "--cached-blocks -1 must be 0 or more"),
@@ -905,6 +913,7 @@ GATEWAY: list[tuple[object, list[str], str]] = [
     (gateway.gateway_numbers_are_large_enough, ["--max-connections", "0"], "--max-connections"),
     (gateway.headers_have_a_bound, ["--header-kb", "9000"], "8192 or less"),
     (gateway.keys_are_long_enough, ["--api-key", "short"], "8 or more"),
+    (gateway.open_has_no_keys, ["--open", "--api-key", "long-enough-key"], "without a key"),
     (gateway.frontends_are_addresses, ["--frontend", "localhost:8000"], "http://HOST:PORT"),
     (gateway.origins_are_origins, ["--cors-origin", "page.example"], "https://HOST"),
     (gateway.gateway_tls_needs_both_files, ["--tls-cert-path", __file__], "go together"),
@@ -1020,6 +1029,16 @@ def test_plane_rule_refuses_and_no_other_rule_would(
     assert message in (refusal(lambda: checks.check_plane(options)) or "")
     monkeypatch.setattr(checks, "PLANE_RULES", tuple(r for r in checks.PLANE_RULES if r is not rule))
     assert refusal(lambda: checks.check_plane(options)) is None
+
+
+@pytest.mark.parametrize(("rule", "argv", "message"), POOLING, ids=named)
+def test_pooling_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(PoolingBenchOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_pooling_bench(options)) or "")
+    monkeypatch.setattr(checks, "POOLING_RULES", tuple(r for r in checks.POOLING_RULES if r is not rule))
+    assert refusal(lambda: checks.check_pooling_bench(options)) is None
 
 
 @pytest.mark.parametrize(("rule", "argv", "message"), SCALE, ids=named)

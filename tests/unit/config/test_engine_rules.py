@@ -18,6 +18,7 @@ KVBM = Situation(
     "cuda", has_plain_blocks=True, merged_kv_events="tcp://127.0.0.1:57001", socket_folder="/run/x"
 )
 MERGED = ["ipc:///run/x/kv-events", "tcp://127.0.0.1:57001", "tcp://127.0.0.1:57001"]
+WHISPER = Situation("cpu", source_positions=1500)
 OLD_ARM = Situation(device="cpu", has_bfloat16=False)
 GMS_WORKER = "gpu_memory_service.integrations.vllm.worker.GMSWorker"
 FIRES = [
@@ -56,6 +57,15 @@ FIRES = [
     (engine_rules.gpu_memory_service, {"load_format": "gms"}, GPU, "worker_cls", GMS_WORKER),
     (engine_rules.dtype, {}, OLD_ARM, "dtype", "float32"),
     (engine_rules.runner, {}, GPU, "runner", "generate"),
+    (engine_rules.whole_sounds, {}, WHISPER, "max_num_batched_tokens", 2048),
+    (
+        engine_rules.whole_sounds,
+        {"max_num_seqs": 2},
+        Situation("cuda", source_positions=3000),
+        "max_num_batched_tokens",
+        3000,
+    ),
+    (engine_rules.sound_cache, {}, WHISPER, "mm_processor_cache_gb", 0),
     (engine_rules.request_logging, {}, GPU, "enable_log_requests", False),
     (engine_rules.nixl_executor, {}, NIXL, "distributed_executor_backend", "mp"),
     (engine_rules.cpu_executor, {}, CPU, "distributed_executor_backend", "uni"),
@@ -115,6 +125,12 @@ FIRES = [
     ),
 ]
 SILENT = [
+    (engine_rules.prefix_caching, {}, WHISPER),
+    (engine_rules.whole_sounds, {}, CPU),
+    (engine_rules.whole_sounds, {}, Situation("cuda", source_positions=1500)),
+    (engine_rules.whole_sounds, {"max_num_batched_tokens": 4096}, WHISPER),
+    (engine_rules.sound_cache, {}, CPU),
+    (engine_rules.sound_cache, {"mm_processor_cache_gb": 1}, WHISPER),
     (engine_rules.gpu_memory_service, {"load_format": "auto"}, GPU),
     (engine_rules.gpu_memory_service, {"load_format": "gms", "worker_cls": "mine"}, GPU),
     (engine_rules.unchunked_prefill, {}, GPU),

@@ -58,5 +58,9 @@ def test_cards_tell_the_roles_apart() -> None:
         "prefill": (False, True, False, False),
         "decode": (False, False, True, False),
         "encode": (False, False, False, True),
+        "pooling": (True, False, False, False),
+        "transcription": (True, False, False, False),
     }
+    kinds = {name: card.kind for name, card in CARDS.items() if card.kind != "generate"}
+    assert kinds == {"pooling": "pooling", "transcription": "transcription"}
     assert [name for name, card in CARDS.items() if card.helps_others] == ["prefill", "encode"]

@@ -9,10 +9,11 @@ from dynamo_vllm.config.options.admin import (
     ResetOptions,
     SleepOptions,
 )
-from dynamo_vllm.config.options.bench import LoadOptions
-from dynamo_vllm.config.options.bench_plane import PlaneOptions
-from dynamo_vllm.config.options.bench_routing import RoutingOptions
-from dynamo_vllm.config.options.bench_scale import ScaleOptions
+from dynamo_vllm.config.options.bench.load import LoadOptions
+from dynamo_vllm.config.options.bench.plane import PlaneOptions
+from dynamo_vllm.config.options.bench.pooling import PoolingBenchOptions
+from dynamo_vllm.config.options.bench.routing import RoutingOptions
+from dynamo_vllm.config.options.bench.scale import ScaleOptions
 from dynamo_vllm.config.options.export import ExportOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.gateway.serving import GatewayOptions, GatewaySettings
@@ -34,6 +35,7 @@ __all__ = [
     "LoadOptions",
     "PauseOptions",
     "PlaneOptions",
+    "PoolingBenchOptions",
     "ProfileOptions",
     "ReachOptions",
     "ResetOptions",

@@ -29,6 +29,21 @@ class RequestOptions(OmniOptions):
     enable_prompt_embeds: bool = opt(
         False, "requests", "Accept prompt embeddings.", env="DYN_VLLM_ENABLE_PROMPT_EMBEDS"
     )
+    max_items: int = opt(
+        2048,
+        "requests",
+        "Texts in one request for embeddings or classes, and documents in one for scores; more get a 400.",
+        env="DYN_VLLM_MAX_ITEMS",
+        metavar="N",
+    )
+    max_speech_seconds: float = opt(
+        7200.0,
+        "requests",
+        "Longest sound to transcribe, in place of --media-max-seconds; longer ones get a 413. An hour takes "
+        "up to 690 MB until it is transcribed.",
+        env="DYN_VLLM_MAX_SPEECH_SECONDS",
+        metavar="SECONDS",
+    )
     migration_limit: int = opt(
         3,
         "requests",

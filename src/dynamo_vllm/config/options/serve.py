@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dynamo_vllm.config.build import opt
 
-DEMOS = ("chat", "lora", "vision", "image", "all")
+DEMOS = ("chat", "lora", "vision", "image", "search", "speech", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,8 @@ class ServeOptions:
         None,
         "what to serve",
         "Models of the package to serve without a MODEL: chat, chat with two adapters (lora), vision, "
-        "image, or all that this installation supports (default: chat).",
+        "image, chat with embeddings and reranking (search), speech, or all that this installation supports "
+        "(default: chat).",
         env="DYN_VLLM_DEMO",
         choices=DEMOS,
     )
@@ -33,13 +34,14 @@ class ServeOptions:
         "gateway",
         "Put a gateway in front: API keys, limits, usage, TLS (default: on with --api-key, and with a "
         "--host that "
-        "other machines can reach).",
+        "other machines can reach; without keys for a model that scores pairs of texts or transcribes).",
         env="DYN_VLLM_GATEWAY",
     )
     open: bool = opt(
         False,
         "gateway",
-        "Let anyone who can reach --host use everything, without a key and without the gateway.",
+        "Let anyone who can reach --host use everything without a key; without the gateway, unless "
+        "--gateway is given too.",
         env="DYN_VLLM_OPEN",
     )
     config: str | None = opt(

@@ -128,7 +128,8 @@ class WorkerOptions(KvCacheOptions):
     disaggregation_mode: str | None = opt(
         None,
         "role",
-        "Part of a request that this worker computes (default: agg, everything; pd is an older name of it).",
+        "Part of a request that this worker computes (default: agg, everything; pd is an older name of it). "
+        "pooling and transcription follow from the model: embeddings, scores and classes, or text of speech.",
         env="DYN_DISAGGREGATION_MODE",
         choices=(*CARDS, *OLDER_MODES),
         older_envs=("DYN_VLLM_DISAGGREGATION_MODE",),
@@ -295,7 +296,7 @@ class WorkerOptions(KvCacheOptions):
 
     @property
     def role(self) -> str:
-        """agg, prefill, decode or encode, from whichever flag named it."""
+        """A name in CARDS, from whichever flag named it."""
         mode = self.disaggregation_mode or "agg"
         return next(iter(self.older_roles.values()), OLDER_MODES.get(mode, mode))
 

@@ -8,7 +8,7 @@ from dynamo_vllm.config.rules import bounds, flags
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynamo_vllm.config.options import LoadOptions
+    from dynamo_vllm.config.options import LoadOptions, PoolingBenchOptions
 
 SLO_NAMES = ("ttft", "itl", "tpot", "e2e")
 DEFAULT_CONCURRENCY = "8"
@@ -55,7 +55,7 @@ def slo(o: LoadOptions) -> dict[str, float]:
     return limits
 
 
-def watched(o: LoadOptions) -> dict[str, int]:
+def watched(o: LoadOptions | PoolingBenchOptions) -> dict[str, int]:
     """Process ids by label."""
     found: dict[str, int] = {}
     for word in o.watch:

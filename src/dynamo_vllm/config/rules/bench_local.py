@@ -10,7 +10,7 @@ from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynamo_vllm.config.options import PlaneOptions, RoutingOptions, ScaleOptions
+    from dynamo_vllm.config.options import PlaneOptions, PoolingBenchOptions, RoutingOptions, ScaleOptions
 
 OURS = "dynamo-vllm"
 """How our own worker is called beside its peers."""
@@ -105,6 +105,25 @@ def ramp_has_one_request_per_stream(o: ScaleOptions) -> None:
         raise ConfigError("--ramp-seconds sends one request for each stream; leave --requests out")
 
 
+def pooling_counts_are_counts(o: PoolingBenchOptions) -> None:
+    bounds.at_least(o, 1, "items", "words", "concurrency", "requests", "rounds")
+    bounds.above_zero(o, "timeout")
+
+
+def servers(o: PoolingBenchOptions) -> dict[str, str]:
+    """URLs by name."""
+    found: dict[str, str] = {}
+    for number, word in enumerate(o.server, start=1):
+        name, equals, url = word.partition("=")
+        if not equals:
+            name, url = f"server-{number}" if len(o.server) > 1 else "server", word
+        if not name or name in found or not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--server {word!r} is not URL, or NAME=URL with a unique name")
+        found[name] = url.rstrip("/").removesuffix("/v1")
+    return found
+
+
+POOLING_RULES = (pooling_counts_are_counts, servers)
 PLANE_RULES = (plane_counts_are_counts, peers)
 ROUTING_RULES = (
     routing_counts_are_counts,

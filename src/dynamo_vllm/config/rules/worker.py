@@ -41,7 +41,8 @@ def address_has_three_parts(o: WorkerOptions, _: EngineFlags) -> None:
 
 def budgets_are_positive(o: WorkerOptions, _: EngineFlags) -> None:
     bounds.above_zero(o, "health_seconds", "canary_seconds", "canary_timeout_seconds", "step_seconds")
-    bounds.above_zero(o, "unread_mb", "guide_seconds", "guide_memory_mb")
+    bounds.above_zero(o, "unread_mb", "guide_seconds", "guide_memory_mb", "max_items")
+    bounds.above_zero(o, "max_speech_seconds")
     bounds.at_least(o, 0, "drain_seconds", "messages_per_second")
 
 

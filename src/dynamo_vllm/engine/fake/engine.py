@@ -21,17 +21,18 @@ from dynamo_vllm.engine.base import (
     Sleep,
     Wake,
 )
-from dynamo_vllm.engine.fake import parts
+from dynamo_vllm.engine.fake import parts, pooling
 from dynamo_vllm.engine.fake.answers import fetched, logprobs, rank_of, token_at, transfer_params
 from dynamo_vllm.engine.fake.spec import facts_of
 from dynamo_vllm.errors import AdapterRefused, EngineDead, EngineOverloaded, EngineRequestFailed
 from dynamo_vllm.job import Adapter, Job, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dynamo_vllm.engine.fake.spec import FakeSpec
     from dynamo_vllm.engine.process.activity import Vitals
+    from dynamo_vllm.job import PoolingSpec, SpeechSpec
 
 REPORT_SECONDS = 0.1
 """The time between load figures while jobs run; a real engine reports them after every step."""
@@ -52,6 +53,8 @@ class Running:
     index: int = 0
     made: int = 0
     """The tokens generated for the current choice."""
+    rest: Iterator[Output] | None = None
+    """What is still to come of a transcript."""
 
 
 class FakeEngine:
@@ -114,6 +117,8 @@ class FakeEngine:
         try:
             await run.done
         finally:
+            if job.speech is not None:
+                job.speech.drop_sound()
             self.running.pop(job.id, None)
             self._leave(run)
             self._report(rank_of(job), -1)
@@ -178,6 +183,12 @@ class FakeEngine:
     def _step(self, run: Running) -> None:
         """Generates the next output of one job."""
         job, spec = run.job, self.spec
+        if job.pooling is not None:
+            self._pool(run, job.pooling)
+            return
+        if job.speech is not None:
+            self._transcribe(run, job.speech)
+            return
         whole, end = job.sampling.max_tokens, "length"
         if spec.echo and len(job.prompt) <= whole:
             whole, end = len(job.prompt), "stop"
@@ -203,6 +214,24 @@ class FakeEngine:
         if finish is not None:
             run.index, run.made = run.index + 1, 0
         send(run, output)
+
+    def _pool(self, run: Running, wanted: PoolingSpec) -> None:
+        """Sends all vectors of one job; each prompt counts as a token."""
+        if not self._count(len(wanted.prompts), run):
+            return
+        size = self.spec.dimensions if self.spec.pooling == "embed" else self.spec.labels
+        for output in pooling.outputs(wanted, size):
+            send(run, output)
+
+    def _transcribe(self, run: Running, wanted: SpeechSpec) -> None:
+        """Sends the next piece of a transcript."""
+        if run.rest is None:
+            from dynamo_vllm.engine.fake import speech  # which imports numpy
+
+            run.rest = speech.outputs(run.job, wanted)
+        output = next(run.rest)
+        if self._count(max(1, len(output.token_ids)), run):
+            send(run, output)
 
     def _token(self, job: Job, number: int) -> int:
         if self.spec.echo:

@@ -6,11 +6,13 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.base import EngineParts, FrameChooser
+from dynamo_vllm.engine.fake.pooling import FakePrompts
 from dynamo_vllm.job import MediaPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dynamo_vllm.engine.base import Speech
     from dynamo_vllm.engine.fake.spec import FakeSpec
     from dynamo_vllm.job import Media
 
@@ -25,7 +27,15 @@ def of(spec: FakeSpec) -> EngineParts:
         tokens=FakeTokens(spec.vocab_size),
         media=FakeMedia(spec.media) if spec.media else None,
         encoded=FakeEncoded(),
+        pooling=FakePrompts(spec.vocab_size) if spec.pooling else None,
+        speech=_speech(spec) if spec.transcription else None,
     )
+
+
+def _speech(spec: FakeSpec) -> Speech:
+    from dynamo_vllm.engine.fake.speech import FakeSpeech  # which imports numpy
+
+    return FakeSpeech(spec.vocab_size, spec.context_length, spec.window_seconds)
 
 
 class FakeRenderer:

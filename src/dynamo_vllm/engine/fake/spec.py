@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.job import AdapterLimits, EngineFacts
+from dynamo_vllm.job import AdapterLimits, EngineFacts, PoolingFacts, SpeechFacts
 
 
 class CachedBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +65,16 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many of each kind of media a prompt may have; each adds three tokens before the prompt."""
     builds_lazily: bool = False
     cached: CachedBlocks | None = None
+    pooling: str | None = None
+    """embed or classify: the engine pools instead of generating."""
+    dimensions: int = 8
+    """Of its embeddings; they may be cut to any smaller number."""
+    labels: int = 1
+    """How many classes it has; with one it scores pairs."""
+    transcription: bool = False
+    """The engine writes down speech: a word for each second."""
+    window_seconds: float = 10
+    """The longest sound that it hears at once."""
 
 
 def parse_spec(text: str | None) -> FakeSpec:
@@ -93,4 +103,30 @@ def facts_of(spec: FakeSpec, kv_events: str | None = None) -> EngineFacts:
         builds_lazily=spec.builds_lazily,
         compiles_kernels=spec.builds_lazily,
         kv_event_endpoints={0: kv_events} if kv_events else {},
+        pooling=_pooling(spec),
+        speech=_speech(spec),
+    )
+
+
+def _speech(spec: FakeSpec) -> SpeechFacts | None:
+    if not spec.transcription:
+        return None
+    from dynamo_vllm.engine.fake.speech import LANGUAGES  # which imports numpy
+
+    return SpeechFacts(languages=LANGUAGES, window_seconds=spec.window_seconds, tokens_per_second=50)
+
+
+def _pooling(spec: FakeSpec) -> PoolingFacts | None:
+    if spec.pooling is None:
+        return None
+    embeds = spec.pooling == "embed"
+    scoring = "bi-encoder" if embeds else "cross-encoder" if spec.labels == 1 else None
+    return PoolingFacts(
+        task=spec.pooling,
+        tasks=(spec.pooling,),
+        dimensions=spec.dimensions,
+        smaller=() if embeds else None,
+        labels=() if embeds else tuple(f"label {number}" for number in range(spec.labels)),
+        scoring=scoring,
+        longest=spec.context_length,
     )

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm import ports
+from dynamo_vllm.config import model_kind
 from dynamo_vllm.config.engine_rules import LOOPBACK, OMP_THREADS, Fired, Situation, apply
 from dynamo_vllm.engine.machine import device, free_bytes, has_bfloat16
 from dynamo_vllm.engine.process import cpu_threads
@@ -62,6 +63,8 @@ def resolve(settings: EngineSettings) -> Resolved:
         kv_event_host=node.leader if node.is_headless else LOOPBACK,
         socket_folder=settings.scratch_folder,
         lora=settings.lora,
+        pools=settings.pools,
+        source_positions=model_kind.source_positions(settings.model) if settings.transcribes else 0,
         encodes_only=settings.is_encoder,
         takes_encoded=settings.takes_encoded,
         traces_url=settings.traces_url,

@@ -30,8 +30,12 @@ from dynamo_vllm.engine.vllm.parts import parsing
 from dynamo_vllm.engine.vllm.parts.embeds import VllmEmbeds
 from dynamo_vllm.engine.vllm.parts.encoded import EncodedFolder
 from dynamo_vllm.engine.vllm.parts.media import VllmMedia
+from dynamo_vllm.engine.vllm.parts.pooling import VllmPoolingPrompts
 from dynamo_vllm.engine.vllm.parts.renderer import VllmRenderer
+from dynamo_vllm.engine.vllm.parts.speech import VllmSpeech
 from dynamo_vllm.engine.vllm.parts.tokens import VllmTokens
+from dynamo_vllm.engine.vllm.runs.pooling import PoolingRuns
+from dynamo_vllm.engine.vllm.runs.speech import SpeechRuns
 from dynamo_vllm.errors import StartError
 
 if TYPE_CHECKING:
@@ -44,10 +48,10 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.settings import EngineSettings
     from dynamo_vllm.engine.vllm.names import Config, Llm, ModelConfig
     from dynamo_vllm.engine.vllm.preparation import Prepared
-    from dynamo_vllm.job import EngineFacts
+    from dynamo_vllm.job import EngineFacts, PoolingFacts
 
 
-def assemble(
+async def assemble(
     prepared: Prepared, settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase, ends: AsyncExitStack
 ) -> VllmEngine:
     """Starts vLLM and returns the engine, which takes over `ends`: the stack of what must be closed."""
@@ -72,16 +76,21 @@ def assemble(
     vllm_environment.cache_environment()
     on_phase("cache")
     steps.update(dict.fromkeys(llm.engine_core.engine_ranks_managed, 0))
-    facts = vllm_facts.read(llm, prepared.resolved.fired, relay.addresses if relay is not None else {})
+    tasks = await llm.get_supported_tasks() if config.model_config.runner_type == "pooling" else ()
+    relayed = relay.addresses if relay is not None else {}
+    facts = vllm_facts.read(llm, prepared.resolved.fired, relayed, tasks)
+    parts = _parts(llm, settings, facts, parser, ends)
     return VllmEngine(
         llm=llm,
         facts=facts,
-        parts=_parts(llm, settings, facts, parser, ends),
+        parts=parts,
         counting=counting,
         steps=steps,
         operations=Control(llm),
         guides=guides,
         direct=direct,
+        pooling=PoolingRuns(llm) if facts.pooling is not None else None,
+        speech=SpeechRuns(llm, parts.speech) if isinstance(parts.speech, VllmSpeech) else None,
         connector_metrics_url=settings.connector_metrics_url,
         ends=ends.pop_all(),
     )
@@ -137,9 +146,18 @@ def _parts(
         renderer=VllmRenderer(llm.renderer, parser),
         tokens=VllmTokens(llm.renderer),
         embeds=embeds,
-        media=VllmMedia(llm.renderer) if facts.media else None,
+        media=VllmMedia(llm.renderer) if facts.media and facts.speech is None else None,
         encoded=_encoded(settings, facts.encoder, model),
+        pooling=_pooling(llm, settings, facts.pooling),
+        speech=VllmSpeech(llm.renderer, facts.speech, model) if facts.speech is not None else None,
     )
+
+
+def _pooling(llm: Llm, settings: EngineSettings, facts: PoolingFacts | None) -> VllmPoolingPrompts | None:
+    if facts is None:
+        return None
+    template = Path(settings.pair_template).read_text() if settings.pair_template else None
+    return VllmPoolingPrompts(llm.renderer, llm.vllm_config, template, facts.scoring)
 
 
 def _encoded(settings: EngineSettings, encoder: str, model: ModelConfig) -> EncodedFolder | None:

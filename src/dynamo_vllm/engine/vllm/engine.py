@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.engine.vllm.control import Control
     from dynamo_vllm.engine.vllm.direct import Direct
     from dynamo_vllm.engine.vllm.names import Llm
+    from dynamo_vllm.engine.vllm.runs.pooling import PoolingRuns
+    from dynamo_vllm.engine.vllm.runs.speech import SpeechRuns
     from dynamo_vllm.job import EngineFacts
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,10 @@ class VllmEngine:
     guides: GuideGate
     direct: Direct | None
     """The path past vLLM's queues; None if it is turned off."""
+    pooling: PoolingRuns | None
+    """Runs the jobs of a pooling model; None if the model generates."""
+    speech: SpeechRuns | None
+    """Runs the jobs of a model that writes down speech; None for any other."""
     connector_metrics_url: str | None
     """Where the KV connector serves its own series."""
     ends: contextlib.AsyncExitStack
@@ -74,6 +80,12 @@ class VllmEngine:
 
     async def _stream(self, job: Job, sink: Sink) -> None:
         direct = self.direct
+        if job.pooling is not None and self.pooling is not None:
+            await self.pooling.stream(job, job.pooling, self._local_rank(job.data_parallel_rank), sink)
+            return
+        if job.speech is not None and self.speech is not None:
+            await self.speech.stream(job, job.speech, self._local_rank(job.data_parallel_rank), sink)
+            return
         if direct is not None and direct.fits(job):
             await direct.stream(job, self._local_rank(job.data_parallel_rank), sink)
             return
@@ -115,6 +127,8 @@ class VllmEngine:
 
     async def abort(self, job_id: str) -> None:
         self.guides.leave(job_id)
+        if self.speech is not None:
+            self.speech.abort(job_id)
         await self.llm.abort(job_id)
 
     async def control(self, op: EngineOp) -> int | None:

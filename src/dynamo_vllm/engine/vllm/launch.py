@@ -20,4 +20,4 @@ async def launch(settings: EngineSettings, on_load: OnLoad, on_phase: OnPhase) -
     from dynamo_vllm.engine.vllm import assembly  # imports vLLM, which `prepare` has prepared
 
     async with AsyncExitStack() as ends:
-        return assembly.assemble(prepared, settings, on_load, on_phase, ends)
+        return await assembly.assemble(prepared, settings, on_load, on_phase, ends)

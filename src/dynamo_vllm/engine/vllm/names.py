@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from concurrent.futures import Executor
 
     import torch
     from zmq.asyncio import Socket
@@ -31,8 +32,15 @@ class MultimodalConfig(Protocol):
     mm_processor_kwargs: dict[str, Any] | None
 
 
+class PoolerConfig(Protocol):
+    max_embed_len: int | None
+    enable_chunked_processing: bool | None
+
+
 class ModelConfig(Protocol):
     model: str
+    runner_type: str
+    pooler_config: PoolerConfig | None
     tokenizer: str
     revision: str | None
     dtype: torch.dtype
@@ -46,8 +54,21 @@ class ModelConfig(Protocol):
     skip_tokenizer_init: bool
     multimodal_config: MultimodalConfig | None
 
+    encoder_config: dict[str, Any] | None
+
     @property
     def is_moe(self) -> bool: ...
+
+    @property
+    def is_matryoshka(self) -> bool: ...
+
+    @property
+    def matryoshka_dimensions(self) -> list[int] | None: ...
+
+    @property
+    def embedding_size(self) -> int: ...
+
+    def get_pooling_task(self, supported_tasks: Sequence[str]) -> str | None: ...
 
     def get_vocab_size(self) -> int: ...
 
@@ -58,6 +79,8 @@ class ModelConfig(Protocol):
     def get_total_num_kv_heads(self) -> int: ...
 
     def get_total_num_hidden_layers(self) -> int: ...
+
+    def try_get_generation_config(self) -> dict[str, Any]: ...
 
     def get_diff_sampling_param(self) -> dict[str, object]: ...
 
@@ -153,6 +176,8 @@ class Renderer(Protocol):
     model_config: ModelConfig
     mm_processor: Any
     """The model's multimodal processor; None for a text-only model."""
+    _executor: Executor
+    """Its thread for tokenising."""
 
     @property
     def default_chat_tok_params(self) -> Any: ...
@@ -187,6 +212,8 @@ class Request(Protocol):
     """EngineCoreRequest."""
 
     request_id: str
+    prompt_token_ids: list[int] | None
+    pooling_params: Any
 
 
 class CachedRequest(Protocol):
@@ -266,7 +293,7 @@ class Llm(Protocol):
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None: ...
 
-    async def get_supported_tasks(self) -> tuple[object, ...]: ...
+    async def get_supported_tasks(self) -> tuple[str, ...]: ...
 
     def _run_output_handler(self) -> None: ...
 

@@ -17,6 +17,8 @@ from dynamo_vllm.media.base import MAX_AUDIO_BYTES, Audio
 from dynamo_vllm.media.decode import decode_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from dynamo_vllm.media.base import MediaLimits
@@ -29,6 +31,8 @@ MAX_LEVEL = 2.0**31
 """Full scale is 1, and audio that was not divided has this level. Far above it a model's spectrum
 overflows.
 """
+PIECE = 1 << 18
+"""Frames that are decoded at a time."""
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = 0xFFFFFFFF  # of a WAV that was written into a pipe
 
@@ -43,9 +47,10 @@ def decode(data: bytes, format: MediaFormat, limits: MediaLimits, watch: Deadlin
     )
     if not audio.samples.size:
         raise MediaRefused("the audio is empty")
-    if not np.isfinite(audio.samples).all():
+    lowest, highest = audio.samples.min(), audio.samples.max()  # without a copy: it may be hours of sound
+    if not np.isfinite(lowest) or not np.isfinite(highest):
         raise MediaRefused("the audio has samples that are not numbers")
-    if np.abs(audio.samples).max() > MAX_LEVEL:
+    if max(-lowest, highest) > MAX_LEVEL:
         raise MediaRefused("the audio has samples far above full scale, which is 1")
     return audio, audio.samples.nbytes
 
@@ -72,8 +77,10 @@ def _check(frames: int, rate: int, channels: int, limits: MediaLimits) -> None:
         )
     if frames > rate * limits.max_seconds:
         raise MediaTooLarge(f"the audio lasts {frames / rate:.0f} s; the limit is {limits.max_seconds:g} s")
-    if frames * channels * 4 > MAX_AUDIO_BYTES:
-        raise MediaTooLarge(f"the audio has more than {MAX_AUDIO_BYTES // 4} samples")
+    most = limits.max_speech_bytes
+    size, most = (frames * channels * 4, MAX_AUDIO_BYTES) if most is None else (frames * 4, most)
+    if size > most:
+        raise MediaTooLarge(f"the audio has more than {most // 4} samples")
 
 
 def _wav(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
@@ -128,8 +135,13 @@ def _floats(body: memoryview, tag: int, bits: int) -> NDArray[np.float32]:
     return np.frombuffer(body, dtype=f"<i{bits // 8}").astype(np.float32) / scale
 
 
-def decode_with_soundfile(data: bytes, name: str, limits: MediaLimits) -> Audio:
-    """Decode with soundfile. Runs in the child process: its decoders were not built for untrusted input."""
+def decode_with_soundfile(
+    data: bytes, name: str, limits: MediaLimits, write: Callable[[NDArray[np.float32]], object]
+) -> tuple[int, int]:
+    """Decode with soundfile and write one channel, piece by piece; return the samples written and the rate.
+
+    Runs in the child process: its decoders were not built for untrusted input.
+    """
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: without its library
@@ -137,14 +149,21 @@ def decode_with_soundfile(data: bytes, name: str, limits: MediaLimits) -> Audio:
             f"this worker has no decoder for {name}; send WAV, or have its operator run: pip install "
             "soundfile"
         ) from None
+
+    class Forward(soundfile.SoundFile):  # type: ignore[misc]
+        """Not seekable: soundfile would seek after each piece, and an MP3 continue a little elsewhere."""
+
+        def seekable(self) -> bool:
+            return False
+
     try:
-        with soundfile.SoundFile(BytesIO(data)) as file:
-            _check(file.frames, file.samplerate, file.channels, limits)
-            # In one piece: soundfile seeks after each, and an MP3 then continues at a slightly different
-            # position. One frame more than allowed, in case the header lies.
-            most = int(file.samplerate * limits.max_seconds) + 1
-            samples: NDArray[np.float32] = file.read(most, dtype="float32", always_2d=True)
-            _check(len(samples), file.samplerate, file.channels, limits)
-            return _one_channel(samples, int(file.samplerate))
+        with Forward(BytesIO(data)) as file:
+            rate, channels, written = int(file.samplerate), file.channels, 0
+            _check(file.frames, rate, channels, limits)
+            while len(samples := file.read(PIECE, dtype="float32", always_2d=True)):
+                _check(written + len(samples), rate, channels, limits)  # the header may lie
+                write(_one_channel(samples, rate).samples)
+                written += len(samples)
+            return written, rate
     except soundfile.LibsndfileError as exc:
         raise MediaRefused(f"the {name} is broken or cut off") from exc

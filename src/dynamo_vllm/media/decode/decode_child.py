@@ -48,7 +48,9 @@ def _send(out: TextIO, what: dict[str, Any]) -> None:
 def _confine(order: dict[str, Any]) -> None:
     """Limits that hold whatever the decoder does."""
     limits = order["limits"]
-    result = limits["max_video_pixels"] * 3 if order["kind"] == "video" else MAX_AUDIO_BYTES
+    result = limits["max_speech_bytes"] or MAX_AUDIO_BYTES
+    if order["kind"] == "video":
+        result = limits["max_video_pixels"] * 3
     signal.alarm(math.ceil(limits["timeout_seconds"]) + 1)
     resource.setrlimit(resource.RLIMIT_AS, (OWN_BYTES + result + 2 * order["bytes"],) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (result,) * 2)
@@ -96,7 +98,6 @@ def _video(data: bytes, limits: MediaLimits, target: int, out: TextIO) -> dict[s
 def _audio(data: bytes, name: str, limits: MediaLimits, target: int) -> dict[str, object]:
     from dynamo_vllm.media.decode import audio
 
-    decoded = audio.decode_with_soundfile(data, name, limits)
     with open(target, "wb", closefd=False) as file:
-        file.write(decoded.samples.data)
-    return {"rate": decoded.rate, "samples": len(decoded.samples)}
+        samples, rate = audio.decode_with_soundfile(data, name, limits, lambda made: file.write(made.data))
+    return {"rate": rate, "samples": samples}

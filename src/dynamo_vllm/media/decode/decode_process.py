@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_MS = 100
-_LIMITS = ("max_pixels", "max_video_pixels", "max_frames", "max_seconds", "timeout_seconds")
+_LIMITS = (
+    "max_pixels",
+    "max_video_pixels",
+    "max_frames",
+    "max_seconds",
+    "max_speech_bytes",
+    "timeout_seconds",
+)
 # With this process's module paths, without additions by the environment or .pth files.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "

@@ -39,13 +39,21 @@ _GONE = "Could not find key"
 """Runtime 1.6.1 with files: what should be removed is already gone."""
 # The KV router needs tokens, so a role with text input says round-robin; otherwise the frontend would refuse
 # the model.
-_ROUTERS = {"kv": RouterMode.KV, "round-robin": RouterMode.RoundRobin}
+_ROUTERS = {
+    "kv": RouterMode.KV,
+    "round-robin": RouterMode.RoundRobin,
+    "least-loaded": RouterMode.LeastLoaded,
+}
 _MODEL_TYPES = {
     "chat": ModelType.Chat,
     "completions": ModelType.Completions,
     "images": ModelType.Images,
     "videos": ModelType.Videos,
     "audios": ModelType.Audios,
+    "embeddings": ModelType.Embedding,
+    "classify": ModelType.Classify,
+    "pooling": ModelType.Pooling,
+    "rerank": ModelType.Rerank,
 }
 
 

@@ -1,7 +1,8 @@
 """Serves tokenisation over the runtime: one endpoint for all workers of a namespace.
 
 It is not an admin verb, so that a process at the edge of a deployment needs no admin token for it. Only one
-conversion at a time runs in a worker, whose first work is another.
+conversion at a time runs in a worker, whose first work is another. Here a worker also says what it is for,
+so that others can call it without the frontend.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from dynamo_vllm.engine.base import Tokens
+    from dynamo_vllm.serving.calls.card import WorkerCard
     from dynamo_vllm.serving.plane.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -66,12 +68,15 @@ class TokenService:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: Tokens | None,
         names: Callable[[], Sequence[str]],
         context_length: int,
         template: str | None = None,
+        worker: WorkerCard | None = None,
     ) -> None:
-        self._tokens = tokens
+        """`names` are the worker's models and adapters. Without `tokens` it only says what the worker is."""
+        self._has_tokens = tokens
+        self._worker = worker
         self._names = names
         self._context_length = context_length
         self._template = template
@@ -98,12 +103,22 @@ class TokenService:
         body = request.get("body") if isinstance(request, dict) else None
         match operation:
             case "models":
-                return {"models": list(self._names())}
+                return self._described()
             case "tokenize":
                 return await self._one_at_a_time(self._tokenize, _read(body, Tokenize))
             case "detokenize":
                 return await self._one_at_a_time(self._detokenize, _read(body, Detokenize))
         raise InvalidRequest(f"{operation!r} is not an operation")
+
+    def _described(self) -> Reply:
+        card = {} if self._worker is None else msgspec.to_builtins(self._worker)
+        return {**card, "models": list(self._names()), "converts": self._has_tokens is not None}
+
+    @property
+    def _tokens(self) -> Tokens:
+        if self._has_tokens is None:
+            raise InvalidRequest("this model has no tokenizer here", parameter="model")
+        return self._has_tokens
 
     async def _one_at_a_time(self, work: Callable[[Any], Any], body: Tokenize | Detokenize) -> Reply:
         if body.model is not None and body.model not in self._names():

@@ -32,7 +32,7 @@ class Meter:
         who = admitted(context.metadata.get(METADATA))
         if who is None:
             return None
-        total = len(job.prompt)
+        total = job.prompt_tokens
         prompt = wire.prompt_length(request, total) if isinstance(request, wire.GenerateRequest) else total
         model = job.adapter.name if job.adapter is not None else self._model
         return Count(self._reporter, who, context.id(), model, prompt, total - prompt, self._only_prompts)

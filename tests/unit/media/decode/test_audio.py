@@ -76,7 +76,7 @@ def test_samples_far_above_full_scale_are_refused() -> None:
 def test_other_types_need_soundfile_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MediaRefused, match="pip install soundfile") as caught:
-        audio.decode_with_soundfile(b"fLaC", "FLAC", MediaLimits())
+        audio.decode_with_soundfile(b"fLaC", "FLAC", MediaLimits(), list[object]().append)
     assert caught.value.status == 415
 
 
@@ -98,7 +98,7 @@ def test_length_that_the_header_does_not_tell_counts(monkeypatch: pytest.MonkeyP
     library = types.SimpleNamespace(SoundFile=Endless, LibsndfileError=OSError)
     monkeypatch.setitem(sys.modules, "soundfile", library)
     with pytest.raises(MediaRefused, match="the limit is 30 s") as caught:
-        audio.decode_with_soundfile(b"fLaC", "FLAC", MediaLimits(max_seconds=30))
+        audio.decode_with_soundfile(b"fLaC", "FLAC", MediaLimits(max_seconds=30), list[object]().append)
     assert caught.value.status == 413
 
 

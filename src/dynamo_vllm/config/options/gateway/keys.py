@@ -83,8 +83,8 @@ class CreateKeyOptions(LimitOptions):
     endpoint: tuple[str, ...] = opt(
         (),
         "key",
-        "Endpoint that the key may call: chat, completions, responses, embeddings …, or the beginning of a "
-        "path; may be given several times (default: all).",
+        "Endpoint that the key may call: chat, completions, responses, embeddings, rerank, score, "
+        "transcriptions …, or the beginning of a path; may be given several times (default: all).",
         env="DYN_VLLM_KEYS_ENDPOINT",
         metavar="NAME",
         repeats=True,

@@ -137,6 +137,13 @@ class GatewayOptions(GatewaySettings, RuntimeOptions):
         metavar="ADDRESS",
     )
     port: int = opt(8080, "http", "Port to listen on.", env="DYN_VLLM_GATEWAY_PORT", metavar="PORT")
+    open: bool = opt(
+        False,
+        "http",
+        "Let everybody who can reach the gateway use everything, without a key: for the APIs that only a "
+        "gateway has.",
+        env="DYN_VLLM_OPEN",
+    )
     tls_cert_path: str | None = opt(
         None, "http", "TLS certificate (PEM).", env="DYN_TLS_CERT_PATH", metavar="FILE"
     )

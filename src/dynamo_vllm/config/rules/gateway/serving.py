@@ -33,6 +33,11 @@ def keys_are_long_enough(o: GatewayOptions) -> None:
             )
 
 
+def open_has_no_keys(o: GatewayOptions) -> None:
+    if o.open and o.api_key:
+        raise ConfigError("--open lets everybody in without a key; leave it out, or --api-key")
+
+
 def frontends_are_addresses(o: GatewayOptions) -> None:
     for url in o.frontend:
         parts = urlsplit(url)
@@ -66,6 +71,7 @@ RULES = (
     gateway_numbers_are_large_enough,
     headers_have_a_bound,
     keys_are_long_enough,
+    open_has_no_keys,
     frontends_are_addresses,
     origins_are_origins,
     gateway_tls_needs_both_files,

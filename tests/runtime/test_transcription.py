@@ -1,0 +1,186 @@
+"""Workers that write down speech, called as the gateway calls them; the engine is fake."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from harness.media import picture, sound
+from harness.plane import Plane, plane
+from harness.stack import Stack, Worker, stack
+from harness.waiting import until
+
+IN_FLIGHT = "dynamo_component_requests_in_flight"
+
+
+def start(deployment: Stack, model: Path, *flags: str, **spec: Any) -> Worker:
+    described = json.dumps({"transcription": True, "window_seconds": 5, **spec})
+    worker = deployment.start_worker(
+        *("--model", str(model), "--served-model-name", "tiny", "--disaggregation-mode", "transcription"),
+        *("--engine", "fake", "--fake-engine", described),
+        *flags,
+    )
+    until("ready", partial(deployment._is_ready, worker), 60)
+    return worker
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("speech"), DYN_TCP_MAX_MESSAGE_SIZE=str(64 << 20)) as made:
+        start(made, model, "--max-speech-seconds", "900", "--media-max-mb", "32")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def workers(served: Stack) -> Iterator[Plane]:
+    with plane(served.environment()) as made:
+        yield made
+
+
+def body(data: bytes, **more: Any) -> dict[str, Any]:
+    file = base64.b64encode(data).decode()
+    return {"_api": "transcription", "model": "tiny", "file": file, "filename": "a.wav", **more}
+
+
+def ask(workers: Plane, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    answer = workers.call("backend.generate", asked)
+    assert "error" not in answer, answer
+    return "".join(chunk["text"] for chunk in answer["chunks"]), answer["chunks"][-1]
+
+
+def test_text_comes_in_pieces_and_the_rest_at_the_end(workers: Plane) -> None:
+    chunks = workers.call("backend.generate", body(sound(12, 16_000), language="en", stream=True))["chunks"]
+    text = "".join(chunk["text"] for chunk in chunks)
+    assert len(chunks) > 12
+    assert len(text.split()) >= 12
+    assert text == " ".join(text.split())
+    last = chunks[-1]
+    assert (last["done"], last["language"], last["duration"], last["words"]) == (True, "en", 12, None)
+    assert last["usage"]["completion_tokens"] == len(text.split())
+
+
+def test_segments_have_the_same_text(workers: Plane) -> None:
+    plain, _ = ask(workers, body(sound(12, 16_000)))
+    for format in ("verbose_json", "srt", "vtt"):
+        text, last = ask(workers, body(sound(12, 16_000), response_format=format, language=None))
+        assert text == plain == " ".join(segment["text"].strip() for segment in last["segments"])
+        assert last["language"] == "de"
+        assert last["segments"][-1]["end"] == pytest.approx(12, abs=0.01)
+
+
+def test_same_samples_in_other_files_have_the_same_text(workers: Plane) -> None:
+    made = np.random.default_rng(1).integers(-9999, 9999, 48_000).astype(np.int16)
+    texts = set()
+    for format in ("WAV", "FLAC"):
+        buffer = io.BytesIO()
+        soundfile.write(buffer, made, 16_000, format=format, subtype="PCM_16")
+        texts.add(ask(workers, body(buffer.getvalue()))[0])
+    assert len(texts) == 1
+    for format in ("OGG", "MP3"):
+        buffer = io.BytesIO()
+        soundfile.write(buffer, made, 16_000, format=format)
+        assert ask(workers, body(buffer.getvalue()))[1]["duration"] == pytest.approx(3, abs=0.1)
+
+
+def test_silence_has_no_text(workers: Plane) -> None:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros(16_000 * 20, np.int16), 16_000, format="FLAC")
+    text, last = ask(workers, body(buffer.getvalue(), response_format="verbose_json"))
+    assert (text, last["segments"], last["duration"]) == ("", [], 20)
+
+
+def long_flac(seconds: int, rate: int) -> bytes:
+    buffer = io.BytesIO()
+    with soundfile.SoundFile(buffer, "w", rate, 2, format="FLAC", subtype="PCM_16") as file:
+        for _ in range(seconds):
+            file.write(np.zeros((rate, 2), np.int16))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "why"),
+    [
+        (b"", 400, "is empty"),
+        (b"not a sound", 415, "format is unknown"),
+        (picture(), 415, "image"),
+        (sound()[:-9], 400, "cut off"),
+        (b"OggS" + bytes(500), 400, "broken"),
+        (b"ID3" + bytes(500), 400, "broken"),
+        (partial(long_flac, 901, 8000), 413, "the limit is 900 s"),
+        (partial(long_flac, 230, 192_000), 413, "more than 43200000 samples"),
+        (b"RIFF\0\0\0\0WAVE" + bytes(33 << 20), 413, "larger than 32 MB"),
+    ],
+    ids=["empty", "text", "picture", "cut", "ogg", "mp3", "long", "samples", "large"],
+)
+def test_bad_file_is_refused(
+    workers: Plane, served: Stack, data: bytes | Callable[[], bytes], status: int, why: str
+) -> None:
+    error = workers.call("backend.generate", body(data if isinstance(data, bytes) else data()))["error"]
+    assert "file: " in error and why in error
+    assert f'"code":{status}' in error if status != 400 else error.startswith("InvalidArgument")
+    assert served.workers[0].is_ready()
+
+
+def test_upload_of_25_mb_arrives(workers: Plane) -> None:
+    assert ask(workers, body(sound(270, 48_000), language="en"))[1]["duration"] == 270
+
+
+def test_frontend_does_not_list_it(served: Stack) -> None:
+    served.start_frontend()
+    until("a frontend", lambda: served.get("/live").status_code == 200)
+    until("the worker", lambda: len(served.instances()) == 1)
+    assert served.models() == []
+
+
+def test_client_that_leaves_ends_its_request(tmp_path: Path, model: Path) -> None:
+    with stack(tmp_path) as made:
+        worker = start(made, model, token_ms=200)
+        with plane(made.environment()) as leaving, ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(leaving.call, "backend.generate", body(sound(500)))
+            until("a running request", lambda: worker.metric(IN_FLIGHT) == 1)
+            leaving.process.kill()
+            with pytest.raises(ValueError):  # there is no answer
+                answer.result(30)
+        until("an end of the request", lambda: worker.metric(IN_FLIGHT) == 0)
+        assert worker.is_ready()
+
+
+def test_worker_that_leaves_finishes_what_it_has_begun(tmp_path: Path, model: Path) -> None:
+    with stack(tmp_path) as made:
+        worker = start(made, model, token_ms=20)
+        with plane(made.environment()) as caller, ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, caller, body(sound(60)))
+            until("a running request", lambda: worker.metric(IN_FLIGHT) == 1)
+            worker.signal(signal.SIGTERM)
+            assert answer.result(60)[1]["duration"] == 60
+        assert worker.process.wait(60) == 0
+
+
+def test_dead_engine_ends_the_worker(tmp_path: Path, model: Path) -> None:
+    with stack(tmp_path) as made:
+        worker = start(made, model, die_after=20)
+        with plane(made.environment()) as caller:
+            assert "error" in caller.call("backend.generate", body(sound(60)))
+        assert worker.process.wait(60) == 3
+
+
+def test_worker_refuses_a_model_of_another_kind(tmp_path: Path, model: Path) -> None:
+    with stack(tmp_path) as made:
+        flags = ("--model", str(model), "--engine", "fake")
+        worker = made.start_worker(*flags, "--disaggregation-mode", "transcription")
+        assert worker.process.wait(60) == 1
+        assert "does not write down speech" in worker.log.read_text()
+        other = made.start_worker(*flags, "--fake-engine", '{"transcription": true}')
+        assert other.process.wait(60) == 1
+        assert "--disaggregation-mode transcription" in other.log.read_text()
