@@ -75,6 +75,8 @@ def decoded(body: bytes, shape: type[T]) -> T:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise GatewayError(400, f"the body is not what this route takes: {exc}") from None
+    except RecursionError:
+        raise GatewayError(400, "the body is nested too deeply") from None
 
 
 def whole_number(request: Request, name: str, default: int, least: int, most: int) -> int:

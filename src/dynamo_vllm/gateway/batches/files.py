@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.gateway import kept
-from dynamo_vllm.gateway.batches.upload import receive
 from dynamo_vllm.gateway.replies import GatewayError
+from dynamo_vllm.gateway.uploads import receive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,16 +82,18 @@ class FileStore:
         partial = self._folder / f"{file_id}.partial"
         try:
             with partial.open("xb") as target:
-                name, fields, size = await receive(request, target, room)
+                form = await receive(request, target, room, "file and purpose")
                 await asyncio.to_thread(_flush, target)
-            if fields.get("purpose") != PURPOSE:
+            if form.one("purpose") != PURPOSE:
                 raise GatewayError(400, f"purpose is {PURPOSE!r}", parameter="purpose")
             partial.rename(self.path(file_id))
         except GatewayError as exc:
             raise self._full(room) if exc.status == 413 else exc from None
         finally:
             partial.unlink(missing_ok=True)
-        return await self._database.run(lambda t: self.add(t, file_id, tenant, PURPOSE, name, size))
+        return await self._database.run(
+            lambda t: self.add(t, file_id, tenant, PURPOSE, form.filename, form.size)
+        )
 
     def add(self, t: Transaction, file_id: str, tenant: str, purpose: str, name: str, size: int) -> File:
         """Write down a file that is in the folder."""

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+OF_FRONTEND = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+OF_WORKERS = ("/v1/rerank", "/v1/score")
+"""Which workers answer without the frontend."""
+ENDPOINTS = (*OF_FRONTEND, *OF_WORKERS)
 MOST_ERRORS = 50
 LINE_BYTES = 45 << 20
 CUSTOM_ID_CHARACTERS = 512

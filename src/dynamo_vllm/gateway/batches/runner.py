@@ -112,6 +112,8 @@ class Tools:
     store: BatchStore
     files: FileStore
     frontend: httpx.AsyncClient
+    apis: httpx.AsyncClient
+    """Answers what workers answer without the frontend."""
     pace: Pace
     parts: Path
     concurrency: int
@@ -271,7 +273,8 @@ class Run:
         if batch.cache_salt is not None:
             headers[identity.CACHE_SALT] = batch.cache_salt
         try:
-            answer = await tools.frontend.post(
+            client = tools.apis if batch.endpoint in lines.OF_WORKERS else tools.frontend
+            answer = await client.post(
                 batch.endpoint, content=body, headers={**headers, "content-type": JSON}, timeout=_TIMEOUT
             )
         except httpx.HTTPError as exc:

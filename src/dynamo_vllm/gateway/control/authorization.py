@@ -76,13 +76,14 @@ class Authorizer:
         }
         if key.scopes.admin:
             found[identity.ADMIN] = "1"
-        if route.reads_body:
+        if route.reads_body or route.takes_form:
             if routes.costs_tokens(path) and self._shares.must_wait(key.tenant):
                 await unless(client_left(), self._shares.wait(key.tenant))
             priority = str(self._shares.enter(request_id, key.tenant, priority_class))
             found[identity.PRIORITY] = found[identity.STRICT_PRIORITY] = priority
             found[identity.RUNTIME_ID] = request_id
-            found[identity.METERED] = Admitted(request_id, key.id, self._ledger_id).metadata
+            if not self._ring.is_open:  # nobody pays
+                found[identity.METERED] = Admitted(request_id, key.id, self._ledger_id).metadata
             if not (self._share_cache or tenant.shares_cache):
                 found[identity.CACHE_SALT] = key.tenant
             if key.scopes.models or not (key.limits.are_none and tenant.limits.are_none):
@@ -94,7 +95,7 @@ class Authorizer:
         said = headers.get("authorization", "")
         if said.lower().startswith(BEARER):
             secret = said[len(BEARER) :].strip()
-        if not secret:
+        if not secret and not self._ring.is_open:
             raise unauthorized(
                 "this server needs an API key: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                 "missing_api_key",

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
+from starlette.applications import Starlette
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.gateway import ended_requests, tokenize
+from dynamo_vllm.gateway.apis import table as apis
 from dynamo_vllm.gateway.batches.routes import Batches
 from dynamo_vllm.gateway.control import capacity, usage_api
 from dynamo_vllm.gateway.control.app import ControlApp
@@ -30,6 +32,7 @@ from dynamo_vllm.gateway.store.key_ring import KeyRing
 from dynamo_vllm.gateway.store.ledger import Ledger
 from dynamo_vllm.gateway.store.limits import Limiter
 from dynamo_vllm.gateway.transport import Transport
+from dynamo_vllm.serving.tokens.client import TokenWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options.gateway.serving import GatewayOptions
     from dynamo_vllm.gateway.database import Database, Transaction
-    from dynamo_vllm.serving.tokens.client import TokenWorkers
+    from dynamo_vllm.serving.calls.directory import Directory
     from dynamo_vllm.serving.usage.endpoint import TakeRecords
     from dynamo_vllm.serving.usage.record import UsageRecord
 
@@ -69,7 +72,7 @@ class Control:
         self._data = data
         self.database = database
         self.shares = FairShares()
-        self.ring = KeyRing(database, options.api_key)
+        self.ring = KeyRing(database, options.api_key, is_open=options.open)
         self.ledger = Ledger(database)
         self.limits = Limiter(database, gateway=f"{socket.gethostname()}-{os.getpid()}")
         self.figures = Figures(database, self.shares)
@@ -81,7 +84,7 @@ class Control:
     async def run(
         self,
         serve_records: ServeRecords,
-        token_workers: TokenWorkers,
+        directory: Directory,
         gateways: Callable[[], int],
         on_ready: Callable[[], None],
     ) -> int:
@@ -90,18 +93,26 @@ class Control:
         await self.ring.refresh()
         self._ledger_id = await ledger_id_of(self.database)
         authorizer = Authorizer(
-            self.ring, self.limits, self.shares, self._ledger_id, share_cache=options.share_cache
+            self.ring,
+            self.limits,
+            self.shares,
+            self._ledger_id,
+            share_cache=options.share_cache or options.open,
         )
         async with contextlib.AsyncExitStack() as stack:
             url = options.frontend[0]
             tls = ssl.create_default_context() if url.startswith("https:") else None
             client = httpx.AsyncClient(base_url=url, transport=Transport(tls))
             frontend = await stack.enter_async_context(client)
-            await stack.enter_async_context(token_workers)
+            await stack.enter_async_context(directory)
+            of_workers = apis.routes(frontend, directory, authorizer.check_body)
+            own = httpx.ASGITransport(Starlette(routes=of_workers))
+            lines = await stack.enter_async_context(httpx.AsyncClient(base_url="http://own", transport=own))
             routes = [
                 *usage_api.routes(self.database),
-                *tokenize.routes(token_workers),
-                *self._keeping(frontend, stack),
+                *tokenize.routes(TokenWorkers(directory)),
+                *of_workers,
+                *self._keeping(frontend, lines, stack),
             ]
             app = ControlApp(authorizer, routes, self.figures.text)
             stack.enter_context(ended_requests.listening(self._folder / PIPE, self._has_ended))
@@ -123,7 +134,9 @@ class Control:
         logger.error("the runtime stopped serving")
         return 1
 
-    def _keeping(self, frontend: httpx.AsyncClient, stack: contextlib.AsyncExitStack) -> Iterator[Route]:
+    def _keeping(
+        self, frontend: httpx.AsyncClient, lines: httpx.AsyncClient, stack: contextlib.AsyncExitStack
+    ) -> Iterator[Route]:
         """Start what keeps responses, files and batches; it ends with the stack."""
         gate = BatchLines(self.ring, self.limits, self._ledger_id, self._line_has_ended)
         responses = Responses(
@@ -134,6 +147,7 @@ class Control:
             frontend,
             self._data,
             gate,
+            apis=lines,
             concurrency=self._options.batch_concurrency,
             busy=self.shares.busy,
             days=self._options.responses_days,

@@ -28,6 +28,12 @@ MAX_TOKENS, BYTES, NVEXT = (
 )
 STORE, PREVIOUS, BACKGROUND = "store", "previous_response_id", "background"
 """Fields of /v1/responses that say whether it needs the control app."""
+PAST_FRONTEND = "past_frontend"
+PAST_FRONTEND_FIELDS = (
+    *("messages", "chat_template_kwargs", "truncate_prompt_tokens", "truncation_side", "add_special_tokens"),
+    "use_activation",
+)
+"""Fields of /v1/embeddings that a worker takes and the frontend (1.6.1) drops, or refuses."""
 AUTHZ = "envoy.filters.http.ext_authz"
 ONLY_OURS = ("x-dynamo-", "x-gateway-")
 """Prefixes of headers that no client may send."""
@@ -222,6 +228,9 @@ def _route(route: Route) -> Json:
     match: Json = {"prefix": route.path} if route.below else {"path": route.path}
     if route.only_stateless:
         match = {**match, "dynamic_metadata": _stateless()}
+    if route.only_past_frontend:
+        is_there = {"string_match": {"exact": "1"}}
+        match["dynamic_metadata"] = [{"filter": BODY, "path": [{"key": PAST_FRONTEND}], "value": is_there}]
     action: Json = {"cluster": route.to, "timeout": "0s"}
     if route.is_socket:
         action["upgrade_configs"] = [{"upgrade_type": "websocket", "enabled": True}]
@@ -237,6 +246,9 @@ def _route(route: Route) -> Json:
         "request_headers_to_remove": [*CREDENTIALS],
         "typed_per_filter_config": {},
     }
+    if route.to == CONTROL:  # the frontend names the request itself
+        name = {"key": identity.REQUEST, "value": f"%REQ({identity.REQUEST})%"}
+        found["response_headers_to_add"] = [{"header": name, "append_action": "ADD_IF_ABSENT"}]
     if route.is_public:
         found["typed_per_filter_config"] |= {AUTHZ: _disabled()}
     if not route.reads_body:
@@ -370,8 +382,8 @@ def _read_body() -> Json:
     rules += [_field(MAX_TOKENS, [name]) for name in TOKEN_LIMITS]
     rules += [_field(name, [name]) for name in (STORE, PREVIOUS, BACKGROUND)]
     # Envoy 1.40 reads no nested objects: a request with `nvext` is shown to the control app as a whole.
-    given = {"metadata_namespace": BODY, "key": NVEXT, "value": "1"}
-    rules.append({"selectors": [{"key": "nvext"}], "on_present": given})
+    rules.append(_given(NVEXT, "nvext"))
+    rules += [_given(PAST_FRONTEND, name) for name in PAST_FRONTEND_FIELDS]
     return typed(
         "envoy.filters.http.json_to_metadata",
         "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
@@ -387,6 +399,12 @@ def _field(name: str, path: list[str], *, missing: str | None = None, error: str
     if error is not None:
         found["on_error"] = {**kept, "value": error}
     return found
+
+
+def _given(name: str, field: str) -> Json:
+    """Note that a field is there, whatever it is."""
+    given = {"metadata_namespace": BODY, "key": name, "value": "1"}
+    return {"selectors": [{"key": field}], "on_present": given}
 
 
 def _tell() -> list[Json]:

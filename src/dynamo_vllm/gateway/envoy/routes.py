@@ -22,6 +22,10 @@ class Route:
     """Whether a JSON body names a model and costs tokens."""
     only_stateless: bool = False
     """Whether it is for requests that need no history and keep nothing."""
+    only_past_frontend: bool = False
+    """Whether it is for bodies with a field that the frontend would drop or refuse."""
+    takes_form: bool = False
+    """Whether a form names a model and costs tokens; the control app reads it."""
     is_socket: bool = False
     """Whether it is a WebSocket."""
 
@@ -33,18 +37,26 @@ ROUTES = (
     Route("/v1/completions", reads_body=True),
     Route("/v1/messages", reads_body=True),
     Route("/v1/messages/count_tokens", reads_body=True),
+    Route("/v1/embeddings", to=CONTROL, reads_body=True, only_past_frontend=True),
     Route("/v1/embeddings", reads_body=True),
+    Route("/v2/embed", to=CONTROL, reads_body=True),
     Route("/v1/classify", reads_body=True),
     Route("/v1/pooling", reads_body=True),
-    Route("/v1/rerank", reads_body=True),
+    Route("/v1/rerank", to=CONTROL, reads_body=True),
+    Route("/rerank", to=CONTROL, reads_body=True),
+    Route("/v2/rerank", to=CONTROL, reads_body=True),
+    Route("/v1/score", to=CONTROL, reads_body=True),
+    Route("/score", to=CONTROL, reads_body=True),
     Route("/v1/images/generations", reads_body=True),
     Route("/v1/images/edits", reads_body=True),
     Route("/v1/videos", reads_body=True),
     Route("/v1/videos/stream", reads_body=True),
     Route("/v1/audio/speech", reads_body=True),
+    Route("/v1/audio/transcriptions", to=CONTROL, takes_form=True),
+    Route("/v1/audio/translations", to=CONTROL, takes_form=True),
     Route("/v1/realtime", is_socket=True),
-    Route("/v1/models"),
-    Route("/v1/models/", below=True),
+    Route("/v1/models", to=CONTROL),
+    Route("/v1/models/", to=CONTROL, below=True),
     Route("/v1/responses", to=FRONTEND, reads_body=True, only_stateless=True),
     Route("/v1/responses", to=CONTROL, reads_body=True),
     Route("/v1/responses/input_tokens", to=CONTROL, reads_body=True),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.gateway.store.keys import (
+    ANYBODY,
     FIXED_PREFIX,
     KEY_COLUMNS,
     TENANT_COLUMNS,
@@ -55,10 +56,12 @@ class KeyRing:
     """Finds keys by their secret; `refresh` brings the changes of the last moments.
 
     Fixed keys, from the command line, have ids flag-1, flag-2, …: they belong to the tenant "default", have
-    no limits, and open everything but the admin endpoints.
+    no limits, and open everything but the admin endpoints. In an open gateway every caller has the key
+    `ANYBODY`, whatever secret it sends.
     """
 
-    def __init__(self, database: Database, fixed: Sequence[str] = ()) -> None:
+    def __init__(self, database: Database, fixed: Sequence[str] = (), *, is_open: bool = False) -> None:
+        self.is_open = is_open
         self._database = database
         self._version = -1
         self._keys: dict[str, Key] = {}
@@ -76,6 +79,8 @@ class KeyRing:
 
     def find(self, secret: str, now: float | None = None) -> Key | NoKey:
         """Return the key that a secret opens, or why it opens none."""
+        if self.is_open:
+            return ANYBODY
         digest = _digest(secret)
         if (fixed := self._fixed.get(digest)) is not None and hmac.compare_digest(fixed[0], digest):
             return fixed[1]
@@ -95,6 +100,8 @@ class KeyRing:
 
     def key(self, key_id: str) -> Key | None:
         """Return a key by its id, also a revoked one."""
+        if self.is_open and key_id == ANYBODY.id:
+            return ANYBODY
         return self._keys.get(key_id) or next((k for _, k in self._fixed.values() if k.id == key_id), None)
 
     def usable(self, key_id: str, now: float | None = None) -> Key | None:

@@ -38,17 +38,23 @@ PREFIX_CHARACTERS = 8
 SECRET_CHARACTERS = 40
 _LETTERS = string.ascii_letters + string.digits
 ENDPOINTS = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "responses": "/v1/responses",
-    "messages": "/v1/messages",
-    "embeddings": "/v1/embeddings",
-    "batches": "/v1/batches",
-    "files": "/v1/files",
-    "images": "/v1/images",
-    "videos": "/v1/videos",
-    "audio": "/v1/audio",
-    "models": "/v1/models",
+    "chat": ("/v1/chat/completions",),
+    "completions": ("/v1/completions",),
+    "responses": ("/v1/responses",),
+    "messages": ("/v1/messages",),
+    "embeddings": ("/v1/embeddings", "/v2/embed"),
+    "classify": ("/v1/classify",),
+    "pooling": ("/v1/pooling",),
+    "rerank": ("/v1/rerank", "/rerank", "/v2/rerank"),
+    "score": ("/v1/score", "/score"),
+    "batches": ("/v1/batches",),
+    "files": ("/v1/files",),
+    "images": ("/v1/images",),
+    "videos": ("/v1/videos",),
+    "audio": ("/v1/audio",),
+    "transcriptions": ("/v1/audio/transcriptions",),
+    "translations": ("/v1/audio/translations",),
+    "models": ("/v1/models",),
 }
 """Short names of paths in the scopes of a key."""
 
@@ -85,15 +91,17 @@ class Scopes:
     def allow_path(self, path: str) -> bool:
         """A beginning ends where a part of the path does: /v1/files allows /v1/files/x, not /v1/files-old."""
         return not self.endpoints or any(
-            path == start or path.startswith(start + "/") for start in map(endpoint_path, self.endpoints)
+            path == start or path.startswith(start + "/")
+            for name in self.endpoints
+            for start in endpoint_paths(name)
         )
 
 
 ALL_SCOPES = Scopes()
 
 
-def endpoint_path(name: str) -> str:
-    return ENDPOINTS.get(name, name).rstrip("/")
+def endpoint_paths(name: str) -> tuple[str, ...]:
+    return ENDPOINTS.get(name) or (name.rstrip("/"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,10 @@ class Key:
         if self.revoked is not None:  # by whichever clock: it ends at once
             return "revoked"
         return "expired" if self.expires is not None and self.expires <= now else "active"
+
+
+ANYBODY = Key(f"{FIXED_PREFIX}open", "open", "--open", scopes=Scopes(admin=True))
+"""The key of every caller of an open gateway."""
 
 
 @dataclass(frozen=True, slots=True)

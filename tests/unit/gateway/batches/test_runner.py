@@ -39,11 +39,13 @@ class Bench:
         self.files = FileStore(self.database, folder, days=1, file_bytes=10**6, tenant_bytes=10**7)
 
     def tools(self, frontend: Handler, concurrency: int = 4) -> Tools:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(frontend), base_url="http://f")
         return Tools(
             database=self.database,
             store=self.store,
             files=self.files,
-            frontend=httpx.AsyncClient(transport=httpx.MockTransport(frontend), base_url="http://f"),
+            frontend=client,
+            apis=client,
             pace=Pace(concurrency, lambda: 0.0),
             parts=self.folder / "parts",
             concurrency=concurrency,

@@ -49,7 +49,9 @@ def test_a_pin_is_found_however_it_is_written() -> None:
 def test_every_path_has_one_part_that_answers() -> None:
     stateless = [route for route in routes.ROUTES if route.only_stateless]
     assert [route.path for route in stateless] == ["/v1/responses"]
-    paths = [route.path for route in routes.ROUTES if not route.only_stateless]
+    past_frontend = [route for route in routes.ROUTES if route.only_past_frontend]
+    assert [(route.path, route.to) for route in past_frontend] == [("/v1/embeddings", routes.CONTROL)]
+    paths = [route.path for route in routes.ROUTES if route not in (*stateless, *past_frontend)]
     assert len(paths) == len(set(paths))
     for path in ("/v1/files/file-1/content", "/v1/responses/resp_1/input_items", "/v1/batches/b/cancel"):
         found = routes.find(path)

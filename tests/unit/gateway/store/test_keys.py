@@ -12,7 +12,7 @@ from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.store import keys
 from dynamo_vllm.gateway.store.key_ring import KeyRing, NoKey
-from dynamo_vllm.gateway.store.keys import Key, Limits, Scopes, Tenant
+from dynamo_vllm.gateway.store.keys import ANYBODY, Key, Limits, Scopes, Tenant
 from harness.gateway_store import NOON, opened
 
 
@@ -134,3 +134,11 @@ async def test_keys_and_tenants_are_listed(database: Database) -> None:
     assert await database.run(keys.find_all("b")) == [two]
     assert await database.run(keys.find_tenants()) == [Tenant("b", shares_cache=True)]
     assert await database.run(keys.names_of({one.id, "x"})) == {one.id: (one.prefix, "one")}
+
+
+def test_in_an_open_gateway_every_secret_is_anybodys(database: Database) -> None:
+    ring = KeyRing(database, is_open=True)
+    for secret in ("", "anything", "sk-some-other-key"):
+        assert ring.find(secret) is ANYBODY
+    assert ring.usable(ANYBODY.id) is ANYBODY and KeyRing(database).key(ANYBODY.id) is None
+    assert ANYBODY.scopes.admin and ANYBODY.limits.are_none

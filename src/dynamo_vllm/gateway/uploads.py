@@ -1,8 +1,9 @@
-"""Reads an uploaded file piece by piece from a multipart form and writes it to disk."""
+"""Reads an uploaded file piece by piece from a multipart form and writes it to a file."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from python_multipart.exceptions import FormParserError
@@ -12,7 +13,7 @@ from dynamo_vllm.gateway.exchange import too_long
 from dynamo_vllm.gateway.replies import GatewayError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from starlette.requests import Request
 
@@ -21,11 +22,27 @@ MOST_FIELDS = 16
 WRITTEN_TOGETHER = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A form whose file is written."""
+
+    filename: str
+    fields: Mapping[str, Sequence[str]]
+    """The other fields; one may be there several times."""
+    size: int
+
+    def one(self, name: str) -> str | None:
+        """Return a field that is there once; the last one counts."""
+        found = self.fields.get(name)
+        return found[-1] if found else None
+
+
 class _Form:
     """Receives what the parser finds: the file's pieces and the small fields."""
 
     def __init__(self) -> None:
-        self.fields: dict[str, bytes] = {}
+        self.fields: dict[str, list[bytes]] = {}
+        self._count = 0
         self.filename: str | None = None
         self.pieces: list[bytes] = []
         self._header_name = b""
@@ -70,25 +87,27 @@ class _Form:
             if self.filename is not None:
                 raise GatewayError(400, "the form has two files", parameter="file")
             self.filename = options.get(b"filename", b"file").decode(errors="replace")[:255]
-        elif len(self.fields) >= MOST_FIELDS:
+        elif self._count >= MOST_FIELDS:
             raise GatewayError(400, "the form has too many fields")
         else:
-            self.fields[name] = b""
+            self._count += 1
+            self.fields.setdefault(name, []).append(b"")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._field == "file":
             self.pieces.append(data[start:end])
         elif self._field is not None:
-            self.fields[self._field] += data[start:end]
-            if len(self.fields[self._field]) > FIELD_BYTES:
+            values = self.fields[self._field]
+            values[-1] += data[start:end]
+            if len(values[-1]) > FIELD_BYTES:
                 raise GatewayError(400, f"the field {self._field!r} is too long", parameter=self._field)
 
 
-async def receive(request: Request, target: BinaryIO, limit: int) -> tuple[str, Mapping[str, str], int]:
-    """Write the file of a form to `target`; return its name, the other fields and its size."""
+async def receive(request: Request, target: BinaryIO, limit: int, needed: str) -> Received:
+    """Write the file of a form to `target`; `needed` names the fields that the form must have."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or b"boundary" not in options:
-        raise GatewayError(400, "send a form (multipart/form-data) with file and purpose")
+        raise GatewayError(400, f"send a form (multipart/form-data) with {needed}")
     form = _Form()
     parser = MultipartParser(options[b"boundary"], form.callbacks())
     size, waiting = 0, 0
@@ -97,17 +116,18 @@ async def receive(request: Request, target: BinaryIO, limit: int) -> tuple[str, 
             parser.write(chunk)
             waiting += len(chunk)
             if waiting >= WRITTEN_TOGETHER:
-                size, waiting = size + await _write(target, form.taken(), limit - size), 0
+                size, waiting = size + await _write(target, form.taken(), limit, size), 0
         parser.finalize()
     except FormParserError as exc:
         raise GatewayError(400, f"the form is broken: {exc}") from None
-    size += await _write(target, form.taken(), limit - size)
+    size += await _write(target, form.taken(), limit, size)
     if form.filename is None:
         raise GatewayError(400, "the form has no file", parameter="file")
-    return form.filename, {k: v.decode(errors="replace") for k, v in form.fields.items()}, size
+    fields = {name: [one.decode(errors="replace") for one in all_] for name, all_ in form.fields.items()}
+    return Received(form.filename, fields, size)
 
 
-async def _write(target: BinaryIO, data: bytes, room: int) -> int:
-    if len(data) > room:
-        raise too_long(room)
+async def _write(target: BinaryIO, data: bytes, limit: int, written: int) -> int:
+    if len(data) > limit - written:
+        raise too_long(limit)
     return await asyncio.to_thread(target.write, data)
