@@ -16,6 +16,7 @@ PROG = "dynamo-vllm bench"
 # Each module has add_arguments(parser) and run(options) -> exit code.
 KINDS = {
     "load": ("dynamo_vllm.bench.load.command", "send requests to an OpenAI server and measure its answers"),
+    "pooling": ("dynamo_vllm.bench.load.pooling", "measure embeddings or scored pairs per second of servers"),
     "plane": ("dynamo_vllm.bench.local.plane", "measure everything around the engine, with a fake engine"),
     "routing": ("dynamo_vllm.bench.local.routing", "replay a trace over several workers, once per router"),
     "scale": ("dynamo_vllm.bench.local.scale", "measure many workers and frontends, without engines"),

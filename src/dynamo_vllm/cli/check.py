@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm import ports
 from dynamo_vllm.cli import versions
-from dynamo_vllm.config import build, checks
+from dynamo_vllm.config import build, checks, model_kind
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.rules.worker import model_is_named
@@ -209,6 +209,8 @@ def _kv_events(plan: WorkerPlan) -> str:
         return "none from the fake engine"
     if worker.omni:
         return "none from a pipeline of vLLM-Omni"
+    if worker.card.kind != model_kind.GENERATE:
+        return f"none from a {worker.card.kind} model"
     if worker.kv_events is False or "no_enable_prefix_caching" in flags:
         return "off"
     if "kv_events_config" in flags:

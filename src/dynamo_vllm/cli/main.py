@@ -39,6 +39,10 @@ COMMANDS = {
     "keys": ("dynamo_vllm.cli.gateway.keys", "create, list and end API keys of the gateway, and set limits"),
     "usage": ("dynamo_vllm.cli.gateway.usage", "show the tokens that were used through the gateway"),
     "chat": ("dynamo_vllm.cli.running.chat", "chat with a model of a running system"),
+    "search": (
+        "dynamo_vllm.cli.running.search",
+        "ask the documentation or a folder: embeddings, reranking, chat",
+    ),
     "bench": ("dynamo_vllm.cli.bench", "measure a running system, or parts of this package"),
 }
 EXIT_CODES = (

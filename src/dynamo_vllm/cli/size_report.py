@@ -47,6 +47,8 @@ def model_lines(request: SizeRequest) -> Iterator[str]:
 
 def cache_line(request: SizeRequest) -> str:
     model = request.model
+    if not model.has_cache:
+        return "none: an encoder keeps nothing of a text"
     value = memory.cache_value_bytes(request.form, request.load.cache_dtype)
     whole = memory.token_bytes(model.layers, value)
     kind = f"{request.form.dtype if request.load.cache_dtype == 'auto' else request.load.cache_dtype}"
@@ -75,7 +77,10 @@ def layout_lines(request: SizeRequest, need: Need) -> Iterator[str]:
         "" if request.load.reserve_gib is not None else "  estimate: a step's activations, graphs, libraries"
     )
     yield f"  reserve   {gib(need.reserve):>12}{estimate}"
-    yield f"  KV cache  {gib(need.room):>12}  {kib(need.cache_per_token)} per token on this GPU"
+    if request.model.has_cache:
+        yield f"  KV cache  {gib(need.room):>12}  {kib(need.cache_per_token)} per token on this GPU"
+    else:
+        yield f"  free      {gib(need.room):>12}  a lower --gpu-memory-utilization leaves it to others"
     if not need.fits:
         yield f"fits      no: {need.problem}"
         return
@@ -93,6 +98,8 @@ def request_capacity(request: SizeRequest, need: Need) -> str:
     length, average = request.load.length(request.model), request.load.average(request.model)
     longest, usual = int(need.requests_of_max_len), int(need.requests_of_average_len)
     word = "request" if longest == 1 else "requests"
+    if not request.model.has_cache:
+        return f"{longest:,} {word} at once (--max-num-seqs)"
     found = f"{need.tokens:,} tokens of KV cache: {longest:,} {word} of {length:,} at once"
     return found if average == length else f"{found}, {usual:,} of {average:,}"
 
@@ -109,7 +116,8 @@ def fitting_layouts_lines(request: SizeRequest, found: Found) -> Iterator[str]:
     lengths = f"requests of {length:,} or {average:,} tokens at once"
     yield f"fits      on {available.gpu.name}; last columns: {lengths}"
     rows = [row(request, need, length, average) for need in chosen_layouts(found)]
-    head = ("GPUs", "nodes", "weights", "KV cache", f"{length:,}", f"{average:,}", "flags")
+    left = "KV cache" if request.model.has_cache else "free"
+    head = ("GPUs", "nodes", "weights", left, f"{length:,}", f"{average:,}", "flags")
     widths = [max(len(line[at]) for line in (head, *rows)) for at in range(len(head) - 1)]
     for line in (head, *rows):
         yield "  " + "  ".join([*(cell.rjust(widths[at]) for at, cell in enumerate(line[:-1])), line[-1]])

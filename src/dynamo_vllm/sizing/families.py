@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.sizing import vision
+from dynamo_vllm.sizing import encoders, vision
 from dynamo_vllm.sizing.parts import Cache, Facts, Layer, Model, Part, Split, Weight, matrix
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ FAMILIES: dict[str, Family] = {
 
 def known() -> list[str]:
     """The families that this command knows."""
-    return sorted([name for name in FAMILIES if not name.endswith("_text")] + list(vision.FAMILIES))
+    return sorted(
+        [name for name in FAMILIES if not name.endswith("_text")] + [*vision.FAMILIES, *encoders.FAMILIES]
+    )
 
 
 def read(config: dict[str, object], source: str) -> Model:
@@ -227,6 +229,8 @@ def read(config: dict[str, object], source: str) -> Model:
     if kind in vision.FAMILIES:
         text = _text_facts(facts, kind)
         return _model(text, kind, tuple(vision.weights(facts, kind, text.positive("hidden_size"))), facts)
+    if kind in encoders.FAMILIES:
+        return encoders.read(facts, kind)
     if kind not in FAMILIES:
         raise ConfigError(
             f"{source}: model_type {kind!r} is not one whose layers are known here; known are "

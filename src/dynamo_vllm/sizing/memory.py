@@ -212,7 +212,7 @@ def reserve_bytes(model: Model, form: WeightFormat, layout: Layout, load: Engine
         gathered = 2 * tokens * layout.dp * model.hidden if layout.dp > 1 else 0
         activations += int((mine * per_row + gathered) * form.value_bytes)
     # As they are, and in float32: scaled, with penalties, as probabilities, and the noise to draw by.
-    logits = min(seqs, tokens) * model.vocabulary * (form.value_bytes + 4 * 4)
+    logits = min(seqs, tokens) * model.vocabulary * (form.value_bytes + 4 * 4) * model.has_cache
     graphs = 0 if load.eager else _GRAPH_BYTES
     collectives = _COLLECTIVE_BYTES if layout.gpus > 1 else 0
     return _CONTEXT_BYTES + graphs + collectives + activations + logits
@@ -238,8 +238,9 @@ def need(model: Model, form: WeightFormat, layout: Layout, gpu: Gpu, load: Engin
         at_length, usually = (
             request_bytes(stage, value, layout.tp, tokens, in_flight) for tokens in (length, average)
         )
-        longest = min(longest, room / at_length if at_length else math.inf)
-        usual = min(usual, room / usually if usually else math.inf)
+        # Without a cache the scheduler alone limits them.
+        longest = min(longest, room / at_length if at_length else load.seqs(gpu))
+        usual = min(usual, room / usually if usually else load.seqs(gpu))
         per_token = max(per_token, math.ceil(at_length / length))
     room = total - max(weights) - reserve
     found = Need(
@@ -251,7 +252,7 @@ def need(model: Model, form: WeightFormat, layout: Layout, gpu: Gpu, load: Engin
         room=room,
         requests_of_max_len=longest * layout.dp,
         requests_of_average_len=usual * layout.dp,
-        tokens=int(longest * length) * layout.dp,
+        tokens=int(longest * length) * layout.dp if per_token else 0,
         problem=None,
     )
     return dataclasses.replace(

@@ -26,6 +26,7 @@ class Part(StrEnum):
     ROUTER = "router"
     NORMS = "norms"
     VISION = "vision"
+    ENCODER = "encoder"
 
 
 class Split(StrEnum):
@@ -124,6 +125,11 @@ class Model:
     def active(self) -> int:
         """Parameters that one token uses, with the embeddings."""
         return sum(weight.active for weight in self.weights)
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether it keeps keys and values of a request; encoders do not, and have no logits either."""
+        return any(layer.cache.per_head for layer, _ in kinds(self.layers))
 
     @property
     def is_moe(self) -> bool:

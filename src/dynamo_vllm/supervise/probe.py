@@ -18,6 +18,8 @@ Request = tuple[str, dict[str, Any]]
 _RETRY_SECONDS = 0.1
 # The frontend learns of workers through discovery; it may not know them the moment they are ready.
 _NOT_YET = (404, 503)
+POOLING_PATHS = ("embeddings", "classify", "pooling")
+"""Endpoints of pooling models; each has a path of its name."""
 
 
 class Probe:
@@ -51,7 +53,8 @@ class Probe:
             await asyncio.sleep(_RETRY_SECONDS)
         for model, endpoint_types in models.items():
             requests = list(_smallest_requests(model, endpoint_types, model in split))
-            await self._answer(url, model, requests, model in split, deadline)
+            if requests:  # none if only the gateway serves it
+                await self._answer(url, model, requests, model in split, deadline)
 
     async def _answer(
         self, url: str, model: str, requests: list[Request], split: bool, deadline: float
@@ -90,6 +93,10 @@ def _smallest_requests(model: str, endpoint_types: Collection[str], split: bool)
     if media_requests:  # in a chat it would run all its steps: minutes for some
         yield from media_requests
         return
+    for path in POOLING_PATHS:
+        if path in endpoint_types:
+            yield f"/v1/{path}", {"model": model, "input": "Hello"}
+            return
     body: dict[str, object] = {"model": model, "max_tokens": 1}
     if split:
         body["nvext"] = {"extra_fields": ["worker_id"]}

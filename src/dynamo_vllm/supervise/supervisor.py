@@ -258,9 +258,8 @@ class Supervisor:
             return
         self._is_serving = True
         workers = len(self._plan.workers)
-        self._screen.announce(f"ready: {self._plan.url}/v1 model={','.join(models)} workers={workers}")
-        first, endpoint_types = next(iter(models.items()))
-        self._screen.hint(hints.to_try(self._plan.url, first, endpoint_types, self._plan.has_gateway))
+        self._screen.announce(f"ready: {self._plan.url}/v1 model={hints.named(models)} workers={workers}")
+        self._screen.hint(hints.for_all(self._plan.url, models, self._plan.needs_key, self._plan.has_gateway))
 
     def _models(self) -> dict[str, tuple[str, ...]]:
         """Return the name of each model, and the types of endpoints on which it answers."""

@@ -32,6 +32,14 @@ def test_a_layout_gets_its_room_and_flags(capsys: pytest.CaptureFixture[str]) ->
     assert found.splitlines()[-1] == "flags     --tensor-parallel-size 2 --max-model-len 8192"
 
 
+def test_an_encoder_has_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    ranker = str(Path(__file__).parents[1] / "sizing" / "models" / "bge-reranker-v2-m3.json")
+    found = said(capsys, ranker, "--gpus", "1xL4", "--tp", "1", "--max-num-seqs", "64")
+    assert "KV cache  none: an encoder keeps nothing of a text" in found
+    assert "fits      yes, with 64 requests at once (--max-num-seqs)" in found
+    assert "free" in said(capsys, ranker, "--gpus", "1xL4") and "fits" in said(capsys, ranker, "--json")
+
+
 @pytest.mark.parametrize(
     ("argv", "flags"),
     [

@@ -397,3 +397,17 @@ def test_the_estimate_grows_with_the_step_and_shrinks_without_graphs() -> None:
     assert reserve(max_seqs=1024) > reserve(max_seqs=128)
     assert reserve() - reserve(eager=True) == GIB
     assert 2 * GIB < reserve() < 8 * GIB
+
+
+def test_encoder_has_no_cache_and_as_many_requests_as_the_scheduler_takes() -> None:
+    """Nor logits: a classifier's head is small."""
+    model, _ = read("bge-reranker-v2-m3")
+    assert not model.has_cache and model.max_len == 8192
+    found = memory.need(model, WeightFormat("float16"), Layout(), H200, EngineLoad(max_seqs=64))
+    assert found.fits and (found.requests_of_max_len, found.tokens, found.cache_per_token) == (64, 0, 0)
+
+
+def test_sound_is_part_of_a_request_of_whisper() -> None:
+    model, _ = read("whisper-large-v3-turbo")
+    assert model.max_len == 1500 + 448
+    assert memory.token_bytes(model.layers, 2) == 4 * 2 * 1280 * 2  # keys and values in four layers

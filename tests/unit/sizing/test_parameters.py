@@ -48,6 +48,8 @@ def config(name: str) -> dict[str, object]:
         ("gemma-2-9b", 9_241_705_984),
         ("gemma-3-1b", 999_885_952),
         ("phi-3-mini", 3_821_079_552),
+        ("bge-reranker-v2-m3", 567_755_777),
+        ("whisper-large-v3-turbo", 808_878_080),
         ("deepseek-v2-lite", 15_706_484_224),
         ("qwen1.5-moe-a2.7b", 14_315_784_192),
     ],

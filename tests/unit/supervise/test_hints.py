@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from dynamo_vllm.supervise import hints
 from dynamo_vllm.supervise.hints import to_try
 
 URL = "http://127.0.0.1:8000"
@@ -52,3 +53,58 @@ def test_the_demo_that_sees_is_shown_a_red_square() -> None:
     assert kind == "data:image/png;base64"
     shown = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
     assert (shown.getpixel((25, 25)), shown.getpixel((70, 70))) == ((215, 38, 38), (255, 255, 255))
+
+
+EMBEDS, RANKS, CLASSIFIES, HEARS = (
+    ("embeddings", "pooling", "rerank"),
+    ("classify", "pooling", "rerank"),
+    ("classify", "pooling"),
+    ("transcriptions",),
+)
+
+
+@pytest.mark.parametrize(
+    ("types", "path", "field"),
+    [
+        (EMBEDS, "/v1/embeddings", "input"),
+        (RANKS, "/v1/rerank", "documents"),
+        (CLASSIFIES, "/v1/classify", "input"),
+        (("pooling",), "/v1/pooling", "input"),
+    ],
+)
+def test_a_pooling_model_gets_a_request_of_its_own_api(types: tuple[str, ...], path: str, field: str) -> None:
+    (line,) = to_try(URL, "any", types)
+    assert asked(line, path)[field]
+
+
+def test_a_model_that_transcribes_gets_a_file() -> None:
+    (line,) = to_try(URL, "any", HEARS)
+    words = shlex.split(line)
+    assert words[1:3] == ["curl", f"{URL}/v1/audio/transcriptions"]
+    assert "file=@speech.wav" in words and "model=any" in words
+    (line,) = to_try(URL, "any", HEARS, needs_key=True)
+    assert line.endswith('-H "Authorization: Bearer $KEY"')
+
+
+def test_ready_line_says_what_models_are_for() -> None:
+    models = {"a": TEXT, "b": EMBEDS, "c": RANKS, "d": CLASSIFIES, "e": HEARS, "f": ("chat", "images")}
+    found = "a,b(embeddings),c(rerank),d(classify),e(transcription),f(images)"
+    assert hints.named(models) == found
+
+
+def test_every_purpose_gets_its_lines_once() -> None:
+    lines = hints.for_all(URL, {"a": TEXT, "b": EMBEDS, "c": RANKS, "c2": RANKS, "e": HEARS})
+    assert lines[0].startswith("try: dynamo-vllm search http://")
+    assert lines[1].startswith("or:  dynamo-vllm chat ")
+    paths = [word for line in lines[2:] for word in line.split() if word.startswith(URL)]
+    assert [path.removeprefix(URL) for path in paths] == [
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/audio/transcriptions",
+    ]
+
+
+def test_without_a_gateway_nobody_is_told_to_transcribe() -> None:
+    assert hints.for_all(URL, {"e": HEARS}, has_gateway=False) == []
+    assert "search" not in "".join(hints.for_all(URL, {"a": TEXT, "b": EMBEDS, "c": RANKS}, needs_key=True))

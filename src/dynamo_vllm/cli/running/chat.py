@@ -29,6 +29,8 @@ DESCRIPTION = (
 )
 HELP = "/reset starts anew, /model lists models or selects one, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 Message = dict[str, str]
+NOT_FOUND = 404
+"""How a frontend answers for a model that does not chat."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -107,7 +109,12 @@ class Chat:
     def __init__(self, client: FrontendClient, options: ChatOptions) -> None:
         self._client = client
         self._options = options
-        self.model = options.model or models(client)[0]
+        self._others: list[str] = []
+        """Models to try instead, if the first does not chat."""
+        if options.model is not None:
+            self.model = options.model
+        else:
+            self.model, *self._others = models(client)
         self.clear()
 
     def clear(self) -> None:
@@ -126,16 +133,41 @@ class Chat:
 
     def send(self, message: str) -> None:
         """Send a message and print the answer as it arrives; a stopped answer is kept as far as it came."""
+        while True:
+            try:
+                return self._send(message)
+            except Unanswered as exc:
+                if exc.status != NOT_FOUND:
+                    raise
+                if not self._others:
+                    raise self._no_chat(exc) from None
+                self.model, *self._others = self._others
+
+    def _no_chat(self, refused: Unanswered) -> Unanswered:
+        if self.model not in {entry["id"] for entry in self._client.models()}:
+            served = ", ".join(models(self._client))
+            return Unanswered(harmless(f"{self.model} is not served; choose one of {served}"))
+        return Unanswered(
+            f"{harmless(self.model)} does not chat ({refused}); choose another with --model. A model for "
+            "embeddings, reranking or transcription has its own API: 'dynamo-vllm search' uses the first two"
+        )
+
+    def _send(self, message: str) -> None:
         asked: list[Message] = [*self._messages, {"role": "user", "content": message}]
         page = Page(sys.stdout, shows_reasoning=self._options.reasoning)
+        is_refused = False
         try:
             # Closed as soon as the loop ends, so that a stopped answer stops in the engine too.
             with contextlib.closing(self._client.stream("/v1/chat/completions", self._body(asked))) as chunks:
                 for chunk in chunks:
                     for choice in chunk.get("choices", ()):
                         page.add(choice.get("delta") or {})
+        except Unanswered:
+            is_refused = not (page.answer or page.reasoning)
+            raise
         finally:
-            page.end()
+            if not is_refused:
+                page.end()
             if page.answer:  # without the reasoning, as models are trained
                 self._messages = [*asked, {"role": "assistant", "content": page.answer}]
         if page.reasoning and not page.answer:
@@ -195,9 +227,14 @@ def text_of(content: Any) -> str:
 
 def models(client: FrontendClient) -> list[str]:
     # The frontend lists them in no order, with adapters between base models.
-    served = sorted(str(entry["id"]) for entry in client.models())
-    if not served:
+    listed = client.models()
+    if not listed:
         raise Unanswered(f"{client.url} serves no model yet; 'dynamo-vllm status {client.url}' shows more")
+    # A frontend does not say what a model is for; a gateway does.
+    served = sorted(str(entry["id"]) for entry in listed if entry.get("kind", "generate") == "generate")
+    if not served:
+        others = ", ".join(sorted(f"{entry['id']} ({entry['kind']})" for entry in listed))
+        raise Unanswered(harmless(f"{client.url} has no model that chats; it serves {others}"))
     return served
 
 

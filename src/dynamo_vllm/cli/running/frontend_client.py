@@ -23,6 +23,11 @@ _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) 
 class Unanswered(DynamoVllmError):
     """The system cannot be reached, or answered with an error; the message is for the terminal."""
 
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """Of an HTTP answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
@@ -60,18 +65,20 @@ class FrontendClient:
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the whole answer; an HTTP error raises with the server's message."""
-        response = self.post(path, body)
-        if response.status_code != 200:
-            raise Unanswered(reason(response))
-        found: dict[str, Any] = response.json()
+        found: dict[str, Any] = answered(self.post(path, body))
         return found
+
+    def upload(self, path: str, fields: dict[str, str], file: tuple[str, bytes]) -> Any:
+        """Send a form with one file, and return the whole answer."""
+        with self._readable():
+            return answered(self._http.post(path, data=fields, files={"file": file}))
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Yield the chunks of a streamed answer; closing the iterator ends the request."""
         with self._readable(), self._http.stream("POST", path, json={**body, "stream": True}) as response:
             if response.status_code != 200:
                 response.read()
-                raise Unanswered(reason(response))
+                answered(response)
             for data in sse_data(response.iter_lines()):
                 chunk: dict[str, Any] = json.loads(data)
                 if "error" in chunk:
@@ -147,6 +154,13 @@ def sse_data(lines: Iterator[str]) -> Iterator[str]:
             if data == "[DONE]":
                 return
             yield data
+
+
+def answered(response: httpx.Response) -> Any:
+    """Return the decoded body; an HTTP error raises with the server's message."""
+    if response.status_code != 200:
+        raise Unanswered(reason(response), response.status_code)
+    return response.json()
 
 
 def reason(response: httpx.Response) -> str:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import io
 import random
 import time
+import wave
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.running.frontend_client import FrontendClient, Unanswered, ready_models, reason
+from dynamo_vllm.cli.running.frontend_client import (
+    FrontendClient,
+    Unanswered,
+    answered,
+    ready_models,
+    reason,
+)
 from dynamo_vllm.supervise.probe import smallest_media_requests, went_over_two
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import httpx
 
@@ -28,6 +36,17 @@ _EVENT_BATCHES = "_router_kv_zmq_ingress_batches_total"
 # It also counts every event, over NATS too; a predicting router counts its predictions here.
 _EVENTS = "_kv_cache_events_applied_total"  # the page omits `_total`; the parser adds it
 SETTLE_SECONDS = 0.5
+NOT_FOUND = 404
+GENERATES = {"chat", "completions", "images", "videos", "audios"}
+TRANSCRIPTIONS = "transcriptions"
+_POOLED: dict[str, dict[str, Any]] = {
+    "embeddings": {"input": "Hello"},
+    "rerank": {"query": "Hello", "documents": ["Hello"]},
+    "classify": {"input": "Hello"},
+    "pooling": {"input": "Hello"},
+}
+POOLS = tuple(_POOLED)
+"""APIs of models that compute vectors, classes or scores, in the order in which they are tried."""
 
 
 class Proof(enum.StrEnum):
@@ -61,7 +80,7 @@ def prove(client: FrontendClient, wanted: str | None) -> Iterator[ProofStep]:
         yield listing
         if model is None:
             return
-        path, answering = answer(client, model["id"])
+        path, answering = answer(client, model["id"], model.get("apis"))
         yield answering
         if path is not None:
             yield from cache(client, path, model)
@@ -106,10 +125,20 @@ def listed(client: FrontendClient, wanted: str | None) -> tuple[ProofStep, dict[
     ), found
 
 
-def answer(client: FrontendClient, model: str) -> tuple[str | None, ProofStep]:
-    """Return the path that answers: chat, or completions for a model without a chat template."""
+def answer(
+    client: FrontendClient, model: str, apis: Collection[str] | None = None
+) -> tuple[str | None, ProofStep]:
+    """Return the path that generates text: chat, or completions for a model without a chat template.
+
+    A gateway says which APIs a model has; at a frontend all are tried.
+    """
     began = time.monotonic()
     errors = []
+    if apis is not None and TRANSCRIPTIONS in apis:
+        return None, transcript(client, model, began)
+    if apis is not None and not GENERATES & set(apis):
+        missing = ProofStep("answer", FAILED, f"{model} has no API that this command knows")
+        return None, pooled(client, model, began, apis) or missing
     # Before the chat: there an image model would run all its steps.
     for path, smallest in smallest_media_requests(model).values():
         with contextlib.suppress(Unanswered):
@@ -129,7 +158,54 @@ def answer(client: FrontendClient, model: str) -> tuple[str | None, ProofStep]:
         if tokens:
             return path, ProofStep("answer", OK, figure)
         errors.append(f"{path}: an empty answer")
+    if apis is None and (step := pooled(client, model, began, POOLS)) is not None:
+        return None, step
     return None, ProofStep("answer", FAILED, "; ".join(errors), "the worker's log says why")
+
+
+def pooled(client: FrontendClient, model: str, began: float, apis: Collection[str]) -> ProofStep | None:
+    """Ask a model for a vector, a class or a ranking; None if it has no such API."""
+    for api in (name for name in POOLS if name in apis):
+        try:
+            found = answered(client.post(f"/v1/{api}", {"model": model, **_POOLED[api]}))
+        except Unanswered as exc:
+            if exc.status == NOT_FOUND:
+                continue
+            return ProofStep("answer", FAILED, f"/v1/{api}: {exc}", "the worker's log says why")
+        items = found if isinstance(found, list) else found.get("data") or found.get("results") or ()
+        if items:
+            return ProofStep("answer", OK, f"{_in(api, items)} from /v1/{api} in {_since(began)}")
+        return ProofStep("answer", FAILED, f"/v1/{api}: an empty answer", "the worker's log says why")
+    return None
+
+
+def _in(api: str, items: Sequence[Any]) -> str:
+    if api == "embeddings":
+        return f"a vector of {len(items[0]['embedding'])} numbers"
+    return {"rerank": "a ranking", "classify": "a class"}.get(api, "a pooled output")
+
+
+def transcript(client: FrontendClient, model: str, began: float) -> ProofStep:
+    """Send a second of silence; its transcript may be empty."""
+    try:
+        client.upload(f"/v1/audio/{TRANSCRIPTIONS}", {"model": model}, ("silence.wav", silence()))
+    except Unanswered as exc:
+        return ProofStep("answer", FAILED, f"/v1/audio/{TRANSCRIPTIONS}: {exc}", "the worker's log says why")
+    return ProofStep("answer", OK, f"a transcript of a second of silence in {_since(began)}")
+
+
+def silence(seconds: int = 1, rate: int = 16000) -> bytes:
+    made = io.BytesIO()
+    with wave.open(made, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes(bytes(2 * rate * seconds))
+    return made.getvalue()
+
+
+def _since(began: float) -> str:
+    return f"{1000 * (time.monotonic() - began):.0f} ms"
 
 
 def image_step(path: str, began: float) -> ProofStep:

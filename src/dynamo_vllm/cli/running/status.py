@@ -176,8 +176,10 @@ def ask_frontend(client: FrontendClient) -> Frontend | Unanswered:
         if ready is None:  # upstream's frontend does not say which models can answer
             ready = [str(entry["id"]) for entry in listed]
         samples = client.samples()
-        models = [_model(entry, ready, samples) for entry in listed]
-        return Frontend(bool(ready), models, _instances(client))
+        # The frontend does not know these; a gateway lists them because a worker told it of them.
+        others = [str(entry["id"]) for entry in listed if entry.get("kind") == "transcription"]
+        models = [_model(entry, [*ready, *others], samples) for entry in listed]
+        return Frontend(bool(ready or others), models, _instances(client))
     except Unanswered as exc:
         return exc
 

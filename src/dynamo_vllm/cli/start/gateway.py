@@ -40,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
         ports.refuse_taken("--port", options.host, options.port)
     if options.part != "envoy":
         planes.refuse_unreachable(planes.servers(options, options.event_plane))
-        runtime_env.export(options, environment, 1, "dynamo-vllm-gateway")
+        # Over NATS the runtime makes an endpoint by waiting for another of its threads (serving/plane).
+        threads = 4 if options.request_plane == "nats" else 1
+        runtime_env.export(options, environment, threads, "dynamo-vllm-gateway")
     from dynamo_vllm.serving import descriptors
 
     descriptors.raise_limit()
@@ -105,8 +107,8 @@ async def control(
     from dynamo_vllm.gateway import schema
     from dynamo_vllm.gateway.control.server import Control
     from dynamo_vllm.gateway.database import Database
+    from dynamo_vllm.serving.calls.directory import Directory
     from dynamo_vllm.serving.plane import etcd_lease, inotify, runtime
-    from dynamo_vllm.serving.tokens.client import TokenWorkers
     from dynamo_vllm.serving.usage import endpoint
     from dynamo_vllm.serving.usage.record import ENDPOINT
 
@@ -121,7 +123,9 @@ async def control(
     made = Control(options, database, folder, data)
     others = await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
     task = asyncio.create_task(
-        made.run(serve_records, TokenWorkers(options, drt), lambda: len(others.instances()), ready)
+        made.run(
+            serve_records, Directory(options.namespace, drt.endpoint), lambda: len(others.instances()), ready
+        )
     )
     try:
         yield task

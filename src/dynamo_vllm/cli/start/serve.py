@@ -21,7 +21,8 @@ from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.serving import scratch
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import SupervisorLimits
-from dynamo_vllm.supervise.planning import demos
+from dynamo_vllm.supervise.planning import demos, shared_gpus
+from dynamo_vllm.supervise.planning import gateway as gateways
 from dynamo_vllm.supervise.planning import plan as plans
 from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 
@@ -36,7 +37,8 @@ DESCRIPTION = """\
 Serve a model on this machine: the OpenAI server, its router and one or more workers.
 
   dynamo-vllm serve                         a small demo model that comes with the package
-  dynamo-vllm serve --demo lora             the same with two adapters; also vision, image, all
+  dynamo-vllm serve --demo lora             the same with two adapters; also vision, image,
+                                            search, speech, all
   dynamo-vllm serve MODEL                   a local folder or a hub id
   dynamo-vllm serve MODEL --workers 2 --port 8080 --max-model-len 8192
   dynamo-vllm serve MODEL --prefill 1 --decode 2
@@ -64,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
     with scratch.folder() as shared:  # in memory or on a local disk; a cache may be on a network
         environment = {CRASH_NOTES: shared, **environment}
         wanted = with_gateway(wanted, options, environment)
-        plan = prepare(wanted, environment, folder, options.demo, Path(shared, "gateway"))
+        may_add = options.gateway is None and not options.open
+        plan = prepare(wanted, environment, folder, options.demo, Path(shared, "gateway"), may_add)
         limits = SupervisorLimits(
             start_seconds=options.start_seconds,
             hang_seconds=options.hang_seconds,
@@ -76,7 +79,11 @@ def main(argv: Sequence[str]) -> int:
         )
         with folder.opened():
             run_folder.prune(environment, options.keep_runs)
-            folder.note(plan.frontend_url, {name: getattr(plan.front, name) for name in NOTED})
+            # Other commands have no key.
+            folder.note(
+                plan.frontend_url if plan.needs_key else plan.url,
+                {name: getattr(plan.front, name) for name in NOTED},
+            )
             code = supervise(plan, limits, folder)
             if code == 0:
                 folder.forget()
@@ -191,6 +198,7 @@ def prepare(
     folder: RunFolder,
     demo: str | None = None,
     gateway_folder: Path | None = None,
+    may_add_gateway: bool = False,
 ) -> Plan:
     """Return the plan, after every check that does not need a running process."""
     device = "none"
@@ -206,6 +214,15 @@ def prepare(
         wanted = demos.put_in(wanted, found, environment, device, gpus)
         for why in left_out:
             print(why, file=sys.stderr)
+    wanted, sharing = shared_gpus.put_in(wanted, environment, gpus, gpu_bytes() if gpus else None)
+    if sharing:
+        print(sharing, file=sys.stderr)
+    if gateway_folder is not None:
+        if may_add_gateway and wanted.gateway is None:
+            wanted = with_open_gateway(wanted, environment)
+        if wanted.gateway is not None and wanted.gateway.get("open"):
+            settings = gateways.open_for_all(environment, gateway_folder, folder.path / "files")
+            wanted = dataclasses.replace(wanted, gateway={**settings, **wanted.gateway})
     place = None if wanted.gateway is None or gateway_folder is None else gateway_place(gateway_folder)
     plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus, gateway=place)
     refuse_missing_models(plan)
@@ -221,11 +238,10 @@ def with_gateway(wanted: Topology, options: ServeOptions, environment: Mapping[s
     settings = build.from_values(GatewaySettings, wanted.gateway or {}, environment)
     is_public = front.host not in LOOPBACK_HOSTS
     if options.open:
-        if options.gateway or settings.api_key:
-            raise ConfigError(
-                "--open lets everybody in without a key; leave it out, or the gateway and its keys"
-            )
-        return dataclasses.replace(wanted, gateway=None)
+        if settings.api_key:
+            raise ConfigError("--open lets everybody in without a key; leave it out, or the gateway's keys")
+        opened = {**(wanted.gateway or {}), "open": True} if options.gateway else None
+        return dataclasses.replace(wanted, gateway=opened)
     if options.gateway is False:
         if is_public:
             raise ConfigError(
@@ -239,6 +255,31 @@ def with_gateway(wanted: Topology, options: ServeOptions, environment: Mapping[s
         return wanted
     gateway.refuse_without_keys(settings, environment, front.host if is_public else None)
     return dataclasses.replace(wanted, gateway=wanted.gateway or {})
+
+
+def with_open_gateway(wanted: Topology, environment: Mapping[str, str]) -> Topology:
+    """Return the topology with a gateway without keys if a model has APIs that only a gateway serves."""
+    from dynamo_vllm.gateway.envoy import process as envoy  # imports httpx, 0.2 s
+
+    models = gateways.needing(wanted, environment)
+    if not models:
+        return wanted
+    named = ", ".join(models)
+    try:
+        envoy.find(build.from_values(GatewaySettings, {}, environment).envoy_path)
+    except StartError as exc:
+        print(
+            f"{named}: /v1/score, /v1/audio and the usual shapes of /v1/rerank need the gateway, which is "
+            f"not started: {exc}",
+            file=sys.stderr,
+        )
+        return wanted
+    print(
+        f"a gateway without keys is started for {named}: it serves /v1/rerank, /v1/score and /v1/audio "
+        "(--no-gateway leaves it out)",
+        file=sys.stderr,
+    )
+    return dataclasses.replace(wanted, gateway={"open": True})
 
 
 def gateway_place(folder: Path) -> GatewayPlace:
@@ -255,6 +296,17 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+def gpu_bytes() -> int | None:
+    """Return the memory of the smallest GPU; None if the driver does not say."""
+    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = [int(line) for line in listed.stdout.split() if line.isdecimal()]
+    return min(found) << 20 if found else None
 
 
 def with_port(wanted: Topology, environment: Mapping[str, str]) -> Topology:

@@ -38,12 +38,16 @@ _PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 _LORA = Demo("chat", {**_PARSERS, "lora_enabled": True}, adapters=models.ADAPTERS)
 _VISION = Demo("vision", {**_PARSERS, "enable_multimodal": True})
 _IMAGE = Demo("image", {"omni": True})
+_SEARCH = (Demo("embed"), Demo("rerank"))
+_SPEECH = Demo("speech")
 DEMOS: dict[str, tuple[Demo, ...]] = {
     DEFAULT: (Demo("chat", _PARSERS),),
     "lora": (_LORA,),
     "vision": (_VISION,),
     "image": (_IMAGE,),
-    ALL: (_LORA, _VISION, _IMAGE),
+    "search": (Demo("chat", _PARSERS), *_SEARCH),
+    "speech": (_SPEECH,),
+    ALL: (_LORA, _VISION, *_SEARCH, _SPEECH, _IMAGE),
 }
 
 

@@ -6,16 +6,19 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config import build, topology
+from dynamo_vllm.config import build, model_kind, topology
 from dynamo_vllm.config.options import GatewayOptions
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.sizing import config_file
 from dynamo_vllm.supervise.planning.process import COMMAND, LOOPBACK, Process
 from dynamo_vllm.supervise.planning.workers import parse_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from dynamo_vllm.config.options import FrontendOptions
-    from dynamo_vllm.config.topology import Values, WorkerGroup
+    from dynamo_vllm.config.topology import Topology, Values, WorkerGroup
 
 MOVED = ("host", "port", "tls_cert_path", "tls_key_path")
 """Options of the frontend that are the gateway's where there is one."""
@@ -33,6 +36,40 @@ class GatewayPlace:
     frontend_port: int
     envoy_status_port: int
     control_status_port: int
+
+
+def needing(wanted: Topology, environment: Mapping[str, str]) -> list[str]:
+    """Return the models with APIs that only a gateway serves, as far as their folders are on this machine:
+    those that score pairs of texts, and those that transcribe.
+    """
+    values = {"model": wanted.model} if wanted.model is not None else {}
+    found = []
+    for group in wanted.workers:
+        plan = parse_group({**values, **group.options}, group, {**environment, **group.env})
+        options, flags = plan.options, plan.flags
+        folder = _folder(str(options.model), environment)
+        kind = options.card.kind
+        if kind == model_kind.GENERATE and options.disaggregation_mode is None and not options.omni:
+            kind = model_kind.kind_of(folder, flags)
+        pairs = kind == model_kind.POOLING and model_kind.scores_pairs(folder, flags)
+        if pairs or kind == model_kind.TRANSCRIPTION:
+            found.append((options.served_model_name or (str(options.model),))[0])
+    return list(dict.fromkeys(found))
+
+
+def _folder(model: str, environment: Mapping[str, str]) -> str:
+    """Return the folder of a model, also of one in the hub's cache."""
+    try:
+        return str(config_file.find(model, environment).parent)
+    except ConfigError:
+        return model
+
+
+def open_for_all(environment: Mapping[str, str], folder: Path, data: Path) -> dict[str, object]:
+    """Return the settings of a gateway without keys, which keeps nothing beyond this `serve` by itself."""
+    made = {"open": True, "database": f"sqlite:///{folder / 'gateway.db'}", "data_dir": str(data)}
+    variables = {item.name: item.option.env for item in build.declared(GatewayOptions)}
+    return {name: value for name, value in made.items() if not environment.get(variables[name])}
 
 
 def behind(values: Values, place: GatewayPlace) -> dict[str, object]:

@@ -86,7 +86,17 @@ def make(
     workers.check_roles()
     processes = (frontend, *beside, *with_engine_count(workers.made))
     named = workers.named_ports | {public.port}
-    return Plan(url, public.host, public.port, tuple(workers.models), processes, front, named, frontend_url)
+    return Plan(
+        url,
+        public.host,
+        public.port,
+        tuple(workers.models),
+        processes,
+        front,
+        named,
+        frontend_url,
+        needs_key=bool(beside) and not (wanted.gateway or {}).get("open"),
+    )
 
 
 def url_of(front: FrontendOptions) -> str:

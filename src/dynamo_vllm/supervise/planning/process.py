@@ -81,6 +81,8 @@ class Plan:
     """Where the user wants processes to listen."""
     frontend_url: str = ""
     """URL of the frontend itself; another one than `url` behind a gateway."""
+    needs_key: bool = False
+    """Whether clients must send a key of the gateway."""
 
     @property
     def has_gateway(self) -> bool:

@@ -494,7 +494,7 @@ def test_interrupt_at_the_prompt_and_an_error_leave_the_talk_open(
     frontend.closed = {"/v1/chat/completions"}
     assert talk(frontend, monkeypatch, KeyboardInterrupt, "", "one", "/help") == 0
     said = capsys.readouterr()
-    assert said.err == "error: HTTP 404: Model not found\n"
+    assert said.err.startswith("error: tiny does not chat (HTTP 404: Model not found); choose another")
     assert said.out.count(chat.HELP) == 2
 
 
