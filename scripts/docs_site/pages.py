@@ -21,6 +21,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/requests.md": "Requests",
         "docs/gateway.md": "The gateway",
         "docs/agents.md": "Agents and libraries",
+        "docs/search.md": "Search: embeddings, reranking",
         "docs/routing.md": "Routing and migration",
         "docs/disaggregation.md": "Disaggregated prefill and decode",
         "docs/data-parallel.md": "Ranks and nodes",

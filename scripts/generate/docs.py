@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.cli import main as commands
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.running.chat import ChatOptions
+from dynamo_vllm.cli.running.search_options import SearchOptions
 from dynamo_vllm.cli.running.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import (
@@ -21,6 +22,7 @@ from dynamo_vllm.config.options import (
     LoadOptions,
     PauseOptions,
     PlaneOptions,
+    PoolingBenchOptions,
     ProfileOptions,
     ResetOptions,
     RoutingOptions,
@@ -94,7 +96,13 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("keys tenant", TenantOptions, "`keys tenant NAME` shows the result."),
     ("usage", UsageOptions, "Days are in UTC."),
     ("chat", ChatOptions, "The URL may also be the first argument."),
+    (
+        "search",
+        SearchOptions,
+        "The question and the URL may also be the first arguments. [search.md](search.md) explains it.",
+    ),
     ("bench load", LoadOptions, "The URL may also be the first argument. [bench.md](bench.md) explains it."),
+    ("bench pooling", PoolingBenchOptions, "[bench.md](bench.md#pooling-models) explains it."),
     ("bench plane", PlaneOptions, ""),
     ("bench routing", RoutingOptions, ""),
     ("bench scale", ScaleOptions, "[bench.md](bench.md#many-workers-and-frontends-bench-scale) explains it."),
@@ -221,6 +229,7 @@ _CASES: dict[str, dict[str, Any]] = {
     " (only with LoRA)": {"lora": True},
     " (only for encode workers)": {"encodes_only": True},
     " (only behind encode workers)": {"takes_encoded": True},
+    " (only for Whisper models)": {"source_positions": 1500},
     " (only with --otlp-endpoint)": {"traces_url": "<endpoint>"},
     " (with 16 GiB free, say)": {"free_bytes": 16 * 2**30},
     " (on 8 cores, say)": {"cores": 8},
