@@ -1,6 +1,6 @@
 """Compares pooling models behind this product and behind vLLM's own server: numbers, speed, CPU.
 
-    python scripts/gpu/pooling.py [--shapes small,base,0.6b,rerank] [--rounds 3] [--out FOLDER]
+    python scripts/gpu/pooling.py [--shapes small,base,0.6b,rerank] [--rounds 3] [--dtype float32] [--out DIR]
 
 Both servers run at the same time and take turns. The weights are random, and the same in both. `small` is two
 layers, so that the work around the engine shows; `base` has the shape of a BERT base, `0.6b` that of a small
@@ -61,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--shapes", default="small,rerank")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", help="default: float32 on a CPU, bfloat16 on a GPU")
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args(argv)
     import torch
@@ -69,14 +70,15 @@ def main(argv: Sequence[str]) -> int:
     found: dict[str, Any] = {"device": device}
     for shape in options.shapes.split(","):
         with tempfile.TemporaryDirectory() as name:
-            found[shape] = measured(shape, Path(name), device, options.rounds)
+            dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
+            found[shape] = measured(shape, Path(name), device, dtype, options.rounds)
         (options.out / "pooling.json").write_text(json.dumps(found, indent=1))
     return 0
 
 
-def measured(shape: str, folder: Path, device: str, rounds: int) -> dict[str, Any]:
+def measured(shape: str, folder: Path, device: str, dtype: str, rounds: int) -> dict[str, Any]:
     model = made(shape, folder / "model")
-    flags = ["--max-model-len", "2048", "--dtype", "float32" if device == "cpu" else "bfloat16"]
+    flags = ["--max-model-len", "2048", "--dtype", dtype]
     if device == "cuda":
         flags += ["--gpu-memory-utilization", "0.3"]
     else:
@@ -89,7 +91,7 @@ def measured(shape: str, folder: Path, device: str, rounds: int) -> dict[str, An
             ranks = shape == "rerank"
             equal = scores_differ(ours, theirs) if ranks else embeddings_differ(ours, theirs)
             print(shape, equal, flush=True)
-            loads = [bench(load, ours, theirs, folder, rounds, ranks) for load in LOADS[device]]
+            loads = [bench(load, ours, theirs, folder, rounds, ranks) for load in LOADS[device] if rounds]
             return {"equal": equal, "loads": loads}
 
 
