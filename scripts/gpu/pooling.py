@@ -1,10 +1,12 @@
 """Compares pooling models behind this product and behind vLLM's own server: numbers, speed, CPU.
 
-    python scripts/gpu/pooling.py [--shapes small,base,0.6b,rerank] [--rounds 3] [--dtype float32] [--out DIR]
+    python scripts/gpu/pooling.py [--shapes small,small-rerank,base,0.6b,rerank] [--rounds 3]
+        [--dtype float32] [--out DIR]
 
 Both servers run at the same time and take turns. The weights are random, and the same in both. `small` is two
 layers, so that the work around the engine shows; `base` has the shape of a BERT base, `0.6b` that of a small
-decoder, `rerank` is a cross-encoder of the shape of `base`. Runs on a GPU and on a CPU.
+decoder, `rerank` is a cross-encoder of the shape of `base`, `small-rerank` one of that of `small`. Runs on
+GPUs and CPUs.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", default="small,rerank")
+    parser.add_argument("--shapes", default="small,small-rerank")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", help="default: float32 on a CPU, bfloat16 on a GPU")
     parser.add_argument("--out", type=Path, default=Path())
@@ -88,7 +90,7 @@ def measured(shape: str, folder: Path, device: str, dtype: str, rounds: int) -> 
     with server(folder, "ours", [*COMMAND, "serve", "--no-gateway"], model, flags) as ours:
         vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
         with server(folder, "vllm", vllm, model, flags) as theirs:
-            ranks = shape == "rerank"
+            ranks = shape.endswith("rerank")
             equal = scores_differ(ours, theirs) if ranks else embeddings_differ(ours, theirs)
             print(shape, equal, flush=True)
             loads = [bench(load, ours, theirs, folder, rounds, ranks) for load in LOADS[device] if rounds]
@@ -96,8 +98,8 @@ def measured(shape: str, folder: Path, device: str, dtype: str, rounds: int) -> 
 
 
 def made(shape: str, folder: Path) -> Path:
-    if shape == "rerank":
-        return make_reranker(folder, **BERT)
+    if shape.endswith("rerank"):
+        return make_reranker(folder, **(BERT if shape == "rerank" else {}))
     if shape in ("small", "base"):
         return make_embedder(folder, **(BERT if shape == "base" else {}))
     make_embedder(folder)  # for its tokenizer
