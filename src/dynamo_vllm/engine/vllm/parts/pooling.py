@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.pooling.scoring.io_processor import ScoringIOProcessors
 from vllm.renderers import ChatParams, TokenizeParams
-from vllm.renderers.chat_utils import ChatTemplateConfig
 
 from dynamo_vllm.engine.vllm import convert
 from dynamo_vllm.errors import InvalidRequest
@@ -35,7 +35,8 @@ class VllmPoolingPrompts:
         self._longest: int = getattr(pooler, "max_embed_len", None) or self._model.max_model_len
         self._pairs: Any = None
         if scoring == "cross-encoder":
-            template_config = ChatTemplateConfig(
+            # vLLM's class for these settings has another place in 0.32.
+            template_config = SimpleNamespace(
                 chat_template=template,
                 chat_template_content_format="auto",
                 trust_request_chat_template=False,
