@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+from cpu.bare import bare_engine
 from harness.stack import environment
 from harness.warm import FORKED, Zygote
 
@@ -45,3 +47,26 @@ def run(model: str, cases_file: str, out_file: str) -> None:
         results = llm.classify(cases["classify"], use_tqdm=False)
         found["classify"] = [result.outputs.probs for result in results]
     Path(out_file).write_text(json.dumps(found))
+
+
+def run_chats(model: str, cases_file: str, out_file: str) -> None:
+    """Embeds chats with pictures: vLLM's own fetching, decoding and rendering."""
+    chats = json.loads(Path(cases_file).read_text())
+    Path(out_file).write_text(json.dumps(asyncio.run(_embedded(model, chats))))
+
+
+async def _embedded(model: str, chats: list[Any]) -> list[list[float]]:
+    from vllm import PoolingParams
+    from vllm.renderers import ChatParams
+
+    engine = bare_engine(model, runner="pooling", enable_prefix_caching=False)
+    found: list[list[float]] = []
+    try:
+        for number, messages in enumerate(chats):
+            params = ChatParams(chat_template_kwargs={"add_generation_prompt": False})
+            _, (prompt,) = await engine.renderer.render_chat_async([messages], params)
+            results = engine.encode(prompt, PoolingParams(task="embed"), f"chat-{number}")
+            found += [result.outputs.data.tolist() async for result in results]
+    finally:
+        engine.shutdown()
+    return found

@@ -13,10 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
+from tiny_models.vision import make_tiny_vision_model
 from tokenizers import Tokenizer
 
-from cpu import pooled
+from cpu import pooled, vision
 from harness.adapters import make_adapter
+from harness.plane import plane
 from harness.pooling_models import (
     LABELS,
     LONGEST,
@@ -26,9 +28,9 @@ from harness.pooling_models import (
     make_reranker,
     words,
 )
-from harness.stack import Stack, stack
+from harness.stack import Stack, environment, stack
 from harness.waiting import until
-from harness.warm import Zygote
+from harness.warm import FORKED, Zygote
 
 CLIENTS = 8
 QUERY = words(5, 3)
@@ -283,3 +285,32 @@ def test_reranker_of_qwen3_uses_its_template(warm: Zygote, model: Path, tmp_path
         ranked = made.post("/v1/rerank", {"model": "tiny", "query": "a story", "documents": documents}).json()
         found = {item["index"]: item["score"] for item in ranked}
         assert [found[number] for number in range(3)] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_chats_with_pictures_are_embedded_as_bare_vllm_does(warm: Zygote, tmp_path: Path) -> None:
+    """The frontend refuses `messages`; a gateway sends them to the worker, as this test does."""
+    model = make_tiny_vision_model(tmp_path / "model", "qwen2-vl")
+    chats = [vision.chat([vision.image(vision.picture(seed)), vision.TEXT]) for seed in (1, 2)]
+    chats.append(vision.chat([vision.TEXT]))
+    (tmp_path / "chats.json").write_text(json.dumps(chats))
+    bare = warm.fork(
+        "cpu.pooled:run_chats",
+        [str(model), str(tmp_path / "chats.json"), str(tmp_path / "out.json")],
+        environment(tmp_path, **FORKED),
+        tmp_path / "bare.log",
+    )
+    assert bare.wait(300) == 0, (tmp_path / "bare.log").read_text()[-3000:]
+    wanted = json.loads((tmp_path / "out.json").read_text())
+    assert cosine(wanted[0], wanted[1]) < 0.999
+    with stack(tmp_path / "stack") as made:
+        (tmp_path / "stack").mkdir()
+        worker = warm.start_worker(made, model, "--runner", "pooling", "--enable-multimodal")
+        until("ready", worker.is_ready, 120)
+        with plane(made.environment()) as workers:
+            for messages, vector in zip(chats, wanted, strict=True):
+                answer = workers.call("backend.generate", {"_api": "embeddings", "messages": messages})
+                found = answer["chunks"][0]["data"][0]["embedding"]
+                assert cosine(found, vector) >= 0.9999
+            outside = vision.chat([vision.image("file:///etc/passwd"), vision.TEXT])
+            refused = workers.call("backend.generate", {"_api": "embeddings", "messages": outside})
+            assert "file: is not allowed" in str(refused["error"])
