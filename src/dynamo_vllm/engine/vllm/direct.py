@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.vllm import convert
-from dynamo_vllm.engine.vllm.control import lora_request
+from dynamo_vllm.engine.vllm.runs.requests import prepared
 from dynamo_vllm.job import Output
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ class Direct:
     async def stream(self, job: Job, rank: int | None, sink: Sink) -> None:
         """Runs a job until its last output; if the sink raises, the job ends and this raises the same."""
         llm = self._llm
-        request = await _request(llm, job, rank)
+        try:
+            prompt, params = convert.engine_input(job), convert.sampling_params(job.sampling, job.transfer)
+        except Exception as exc:
+            raise convert.error(exc, job) from exc
+        request = await prepared(llm, job, prompt, params, rank)
         tap = Tap(job, sink)
         llm.output_processor.add_request(request, None, None, 0, tap)
         tap.attach(llm.output_processor.request_states[request.request_id])
@@ -84,29 +88,6 @@ class Direct:
             raise
         finally:
             del self._taps[request.request_id]
-
-
-async def _request(llm: Llm, job: Job, rank: int | None) -> Request:
-    """Prepares a request as AsyncLLM does before it queues one."""
-    try:
-        if llm.errored:
-            raise llm.dead_error
-        request = llm.input_processor.process_inputs(
-            job.id,
-            convert.engine_input(job),
-            convert.sampling_params(job.sampling, job.transfer),
-            supported_tasks=await llm.get_supported_tasks(),
-            lora_request=lora_request(job.adapter) if job.adapter else None,
-            trace_headers=job.trace_headers,
-            priority=job.priority,
-            data_parallel_rank=rank,
-        )
-        llm.input_processor.assign_request_id(request)
-        llm._run_output_handler()
-        llm.check_admission(request_id=request.request_id)
-    except Exception as exc:
-        raise convert.error(exc, job) from exc
-    return request
 
 
 async def _send(llm: Llm, job: Job, request: Request) -> None:

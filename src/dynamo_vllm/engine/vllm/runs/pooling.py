@@ -16,7 +16,7 @@ import torch
 from vllm import PoolingParams
 
 from dynamo_vllm.engine.vllm import convert
-from dynamo_vllm.engine.vllm.control import lora_request
+from dynamo_vllm.engine.vllm.runs.requests import prepared
 from dynamo_vllm.errors import EngineRequestFailed
 from dynamo_vllm.job import Output
 
@@ -42,7 +42,7 @@ class PoolingRuns:
     async def stream(self, job: Job, spec: PoolingSpec, rank: int | None, sink: Sink) -> None:
         """Runs a job until its last output; if the sink raises, the job ends and this raises the same."""
         run = _Run(job, spec)
-        requests = self._requests(job, spec, await _first(self._llm, job, spec, rank))
+        requests = _requests(spec, await _first(self._llm, job, spec, rank))
         try:
             while not run.is_sent:
                 await self._fill(run, requests)
@@ -52,10 +52,10 @@ class PoolingRuns:
                     if output.finish == "abort":
                         return
                     await asyncio.sleep(0)  # a large answer must not keep other requests waiting
-        except BaseException:
-            run.is_over = True
-            await self._llm.abort(job.id)
-            raise
+        finally:
+            if not run.is_sent:
+                run.is_over = True
+                await self._llm.abort(job.id)
 
     async def _fill(self, run: _Run, requests: Iterator[Request]) -> None:
         """Sends the engine as many prompts as it has room for."""
@@ -64,54 +64,40 @@ class PoolingRuns:
             while run.running < self._room and (request := next(requests, None)) is not None:
                 item = _Item(run, run.begun)
                 llm.output_processor.add_request(request, None, None, 0, item)
-                llm.output_processor.request_states[request.request_id].make_request_output = item.output
+                item.attach(llm.output_processor.request_states[request.request_id])
                 run.begun += 1
                 await llm.engine_core.add_request_async(request)
         except Exception as exc:
             raise convert.error(exc, run.job) from exc
 
-    def _requests(self, job: Job, spec: PoolingSpec, first: Request) -> Iterator[Request]:
-        """Yields the engine's request of each prompt; all have the job's id as their external one."""
-        yield first
-        prefix = first.request_id
-        for number, prompt in enumerate(spec.prompts[1:], start=1):
-            if prompt.media is not None:
-                raise EngineRequestFailed("only the first prompt may have media")
-            request = copy.copy(first)
-            request.request_id = f"{prefix}-{number}"
-            request.prompt_token_ids = list(prompt.tokens)
-            if prompt.second_at is not None:
-                request.pooling_params = copy.copy(first.pooling_params)
-                request.pooling_params.extra_kwargs = {TYPES: prompt.second_at}
-            yield request
+
+def _requests(spec: PoolingSpec, first: Request) -> Iterator[Request]:
+    """Yields the engine's request of each prompt; all have the job's id as their external one."""
+    yield first
+    prefix = first.request_id
+    for number, prompt in enumerate(spec.prompts[1:], start=1):
+        if prompt.media is not None:
+            raise EngineRequestFailed("only the first prompt may have media")
+        request = copy.copy(first)
+        request.request_id = f"{prefix}-{number}"
+        request.prompt_token_ids = list(prompt.tokens)
+        if prompt.second_at is not None:
+            request.pooling_params = copy.copy(first.pooling_params)
+            request.pooling_params.extra_kwargs = {TYPES: prompt.second_at}
+        yield request
 
 
 async def _first(llm: Llm, job: Job, spec: PoolingSpec, rank: int | None) -> Request:
-    """Returns the request of the first prompt, prepared as AsyncLLM does before it queues one."""
+    """Returns the request of the first prompt, which vLLM checks."""
     prompt = spec.prompts[0]
+    params = PoolingParams(task=spec.task, dimensions=spec.dimensions, use_activation=spec.use_activation)
     try:
-        if llm.errored:
-            raise llm.dead_error
-        params = PoolingParams(task=spec.task, dimensions=spec.dimensions, use_activation=spec.use_activation)
         params.verify(llm.vllm_config.model_config)
-        if prompt.second_at is not None:
-            params.extra_kwargs = {TYPES: prompt.second_at}
-        request = llm.input_processor.process_inputs(
-            job.id,
-            _engine_input(job, prompt),
-            params,
-            supported_tasks=await llm.get_supported_tasks(),
-            lora_request=lora_request(job.adapter) if job.adapter else None,
-            trace_headers=job.trace_headers,
-            priority=job.priority,
-            data_parallel_rank=rank,
-        )
-        llm.input_processor.assign_request_id(request)
-        llm._run_output_handler()
-        llm.check_admission(request_id=request.request_id)
     except Exception as exc:
         raise convert.error(exc, job) from exc
-    return request
+    if prompt.second_at is not None:
+        params.extra_kwargs = {TYPES: prompt.second_at}
+    return await prepared(llm, job, _engine_input(job, prompt), params, rank)
 
 
 def _engine_input(job: Job, prompt: PooledPrompt) -> dict[str, Any]:
@@ -220,11 +206,17 @@ class _Item:
     They must not raise: an exception would end the handler, and with it every request.
     """
 
-    __slots__ = ("_number", "_run")
+    __slots__ = ("_number", "_run", "_state")
 
     def __init__(self, run: _Run, number: int) -> None:
         self._run = run
         self._number = number
+        self._state: Any = None
+
+    def attach(self, state: Any) -> None:
+        """Makes vLLM's state of the request call this instead of creating objects for a queue."""
+        self._state = state
+        state.make_request_output = self.output
 
     def output(
         self,
@@ -246,7 +238,7 @@ class _Item:
         elif finish == "error" or pooling_output is None:
             run.fail(convert.error_without_exception(run.job))
         else:
-            run.take(self._number, pooling_output, 0)
+            run.take(self._number, pooling_output, self._state.num_cached_tokens)
 
     def put(self, exc: Exception) -> None:
         """Fails the job; vLLM calls this for every request when the engine dies."""
