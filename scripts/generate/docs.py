@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from dynamo_vllm.cli import main as commands
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.running.chat import ChatOptions
-from dynamo_vllm.cli.running.search_options import SearchOptions
 from dynamo_vllm.cli.running.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import (
@@ -40,6 +39,7 @@ from dynamo_vllm.config.options.gateway.keys import (
     TenantOptions,
 )
 from dynamo_vllm.config.options.gateway.usage import UsageOptions
+from dynamo_vllm.config.options.search import SearchOptions
 from generate import reference
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import pytest
 
 from dynamo_vllm.cli.check import CheckOptions, LiveOptions
 from dynamo_vllm.cli.running.chat import ChatOptions
-from dynamo_vllm.cli.running.search_options import SearchOptions
 from dynamo_vllm.cli.running.status import StatusOptions
 from dynamo_vllm.config import build, runtime_env
 from dynamo_vllm.config.build import opt
@@ -31,6 +30,7 @@ from dynamo_vllm.config.options.gateway.keys import (
     TenantOptions,
 )
 from dynamo_vllm.config.options.gateway.usage import UsageOptions
+from dynamo_vllm.config.options.search import SearchOptions
 from dynamo_vllm.errors import ConfigError
 
 EVERY_CLASS = (

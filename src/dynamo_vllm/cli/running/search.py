@@ -22,8 +22,8 @@ from dynamo_vllm.cli.running.frontend_client import (
     answered,
     harmless,
 )
-from dynamo_vllm.cli.running.search_options import SearchOptions
 from dynamo_vllm.config import build, folders
+from dynamo_vllm.config.options.search import SearchOptions
 from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.models import demo
