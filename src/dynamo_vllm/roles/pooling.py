@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 VALUES_PER_OUTPUT = 1 << 16
 """Numbers in one chunk: more would keep the worker's event loop busy for too long."""
+IDS_AT_ONCE = 1 << 16
+"""Token ids that are checked on the event loop; more are checked in a thread."""
 PAIRS_TASK = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
 _NOT_FOR_CLIENTS = frozenset({"chat_template", "tokenize", "tools"})
 
@@ -145,9 +148,9 @@ class Pooling:
             case [str(), *_] as texts:
                 return await self._texts(texts, options)
             case [int(), *_] as ids:
-                return self._ids([ids], options)
+                return await self._ids([ids], options)
             case [list(), *_] as prompts:
-                return self._ids(prompts, options)
+                return await self._ids(prompts, options)
         raise InvalidRequest(
             "is a text, a list of texts, token ids, or a list of lists of token ids", parameter="input"
         )
@@ -157,8 +160,14 @@ class Pooling:
         _check_texts(texts, "input")
         return self._checked(await self._prompts.of_texts(texts, options), "input")
 
-    def _ids(self, prompts: list[Any], options: TextOptions) -> Sequence[PooledPrompt]:
+    async def _ids(self, prompts: list[Any], options: TextOptions) -> Sequence[PooledPrompt]:
         self._check_count(len(prompts), "input")
+        total = sum(len(ids) for ids in prompts if isinstance(ids, list))
+        if total <= IDS_AT_ONCE:
+            return self._prompts_of_ids(prompts, options)
+        return await asyncio.to_thread(self._prompts_of_ids, prompts, options)
+
+    def _prompts_of_ids(self, prompts: list[Any], options: TextOptions) -> Sequence[PooledPrompt]:
         for number, ids in enumerate(prompts):
             where = f"input[{number}]"
             if not isinstance(ids, list) or not all(type(one) is int for one in ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 from typing import Any
@@ -74,6 +75,21 @@ async def test_input_may_have_four_forms(given: Any, tokens: list[list[int]]) ->
     assert job.pooling is not None
     assert [list(prompt.tokens) for prompt in job.pooling.prompts] == tokens
     assert job.prompt_tokens == sum(map(len, tokens))
+
+
+async def test_millions_of_ids_leave_the_event_loop_to_others() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(other())
+    assert "has 3000000 tokens" in await refusal({**EMBEDDINGS, "input": [1] * 3_000_000})
+    task.cancel()
+    assert turns > 1  # on the loop it would have no turn before the answer
 
 
 async def test_the_path_is_told_by_what_the_frontend_adds() -> None:
