@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 
 from harness.processes import COMMAND, survivors
 from harness.stack import environment
@@ -46,7 +47,9 @@ def test_peer_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) ->
     assert "other ended:\nno luck" in done.stderr
 
 
-def test_termination_ends_what_it_has_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_its_end_is_the_end_of_what_it_has_started(tmp_path: Path, number: signal.Signals) -> None:
+    """At any moment: the signal comes while the second process starts, before the bench knows of it."""
     many = ("--concurrency", "4", "--requests", "100000", "--rounds", "9")
     running = subprocess.Popen(
         [*COMMAND, "bench", "plane", *many],
@@ -56,6 +59,6 @@ def test_termination_ends_what_it_has_started(tmp_path: Path) -> None:
     )
     until("its processes", lambda: len(psutil.Process(running.pid).children()) >= 2)
     started = psutil.Process(running.pid).children(recursive=True)
-    running.terminate()
-    assert running.wait(60) == 128 + signal.SIGTERM
+    running.send_signal(number)
+    assert running.wait(60) == (128 + number if number == signal.SIGTERM else -number)
     assert survivors(started) == []

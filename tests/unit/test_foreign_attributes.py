@@ -14,6 +14,7 @@ PATCHES = "engine/patches/"
 OURS = {"dynamo_vllm", *sys.stdlib_module_names}
 METHODS_OF_ONE_OBJECT = {
     "engine/vllm/direct.py": "hooks of the one engine that the worker made, and of each of its requests",
+    "engine/vllm/runs/pooling.py": "the state of one prompt, which has one result and no queue",
     "engine/vllm/output_socket.py": "the one socket of that engine, for as long as it lives",
 }
 """No class changes there: without them the engine works as vLLM wrote it, only slower."""

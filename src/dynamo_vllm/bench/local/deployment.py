@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from dynamo_vllm import ports
+from dynamo_vllm import forking, ports
 from dynamo_vllm.bench.http import metrics, target
 from dynamo_vllm.errors import StartError
 
@@ -98,7 +101,13 @@ class Deployment:
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command, env={**self.env, **more}, stdout=output, stderr=output, start_new_session=True
+                command,
+                env={**self.env, **more},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                # A signal between the fork and the next lines would leave it running with nobody to stop it.
+                preexec_fn=functools.partial(forking.end_with_parent, os.getpid(), signal.SIGTERM),
             )
         started = LocalProcess(name, process, port, log)
         self.running.append(started)
