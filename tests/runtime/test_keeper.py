@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from dynamo_vllm.config.planes import EtcdAccess
+from dynamo_vllm.serving.plane import etcd_lease
 from dynamo_vllm.serving.plane.etcd import Etcd, EtcdError
 from dynamo_vllm.serving.plane.etcd_lease import LOOK_SECONDS, Keeper
 from harness.processes import free_port
@@ -55,6 +56,21 @@ async def test_lost_lease_comes_back_with_its_number_time_and_entries(server: Se
         assert found is not None
         assert (found.granted_seconds, found.keys) == (60, frozenset(ENTRIES))
         assert await client.values(ENTRIES) == ENTRIES
+
+
+async def test_lease_that_is_given_back_is_gone(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    access = EtcdAccess((server.url,))
+    async with Etcd(access) as client:
+        await client.grant(LEASE, 60)
+        await client.put(ENTRIES, LEASE)
+        caplog.set_level("INFO", etcd_lease.__name__)
+        await etcd_lease.give_back(access, LEASE)
+        assert await client.lease(LEASE) is None
+        assert await client.values(ENTRIES) == {}
+        await etcd_lease.give_back(access, LEASE)
+    assert caplog.messages == [], "the runtime may have been faster"
+    await etcd_lease.give_back(EtcdAccess(("http://127.0.0.1:9",)), LEASE)
+    assert "until its lease ends" in caplog.text
 
 
 async def test_many_entries_come_back(server: Server) -> None:

@@ -180,9 +180,8 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
         # Requests arrive from here on, before the first adapters are loaded: whatever ends them is noticed.
         on_signals(ending, lambda: lifecycle.state is WorkerState.STOPPED)
         watching = asyncio.create_task(wiring.monitor(started, made).run())
-        keeping = asyncio.create_task(
-            etcd_lease.keep(started.etcd, options.discovery_folder, endpoint.connection_id())
-        )
+        instance = endpoint.connection_id()
+        keeping = asyncio.create_task(etcd_lease.keep(started.etcd, options.discovery_folder, instance))
         serving = asyncio.create_task(registration.serve(generate, made.role.health_check()))
         made.reporter.start()
 
@@ -197,7 +196,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
                 models=list(registration.names),
                 endpoint_types=list(registration.endpoint_types),
                 kv_event_publishers=publishers,
-                instance=endpoint.connection_id(),
+                instance=instance,
             )
 
         opening = asyncio.create_task(open_up())
@@ -210,6 +209,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
             if code == EXIT_ENGINE_DEAD:
                 made.crash_notes.died()
             await leave(options, lifecycle, started.drt, serving, watching, code, made.reporter)
+            await etcd_lease.give_back(started.etcd, instance)
     return code
 
 

@@ -90,3 +90,22 @@ async def keep(access: EtcdAccess | None, folder: Path | None, lease: int) -> No
         return
     async with client as etcd:
         await Keeper(etcd, lease).run()
+
+
+async def give_back(access: EtcdAccess | None, lease: int) -> None:
+    """End the lease. The runtime's own attempt may still be under way when the process ends."""
+    if access is None:
+        return
+    try:
+        async with Etcd(access) as etcd:
+            await _revoke(etcd, lease)
+    except (OSError, EtcdError) as exc:
+        logger.info("etcd lists this process until its lease ends: %s", exc)
+
+
+async def _revoke(etcd: Etcd, lease: int) -> None:
+    try:
+        await etcd.revoke(lease)
+    except EtcdError:
+        if await etcd.lease(lease) is not None:  # else the runtime was faster
+            raise
