@@ -203,7 +203,8 @@ def test_request_of_a_client_that_goes_away_ends(gate: Gateway, running: Stack, 
     with httpx.Client(headers={"x-gateway-tenant": "a"}, timeout=60) as leaving:
         if stream:
             with leaving.stream("POST", f"{gate.url}/v1/responses", json=body) as answer:
-                next(answer.iter_raw())
+                events = answer.iter_raw()  # without a name it would be closed, and the connection with it
+                next(events)
                 until(
                     "it runs", lambda: in_flight(running) == 1
                 )  # the first event may come before the worker has it
