@@ -13,7 +13,6 @@ sources know cheaper ways to find out than a second download.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,8 +69,8 @@ class Registry:
         self._sleep = sleep
         self._slots: dict[str, Slot] = {}
         self._acts = Acts()
-        self._identities: dict[str, dict[str, tuple[int, str]]] = {}  # name → digest → id, engine name
-        self._ids = itertools.count(1)
+        self._numbers: dict[tuple[str, str], int] = {}
+        """The engine's ids, by name and content."""
         self._is_hidden = False
 
     # -- called by admin verbs ---------------------------------------------------------------------
@@ -172,14 +171,11 @@ class Registry:
         slot.state = AdapterState.LOADED
 
     def _identify(self, name: str, fetched: Fetched) -> Adapter:
-        """vLLM serves the first content of an id, and keys its prefix cache by the name: both are new for new
-        content. A # cannot be part of a name that somebody loads."""
-        contents = self._identities.setdefault(name, {})
-        if fetched.digest not in contents:
-            engine_name = name if not contents else f"{name}#{len(contents) + 1}"
-            contents[fetched.digest] = next(self._ids), engine_name
-        number, engine_name = contents[fetched.digest]
-        return Adapter(name, number, str(fetched.path), engine_name, fetched.digest)
+        """vLLM serves the first content of an id, and keys KV caches by the name. A cache on disk may be from
+        an earlier run, or be read by another worker: only the content itself makes the name safe. A # cannot
+        be part of a name that somebody loads."""
+        number = self._numbers.setdefault((name, fetched.digest), len(self._numbers) + 1)
+        return Adapter(name, number, str(fetched.path), f"{name}#{fetched.digest[:32]}", fetched.digest)
 
     async def _load_again(self, slot: Slot, uri: str) -> AdapterEntry:
         assert slot.fetched is not None

@@ -129,7 +129,7 @@ async def test_load_goes_through_the_steps_in_order() -> None:
     assert (entry.name, entry.uri, entry.state, entry.id) == ("sql", "/sql", AdapterState.LOADED, 1)
     assert (entry.done_bytes, entry.total_bytes, entry.facts) == (40, 100, FACTS)
     assert entry.is_published and not entry.already_loaded and entry.error is None
-    assert record.engine[1] == Adapter("sql", 1, "/adapters/sql", "sql", content="/sql")
+    assert record.engine[1] == Adapter("sql", 1, "/adapters/sql", "sql#/sql", content="/sql")
 
 
 @pytest.mark.parametrize(
@@ -419,8 +419,19 @@ async def test_new_content_gets_a_new_id_and_engine_name_and_old_content_its_own
         seen.append((lease.adapter.id, lease.adapter.engine_name))
         lease.release()
         await registry.unload("sql")
-    assert seen == [(1, "sql"), (2, "sql#2"), (1, "sql"), (3, "sql#3")]
-    assert ((await load("other", "one")).id, (await load("third", "one")).engine_name) == (4, "third")
+    assert seen == [(1, "sql#one"), (2, "sql#two"), (1, "sql#one"), (3, "sql#three")]
+    assert ((await load("other", "one")).id, (await load("third", "one")).engine_name) == (4, "third#one")
+
+
+async def test_engine_name_says_the_content_also_after_a_restart() -> None:
+    """A KV cache on disk outlives the worker, and a path may have other content by then."""
+    names = []
+    for content in ("old", "new", "old"):
+        registry, record = make()  # a new worker
+        record.content["/sql"] = content
+        await registry.load("sql", "/sql")
+        names.append(registry.lease("sql").adapter.engine_name)
+    assert names == ["sql#old", "sql#new", "sql#old"]
 
 
 # -- leases and unload -----------------------------------------------------------------------------
