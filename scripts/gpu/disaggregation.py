@@ -1,4 +1,4 @@
-"""Prefill and decode, LMCache and KVBM on one GPU: each step is a stack of its own; exits 1 when one fails.
+"""Prefill and decode, tiers, LMCache and KVBM on one GPU, each in a stack of its own; exits 1 if one fails.
 
 python scripts/gpu/disaggregation.py [STEP …] [--model FOLDER] [--logs FOLDER] [-- vLLM flags …]
 
@@ -6,6 +6,8 @@ The steps, in the order they run; none named runs all of them:
   reference     one engine answers 50 prompts of 1 to 1500 tokens; the others compare with it
   nixl          the same prompts through a prefill and a decode engine over NIXL
   lost-prefill  that prefill worker is killed; the decode worker lives on
+  offload       the same prompts come back from host memory, and not after clear-kv or sleep
+  offload-nixl  the prompts through a pair, both engines with tiers too
   lmcache       a prompt pushed out of a small engine cache comes back from LMCache
   lmcache-nixl  the prompts through a pair, the prefill engine with LMCache too
   lmcache-mp    prompts pushed out of a small engine cache come back from LMCache's own server
@@ -50,6 +52,7 @@ START_SECONDS = 240
 STEP_SECONDS = 480
 GIB_PER_ENGINE = 8
 LOADS = {
+    "offload": "import vllm.v1.kv_offload.tiering.spec",
     "lmcache": "import lmcache; lmcache.device_ops; import lmcache.integration.vllm.vllm_v1_adapter",
     "lmcache-mp": "import lmcache.v1.multiprocess.server, lmcache.integration.vllm.utils",
     "kvbm": "import kvbm._core; from kvbm.vllm_integration.connector import DynamoConnector, PdConnector",
@@ -90,6 +93,13 @@ class Process(Started):
     def metric(self, name: str) -> float:
         """The sum over a metric's series."""
         return metrics.total(get(f"http://127.0.0.1:{self.port}/metrics") or "", name)
+
+    def tell(self, verb: str) -> None:
+        """Ask for an admin verb; raises if it is refused."""
+        url = f"http://127.0.0.1:{self.port}/engine/{verb}"
+        request = urllib.request.Request(url, b"{}", {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120):
+            pass
 
     def last_error(self) -> str:
         """The last line that names an error, other than vLLM's remark that there was one."""
@@ -366,6 +376,30 @@ def tier(bench: Bench, name: str, env: dict[str, str], *, flags: Sequence[str] =
     return worker, told
 
 
+def offload(bench: Bench) -> str:
+    """vLLM's own connector with our tiers; what is cleared does not come back."""
+    worker, told = tier(bench, "offload", {}, flags=["--kv-offload-gb", "2", "--enable-sleep-mode"])
+    assert bench.stack is not None
+    prompt = prompts(10, 1400, seed=7)[1]
+    wanted = bench.stack.ask(prompt).text
+    for verbs in (("clear_kv_blocks",), ("sleep", "wake_up")):
+        for verb in verbs:
+            worker.tell(verb)
+        bench.stack.wait_for_workers(1)
+        found = bench.stack.ask(prompt)
+        if found.cached or found.text != wanted:
+            raise RuntimeError(f"{told}; after {' and '.join(verbs)} {found.cached} tokens were cached")
+    bench.stop()
+    return f"{told}; nothing is left of it after clear-kv and after sleep"
+
+
+def offload_nixl(bench: Bench) -> str:
+    can_load("nixl")
+    _, told = pair(bench, "offload-nixl", ["offload", "nixl"], {"DYN_VLLM_KV_OFFLOAD_GB": "2"})
+    bench.stop()
+    return told
+
+
 def lmcache(bench: Bench) -> str:
     worker, told = tier(bench, "lmcache", {"LMCACHE_MAX_LOCAL_CPU_SIZE": "2"})
     # LMCache writes its figures every ten seconds.
@@ -459,6 +493,8 @@ STEPS: dict[str, Callable[[Bench], str]] = {
     "reference": reference,
     "nixl": nixl,
     "lost-prefill": lost_prefill,
+    "offload": offload,
+    "offload-nixl": offload_nixl,
     "lmcache": lmcache,
     "lmcache-nixl": lmcache_nixl,
     "lmcache-mp": lmcache_mp,
