@@ -55,7 +55,7 @@ LABEL org.opencontainers.image.title="dynamo-vllm" \
 # A volume of models belongs to whom the folder belongs to.
 RUN groupadd --gid 10001 dynamo \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp dynamo \
-    && install --directory --owner 10001 --group 10001 /models /shared /data /usage
+    && install --directory --owner 10001 --group 10001 /models /shared /data /usage /kv
 COPY --from=build /opt/dynamo-vllm /opt/dynamo-vllm
 ENV PATH=/opt/dynamo-vllm/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \

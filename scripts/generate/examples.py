@@ -38,10 +38,7 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "deepseek-r1/two-nodes": (*_R1, "--worker-memory-gb", "1024"),
     "deepseek-r1/four-nodes": (*_R1, "--worker-memory-gb", "512"),
     "prompt-embeds": ("--name", "prompt-embeds", "--kube-namespace", "prompt-embeds"),
-    "lmcache": (
-        *("--name", "kv-tiers", "--kube-namespace", "kv-tiers", "--worker-memory-gb", "128"),
-        *("--image", "dynamo-vllm:0.3.0.dev0-cuda-kvbm"),
-    ),
+    "lmcache": ("--name", "kv-tiers", "--kube-namespace", "kv-tiers"),
     "omni": ("--name", "omni", "--kube-namespace", "omni", "--image", "dynamo-vllm:0.3.0.dev0-cuda-omni"),
 }
 """Folders of recipes with a serve.yaml, and further options of their export."""

@@ -115,7 +115,7 @@ class Adapter:
     """One per name and content; an engine that sees an id again serves the first content it had."""
     path: str
     engine_name: str
-    """The engine's name for its KV cache: the name, or a variant if the name had other content before."""
+    """The engine's name for its KV caches: the name and the content."""
     content: str = ""
     """Hash of the files: equal in all workers that loaded the same adapter."""
 

@@ -14,6 +14,8 @@ import vllm
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from dynamo_vllm.config import worker_plan
 from dynamo_vllm.engine import machine
@@ -43,7 +45,8 @@ def arguments(found: vllm_arguments.Resolved) -> Any:
 
 
 def packages(connector: Connector) -> set[str]:
-    return set(connector.name.split("+"))
+    """Returns those that it needs; tiers come with vLLM."""
+    return set(connector.name.split("+")) - {"offload"}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def test_engine_arguments_carry_it(connector: Connector, model: str) -> None:
     )
     assert arguments(found).kv_transfer_config.kv_connector == given["kv_connector"]
     fired = {rule.argument for rule in found.fired}
-    assert ("disable_hybrid_kv_cache_manager" in fired) is (packages(connector) != {"nixl"})
+    assert ("disable_hybrid_kv_cache_manager" in fired) is (not packages(connector) <= {"nixl"})
 
 
 def test_prefill_and_decode_compare_their_vllm_before_its_handshake_would(model: str) -> None:
@@ -186,6 +189,19 @@ def test_worker_gives_its_engine_what_kvbm_needs(monkeypatch: pytest.MonkeyPatch
     assert str(found.connector_metrics_url).endswith("/metrics")
 
 
+def test_worker_gives_its_engine_its_part_of_the_tiers(model: str, tmp_path: Path) -> None:
+    words = ("--kv-offload-gb", "2", "--kv-offload-disk", f"{tmp_path}:8", "--data-parallel-size", "2")
+    plan = worker_plan.parse(["--model", model, *words], {})
+    found = factories.engine_settings(plan, {}, "/scratch")
+    assert found.host_tier_bytes == 2_000_000_000 and found.kv_transfer is not None
+    extra = found.kv_transfer["kv_connector_extra_config"]
+    (disk,) = extra["secondary_tiers"]
+    assert (extra["cpu_bytes_to_use"], disk["limit_bytes"]) == (1_000_000_000, 4_000_000_000)
+    assert disk["identity"] and disk["folder"] == str(tmp_path)
+    spec = OffloadingSpecFactory.get_spec_cls(extra)
+    assert issubclass(spec, TieringOffloadingSpec) and spec.__name__ == extra["spec_name"]
+
+
 def test_who_brings_a_cache_only_when_asked() -> None:
     """Any other connector, alone or combined with one of these, may load a cache that nobody named."""
     assert set(KVConnectorFactory._registry) >= kv_compatibility._ON_REQUEST | kv_compatibility._SKIPPING
@@ -193,9 +209,11 @@ def test_who_brings_a_cache_only_when_asked() -> None:
 
 @by_name
 @by_role
-def test_only_nixl_alone_tells_logprobs_of_prompts(connector: Connector, role: str) -> None:
+def test_only_nixl_and_tiers_tell_logprobs_of_prompts(connector: Connector, role: str) -> None:
     given = connector.engine_config(ConnectorPlace(role=role, device="cuda"))
     config = SimpleNamespace(kv_transfer_config=KVTransferConfig(**given))
     brings = kv_compatibility.connector_that_finds_caches(cast("VllmConfig", config))
-    moves_only = connector.name == "nixl" or (role == "decode" and "nixl" in connector.name)
+    moves_only = packages(connector) <= {"nixl"} or (role == "decode" and "nixl" in connector.name)
     assert (brings is None) == moves_only
+    to_others = kv_compatibility.connector_to_others(cast("VllmConfig", config))
+    assert (to_others is None) == (connector.name == "offload"), "an engine with tiers alone may sleep"

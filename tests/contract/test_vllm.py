@@ -138,7 +138,7 @@ def test_async_llm_takes_what_we_give() -> None:
         ("wake_up", {"tags"}),
         ("pause_generation", {"mode", "clear_cache"}),
         ("resume_generation", set()),
-        ("reset_prefix_cache", set()),
+        ("reset_prefix_cache", {"reset_connector"}),
         ("reset_mm_cache", set()),
         ("reset_encoder_cache", set()),
         ("add_lora", {"lora_request"}),

@@ -21,6 +21,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.kv_offload.base import OffloadingKVEventsConfig
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from vllm.v1.request import Request
 
 from dynamo_vllm.engine.vllm import names
@@ -47,6 +58,15 @@ CLASSES: dict[type, type] = {
     names.Request: EngineCoreRequest,
     names.CachedRequest: Request,
     names.BlockStored: BlockStored,
+    names.OffloadingGroup: OffloadingGroupConfig,
+    names.OffloadingCache: OffloadingCacheConfig,
+    names.OffloadingModel: OffloadingModelConfig,
+    names.OffloadingParallel: OffloadingParallelConfig,
+    names.OffloadingConfig: OffloadingConfig,
+    names.OffloadingEvents: OffloadingKVEventsConfig,
+    names.OffloadingSpec: TieringOffloadingSpec,
+    names.OffloadRegion: SharedOffloadRegion,
+    names.TransferJob: TransferJob,
     names.InputProcessor: InputProcessor,
     names.OutputProcessor: OutputProcessor,
     names.Llm: AsyncLLM,

@@ -351,6 +351,67 @@ def test_settings_reach_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert claims == ["weights"]
 
 
+# --- tiers of KV caches ---------------------------------------------------------------------------------
+
+TIERS = "model: org/model\nkv_offload_gb: 128\nkv_offload_disk: /kv:1000\nworkers: [{count: 2}]\n"
+
+
+def test_tiers_have_memory_and_a_volume_in_kubernetes() -> None:
+    Path("serve.yaml").write_text(TIERS)
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    deployment = next(
+        d for d in yaml.safe_load_all(Path("out/worker.yaml").read_text()) if d["kind"] == "Deployment"
+    )
+    assert deployment["spec"]["replicas"] == 2
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {"--kv-offload-gb=64.0", "--kv-offload-disk=/kv:500"} <= set(container["args"])
+    # 64 GB are 60 GiB, beside 8 of shared memory and 32 of memory for all else.
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "68Gi"}
+    assert volumes["kv-disk"]["emptyDir"] == {"sizeLimit": "513Gi"}
+    assert {"name": "kv-disk", "mountPath": "/kv"} in container["volumeMounts"]
+    assert container["resources"]["limits"]["memory"] == "92Gi"
+    assert container["resources"]["requests"]["memory"] == "92Gi"
+    assert container["resources"]["requests"]["ephemeral-storage"] == "513Gi"
+
+
+def test_tiers_have_shared_memory_of_the_operator() -> None:
+    Path("serve.yaml").write_text(TIERS)
+    assert run("k8s", "--operator", "--config", "serve.yaml", "-o", "out") == 0
+    graph = yaml.safe_load(Path("out/graph.yaml").read_text())
+    (worker,) = [part for part in graph["spec"]["components"] if part["type"] == "worker"]
+    assert worker["sharedMemorySize"] == "68Gi"
+    volumes = {volume["name"] for volume in worker["podTemplate"]["spec"]["volumes"]}
+    assert "kv-disk" in volumes and "shm" not in volumes
+
+
+def test_tiers_have_memory_and_a_volume_in_compose(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text(TIERS)
+    assert run("compose", "--config", "serve.yaml", "-o", "out") == 0
+    found = yaml.safe_load(Path("out/compose.yaml").read_text())
+    for name in ("worker-1", "worker-2"):
+        service = found["services"][name]
+        assert service["shm_size"] == "68gb"
+        assert f"kv-{name}:/kv" in service["volumes"] and f"kv-{name}" in found["volumes"]
+        assert "--kv-offload-disk=/kv:500" in service["command"]
+    Path("serve.yaml").write_text(TIERS.replace("/kv:", "/mnt/kv:"))
+    assert "write it like /kv:500" in refused(capsys, "compose", "--config", "serve.yaml", "-o", "new")
+
+
+@pytest.mark.parametrize("path", ["kv", "/tmp", "/models", "/kv/../etc"])
+def test_tiers_on_a_disk_need_a_mount_of_their_own(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("serve.yaml").write_text(TIERS.replace("/kv:", f"{path}:"))
+    assert "name an absolute path of its own" in refused(capsys, "k8s", "--config", "serve.yaml", "-o", "out")
+
+
+def test_worker_without_tiers_is_as_before() -> None:
+    Path("serve.yaml").write_text("model: org/model\nworkers: [{connector: [kvbm], kv_offload_gb: 4}]\n")
+    assert run("k8s", "--config", "serve.yaml", "-o", "out") == 0
+    text = Path("out/worker.yaml").read_text()
+    assert "sizeLimit: 8Gi" in text and "kv-disk" not in text and "ephemeral" not in text
+
+
 def test_planes_of_the_file_reach_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     Path("serve.yaml").write_text(
         "model: org/model\nfrontend: {request_plane: nats, nats_server: 'nats://here:4222'}\n"

@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dynamo_vllm.engine.base import EngineOp
+    from dynamo_vllm.engine.base import EngineOp, Tiers
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.lora.registry import Registry
 
@@ -75,6 +75,8 @@ class Controls:
     facts: EngineFacts
     adapters: Registry | None
     """None if LoRA is off."""
+    tiers: Tiers | None
+    """None if the engine has no tiers of KV caches."""
     drain_seconds: float
     status: Callable[[], Reply]
     """Return the answer of `status`."""

@@ -67,6 +67,12 @@ _TABLE = (
         states=_AWAKE,
     ),
     Verb(
+        name="prove_tiers",
+        help="load a short prompt from the tiers of KV caches",
+        run=cache.prove_tiers,
+        states=_SERVING,
+    ),
+    Verb(
         name="start_profile",
         help="record what the engine does",
         run=profile.start_profile,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dynamo_vllm.cli.size_report import as_json, text
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import SizeOptions
+from dynamo_vllm.config.options.kv_cache import disk_space
 from dynamo_vllm.config.rules import bounds
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.sizing import config_file, families, formats, gpus
@@ -28,6 +29,7 @@ Estimate what a model needs in GPU memory, from its config.json; nothing is load
   dynamo-vllm size MODEL --gpus 16xH200               the layouts that fit, fewest GPUs first
   dynamo-vllm size MODEL --gpus 8xH200 --tp 8         one layout: room for KV caches, requests at once
   dynamo-vllm size MODEL --gpus 8xH200 --dp 8 --ep --max-model-len 32768 --concurrency 256
+  dynamo-vllm size MODEL --kv-offload-gb 64 --kv-offload-disk 500   tokens that tiers hold
 
 MODEL is a config.json, a model's folder, or a hub id that is in this machine's cache."""
 EPILOG = "Exit codes: 0 it fits, 1 it does not, 2 bad settings. docs/sizing.md explains the numbers."
@@ -82,7 +84,23 @@ def size_request(options: SizeOptions, source: str, config: dict[str, object]) -
     is_quantised = config.get("quantization_config") is not None
     is_as_in_file = is_quantised and file_quantisation(config, source) in (options.quantization, None)
     named = options.dtype, None if is_as_in_file else options.quantization, is_quantised
-    return SizeRequest(source, model, form, load, available, layout, options.nodes, *named)
+    sizes = tier_sizes(options)
+    if sizes and not model.has_cache:
+        raise ConfigError(f"{source}: an encoder keeps nothing of a text; leave --kv-offload-… out")
+    return SizeRequest(source, model, form, load, available, layout, options.nodes, *named, tiers=sizes)
+
+
+def tier_sizes(options: SizeOptions) -> dict[str, float]:
+    """Return the GB of each tier of KV caches; those of a disk may come with a folder."""
+    found: dict[str, float] = {}
+    if options.kv_offload_gb is not None:
+        found["host memory"] = options.kv_offload_gb
+    if options.kv_offload_disk is not None:
+        space = disk_space(f"anywhere:{options.kv_offload_disk.rpartition(':')[2]}")
+        if space is None:
+            raise ConfigError(f"--kv-offload-disk {options.kv_offload_disk} is not a size in GB above 0")
+        found["disk"] = space.gb
+    return found
 
 
 def file_quantisation(config: dict[str, object], source: str) -> str | None:
@@ -99,6 +117,7 @@ def check(options: SizeOptions) -> None:
         raise ConfigError(
             f"--gpu-memory-utilization {options.gpu_memory_utilization} must be above 0 and at most 1"
         )
+    bounds.above_zero(options, "kv_offload_gb")
     if options.reserve_gib is not None and not 0 <= options.reserve_gib < float("inf"):
         raise ConfigError(f"--reserve-gib {options.reserve_gib} must be 0 or more")
 

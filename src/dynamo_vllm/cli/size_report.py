@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.sizing import gpus, layouts, memory
+from dynamo_vllm.sizing import gpus, layouts, memory, tiers
 from dynamo_vllm.sizing.estimate import worker_flags
 from dynamo_vllm.sizing.gpus import GIB
 
@@ -30,6 +30,8 @@ def text(result: SizeResult, brief: bool = False) -> Iterator[str]:
         yield from fitting_layouts_lines(result.request, result.found)
     else:
         yield from known_gpus_lines(result.request)
+    if result.request.tiers:
+        yield tier_line(result)
 
 
 def model_lines(request: SizeRequest) -> Iterator[str]:
@@ -102,6 +104,25 @@ def request_capacity(request: SizeRequest, need: Need) -> str:
         return f"{longest:,} {word} at once (--max-num-seqs)"
     found = f"{need.tokens:,} tokens of KV cache: {longest:,} {word} of {length:,} at once"
     return found if average == length else f"{found}, {usual:,} of {average:,}"
+
+
+def tier_line(result: SizeResult) -> str:
+    held = [f"{gb:,g} GB of {name} hold {count:,} tokens" for name, gb, count in _tiers(result)]
+    per_token = f"{kib(_tier_token_bytes(result))} per token"
+    where = "" if result.need is None or result.need.layout.gpus == 1 else " of all shards"
+    return f"tiers     {', '.join(held)}: {per_token}{where}"
+
+
+def _tiers(result: SizeResult) -> list[tuple[str, float, int]]:
+    """Return the name and size of each tier, and the tokens that it holds."""
+    per_token = _tier_token_bytes(result)
+    return [(name, gb, tiers.tokens(gb, per_token)) for name, gb in result.request.tiers.items()]
+
+
+def _tier_token_bytes(result: SizeResult) -> int:
+    request = result.request
+    layout = tiers.ONE_GPU if result.need is None else result.need.layout
+    return tiers.token_bytes(request.model, request.form, request.load, layout)
 
 
 def fitting_layouts_lines(request: SizeRequest, found: Found) -> Iterator[str]:
@@ -194,6 +215,11 @@ def as_json(result: SizeResult) -> dict[str, object]:
         "cache_bytes_per_token": memory.token_bytes(model.layers, value),
         "fits": result.fits,
     }
+    if request.tiers:
+        found["tiers"] = {
+            "bytes_per_token": _tier_token_bytes(result),
+            "tokens": {name: count for name, _, count in _tiers(result)},
+        }
     if result.need is not None:
         found["layout"] = _need_json(request, result.need)
     if result.found is not None:

@@ -17,6 +17,7 @@ from dynamo_vllm.config.rules import (
     export,
     flags,
     frontend,
+    kv_tiers,
     lora,
     media,
     media_limits,
@@ -54,6 +55,7 @@ MIN_LEASE_SECONDS = 5
 """etcd's own clocks are no finer than a second or two."""
 WORKER_RULES = (
     *admin.WORKER_RULES,
+    *kv_tiers.RULES,
     *connectors.RULES,
     *lora.RULES,
     *media.RULES,
@@ -64,7 +66,9 @@ WORKER_RULES = (
 )
 LOCAL_RULES: tuple[object, ...] = (
     connectors.connector_is_installed,
-    connectors.offload_fits_memory,
+    kv_tiers.tier_fits_memory,
+    kv_tiers.tier_fits_shared_memory,
+    kv_tiers.tier_fits_disk,
     frontend.certificate_is_there,
     serving.gateway_certificate_is_there,
     media.nixl_for_media_is_installed,

@@ -61,6 +61,11 @@ class RoleCard:
         return self.gives_kv or self.takes_kv
 
     @property
+    def keeps_kv(self) -> bool:
+        """Whether its engine has KV caches of prompts that come again, which tiers can keep."""
+        return self.kind == "generate" and not self.encodes_media
+
+    @property
     def helps_others(self) -> bool:
         """Whether it only helps other workers and answers no client itself."""
         return self.endpoint_types == ()

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Values = Mapping[str, Any]
 """Option values by field name, as text or as the file has them."""
 
-_SECTIONS = ("model", "frontend", "gateway", "workers")
+TIERS = ("kv_offload_gb", "kv_offload_disk")
+"""Options of workers that `serve` shares out over all of them, if they do not stand in a group."""
+_SECTIONS = ("model", "frontend", "gateway", "workers", *TIERS)
 _SHORT_NAMES = {"role": "disaggregation_mode"}
 
 
@@ -45,6 +47,8 @@ class Topology:
     workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
     gateway: Values | None = None
     """None: there is no gateway."""
+    tiers: Values = field(default_factory=dict)
+    """Memory and disk of all workers together for KV caches that leave their engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class CommandLine:
 
 def read(data: object, source: str) -> Topology:
     """Return the topology of a parsed YAML document; `source` names it in errors."""
-    top = _mapping(data, source)
+    top = {key.replace("-", "_"): value for key, value in _mapping(data, source).items()}
     for key in top:
         if key not in _SECTIONS:
             raise ConfigError(f"{source}: {key!r} is unknown; {_hint(key, _SECTIONS)}")
@@ -78,6 +82,7 @@ def read(data: object, source: str) -> Topology:
         frontend=_options(FrontendOptions, top.get("frontend", {}), f"{source}: frontend"),
         gateway=_options(GatewaySettings, top["gateway"], f"{source}: gateway") if "gateway" in top else None,
         workers=tuple(_group(group, f"{source}: workers[{index}]") for index, group in enumerate(groups)),
+        tiers=_options(WorkerOptions, {name: top[name] for name in TIERS if name in top}, source),
     )
 
 
@@ -168,6 +173,7 @@ def override(topology: Topology, line: CommandLine) -> Topology:
     """Return the file's topology with the values of the command line."""
     _refuse_role_flag(topology.workers, line)
     groups = _with_encoders(_with_counts(topology.workers, line), line)
+    tiers = {name: value for name, value in line.worker.items() if name in TIERS}
     return Topology(
         model=topology.model,
         frontend={**topology.frontend, **line.frontend},
@@ -175,12 +181,17 @@ def override(topology: Topology, line: CommandLine) -> Topology:
         workers=tuple(
             dataclasses.replace(
                 group,
-                options={**group.options, **_for_group(group, line.worker)},
+                options={**_without(group.options, tiers), **_for_group(group, line.worker)},
                 args=(*group.args, *line.args),  # of a flag given twice vLLM takes the last
             )
             for group in groups
         ),
+        tiers={**topology.tiers, **tiers},
     )
+
+
+def _without(values: Values, names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _refuse_role_flag(groups: tuple[WorkerGroup, ...], line: CommandLine) -> None:
@@ -250,7 +261,7 @@ def _for_group(group: WorkerGroup, given: Values) -> Values:
     """The command line applies to all workers; options that make no sense for a role are skipped there."""
     card = card_of(group)
     without = _NOT_FOR_ENCODERS if card.encodes_media else _NOT_FOR_DECODE if card.takes_kv else ()
-    return {name: value for name, value in given.items() if name not in without}
+    return _without(given, (*TIERS, *without))
 
 
 def _calling_encoders(group: WorkerGroup) -> WorkerGroup:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import addresses, build, encoders, model_kind, nodes
 from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.rules.connectors import OFFLOADERS
 from dynamo_vllm.config.rules.flags import engine_flags
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 HANDS_OVER = ("nixl",)
 """The connector of roles that hand a KV cache over or fetch one, if the user names none."""
+TIERS = "offload"
+"""The connector that --kv-offload-gb and --kv-offload-disk imply, unless another one keeps caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,12 @@ def with_transfer_role(options: WorkerOptions, engine: EngineFlags) -> WorkerOpt
 
 
 def with_connector(options: WorkerOptions, engine: EngineFlags) -> WorkerOptions:
-    """Return the options with a connector for a role that needs one, unless the user chose it."""
-    is_chosen = bool(options.connector) or "kv_transfer_config" in engine
-    if is_chosen or options.omni or not options.card.hands_over_kv:
+    """Return the options with the connectors that a role and its tiers need, unless the user chose others."""
+    chosen = options.connector
+    if "kv_transfer_config" in engine or options.omni or {"none", "null"} & set(chosen):
         return options
-    return dataclasses.replace(options, connector=HANDS_OVER)
+    if not chosen and options.card.hands_over_kv:
+        chosen = HANDS_OVER
+    if options.kv_tier_flags and options.card.keeps_kv and not set(OFFLOADERS) & set(chosen):
+        chosen = (*chosen, TIERS)
+    return dataclasses.replace(options, connector=chosen)

@@ -97,6 +97,8 @@ class ResetCache:
     """Empties caches of these kinds: prefix, multimodal, encoder."""
 
     kinds: frozenset[str]
+    with_tiers: bool = True
+    """Whether the prefix cache's tiers in host memory and on disk are emptied too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,46 @@ class EncodedMedia(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierFigures:
+    """Describes one tier of KV caches behind the engine's own cache; all but the size since the start."""
+
+    tier: str
+    """host or disk."""
+    bytes: int
+    used_bytes: int | None
+    """None as long as no request has run."""
+    hit_tokens: int | None
+    """Counts the prompt tokens that the tier had; None if the engine cannot tell tiers apart."""
+    read_bytes: int
+    read_seconds: float
+    written_bytes: int
+    written_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierProof:
+    """Tells whether one rank has loaded a prompt from its tiers, and whether the answer was as before."""
+
+    rank: int
+    prompt_tokens: int
+    tier_tokens: int
+    is_same: bool
+
+
+class Tiers(Protocol):
+    """Knows the tiers of KV caches behind an engine's own cache."""
+
+    sizes: Mapping[str, int]
+    """The bytes of each tier, host or disk, over all ranks."""
+
+    def figures(self) -> list[TierFigures]:
+        """Returns the figures of each tier, over all ranks."""
+
+    async def prove(self, rank: int) -> TierProof:
+        """Computes a short prompt, then loads it from the tiers. Clients keep their caches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """Holds what an engine can do beyond generating from tokens; None for what it cannot."""
 
@@ -238,6 +280,7 @@ class EngineParts:
     embeds: EmbedsReader | None = None
     media: MediaProcessor | None = None
     encoded: EncodedMedia | None = None
+    tiers: Tiers | None = None
     count_tokens: Callable[[str], int] | None = None
     """Counts the tokens of a text as the diffusion stage's text encoder does."""
 

@@ -55,6 +55,8 @@ class EngineSettings:
     kv_event_port: int | None = None
     kv_transfer: Mapping[str, Any] | None = None
     """vLLM's kv_transfer_config, if the user chose a connector by name."""
+    host_tier_bytes: int = 0
+    """Host memory for KV caches that leave the engines of this worker."""
     ec_transfer: Mapping[str, Any] | None = None
     """vLLM's ec_transfer_config, for encode workers and for workers that read encoder output by connector."""
     encoder_folder: str | None = None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.export import gateway as gateways
 from dynamo_vllm.export.pod import COMMAND
 from dynamo_vllm.export.settings import USER
-from dynamo_vllm.export.workload import MODELS, SHARED, SYSTEM_PORT, grace_seconds
+from dynamo_vllm.export.workload import KV, MODELS, SHARED, SYSTEM_PORT, grace_seconds
 
 if TYPE_CHECKING:
     from dynamo_vllm.config import topology
     from dynamo_vllm.export.gateway import Gateway
     from dynamo_vllm.export.settings import Document, Settings
-    from dynamo_vllm.export.workload import Workload, Workloads
+    from dynamo_vllm.export.workload import Disk, Workload, Workloads
 
 FILE = "compose.yaml"
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.6.1"
@@ -36,6 +37,7 @@ def document(found: Workloads, settings: Settings) -> Document:
     volumes: Document = {"models": {}, "etcd": {}}
     if any(_uses_shared(workload) for workload in found.workers):
         volumes["shared"] = {}
+    volumes |= {_kv_volume(one, one.disk): {} for one in found.workers if one.disk is not None}
     if found.gateway is not None:
         services |= gateway_services(found.gateway, found, settings)
         # In memory, and for the user of the containers alone.
@@ -96,7 +98,9 @@ def service(workload: Workload, found: Workloads, settings: Settings) -> Documen
         # /tmp is empty after a restart.
         made["volumes"].append(f"usage:{gateways.USAGE}")
         made["environment"] = {"DYN_VLLM_USAGE_DIR": gateways.USAGE, **made["environment"]}
-    made["shm_size"] = f"{settings.options.shm_gb}gb"
+    if workload.disk is not None:
+        made["volumes"].append(f"{_kv_volume(workload, workload.disk)}:{workload.disk.path}")
+    made["shm_size"] = f"{settings.shm_gib(workload)}gb"
     if workload.gpu_ids:
         device = {"driver": "nvidia", "device_ids": list(workload.gpu_ids), "capabilities": ["gpu"]}
         made["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
@@ -193,6 +197,15 @@ def healthcheck(workload: Workload, settings: Settings) -> Document:
 
 def _uses_shared(workload: Workload) -> bool:
     return any(SHARED in word for word in workload.args)
+
+
+def _kv_volume(workload: Workload, disk: Disk) -> str:
+    """Return the volume for KV caches on disk. Docker creates it with the rights of the image's folder."""
+    if disk.path != KV:
+        raise ConfigError(
+            f"--kv-offload-disk {disk.path}: containers can write only to {KV}; write it like {KV}:500"
+        )
+    return f"kv-{workload.name}"
 
 
 def _escaped(word: str) -> str:

@@ -85,6 +85,6 @@ def component(workload: Workload, settings: Settings) -> Document:
     }
     if workload.is_worker:
         # The operator mounts this at /dev/shm.
-        found["sharedMemorySize"] = f"{settings.options.shm_gb}Gi"
+        found["sharedMemorySize"] = f"{settings.shm_gib(workload)}Gi"
         main["volumeMounts"] = [mount for mount in main["volumeMounts"] if mount["name"] != "shm"]
     return {**found, "podTemplate": {"spec": pod.spec(workload, settings, main, shm=False)}}

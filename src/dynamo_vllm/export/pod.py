@@ -22,6 +22,7 @@ LOCKED_DOWN: Document = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+KV_DISK = "kv-disk"
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
@@ -155,6 +156,8 @@ def _mounts(workload: Workload) -> list[tuple[str, str]]:
     mounts = [("scratch", "/tmp"), ("models", MODELS)]
     if workload.is_worker:
         mounts.append(("shm", "/dev/shm"))
+    if workload.disk is not None:
+        mounts.append((KV_DISK, workload.disk.path))
     return [*mounts, ("shared", SHARED)] if uses_shared(workload) else mounts
 
 
@@ -168,8 +171,11 @@ def _volumes(workload: Workload, settings: Settings, shm: bool) -> list[Document
         {"name": "models", "persistentVolumeClaim": {"claimName": settings.claim}},
     ]
     if workload.is_worker and shm:
-        size = f"{settings.options.shm_gb}Gi"
+        size = f"{settings.shm_gib(workload)}Gi"
         found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    if workload.disk is not None:
+        # On the node's disk: it outlives the container, and goes with the pod.
+        found.append({"name": KV_DISK, "emptyDir": {"sizeLimit": f"{workload.disk.gib}Gi"}})
     if uses_shared(workload):
         claim = {"persistentVolumeClaim": {"claimName": settings.full_name("embeddings")}}
         found.append({"name": "shared", **(claim if workload.shares_embeddings else {"emptyDir": {}})})

@@ -99,8 +99,13 @@ class Settings:
             return {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
         times = max(1, self.gpus(workload))
         cores = self.options.worker_cpus or _CPUS * times
-        memory = f"{self.options.worker_memory_gb or _MEMORY_GB * times}Gi"
-        limits = {"memory": memory}
+        memory = (self.options.worker_memory_gb or _MEMORY_GB * times) + workload.tier_gib
+        limits = {"memory": f"{memory}Gi"}
         if self.gpus(workload):
             limits["nvidia.com/gpu"] = str(self.gpus(workload))
-        return {"requests": {"cpu": str(cores), **limits}, "limits": limits}
+        disk = {} if workload.disk is None else {"ephemeral-storage": f"{workload.disk.gib}Gi"}
+        return {"requests": {"cpu": str(cores), **limits, **disk}, "limits": limits}
+
+    def shm_gib(self, workload: Workload) -> int:
+        """Return the shared memory of a worker, which counts as its memory."""
+        return self.options.shm_gb + workload.tier_gib

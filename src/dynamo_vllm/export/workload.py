@@ -9,20 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from dynamo_vllm.config import build, topology
+from dynamo_vllm.config import build, topology, worker_plan
 from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.options.kv_cache import OFFLOAD_GB
 from dynamo_vllm.config.rules.flags import flag
 from dynamo_vllm.config.runtime_env import PLANES
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.export import gateway as gateways
 from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import plan as plans
+from dynamo_vllm.supervise.planning import tiers
 from dynamo_vllm.supervise.planning.gateway import taking_turns
 from dynamo_vllm.supervise.planning.process import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dynamo_vllm.config.options.kv_cache import DiskSpace
     from dynamo_vllm.config.topology import Topology, Values, WorkerGroup
     from dynamo_vllm.export.gateway import Gateway
     from dynamo_vllm.supervise.planning.process import Plan, Process
@@ -31,6 +34,8 @@ MODELS = gateways.MODELS
 """Where every container mounts the model volume."""
 SHARED = "/shared"
 """The shared folder of encode workers."""
+KV = "/kv"
+"""A folder of the image for KV caches on disk."""
 SYSTEM_PORT = 9090
 MIN_PORT = 1024
 """A process needs a capability for ports below this one."""
@@ -58,8 +63,18 @@ _WRITTEN = {
     "prometheus_multiproc_dir": ("/tmp", MODELS),
 }
 """Where containers can write those files."""
+_MOUNTED = ("/", "/tmp", "/dev", "/dev/shm", MODELS, SHARED)
+"""Where containers have something else."""
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)$")
 _BALANCED = ("data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A folder of a worker that outlives its restart."""
+
+    path: str
+    gib: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,10 @@ class Workload:
     """Whether its port uses HTTPS."""
     shares_embeddings: bool = False
     """Whether it needs the folder that encode workers and their users share."""
+    tier_gib: int = 0
+    """Shared memory for KV caches that leave the engine."""
+    disk: Disk | None = None
+    """Disk space for KV caches that leave the shared memory."""
 
     @property
     def is_worker(self) -> bool:
@@ -135,7 +154,7 @@ class _Notes:
 def of_cluster(wanted: Topology, discovery: str, secrets: str = "NAME-secrets") -> Workloads:
     """Return one workload per group, for a cluster; a worker may span nodes."""
     notes = _Notes()
-    wanted = _taking_turns(wanted)
+    wanted, _ = tiers.share_out(_taking_turns(wanted), {})
     groups = [_for_cluster(group) for group in wanted.workers]
     if any(GPUS in group.env for group in wanted.workers):
         notes.add(f"{GPUS} of a group is left out: the cluster gives each worker its GPUs")
@@ -237,7 +256,26 @@ def _workload(process: Process, group: WorkerGroup, name: str, ports: Values) ->
         gpus=process.engines,
         secrets=tuple(secrets),
         shares_embeddings=in_folder,
+        tier_gib=_gib(options.kv_offload_gb or OFFLOAD_GB) if worker_plan.TIERS in options.connector else 0,
+        disk=_disk(options.kv_disk),
     )
+
+
+def _disk(space: DiskSpace | None) -> Disk | None:
+    """Return the disk space with room for what files take besides their content."""
+    if space is None:
+        return None
+    path = PurePosixPath(space.path)
+    if not path.is_absolute() or ".." in path.parts or any(path == PurePosixPath(own) for own in _MOUNTED):
+        raise ConfigError(
+            f"--kv-offload-disk {space}: containers need a volume there; name an absolute path of its own, "
+            f"such as {KV}"
+        )
+    return Disk(str(path), _gib(1.1 * space.gb))
+
+
+def _gib(gb: float) -> int:
+    return math.ceil(gb * 10**9 / (1 << 30))
 
 
 def _plan(wanted: Topology, gpus: Sequence[str] = ()) -> Plan:

@@ -13,12 +13,15 @@ from dynamo.llm import fetch_model
 
 from dynamo_vllm.codec.pipeline import Bounds
 from dynamo_vllm.config.encoders import EncoderFolder, OtherConnector
+from dynamo_vllm.config.options.kv_cache import OFFLOAD_GB
+from dynamo_vllm.config.rules.kv_tiers import shortage
+from dynamo_vllm.config.worker_plan import TIERS
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.process.background import in_thread
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.kv import connectors
-from dynamo_vllm.kv.connectors.base import OFFLOAD_GB, ConnectorPlace, Needs
+from dynamo_vllm.kv import connectors, model_identity
+from dynamo_vllm.kv.connectors.base import ConnectorPlace, Needs
 from dynamo_vllm.models import hub, media_template
 from dynamo_vllm.roles import aggregated, omni, table, text
 from dynamo_vllm.roles.encoded import EncodedReader, kinds_encoded_here
@@ -132,21 +135,36 @@ def connector_of(plan: WorkerPlan) -> Connector | None:
     return connectors.choose(plan.options.connector, plan.flags.get("kv_transfer_config"))
 
 
+def warn_of_full_disk(options: WorkerOptions) -> None:
+    if options.kv_disk is not None and options.engine != "fake" and (said := shortage(options.kv_disk)):
+        logger.warning(said)
+
+
+def connector_place(plan: WorkerPlan, environment: Mapping[str, str]) -> ConnectorPlace:
+    options = plan.options
+    has_engine = options.engine == "vllm"
+    disk = options.kv_disk if has_engine else None
+    return ConnectorPlace(
+        role=options.role,
+        device=machine.device() if has_engine else "none",
+        lease_seconds=options.kv_lease_seconds,
+        offload_gb=options.kv_offload_gb or OFFLOAD_GB,
+        disk=disk,
+        ranks=plan.node.local_ranks,
+        identity=model_identity.identity(str(options.model), plan.flags, environment) if disk else "",
+        environment=environment,
+    )
+
+
 def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: str) -> EngineSettings:
     options, output, card = plan.options, plan.encoder_output, role_card(plan.options)
     folder = output if isinstance(output, EncoderFolder) else None
     connector = connector_of(plan)
-    device = machine.device() if options.engine == "vllm" else "none"
-    place = ConnectorPlace(
-        role=options.role,
-        device=device,
-        lease_seconds=options.kv_lease_seconds,
-        offload_gb=options.kv_offload_gb or OFFLOAD_GB,
-        environment=environment,
-    )
+    place = connector_place(plan, environment)
     needs = connector.needs(place) if connector is not None else Needs()
     return EngineSettings(
         kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        host_tier_bytes=int(place.offload_gb * 10**9) if TIERS in options.connector else 0,
         ec_transfer=ec_transfer(output),
         encoder_folder=folder.path if folder else None,
         encoder_folder_bytes=folder.max_bytes if folder else 0,

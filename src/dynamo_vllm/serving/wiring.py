@@ -231,6 +231,7 @@ async def expose(started: Started, made: Assembled) -> Exposition:
         life=made.lifecycle,
         adapters=made.registry,
         folders=started.folders,
+        tiers=engine.parts.tiers,
     )
     started.endpoint.metrics.register_prometheus_expfmt_callback(
         lambda: engine.metrics_text() + exposition.text()
@@ -244,12 +245,14 @@ def open_to_operators(
     """Admin verbs over the runtime, and over HTTP if there is a system port."""
     options, facts = started.options, started.facts
     instance, names = started.endpoint.connection_id(), made.registration.names
-    status = WorkerStatus(options, facts, instance, names, started.meter, made.in_flight, last_error)
+    tiers = started.engine.parts.tiers
+    status = WorkerStatus(options, facts, instance, names, started.meter, made.in_flight, last_error, tiers)
     controls = Controls(
         life=made.lifecycle,
         engine=made.operations,
         facts=facts,
         adapters=made.registry,
+        tiers=tiers,
         drain_seconds=options.drain_seconds,
         status=lambda: status.reply(made.lifecycle.state, made.registry),
     )

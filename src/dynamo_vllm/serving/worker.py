@@ -96,6 +96,7 @@ async def run(
         plan = plan.with_options(options)
         dumped.add("options", build.without_secrets(options))
         warn_of_other_connector(plan)
+        factories.warn_of_full_disk(plan.options)
         settings = factories.engine_settings(plan, environment, scratch_folder)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote

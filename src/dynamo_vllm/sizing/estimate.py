@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.sizing import layouts, memory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dynamo_vllm.sizing.formats import WeightFormat
     from dynamo_vllm.sizing.gpus import Gpus
     from dynamo_vllm.sizing.layouts import Found
@@ -34,6 +36,8 @@ class SizeRequest:
     """The user's choice, if it differs from the file."""
     is_quantised: bool = False
     """Whether the files are quantised."""
+    tiers: Mapping[str, float] = field(default_factory=dict)
+    """Sizes in GB of tiers of KV caches: host memory, disk."""
 
     @property
     def online_quantisation(self) -> str | None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from dynamo_vllm.admin.base import Controls, WorkerState
 from dynamo_vllm.admin.verbs import VERBS, perform
-from dynamo_vllm.engine.base import EngineOp, ResetCache, Sleep, StartProfile, StopProfile
+from dynamo_vllm.engine.base import (
+    EngineOp,
+    ResetCache,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    TierFigures,
+    TierProof,
+)
 from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.serving.admin.adapters import NONE
@@ -57,6 +67,7 @@ async def made(engine: Any = None, **changes: Any) -> Controls:
     life.ready()
     given: dict[str, Any] = {
         "adapters": None,
+        "tiers": None,
         "drain_seconds": 5.0,
         "status": lambda: {"state": life.state.value},
     }
@@ -157,3 +168,27 @@ async def test_dead_engine_ends_the_worker() -> None:
 
 def test_every_verb_says_what_it_does() -> None:
     assert all(verb.help and verb.name == name for name, verb in VERBS.items())
+
+
+class TwoRanks:
+    """Tiers of two ranks, of which one gives back nothing."""
+
+    sizes: Mapping[str, int] = {"host": 1000}
+
+    def figures(self) -> list[TierFigures]:
+        return []
+
+    async def prove(self, rank: int) -> TierProof:
+        return TierProof(rank, 129, 128 if rank else 0, True)
+
+
+async def test_tiers_of_every_rank_are_proven() -> None:
+    worker = await made(tiers=TwoRanks())
+    facts = dataclasses.replace(worker.facts, data_parallel_size=2)
+    reply = await perform("prove_tiers", {}, dataclasses.replace(worker, facts=facts))
+    assert [(rank["rank"], rank["tier_tokens"]) for rank in reply["ranks"]] == [(0, 0), (1, 128)]
+
+
+async def test_worker_without_tiers_says_how_to_have_some() -> None:
+    reply = await perform("prove_tiers", {}, await made())
+    assert (reply["code"], "--kv-offload-gb" in reply["message"]) == (409, True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_vllm.cli import main, size
+from dynamo_vllm.errors import ConfigError
 from unit.sizing.test_parameters import R1, RECIPES
 
 QWEN = RECIPES / "qwen3-single-gpu" / "model"
@@ -30,6 +31,41 @@ def test_a_layout_gets_its_room_and_flags(capsys: pytest.CaptureFixture[str]) ->
     assert "layout    tensor parallel 2 = 2 GPUs" in found
     assert "fits      yes" in found
     assert found.splitlines()[-1] == "flags     --tensor-parallel-size 2 --max-model-len 8192"
+
+
+def test_tiers_get_their_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--kv-offload-gb", "64", "--kv-offload-disk", "/mnt/kv:500")
+    line = said(capsys, str(QWEN), *asked).splitlines()[-1]
+    # 144 KiB are 147456 bytes.
+    assert line == (
+        "tiers     64 GB of host memory hold 434,027 tokens, 500 GB of disk hold 3,390,842 tokens: "
+        "144.0 KiB per token"
+    )
+    plain = said(capsys, str(QWEN), "--kv-offload-disk", "500", "--brief")
+    assert plain.splitlines()[-1].startswith("tiers     500 GB of disk hold 3,390,842 tokens")
+    found = json.loads(said(capsys, str(QWEN), *asked, "--json"))["tiers"]
+    assert found == {"bytes_per_token": 147456, "tokens": {"host memory": 434027, "disk": 3390842}}
+
+
+def test_tiers_hold_what_each_shard_has_and_a_latent_once(capsys: pytest.CaptureFixture[str]) -> None:
+    # 8 KV heads on 16 shards: each is there twice.
+    found = said(capsys, str(QWEN), "--gpus", "16xL40S", "--tp", "16", "--kv-offload-gb", "64")
+    assert "288.0 KiB per token of all shards" in found.splitlines()[-1]
+    found = said(capsys, str(R1), "--gpus", "8xH200", "--tp", "8", "--kv-offload-gb", "64")
+    assert "68.6 KiB per token of all shards" in found.splitlines()[-1]
+    assert "tiers" not in said(capsys, str(QWEN))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--kv-offload-gb", "0"), "--kv-offload-gb 0.0 must be above 0"),
+        (("--kv-offload-disk", "/kv:much"), "--kv-offload-disk /kv:much is not a size in GB"),
+    ],
+)
+def test_tiers_without_a_size_are_refused(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        size.main([str(QWEN), *argv])
 
 
 def test_an_encoder_has_no_cache(capsys: pytest.CaptureFixture[str]) -> None:

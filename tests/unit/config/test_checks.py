@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +33,18 @@ from dynamo_vllm.config.options.gateway.keys import (
     TenantOptions,
 )
 from dynamo_vllm.config.options.gateway.usage import UsageOptions
-from dynamo_vllm.config.rules import admin, bench_local, connectors, flags, lora, media, media_limits, ranks
+from dynamo_vllm.config.options.kv_cache import DiskSpace
+from dynamo_vllm.config.rules import (
+    admin,
+    bench_local,
+    connectors,
+    flags,
+    kv_tiers,
+    lora,
+    media,
+    media_limits,
+    ranks,
+)
 from dynamo_vllm.config.rules import bench as bench_rules
 from dynamo_vllm.config.rules import export as export_rules
 from dynamo_vllm.config.rules import frontend as frontend_rules
@@ -107,7 +120,7 @@ WORKER = [
         ["--kv-transfer-config", '{"kv_connector": "DynamoConnector"}'],
         "pip install 'dynamo-vllm[kvbm]'",
     ),
-    (connectors.lmcache_is_refused, ["--connector", "lmcache", "nixl"], "use --connector kvbm"),
+    (connectors.lmcache_is_refused, ["--connector", "lmcache", "nixl"], "use --kv-offload-gb"),
     (
         connectors.lmcache_server_is_refused,
         ["--kv-transfer-config", '{"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}'],
@@ -154,14 +167,78 @@ WORKER = [
     ),
     (connectors.connectors_are_named_once, ["--connector", "nixl", "nixl"], "names nixl twice"),
     (connectors.one_offloader, ["--connector", "lmcache", "kvbm"], "give one of them"),
-    (connectors.offload_size_needs_a_connector, ["--kv-offload-gb", "2"], "add --connector kvbm"),
+    (connectors.one_offloader, ["--connector", "offload", "kvbm"], "offload and kvbm each store caches"),
+    (kv_tiers.host_memory_is_a_size, ["--kv-offload-gb", "0"], "0 is not a size; use a number above 0"),
+    (kv_tiers.host_memory_is_a_size, ["--connector", "kvbm", "--kv-offload-gb", "nan"], "is not a size"),
+    (kv_tiers.tier_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "1e9"], "1e+09 does not fit"),
+    (kv_tiers.tier_fits_memory, ["--kv-offload-gb", "1e9"], "does not fit into this machine's memory"),
+    (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", "/mnt/kv"], "write it like /mnt/kv:500"),
+    (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", "/mnt/kv:0"], "a size above 0"),
+    (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", ":5"], ":5 is not PATH:GB"),
+    (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", "/mnt/kv:5GB"], "is not PATH:GB"),
+    (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", "/mnt/kv:inf"], "is not PATH:GB"),
+    (kv_tiers.tier_fits_disk, ["--kv-offload-disk", f"{__file__}/kv:5"], "is not a folder; name one"),
+    (kv_tiers.tier_fits_disk, ["--kv-offload-disk", "/tmp/kv:1e9"], "/tmp/kv:1e+09 does not fit"),
     (
-        connectors.offload_size_needs_a_connector,
-        ["--kv-offload-gb", "2", "--connector", "nixl"],
-        "--kv-offload-gb 2 needs a connector",
+        kv_tiers.tiers_are_of_roles_that_keep_caches,
+        ["--kv-offload-gb", "1", "--disaggregation-mode", "pooling"],
+        "--kv-offload-gb 1 cannot be combined with a worker of the role pooling, which has no KV caches",
     ),
-    (connectors.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "0"], "use a number above 0"),
-    (connectors.offload_fits_memory, ["--connector", "kvbm", "--kv-offload-gb", "1e9"], "1e+09 does not fit"),
+    (
+        kv_tiers.tiers_are_of_roles_that_keep_caches,
+        ["--kv-offload-disk", "/tmp/kv:1", "--disaggregation-mode", "transcription"],
+        "--kv-offload-disk /tmp/kv:1 cannot be combined with a worker of the role transcription",
+    ),
+    (
+        kv_tiers.tiers_are_of_roles_that_keep_caches,
+        [*EC, "--ec-storage-path", "folder", "--kv-offload-gb", "1"],
+        "--kv-offload-gb 1 cannot be combined with a worker of the role encode",
+    ),
+    (
+        kv_tiers.tiers_are_of_roles_that_keep_caches,
+        ["--connector", "offload", "--disaggregation-mode", "pooling"],
+        "--connector offload cannot be combined with a worker of the role pooling",
+    ),
+    (
+        kv_tiers.tiers_are_of_roles_that_keep_caches,
+        ["--omni", "--kv-offload-gb", "1"],
+        "--kv-offload-gb 1 cannot be combined with --omni",
+    ),
+    (
+        kv_tiers.tiers_have_a_connector,
+        ["--kv-offload-gb", "2", "--connector", "none"],
+        "--kv-offload-gb 2 needs a connector, and --connector none names none",
+    ),
+    (
+        kv_tiers.tiers_have_a_connector,
+        ["--kv-offload-gb", "2", "--kv-transfer-config", '{"kv_connector": "OffloadingConnector"}'],
+        "--kv-offload-gb 2 cannot be combined with --kv-transfer-config",
+    ),
+    (
+        kv_tiers.tiers_have_a_connector,
+        ["--kv-offload-disk", "/tmp/kv:1", "--connector", "kvbm"],
+        "--kv-offload-disk /tmp/kv:1 cannot be combined with the connector kvbm",
+    ),
+    (
+        kv_tiers.one_size_of_host_memory,
+        ["--kv-offload-gb", "2", "--kv-offloading-size", "2"],
+        "--kv-offloading-size cannot be combined with --connector offload",
+    ),
+    (
+        kv_tiers.one_size_of_host_memory,
+        ["--connector", "nixl", "--kv-offloading-size", "2"],
+        "leave it out and give --kv-offload-gb",
+    ),
+    (
+        kv_tiers.tiers_need_prefix_caching,
+        ["--kv-offload-gb", "2", "--no-enable-prefix-caching"],
+        "--no-enable-prefix-caching cannot be combined with the connector offload",
+    ),
+    (
+        kv_tiers.tiers_stay_on_one_machine,
+        ["--kv-offload-gb", "2", "-tp", "2", "--nnodes", "2", "--master-addr", "10.0.0.1"],
+        "the connector offload cannot serve an engine over 2 nodes",
+    ),
     (
         connectors.kvbm_has_one_rank,
         ["--connector", "kvbm", "--data-parallel-size", "2"],
@@ -656,6 +733,9 @@ FRONTEND = [
     (frontend_rules.tls_needs_both_files, ["--tls-key-path", __file__], "go together"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "1.5"], "--busy-blocks 1.5 is not a share"),
     (frontend_rules.thresholds_are_shares, ["--busy-blocks", "0"], "--busy-blocks 0.0 is not a share"),
+    (frontend_rules.tier_weights_are_shares, ["--router-host-cache-weight", "1.5"], "from 0 to 1"),
+    (frontend_rules.tier_weights_are_shares, ["--router-disk-cache-weight=-0.1"], "-0.1 is not a share"),
+    (frontend_rules.tier_weights_are_shares, ["--router-disk-cache-weight", "nan"], "nan is not a share"),
     (frontend_rules.frontend_traces_have_an_address, ["--otlp-endpoint", ""], "is not a URL"),
     (frontend_rules.frontend_threads_are_a_count, ["--runtime-threads", "0"], "must be 1 or more"),
     (frontend_rules.frontend_migration_is_a_count, ["--migration-limit", "-1"], "must be 0 or more"),
@@ -877,6 +957,12 @@ def named(case: object) -> str:
     return getattr(case, "__name__", "")
 
 
+@pytest.fixture(autouse=True)
+def shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has little."""
+    monkeypatch.setattr(kv_tiers, "shared_memory_bytes", lambda: 1 << 40)
+
+
 @pytest.mark.parametrize(("rule", "argv", "message"), WORKER, ids=named)
 def test_worker_rule_refuses_and_no_other_rule_would(
     rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
@@ -887,16 +973,69 @@ def test_worker_rule_refuses_and_no_other_rule_would(
     assert message not in (refusal(lambda: checks.check_worker(plan)) or "")
 
 
-@pytest.mark.parametrize("two", [("lmcache", "kvbm"), ("kvbm", "disk"), ("disk", "lmcache")])
-def test_two_of_three_offloaders_are_refused_and_one_is_not(
-    two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connectors, "OFFLOADERS", (*connectors.OFFLOADERS, "disk"))
+@pytest.mark.parametrize("two", [("lmcache", "kvbm"), ("kvbm", "offload"), ("offload", "lmcache")])
+def test_two_of_three_offloaders_are_refused_and_one_is_not(two: tuple[str, str]) -> None:
     for name in two:
         connectors.one_offloader(WorkerOptions(connector=("nixl", name)), {})
     with pytest.raises(ConfigError, match="give one of them") as refused:
         connectors.one_offloader(WorkerOptions(connector=("nixl", *two)), {})
     assert all(name in str(refused.value) for name in two)
+
+
+@pytest.mark.parametrize(
+    ("argv", "connector"),
+    [
+        (["--kv-offload-gb", "1"], ("offload",)),
+        (["--kv-offload-disk", "/kv:1"], ("offload",)),
+        (["--kv-offload-gb", "1", "--connector", "nixl"], ("nixl", "offload")),
+        (["--kv-offload-gb", "1", "--connector", "offload", "nixl"], ("offload", "nixl")),
+        (["--kv-offload-gb", "1", "--connector", "kvbm"], ("kvbm",)),
+        (["--kv-offload-gb", "1", "--connector", "lmcache"], ("lmcache",)),
+        (["--kv-offload-gb", "1", "--is-prefill-worker"], ("nixl", "offload")),
+        (["--kv-offload-gb", "1", "--is-decode-worker"], ("nixl", "offload")),
+        (["--kv-offload-gb", "1", "--connector", "none"], ("none",)),
+        (["--kv-offload-gb", "1", "--disaggregation-mode", "pooling"], ()),
+        (["--connector", "offload"], ("offload",)),
+    ],
+)
+def test_size_of_a_tier_names_its_connector(argv: list[str], connector: tuple[str, ...]) -> None:
+    assert worker(argv).options.connector == connector
+
+
+def test_lmcache_by_the_option_of_vllm_is_refused_too() -> None:
+    plan = worker(["--kv-offloading-size", "2", "--kv-offloading-backend", "lmcache"])
+    assert "use --kv-offload-gb" in (refusal(lambda: checks.check_worker(plan)) or "")
+
+
+def test_tier_in_a_small_container_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kv_tiers, "shared_memory_bytes", lambda: 64 << 20)
+    told = refusal(lambda: checks.check_worker(worker(["--connector", "offload"]))) or ""
+    assert "--kv-offload-gb 5 does not fit into /dev/shm" in told and "0.1 GB are free" in told
+    assert "docker run --shm-size=6g" in told and "medium: Memory" in told
+    (tmp_path / "memory.max").write_text("3000000000\n")
+    assert kv_tiers.memory_bytes(str(tmp_path)) == 3_000_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert kv_tiers.memory_bytes(str(tmp_path)) == kv_tiers.memory_bytes("/nowhere")
+
+
+def test_disk_with_less_room_is_told_unless_earlier_caches_fill_it(tmp_path: Path) -> None:
+    free_gb = shutil.disk_usage(tmp_path).free // 10**9
+    large = DiskSpace(str(tmp_path / "kv"), free_gb + 10)
+    assert "GB are free there" in (kv_tiers.shortage(large) or "")
+    assert kv_tiers.shortage(DiskSpace(large.path, 0.001)) is None
+    (tmp_path / "kv").mkdir()
+    assert kv_tiers.shortage(large) is not None
+    (tmp_path / "kv" / "caches").mkdir()
+    assert kv_tiers.shortage(large) is None
+
+
+def test_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    plan = worker(["--kv-offload-gb", "0.1", "--kv-offload-disk", f"{tmp_path}/new/folder:0.1"])
+    assert f"{tmp_path} cannot be written" in (refusal(lambda: checks.check_worker(plan)) or "")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(("rule", "argv", "message"), FRONTEND, ids=named)
@@ -950,7 +1089,7 @@ def test_what_runs_elsewhere_needs_nothing_here() -> None:
     plan = worker(["--custom-jinja-template", "/models/chat.jinja"])
     assert "no such file" in (refusal(lambda: checks.check_worker(plan)) or "")
     checks.check_worker(plan, elsewhere=True)
-    plan = worker(["--connector", "kvbm", "--kv-offload-gb", "1000000"])
+    plan = worker(["--kv-offload-gb", "1000000", "--kv-offload-disk", "/dev/null/kv:1e9"])
     checks.check_worker(plan, elsewhere=True)
     known = {*checks.WORKER_RULES, *checks.FRONTEND_RULES, *checks.GATEWAY_RULES}
     assert set(checks.LOCAL_RULES) <= known
@@ -1157,8 +1296,9 @@ def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in SERVE} == set(checks.SERVE_RULES)
     assert {rule for rule, _, _ in EXPORT} == set(checks.EXPORT_RULES)
     assert {rule for rule, _, _ in LOAD} == set(checks.LOAD_RULES)
-    # That one needs a machine without NIXL; it has a test of its own.
-    assert {rule for rule, _, _ in WORKER} | {media.nixl_for_media_is_installed} == set(checks.WORKER_RULES)
+    # These need a machine without NIXL or with little shared memory; they have tests of their own.
+    apart = {media.nixl_for_media_is_installed, kv_tiers.tier_fits_shared_memory}
+    assert {rule for rule, _, _ in WORKER} | apart == set(checks.WORKER_RULES)
     assert {rule for rule, _, _ in FRONTEND} == set(checks.FRONTEND_RULES)
 
 
@@ -1174,6 +1314,14 @@ def test_every_rule_has_a_case() -> None:
         ["--is-prefill-worker", "--disaggregation-mode", "prefill", "--connector", "nixl"],
         ["--disaggregation-mode", "decode", "--kv-transfer-config", '{"kv_connector": "Mine"}'],
         ["--engine", "fake", "--connector", "kvbm"],
+        ["--kv-offload-gb", "0.1"],
+        ["--connector", "offload", "--kv-offload-gb", "0.1"],
+        ["--kv-offload-gb", "0.1", "--kv-offload-disk", "/tmp/a:b:0.1"],
+        ["--engine", "fake", "--kv-offload-gb", "1e9", "--kv-offload-disk", "/proc/nowhere:1e9"],
+        ["--is-decode-worker", "--kv-offload-gb", "0.1", "-tp", "2"],
+        ["--kv-transfer-config", '{"kv_connector": "OffloadingConnector"}'],
+        ["--kv-offloading-size", "2"],
+        ["--kv-offload-gb", "0.1", "-dp", "2", "-dpl", "1", "-dpa", "10.0.0.1"],
         ["--kv-event-port", "1024"],
         ["--kv-event-port", "49151"],
         ["--endpoint", "dyn://a.b.c"],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.config.options.kv_cache import DiskSpace
 from dynamo_vllm.config.rules import connectors as connector_rules
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.kv.connectors import CONNECTORS, choose
@@ -35,6 +36,8 @@ EVERY: list[Connector] = [
     *CONNECTORS.values(),
     *(Multi([c, CONNECTORS["nixl"]]) for c in CONNECTORS.values() if c.prefill_params() is None),
 ]
+PACKAGED = [c for c in CONNECTORS.values() if c.name != "offload"]
+"""Connectors that do not come with vLLM."""
 HANDS_OVER = [c for c in EVERY if c.prefill_params() is not None]
 by_name = pytest.mark.parametrize("connector", EVERY, ids=lambda c: c.name)
 
@@ -60,14 +63,14 @@ def test_names_are_keys_and_unique() -> None:
 
 def test_command_line_knows_every_connector_and_its_package() -> None:
     assert {*CONNECTORS, "none", "null"} == set(connector_rules.CONNECTORS)
-    classes = {c.engine_config(gpu())["kv_connector"]: name for name, c in CONNECTORS.items()}
+    classes = {c.engine_config(gpu())["kv_connector"]: c.name for c in PACKAGED}
     assert classes == connector_rules.PACKAGES
 
 
 def test_package_is_an_extra_of_ours() -> None:
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    for name in CONNECTORS:
-        assert f"\n{name} = [" in project
+    for connector in PACKAGED:
+        assert f"\n{connector.name} = [" in project
 
 
 @by_name
@@ -267,6 +270,50 @@ def test_kvbm_metrics_are_collected_where_they_are_switched_on() -> None:
     assert CONNECTORS["kvbm"].needs(gpu(environment=fixed)).metrics_url == "http://127.0.0.1:6880/metrics"
 
 
+# --- tiers ----------------------------------------------------------------------------------------------
+
+
+def extra(place: ConnectorPlace) -> dict[str, Any]:
+    found: dict[str, Any] = CONNECTORS["offload"].engine_config(place)["kv_connector_extra_config"]
+    return found
+
+
+def test_tiers_are_shared_out_over_the_ranks_of_a_worker() -> None:
+    place = gpu(offload_gb=8, ranks=4, disk=DiskSpace("/mnt/kv", 100), identity="abc")
+    assert extra(place) == {
+        "spec_name": "Tiers",
+        "spec_module_path": "dynamo_vllm.engine.tiers.spec",
+        "cpu_bytes_to_use": 2_000_000_000,
+        "self_describing_kv_events": True,
+        "secondary_tiers": [
+            {
+                "type": "DiskTier",
+                "module_path": "dynamo_vllm.engine.tiers.disk_tier",
+                "folder": "/mnt/kv",
+                "limit_bytes": 25_000_000_000,
+                "identity": "abc",
+            }
+        ],
+    }
+
+
+def test_tier_without_a_disk_is_host_memory_alone() -> None:
+    assert "secondary_tiers" not in extra(gpu())
+    assert extra(gpu())["cpu_bytes_to_use"] == 5_000_000_000
+
+
+def test_folder_of_a_tier_is_the_same_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (disk,) = extra(gpu(disk=DiskSpace("~/kv", 1)))["secondary_tiers"]
+    assert disk["folder"] == "/home/me/kv"
+    (disk,) = extra(gpu(disk=DiskSpace("kv", 1)))["secondary_tiers"]
+    assert Path(disk["folder"]) == Path.cwd() / "kv"
+
+
+def test_tiers_work_on_cpu_too() -> None:
+    assert CONNECTORS["offload"].needs(ConnectorPlace(role="agg", device="cpu")).environment == {}
+
+
 # --- several at once ------------------------------------------------------------------------------------
 
 
@@ -299,6 +346,22 @@ def test_decode_worker_of_a_pair_only_fetches(names: tuple[str, ...]) -> None:
     place = gpu("decode")
     assert composed(*names).engine_config(place) == CONNECTORS["nixl"].engine_config(place)
     assert composed(*names).needs(place) == CONNECTORS["nixl"].needs(place)
+
+
+@pytest.mark.parametrize("names", [("offload", "nixl"), ("nixl", "offload")])
+@pytest.mark.parametrize("role", ["agg", "prefill", "decode"])
+def test_tiers_come_after_nixl_which_has_the_whole_prompt(names: tuple[str, ...], role: str) -> None:
+    config = composed(*names).engine_config(gpu(role))
+    parts = [part["kv_connector"] for part in config["kv_connector_extra_config"]["connectors"]]
+    assert (config["kv_connector"], parts) == ("MultiConnector", ["NixlConnector", "OffloadingConnector"])
+    assert config["kv_load_failure_policy"] == "recompute"
+    composed(*names).needs(gpu(role))
+
+
+def test_handed_over_cache_waits_for_no_disk() -> None:
+    """vLLM asks the tiers too, and waits for their answer before it lets NIXL load."""
+    found = composed("offload", "nixl").decode_params(handed(), 64, 32)
+    assert found == {**HANDED, "kv_load_tiers": [{"medium": "CPU"}]}
 
 
 def test_prefill_worker_of_a_pair_has_the_needs_of_all() -> None:

@@ -225,6 +225,8 @@ def prepare(
             wanted = dataclasses.replace(wanted, gateway={**settings, **wanted.gateway})
     place = None if wanted.gateway is None or gateway_folder is None else gateway_place(gateway_folder)
     plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus, gateway=place)
+    if plan.said:
+        print(plan.said, file=sys.stderr)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
     ports.leave_out(plan.named_ports)

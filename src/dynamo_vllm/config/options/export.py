@@ -80,14 +80,15 @@ class ExportOptions:
     worker_memory_gb: int | None = opt(
         None,
         "resources",
-        "Memory of a worker in GiB, including shared memory (default: 32, or 32 per GPU).",
+        "Memory of a worker in GiB, including shared memory (default: 32, or 32 per GPU); --kv-offload-gb "
+        "of the file is added.",
         env="DYN_VLLM_EXPORT_WORKER_MEMORY_GB",
         metavar="GIB",
     )
     shm_gb: int = opt(
         8,
         "resources",
-        "Shared memory of a worker in GiB.",
+        "Shared memory of a worker in GiB; --kv-offload-gb of the file is added.",
         env="DYN_VLLM_EXPORT_SHM_GB",
         metavar="GIB",
     )

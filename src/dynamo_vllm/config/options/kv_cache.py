@@ -7,6 +7,30 @@ from dataclasses import dataclass
 from dynamo_vllm.config.build import opt
 from dynamo_vllm.config.options.requests import RequestOptions
 
+OFFLOAD_GB = 5.0
+"""Host memory for KV caches that leave an engine, unless the user sizes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """A folder, and how much of its disk may be used."""
+
+    path: str
+    gb: float
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.gb:g}"
+
+
+def disk_space(text: str) -> DiskSpace | None:
+    """Read PATH:GB; None if it is something else."""
+    path, _, size = text.rpartition(":")
+    try:
+        found = DiskSpace(path, float(size))
+    except ValueError:
+        return None
+    return found if found.path and 0 < found.gb < float("inf") else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheOptions(RequestOptions):
@@ -15,8 +39,9 @@ class KvCacheOptions(RequestOptions):
     connector: tuple[str, ...] = opt(
         (),
         "kv cache",
-        "KV connectors in order: nixl, kvbm, or none; lmcache is known but refused (default: none, or nixl "
-        "for a worker that hands its KV cache over, or fetches one).",
+        "KV connectors: nixl, offload, kvbm (which is being removed upstream), or none; lmcache is known but "
+        "refused (default: none, nixl for a worker that hands its KV cache over or fetches one, and offload "
+        "with --kv-offload-gb or --kv-offload-disk).",
         env="DYN_CONNECTOR",
         metavar="NAME",
     )
@@ -37,10 +62,19 @@ class KvCacheOptions(RequestOptions):
     kv_offload_gb: float | None = opt(
         None,
         "kv cache",
-        "Host memory in GB for KV caches that kvbm moves out of the engine (default: 5); kvbm's own "
-        "variables override it.",
+        "Host memory in GB for KV caches that leave the engine, of all ranks of a worker on its machine; of "
+        "all workers together if 'serve' gets it (default: none, and 5 for each worker with --connector "
+        "offload or --kv-offload-disk).",
         env="DYN_VLLM_KV_OFFLOAD_GB",
         metavar="GB",
+    )
+    kv_offload_disk: str | None = opt(
+        None,
+        "kv cache",
+        "Folder and size in GB for KV caches that leave the host memory too, such as /mnt/kv:500; shared out "
+        "like --kv-offload-gb. A restarted worker finds them again.",
+        env="DYN_VLLM_KV_OFFLOAD_DISK",
+        metavar="PATH:GB",
     )
     side_channel_host: str | None = opt(
         None,
@@ -73,3 +107,18 @@ class KvCacheOptions(RequestOptions):
     enable_local_indexer: bool = opt(
         True, "kv cache", "Keep an index of this worker's KV blocks in the worker.", env="DYN_LOCAL_INDEXER"
     )
+
+    @property
+    def kv_disk(self) -> DiskSpace | None:
+        """None also for one that a rule refuses."""
+        return None if self.kv_offload_disk is None else disk_space(self.kv_offload_disk)
+
+    @property
+    def kv_tier_flags(self) -> tuple[str, ...]:
+        """The options that size tiers of KV caches, as the user gave them."""
+        given = {"--kv-offload-gb": self.kv_offload_gb, "--kv-offload-disk": self.kv_offload_disk}
+        return tuple(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in given.items()
+            if value is not None
+        )

@@ -128,6 +128,20 @@ class SizeOptions:
         env="DYN_VLLM_SIZE_RESERVE_GIB",
         metavar="GIB",
     )
+    kv_offload_gb: float | None = opt(
+        None,
+        "tiers",
+        "Host memory in GB for KV caches that leave an engine: the output says how many tokens it holds.",
+        env="DYN_VLLM_SIZE_KV_OFFLOAD_GB",
+        metavar="GB",
+    )
+    kv_offload_disk: str | None = opt(
+        None,
+        "tiers",
+        "The same for disk space; a folder before it, as a worker takes it, is ignored.",
+        env="DYN_VLLM_SIZE_KV_OFFLOAD_DISK",
+        metavar="[PATH:]GB",
+    )
     concurrency: int | None = opt(
         None,
         "load",

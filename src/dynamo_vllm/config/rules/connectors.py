@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config.options.worker import OLDER_MODES
@@ -13,14 +12,14 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.rules.flags import EngineFlags
 
-CONNECTORS = ("nixl", "lmcache", "kvbm", "none", "null")
+CONNECTORS = ("nixl", "offload", "lmcache", "kvbm", "none", "null")
 
 
 PACKAGES = {"NixlConnector": "nixl", "LMCacheConnectorV1": "lmcache", "DynamoConnector": "kvbm"}
 """vLLM's connector classes, and the package each comes with; it is also the connector's name."""
 
 
-OFFLOADERS = ("lmcache", "kvbm")
+OFFLOADERS = ("offload", "lmcache", "kvbm")
 """Connectors that store KV caches which leave the engine."""
 
 
@@ -77,25 +76,6 @@ def one_offloader(o: WorkerOptions, _: EngineFlags) -> None:
         )
 
 
-def offload_size_needs_a_connector(o: WorkerOptions, engine: EngineFlags) -> None:
-    if o.kv_offload_gb is not None and not set(OFFLOADERS) & set(named_connectors(o, engine)):
-        raise ConfigError(
-            f"--kv-offload-gb {o.kv_offload_gb:g} needs a connector that uses it; "
-            "add --connector kvbm, or leave it out"
-        )
-
-
-def offload_fits_memory(o: WorkerOptions, _: EngineFlags) -> None:
-    if o.kv_offload_gb is None:
-        return
-    has_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    if not 0 < o.kv_offload_gb < has_gb:
-        raise ConfigError(
-            f"--kv-offload-gb {o.kv_offload_gb:g} does not fit into this machine's memory; "
-            f"use a number above 0 and below {has_gb:.0f}"
-        )
-
-
 def kvbm_has_one_rank(o: WorkerOptions, engine: EngineFlags) -> None:
     ranks = engine.get("data_parallel_size") or "1"
     if "kvbm" in named_connectors(o, engine) and ranks != "1":
@@ -132,7 +112,7 @@ def lmcache_is_refused(o: WorkerOptions, engine: EngineFlags) -> None:
     if o.engine != "fake" and "lmcache" in named_connectors(o, engine):
         raise ConfigError(
             "the connector lmcache: LMCache 0.5.6 mixes up the caches of vLLM 0.30 and answers are wrong; "
-            "use --connector kvbm"
+            "use --kv-offload-gb"
         )
 
 
@@ -140,10 +120,11 @@ def lmcache_server_is_refused(o: WorkerOptions, engine: EngineFlags) -> None:
     """LMCache as a server beside the engine (0.5.6) gave back other caches than it was given: on an H200,
     vLLM 0.32.0, none of 9 reloaded prompts was answered as when cold; in chunks of 256 requests failed.
     """
-    if o.engine != "fake" and '"LMCacheMPConnector"' in (engine.get("kv_transfer_config") or ""):
+    by_size = engine.get("kv_offloading_backend") == "lmcache"
+    if o.engine != "fake" and (by_size or '"LMCacheMPConnector"' in (engine.get("kv_transfer_config") or "")):
         raise ConfigError(
             "LMCacheMPConnector: LMCache 0.5.6 mixes up the caches of vLLM 0.32 and answers are wrong; "
-            "use --connector kvbm, or vLLM's OffloadingConnector"
+            "use --kv-offload-gb"
         )
 
 
@@ -201,8 +182,6 @@ RULES = (
     one_source_of_connectors,
     connectors_are_named_once,
     one_offloader,
-    offload_size_needs_a_connector,
-    offload_fits_memory,
     kvbm_has_one_rank,
     kvbm_takes_plain_prompts,
     written_connector_is_json,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dynamo_vllm.engine.fake.spec import CachedBlocks
 
@@ -29,7 +29,7 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 class BlockAnnouncer:
     """A server that sends every subscriber the events of all cached blocks, once."""
 
-    def __init__(self, cached: CachedBlocks, block_size: int) -> None:
+    def __init__(self, cached: Sequence[CachedBlocks], block_size: int) -> None:
         self._cached = cached
         self._block_size = block_size
         self._server: asyncio.Server | None = None
@@ -82,10 +82,10 @@ def _frames(*parts: bytes) -> Iterator[bytes]:
         yield part
 
 
-def batches(cached: CachedBlocks, block_size: int) -> Iterator[bytes]:
+def batches(cached: Sequence[CachedBlocks], block_size: int) -> Iterator[bytes]:
     """Yields batches of events, each event for the blocks of one sequence."""
     events = []
-    for event in _events(cached, block_size):
+    for event in (event for blocks in cached for event in _events(blocks, block_size)):
         events.append(event)
         if len(events) == SEQUENCES_PER_BATCH:
             yield _batch(events)
@@ -99,11 +99,20 @@ def _batch(events: list[list[object]]) -> bytes:
 
 
 def _events(cached: CachedBlocks, block_size: int) -> Iterator[list[object]]:
-    """Yields vLLM's BlockStored: tag, block hashes, parent, token ids, block size, adapter, medium."""
+    """Yields vLLM's BlockStored: tag, block hashes, parent, token ids, block size, adapter, medium.
+
+    BlockRemoved has the tag, the hashes and the medium. The hash of a block depends on its sequence only, so
+    that the same sequence has the same hashes in every medium.
+    """
     for at, first in enumerate(range(0, cached.count, BLOCKS_PER_SEQUENCE)):
         blocks = min(BLOCKS_PER_SEQUENCE, cached.count - first)
+        start = (cached.first + at * cached.step) * BLOCKS_PER_SEQUENCE
+        hashes = list(range(start, start + blocks))
+        if cached.removed:
+            yield ["BlockRemoved", hashes, cached.medium]
+            continue
         ids = sequence(cached, at, blocks * block_size)
-        yield ["BlockStored", list(range(first, first + blocks)), None, ids, block_size, None, "GPU"]
+        yield ["BlockStored", hashes, None, ids, block_size, None, cached.medium]
 
 
 def sequence(cached: CachedBlocks, at: int, tokens: int) -> list[int]:

@@ -20,7 +20,7 @@ async def launch(spec: FakeSpec, on_load: OnLoad, on_phase: OnPhase) -> FakeEngi
     await asyncio.sleep(spec.start_ms / 1000)
     if spec.refuse_start:
         raise EngineDead("the fake engine is set not to start")
-    if spec.cached is None:
+    if not spec.cached:
         return FakeEngine(spec, on_load)
     announcer = BlockAnnouncer(spec.cached, spec.block_size)
     return FakeEngine(spec, on_load, await announcer.start(), announcer.close)

@@ -19,6 +19,10 @@ class CachedBlocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int = 1
     """The distance to the next one; several engines can so announce every other sequence."""
     vocab: tuple[int, int] = (10, 900)
+    medium: str = "GPU"
+    """Where they lie: GPU, CPU or STORAGE, as vLLM calls it in its events."""
+    removed: bool = False
+    """Announces that they have left this medium."""
 
 
 class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +68,8 @@ class FakeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     media: dict[str, int] = {}
     """How many of each kind of media a prompt may have; each adds three tokens before the prompt."""
     builds_lazily: bool = False
-    cached: CachedBlocks | None = None
+    cached: tuple[CachedBlocks, ...] = ()
+    """Is announced in this order."""
     pooling: str | None = None
     """embed or classify: the engine pools instead of generating."""
     dimensions: int = 8

@@ -1,4 +1,4 @@
-"""Changes vLLM's KV events so that the router computes the right block hashes. Four patches.
+"""Changes vLLM's KV events so that the router computes the right block hashes. Five patches.
 
 What is wrong in the events of vLLM 0.30, as the runtime's KV event listener (1.6.1) reads them:
 
@@ -13,8 +13,11 @@ What is wrong in the events of vLLM 0.30, as the runtime's KV event listener (1.
 - Embeddings: a block of prompt embeddings is named by a hash of its rows, as bytes. The listener cannot read
   bytes there and drops the whole batch of events. Blocks of other requests in the batch are then never found,
   or never removed. The token ids are zeros, so all prompt embeddings look alike to the router.
+- Tiers: events of blocks in host memory and on disk have no extra keys at all. Then the blocks match requests
+  without the salt, image or embeddings, and not those with them; and an adapter's name keeps its suffix.
 
-What we do: change each event after vLLM has built it. The hash of embeddings replaces the zeros.
+What we do: change each event after vLLM has built it. The hash of embeddings replaces the zeros. Events of
+tiers get the keys first.
 
 They can go one by one when vLLM and the listener agree on the keys of a block.
 """
@@ -26,11 +29,13 @@ import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.engine.patches.patch import Where, in_vllm, wrap
+from dynamo_vllm.engine.patches.patch import Where, in_vllm, source, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import OffloadingEventsTracker
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import GroupOffloadConfig
     from vllm.v1.core.block_pool import BlockPool
 
     from dynamo_vllm.engine.vllm.names import BlockStored, CachedRequest
@@ -85,6 +90,12 @@ def apply_embeds() -> None:
     _apply(_embeds)
 
 
+def apply_tiers() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import OffloadingEventsTracker
+
+    wrap(OffloadingEventsTracker, "_build_event_metadata", _described)
+
+
 def _apply(change: Change) -> None:
     from vllm.v1.core.block_pool import BlockPool
 
@@ -96,13 +107,7 @@ def _apply(change: Change) -> None:
 def _changed(build: Callable[..., BlockStored]) -> Callable[..., BlockStored]:
     def build_block_stored_event(pool: BlockPool, request: CachedRequest, **more: Any) -> BlockStored:
         event = build(pool, request, **more)
-        # Most requests have none of these; the check here saves four calls per event.
-        if (
-            request.lora_request is not None
-            or request.cache_salt
-            or request.mm_features
-            or request.prompt_embeds is not None
-        ):
+        if _has_keys(request):
             for change in _changes:
                 event = change(event, request, more["start_token_idx"])
         return event
@@ -110,21 +115,71 @@ def _changed(build: Callable[..., BlockStored]) -> Callable[..., BlockStored]:
     return build_block_stored_event
 
 
+def _described(build: Callable[..., BlockStored]) -> Callable[..., BlockStored]:
+    """Wraps the function that notes, in the fields of BlockStored, what events of a tier's chunk will say."""
+
+    def build_event_metadata(
+        tracker: OffloadingEventsTracker, request: CachedRequest, group: GroupOffloadConfig, chunk: int
+    ) -> BlockStored:
+        noted = build(tracker, request, group, chunk)
+        if _has_keys(request):
+            start = chunk * group.tokens_per_chunk
+            noted.extra_keys = _event_keys(request, start, start + group.tokens_per_chunk, noted.block_size)
+            for change in _changes:
+                noted = change(noted, request, start)
+            noted.extra_keys = noted.extra_keys and [keys and _tagged(keys) for keys in noted.extra_keys]
+        return noted
+
+    return build_event_metadata
+
+
+def _has_keys(request: CachedRequest) -> bool:
+    """Most requests have none of these; the check saves four calls per event."""
+    return (
+        request.lora_request is not None
+        or bool(request.cache_salt)
+        or bool(request.mm_features)
+        or request.prompt_embeds is not None
+    )
+
+
 # --- whether vLLM's keys are still those that we change ---------------------------------------------------
 
 
-def _keys(start: int = 0, **about: object) -> tuple[object, ...]:
-    """Returns the extra keys in vLLM's event for a block of two tokens.
+def _event_keys(
+    request: object, start: int, end: int, block_size: int
+) -> list[tuple[object, ...] | None] | None:
+    """Returns the extra keys in vLLM's event for these tokens.
 
     Since 0.31 vLLM hashes tagged keys, and removes the tags for its events.
     """
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
-    try:
-        from vllm.v1.core.kv_cache_utils import to_event_extra_keys as event_keys
-    except ImportError:
-        event_keys = list  # vLLM 0.30
+    keys = [
+        generate_block_hash_extra_keys(request, at, at + block_size, 0)[0]
+        for at in range(start, end, block_size)
+    ]
+    untag = _untagging()
+    return untag(keys) if untag is not None else keys
 
+
+def _tagged(keys: tuple[object, ...]) -> tuple[object, ...]:
+    """Puts tags on keys, as vLLM notes them for the events of tiers."""
+    if _untagging() is None:
+        return keys
+    return tuple(("mm", *key) if isinstance(key, tuple) else ("", key) for key in keys)
+
+
+@functools.cache
+def _untagging() -> Callable[..., Any] | None:
+    """Returns vLLM's function that removes tags; None for vLLM 0.30, which has none."""
+    from vllm.v1.core import kv_cache_utils
+
+    return getattr(kv_cache_utils, "to_event_extra_keys", None)
+
+
+def _keys(start: int = 0, **about: object) -> tuple[object, ...]:
+    """Returns the extra keys in vLLM's event for a block of two tokens."""
     plain: dict[str, object] = {
         "lora_request": None,
         "cache_salt": None,
@@ -132,8 +187,8 @@ def _keys(start: int = 0, **about: object) -> tuple[object, ...]:
         "prompt_embeds": None,
     }
     request = SimpleNamespace(**plain | about, _prompt_embeds_per_block_hashes={})
-    keys, _ = generate_block_hash_extra_keys(request, start, start + 2, 0)
-    return event_keys([keys])[0] or ()
+    found = _event_keys(request, start, start + 2, 2)
+    return (found and found[0]) or ()
 
 
 def adapters_are_keys() -> bool:
@@ -155,6 +210,12 @@ def embeds_are_named_by_bytes() -> bool:
     import torch
 
     return any(isinstance(key, bytes) for key in _keys(prompt_embeds=torch.zeros(2, 1)))
+
+
+def events_of_tiers_have_no_keys() -> bool:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import OffloadingEventsTracker
+
+    return "extra_keys=None" in source(OffloadingEventsTracker._build_event_metadata)
 
 
 # --- how ------------------------------------------------------------------------------------------------
@@ -208,6 +269,7 @@ def fix_embeds(event: BlockStored, rows: int, start: int) -> BlockStored:
     return event
 
 
+_OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 _in_events = functools.partial(
     in_vllm, targets=("vllm.v1.core.block_pool.BlockPool._build_block_stored_event",), where=(Where.ENGINE,)
 )
@@ -235,5 +297,13 @@ PATCHES = (
         defect="prompt embeddings are named by bytes, so the router drops the whole batch of events",
         apply=apply_embeds,
         still_needed=embeds_are_named_by_bytes,
+    ),
+    in_vllm(
+        name="kv-events-tiers",
+        defect="events of blocks in host memory and on disk have no extra keys, so the router misreads them",
+        targets=(f"{_OFFLOADING}.events.OffloadingEventsTracker._build_event_metadata",),
+        where=(Where.TIERS,),
+        apply=apply_tiers,
+        still_needed=events_of_tiers_have_no_keys,
     ),
 )

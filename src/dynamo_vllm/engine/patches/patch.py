@@ -29,6 +29,7 @@ class Where(StrEnum):
     NODE = "headless node"
     ENGINE = "every process of vLLM"
     CPU_WORKER = "vLLM's workers on CPU"
+    TIERS = "vLLM's schedulers with tiers of KV caches"
     GUIDE_CHECKER = "guide checkers"
     TRANSFER = "transfers of encoder outputs"
     OMNI_WORKER = "worker of vLLM-Omni"

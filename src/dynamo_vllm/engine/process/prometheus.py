@@ -5,6 +5,10 @@ from __future__ import annotations
 import http.client
 import os
 import urllib.request
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 FETCH_SECONDS = 1.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -12,13 +16,29 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def series() -> str:
     """Returns every series of this process, or of all its processes if a multi-process folder is set."""
-    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
+    from prometheus_client import generate_latest
+
+    return generate_latest(_registry()).decode()
+
+
+def totals(label: str) -> dict[tuple[str, str], float]:
+    """Returns the values of all series by name and this label ("" without it), added up over other labels."""
+    found: dict[tuple[str, str], float] = {}
+    for metric in _registry().collect():
+        for sample in metric.samples:
+            key = sample.name, sample.labels.get(label, "")
+            found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def _registry() -> CollectorRegistry:
+    from prometheus_client import REGISTRY, CollectorRegistry, multiprocess
 
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return generate_latest(REGISTRY).decode()
+        return REGISTRY
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return generate_latest(registry).decode()
+    return registry
 
 
 def fetched(url: str) -> str:

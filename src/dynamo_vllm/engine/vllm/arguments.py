@@ -68,7 +68,7 @@ def resolve(settings: EngineSettings) -> Resolved:
         encodes_only=settings.is_encoder,
         takes_encoded=settings.takes_encoded,
         traces_url=settings.traces_url,
-        free_bytes=None if settings.environment.get(_CACHE_SPACE) else free_bytes(),
+        free_bytes=_free_bytes(settings),
         engines=settings.engines_here or node.engines,
         cores=None if cpu_threads.is_chosen(settings.environment) else cpu_threads.usable_cores(),
     )
@@ -90,6 +90,12 @@ def resolve(settings: EngineSettings) -> Resolved:
         return Resolved(AsyncEngineArgs.from_cli_args(parsed), fired)
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"vLLM refuses these settings: {exc}") from exc
+
+
+def _free_bytes(settings: EngineSettings) -> int | None:
+    """Returns the memory that a CPU engine may share out; None if the user or the machine does not say."""
+    free = None if settings.environment.get(_CACHE_SPACE) else free_bytes()
+    return None if free is None else max(free - settings.host_tier_bytes, 0)
 
 
 def given_flags(settings: EngineSettings) -> dict[str, Any]:

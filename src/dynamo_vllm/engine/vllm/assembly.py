@@ -27,6 +27,7 @@ from dynamo_vllm.engine.vllm.direct import Direct
 from dynamo_vllm.engine.vllm.engine import VllmEngine
 from dynamo_vllm.engine.vllm.output_socket import Receiver
 from dynamo_vllm.engine.vllm.parts import parsing
+from dynamo_vllm.engine.vllm.parts import tiers as vllm_tiers
 from dynamo_vllm.engine.vllm.parts.embeds import VllmEmbeds
 from dynamo_vllm.engine.vllm.parts.encoded import EncodedFolder
 from dynamo_vllm.engine.vllm.parts.media import VllmMedia
@@ -150,6 +151,7 @@ def _parts(
         encoded=_encoded(settings, facts.encoder, model),
         pooling=_pooling(llm, settings, facts.pooling),
         speech=VllmSpeech(llm.renderer, facts.speech, model) if facts.speech is not None else None,
+        tiers=vllm_tiers.tiers(llm, facts),
     )
 
 

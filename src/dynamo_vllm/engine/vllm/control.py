@@ -87,8 +87,11 @@ class Control:
         await self._llm.resume_generation()
 
     async def _reset(self, op: base.ResetCache) -> None:
-        if "prefix" in op.kinds and not await self._llm.reset_prefix_cache():
-            raise WrongState("KV blocks are in use; try again when the running requests have ended")
+        if "prefix" in op.kinds:
+            # Without a connector vLLM ignores that it has none.
+            done = await self._llm.reset_prefix_cache(reset_connector=op.with_tiers)
+            if not done:
+                raise WrongState("KV blocks are in use; try again when the running requests have ended")
         if "multimodal" in op.kinds:
             await self._llm.reset_mm_cache()
         if "encoder" in op.kinds:

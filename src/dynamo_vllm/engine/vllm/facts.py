@@ -96,7 +96,7 @@ def _adapter_limits(config: Config) -> AdapterLimits | None:
 
 
 def _sleep_refusal(config: Config) -> str | None:
-    if config.kv_transfer_config is not None:
+    if kv_compatibility.connector_to_others(config) is not None:
         return "other engines read its KV cache, which sleep would free; stop it instead"
     if machine.device() == "cpu" or config.model_config.enable_sleep_mode:
         return None

@@ -33,7 +33,8 @@ _ON_REQUEST = frozenset(
 )
 """Connectors that load only caches which the request names."""
 _SKIPPING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
-"""Connectors that look for no cache if the request's prompt must be computed."""
+"""Connectors that look for no cache if the request's prompt must be computed. They keep caches for their own
+engine only, and forget them when it sleeps."""
 
 
 def connector_that_finds_caches(config: Config) -> str | None:
@@ -41,6 +42,13 @@ def connector_that_finds_caches(config: Config) -> str | None:
     transfer = config.kv_transfer_config
     names = _connectors(transfer) if transfer is not None else []
     return next((name for name in names if name not in _ON_REQUEST | _SKIPPING), None)
+
+
+def connector_to_others(config: Config) -> str | None:
+    """Returns a connector by which other engines may read this one's KV cache; None if none may."""
+    transfer = config.kv_transfer_config
+    names = _connectors(transfer) if transfer is not None else []
+    return next((name for name in names if name not in _SKIPPING), None)
 
 
 def refuse_prompt_logprobs(config: Config, job: Job) -> None:

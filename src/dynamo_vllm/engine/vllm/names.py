@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
     from concurrent.futures import Executor
 
     import torch
@@ -140,6 +140,8 @@ class SpeculativeConfig(Protocol):
 
 class CompilationConfig(Protocol):
     mode: object
+    static_forward_context: dict[str, Any]
+    """The layers that a worker of vLLM has created, by name."""
 
 
 class ProfilerConfig(Protocol):
@@ -232,6 +234,87 @@ class BlockStored(Protocol):
     extra_keys: list[tuple[object, ...] | None] | None
 
 
+class OffloadingGroup(Protocol):
+    """OffloadingGroupConfig."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class OffloadingCache(Protocol):
+    """OffloadingCacheConfig."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class OffloadingModel(Protocol):
+    """OffloadingModelConfig."""
+
+    dtype: str
+
+
+class OffloadingParallel(Protocol):
+    """OffloadingParallelConfig."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    rank: int
+    world_size: int
+    data_parallel_index: int
+    data_parallel_rank_local: int | None
+
+
+class OffloadingConfig(Protocol):
+    """Is what a tier may know of its engine."""
+
+    groups: Sequence[OffloadingGroup]
+    model: OffloadingModel
+    cache: OffloadingCache
+    parallel: OffloadingParallel
+    extra_config: Mapping[str, Any]
+    engine_id: str
+    enable_kv_cache_events: bool
+
+
+class OffloadingEvents(Protocol):
+    """OffloadingKVEventsConfig."""
+
+    enable_kv_cache_events: bool
+
+
+class OffloadingSpec(Protocol):
+    """TieringOffloadingSpec."""
+
+    config: OffloadingConfig
+    kv_events_config: OffloadingEvents
+    secondary_tier_configs: list[dict[str, Any]]
+    blocks_per_chunk: int
+    num_chunks: int
+    kv_bytes_per_chunk: int
+    cpu_page_size_per_worker: int
+    _engine_id: str
+    _scheduler_mmap: OffloadRegion | None
+
+
+class OffloadRegion(Protocol):
+    """SharedOffloadRegion: the memory of the host tier."""
+
+    mmap_path: str
+    _creator: bool
+
+    def create_next_worker_view(self, tensor_page_size: int) -> torch.Tensor: ...
+
+    def cleanup(self) -> None: ...
+
+
+class TransferJob(Protocol):
+    """A job of the tiering manager."""
+
+    job_id: int
+    keys: Collection[bytes]
+    chunk_ids: Any
+    """A numpy array of rows of the host tier."""
+    req_context: Any
+
+
 class InputProcessor(Protocol):
     def process_inputs(
         self,
@@ -307,7 +390,9 @@ class Llm(Protocol):
 
     async def collective_rpc(self, method: str) -> list[Any]: ...
 
-    async def reset_prefix_cache(self) -> bool: ...
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool: ...
 
     async def reset_mm_cache(self) -> None: ...
 

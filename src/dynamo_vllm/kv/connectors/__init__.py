@@ -10,13 +10,19 @@ from dynamo_vllm.kv.connectors.kvbm import Kvbm
 from dynamo_vllm.kv.connectors.lmcache import Lmcache
 from dynamo_vllm.kv.connectors.multi import AsWritten, Multi
 from dynamo_vllm.kv.connectors.nixl import Nixl
+from dynamo_vllm.kv.connectors.offload import Offload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_vllm.kv.connectors.base import Connector
 
-CONNECTORS: dict[str, Connector] = {"nixl": Nixl(), "lmcache": Lmcache(), "kvbm": Kvbm()}
+CONNECTORS: dict[str, Connector] = {
+    "nixl": Nixl(),
+    "offload": Offload(),
+    "lmcache": Lmcache(),
+    "kvbm": Kvbm(),
+}
 
 
 def choose(names: Sequence[str], written: str | None = None) -> Connector | None:

@@ -7,16 +7,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo_vllm.config.options.kv_cache import OFFLOAD_GB
 from dynamo_vllm.config.role_cards import CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dynamo_vllm.config.options.kv_cache import DiskSpace
     from dynamo_vllm.config.role_cards import RoleCard
     from dynamo_vllm.job import Adapter, SamplingSpec
-
-OFFLOAD_GB = 5.0
-"""Host memory for KV caches that leave an engine, as LMCache's own default."""
 
 
 class Rejected(ValueError):
@@ -38,7 +37,13 @@ class ConnectorPlace:
     lease_seconds: int = 30
     """How long a prefill engine keeps a KV cache that nobody fetches."""
     offload_gb: float = OFFLOAD_GB
-    """Host memory for KV caches that leave the engine."""
+    """Host memory for KV caches that leave the engines of this worker, on this machine."""
+    disk: DiskSpace | None = None
+    """A folder for KV caches that leave the host memory."""
+    ranks: int = 1
+    """Engines of this worker on this machine, which share both."""
+    identity: str = ""
+    """Equal for engines whose KV caches of the same tokens are equal; needed with a disk."""
     has_handover: bool = False
     """Another connector moves KV caches from prefill to decode."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.kv.connectors import kvbm
+from dynamo_vllm.kv.connectors import kvbm, offload
 from dynamo_vllm.kv.connectors.base import PREFILL_PARAMS, Connector, ConnectorPlace, Needs, transfer_params
 
 if TYPE_CHECKING:
@@ -58,23 +58,32 @@ class Multi:
 
     def decode_params(self, handed: object, prompt_tokens: int, block_size: int) -> dict[str, object] | None:
         speaker = self._hands_over()
-        return speaker.decode_params(handed, prompt_tokens, block_size) if speaker else None
+        found = speaker.decode_params(handed, prompt_tokens, block_size) if speaker else None
+        # vLLM asks each connector for the prompt, also those whose answer it does not need, and waits for it.
+        return {**found, **offload.FROM_HOST_MEMORY} if found and self._has_tiers else found
+
+    @property
+    def _has_tiers(self) -> bool:
+        return any(part.name == offload.Offload.name for part in self.parts)
 
     def _hands_over(self) -> Connector | None:
         return next((part for part in self.parts if part.prefill_params() is not None), None)
 
     def _at(self, place: ConnectorPlace) -> list[Connector]:
-        """Return the parts that work there: stores come before transfers.
+        """Return the parts that work there, in vLLM's order.
 
-        A decode worker only fetches. vLLM loads a prompt from one connector, and a store that has its prefix
-        would keep NIXL from loading all of it.
+        vLLM loads a prompt from the first connector that has some of it, and only from that one. So our tiers
+        come after NIXL, whose cache is the whole prompt: on a prefill worker NIXL has none, and a decode
+        worker loads from its tiers what it computes itself. Other stores cannot come second: they come first,
+        and a decode worker has none.
         """
         speaker = self._hands_over()
         if speaker is None:
             return list(self.parts)
-        if place.card.takes_kv:
-            return [speaker]
-        return [*(part for part in self.parts if part is not speaker), speaker]
+        stores = [part for part in self.parts if part is not speaker]
+        if self._has_tiers:
+            return [speaker, *stores]
+        return [speaker] if place.card.takes_kv else [*stores, speaker]
 
 
 @dataclass(frozen=True, slots=True)

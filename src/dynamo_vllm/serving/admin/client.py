@@ -34,6 +34,7 @@ SECONDS = {
     "resume": 60.0,
     "clear_kv_blocks": 60.0,
     "reset_caches": 60.0,
+    "prove_tiers": 60.0,
     "start_profile": 60.0,
     "stop_profile": 600.0,
 }

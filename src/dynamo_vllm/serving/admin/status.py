@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dynamo_vllm.admin.base import Reply, WorkerState
     from dynamo_vllm.config.options import WorkerOptions
+    from dynamo_vllm.engine.base import Tiers
     from dynamo_vllm.job import EngineFacts
     from dynamo_vllm.lora.registry import Registry
     from dynamo_vllm.serving.metrics.load_meter import LastError, LoadMeter
@@ -28,6 +30,7 @@ class WorkerStatus:
         meter: LoadMeter,
         in_flight: InFlight,
         last_error: LastError,
+        tiers: Tiers | None = None,
     ) -> None:
         self._options = options
         self._facts = facts
@@ -36,6 +39,7 @@ class WorkerStatus:
         self._meter = meter
         self._in_flight = in_flight
         self._last_error = last_error
+        self._tiers = tiers
         self._began = time.monotonic()
 
     def reply(self, state: WorkerState, adapters: Registry | None) -> Reply:
@@ -51,6 +55,7 @@ class WorkerStatus:
             "adapters": [{"name": e.name, "state": e.state.value, "leases": e.leases} for e in entries],
             "ranks": self._meter.ranks(),
             "total_blocks": self._meter.total_blocks,
+            "tiers": [asdict(figures) for figures in self._tiers.figures()] if self._tiers else [],
             "in_flight": len(self._in_flight),
             "uptime_seconds": round(time.monotonic() - self._began, 1),
             "last_error": self._last_error.report(),

@@ -89,10 +89,13 @@ async def warm_up(warming: Warming) -> float | None:
 
 
 async def _forget(warming: Warming) -> None:
-    """Clear the prefix cache: no client could hit these prompts, but they take room and reach routers."""
+    """Clear the prefix cache: no client could hit these prompts, but they take room and reach routers.
+
+    Its tiers stay: on disk they hold what an earlier run computed.
+    """
     kinds = {"prefix", "multimodal", "encoder"} if warming.takes_media else {"prefix"}
     try:
-        await warming.operations.control(ResetCache(frozenset(kinds)))
+        await warming.operations.control(ResetCache(frozenset(kinds), with_tiers=False))
     except EngineDead:
         raise
     except (EngineError, AdminError) as exc:

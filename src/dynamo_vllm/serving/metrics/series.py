@@ -13,7 +13,7 @@ from dynamo_vllm.lora.slots import AdapterState as AdapterState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from dynamo_vllm.engine.base import LoadFigures
+    from dynamo_vllm.engine.base import LoadFigures, Tiers
     from dynamo_vllm.lora.registry import Registry
     from dynamo_vllm.serving.metrics.load_meter import LoadMeter
 
@@ -73,6 +73,7 @@ class Exposition:
     folders: Mapping[str, str] = field(default_factory=dict)
     """The folders that this worker writes to, by purpose."""
     kv_event_publishers: int = 0
+    tiers: Tiers | None = None
 
     def text(self) -> str:
         return "".join(line for series in self._all() for line in lines(series))
@@ -118,6 +119,7 @@ class Exposition:
             [(model, self.meter.unread_answers)],
         )
         yield from self._of_adapters(model)
+        yield from self._of_tiers(model)
         yield from self._of_folders()
 
     def _by_rank(self, value: Callable[[LoadFigures, int], float]) -> Iterator[tuple[Labels, float]]:
@@ -142,6 +144,12 @@ class Exposition:
             "LoRA adapters that could not be loaded",
             [(model, self.adapters.failures)],
         )
+
+    def _of_tiers(self, model: Labels) -> Iterator[MetricSeries]:
+        """What is in them and what they do is in vLLM's series."""
+        if self.tiers is not None:
+            sizes = [(model | {"tier": tier}, float(size)) for tier, size in self.tiers.sizes.items()]
+            yield MetricSeries("kv_tier_bytes", "gauge", "Size of a tier of KV caches", sizes)
 
     def _of_folders(self) -> Iterator[MetricSeries]:
         free, total = [], []

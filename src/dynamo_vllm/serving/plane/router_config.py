@@ -41,6 +41,8 @@ def kv_router_config(options: FrontendOptions, queue_threshold: float) -> KvRout
     return KvRouterConfig(
         prefill_load_scale=options.kv_overlap_weight,
         overlap_score_credit=options.kv_overlap_credit,
+        host_cache_hit_weight=options.router_host_cache_weight,
+        disk_cache_hit_weight=options.router_disk_cache_weight,
         decode_active_request_weight=options.router_request_blocks,
         router_temperature=options.router_temperature,
         use_kv_events=options.use_kv_events,

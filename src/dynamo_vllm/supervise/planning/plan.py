@@ -11,6 +11,7 @@ from dynamo_vllm.config import build, checks, planes, runtime_env, topology, wor
 from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.supervise.planning import gateway as gateways
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
+from dynamo_vllm.supervise.planning import tiers
 from dynamo_vllm.supervise.planning.process import COMMAND, LOOPBACK, Plan, Process, reachable
 from dynamo_vllm.supervise.planning.workers import WorkerProcesses, parse_group
 from dynamo_vllm.supervise.run_folder import EMBEDDINGS
@@ -42,6 +43,8 @@ def make(
     `gpus` are assigned to several workers; without any, each sees what the environment shows. Processes that
     will run `elsewhere` are not checked against this machine. A topology with a gateway needs a place for it.
     """
+    wanted, said = tiers.share_out(wanted, environment)
+    environment = tiers.without_variables(environment)
     everything = shared_environment(environment, discovery)
     front = build.from_values(FrontendOptions, wanted.frontend, everything)
     checks.check_frontend(front, elsewhere=elsewhere)
@@ -84,6 +87,8 @@ def make(
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
+    if not elsewhere:
+        tiers.refuse_more_than_here(workers.plans)
     processes = (frontend, *beside, *with_engine_count(workers.made))
     named = workers.named_ports | {public.port}
     return Plan(
@@ -96,6 +101,7 @@ def make(
         named,
         frontend_url,
         needs_key=bool(beside) and not (wanted.gateway or {}).get("open"),
+        said=said,
     )
 
 

@@ -83,6 +83,8 @@ class Plan:
     """URL of the frontend itself; another one than `url` behind a gateway."""
     needs_key: bool = False
     """Whether clients must send a key of the gateway."""
+    said: str | None = None
+    """What was shared out among the workers."""
 
     @property
     def has_gateway(self) -> bool:

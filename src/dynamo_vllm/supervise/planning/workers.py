@@ -44,6 +44,8 @@ class WorkerProcesses:
         """The folder of encode workers, if there are some."""
         self.made: list[Process] = []
         self.models: list[str] = []
+        self.plans: list[tuple[WorkerPlan, int]] = []
+        """Of each group, and how many workers it has."""
         self._model = model
         self._shared = shared
         self._system_port = environment.get("DYN_SYSTEM_PORT")
@@ -77,6 +79,7 @@ class WorkerProcesses:
         self._check_address(options)
         self._check_namespace(options)
         self.models.append(str(options.model))
+        self.plans.append((worker, group.count))
         engines = 0 if options.engine == "fake" else node.engines
         share = 0.0 if options.omni else share_of(worker.flags)  # a pipeline's file has those of its stages
         argv = _argv(values, group)
@@ -103,8 +106,9 @@ class WorkerProcesses:
         if self._is_taken(options) and options.component is None and options.endpoint is None:
             more["component"] = self._other_component(options)
         if options.card.hands_over_kv:
-            if options.connector == worker_plan.HANDS_OVER:  # written out, for readers of manifests
-                more["connector"] = worker_plan.HANDS_OVER
+            # Written out, for readers of manifests.
+            if options.connector in (worker_plan.HANDS_OVER, (*worker_plan.HANDS_OVER, worker_plan.TIERS)):
+                more["connector"] = options.connector
             publishes = options.kv_events is not None or "kv_events_config" in engine
             if options.card.takes_kv and self._front.local_prefill_tokens is not None and not publishes:
                 more["kv_events"] = True

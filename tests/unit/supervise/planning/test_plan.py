@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dynamo_vllm.cli.start import serve
-from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.rules import flags, kv_tiers
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.supervise import run_folder
@@ -185,6 +186,112 @@ def test_connector_of_the_user_stands(words: tuple[str, ...], env: dict[str, str
     for worker in made(*PAIR, *words, env=env).workers:
         assert [*worker.argv].count("--connector") == [*words].count("--connector")
         assert worker.env.get("DYN_CONNECTOR") == env.get("DYN_CONNECTOR")
+
+
+# --- tiers of KV caches ---------------------------------------------------------------------------------
+
+
+def tiers(*words: str, env: dict[str, str] | None = None) -> dict[str, list[str]]:
+    """What each worker is told of its tiers."""
+    found = made(*words, "--engine", "fake", env=env)
+    for worker in found.workers:
+        assert not {"DYN_VLLM_KV_OFFLOAD_GB", "DYN_VLLM_KV_OFFLOAD_DISK"} & worker.env.keys()
+    told = ("--kv-offload", "--connector", "nixl", "offload")
+    return {
+        worker.name: [word for word in words_of(found, worker.name) if word.startswith(told)]
+        for worker in found.workers
+    }
+
+
+SIZES = ("--kv-offload-gb", "12", "--kv-offload-disk", "/kv:90")
+
+
+def test_tiers_of_serve_are_shared_out_evenly() -> None:
+    each = ["--kv-offload-gb=4.0", "--kv-offload-disk=/kv:30"]
+    assert tiers("m", "--workers", "3", *SIZES) == {f"worker-{number}": each for number in (1, 2, 3)}
+    assert tiers("m", *SIZES) == {"worker-1": ["--kv-offload-gb=12.0", "--kv-offload-disk=/kv:90"]}
+
+
+def test_tiers_of_the_environment_are_shared_out_too() -> None:
+    env = {"DYN_VLLM_KV_OFFLOAD_GB": "12", "DYN_VLLM_KV_OFFLOAD_DISK": "/kv:90"}
+    each = ["--kv-offload-gb=6.0", "--kv-offload-disk=/kv:45"]
+    assert tiers("m", "--workers", "2", env=env) == {"worker-1": each, "worker-2": each}
+
+
+def test_what_was_shared_out_is_said() -> None:
+    said = made("m", "--workers", "2", "--engine", "fake", *SIZES).said
+    assert said is not None
+    assert "--kv-offload-gb 12.0 is 6.0 for each of 2 workers" in said
+    assert "--kv-offload-disk /kv:90 is /kv:45 for each of 2 workers" in said
+    assert made("m", "--engine", "fake", *SIZES).said is None
+
+
+def test_prefill_workers_keep_caches_and_decode_workers_only_what_they_compute() -> None:
+    pair = ("m", "--prefill", "2", "--decode", "1", "--kv-offload-gb", "12")
+    kept = ["--connector", "nixl", "offload", "--kv-offload-gb=6.0"]
+    assert tiers(*pair) == {"prefill-1": kept, "prefill-2": kept, "decode-1": ["--connector", "nixl"]}
+    all_three = ["--connector", "nixl", "offload", "--kv-offload-gb=4.0"]
+    assert set(map(tuple, tiers(*pair, "--local-prefill-tokens", "64").values())) == {tuple(all_three)}
+    named = ["--connector", "offload", "nixl", "--kv-offload-gb=4.0"]
+    assert set(map(tuple, tiers(*pair, "--connector", "offload", "nixl").values())) == {tuple(named)}
+
+
+def test_encoders_get_no_tier() -> None:
+    found = tiers(
+        "m", "--encode", "1", "--enable-multimodal", "--kv-offload-gb", "12", "--connector", "offload"
+    )
+    assert found == {"worker-1": ["--connector", "offload", "--kv-offload-gb=12.0"], "encode-1": []}
+
+
+def test_own_tier_of_a_group_is_that_of_each_of_its_workers(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "model: m\nkv-offload-gb: 12\nworkers:\n  - {count: 2, kv_offload_gb: 1}\n"
+        "  - {count: 2, component: c}\n  - {component: d, connector: [none]}\n"
+    )
+    found = [
+        [word.rpartition("=")[2] for word in words if "gb" in word]
+        for words in tiers("--config", str(file)).values()
+    ]
+    assert found == [["1.0"], ["1.0"], ["6.0"], ["6.0"], []]
+    over = tiers("--config", str(file), "--kv-offload-gb", "8").values()
+    assert [[word.rpartition("=")[2] for word in words if "gb" in word] for words in over] == [
+        ["2.0"]
+    ] * 4 + [[]]
+
+
+def test_models_side_by_side_share_alike(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("kv_offload_disk: /kv:90\nworkers: [{model: a}, {model: b, count: 2}]\n")
+    assert set(map(tuple, tiers("--config", str(file)).values())) == {("--kv-offload-disk=/kv:30",)}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--kv-offload-gb", "0"), "--kv-offload-gb 0 is not a size"),
+        (("--kv-offload-disk", "/kv"), "--kv-offload-disk /kv is not PATH:GB"),
+        (("--kv-offload-gb", "1", "--connector", "none"), "no worker keeps KV caches"),
+        (("--kv-offload-gb", "1", "--disaggregation-mode", "pooling"), "no worker keeps KV caches"),
+    ],
+)
+def test_tiers_that_no_worker_can_have_are_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        tiers("m", *words)
+    assert message in str(refused.value)
+
+
+def test_tiers_that_fit_only_one_by_one_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("model: m\nworkers: [{count: 4, kv_offload_gb: 0.3}]\n")
+    monkeypatch.setattr(kv_tiers, "shared_memory_bytes", lambda: 10**9)
+    with pytest.raises(ConfigError, match=r"1.2 GB of host memory .* all workers .*--shm-size=2g"):
+        made("--config", str(file))
+    monkeypatch.setattr(kv_tiers, "shared_memory_bytes", lambda: 2 * 10**9)
+    made("--config", str(file))
+    whole = shutil.disk_usage("/tmp").total // 10**9
+    with pytest.raises(ConfigError, match=f"/tmp/kv:{2 * whole} does not fit"):
+        made("m", "--workers", "2", "--kv-offload-gb", "0.2", "--kv-offload-disk", f"/tmp/kv:{2 * whole}")
 
 
 def test_worker_without_a_role_gets_no_connector() -> None:

@@ -1,0 +1,675 @@
+"""The index of chunks on disk and its jobs, with real files: limits, faults, slow and hanging disks."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dynamo_vllm.engine.tiers.disk_cache import Change, DiskCache, Finished, most_chunks
+from dynamo_vllm.engine.tiers.disk_files import FOLDER, Slot, file_bytes
+from dynamo_vllm.engine.tiers.disk_keeper import Place
+from harness.waiting import until
+
+SIZE, ROWS = 4096, 32
+PRINT = "a" * 32
+Move = tuple[bytes, int]
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 36
+
+
+def moves(*numbers: int, first: int = 0) -> list[Move]:
+    return [(key(number), first + row) for row, number in enumerate(numbers)]
+
+
+@dataclass
+class Tier:
+    """A cache with its host memory, and the jobs that have ended."""
+
+    cache: DiskCache
+    rows: npt.NDArray[np.uint8]
+    ended: dict[int, Finished] = field(default_factory=dict)
+    jobs: int = 0
+
+    def poll(self) -> None:
+        self.ended |= {done.job_id: done for done in self.cache.finished()}
+
+    def wait_for(self, job: int) -> Finished:
+        def has_ended() -> bool:
+            self.poll()
+            return job in self.ended
+
+        until(f"the end of job {job}", has_ended, every=0.001)
+        return self.ended[job]
+
+    def begin_store(self, these: list[Move]) -> int:
+        self.jobs += 1
+        self.cache.store(self.jobs, these)
+        return self.jobs
+
+    def begin_load(self, these: list[Move]) -> int:
+        self.jobs += 1
+        self.cache.load(self.jobs, these)
+        return self.jobs
+
+    def store(self, *numbers: int) -> Finished:
+        """Stores chunks that contain their number."""
+        for row, number in enumerate(numbers):
+            self.rows[row] = number
+        return self.wait_for(self.begin_store(moves(*numbers)))
+
+    def store_as(self, numbers: list[int], generation: int) -> Finished:
+        for row, number in enumerate(numbers):
+            self.rows[row] = number + 21 * (generation % 10)
+        return self.wait_for(self.begin_store(moves(*numbers)))
+
+    def load(self, *numbers: int) -> Finished:
+        self.rows[:] = 255
+        return self.wait_for(self.begin_load(moves(*numbers)))
+
+    def values(self) -> list[int]:
+        """Returns what each row contains; it must be the same everywhere in a row."""
+        assert (self.rows == self.rows[:, :1]).all()
+        return [int(value) for value in self.rows[:, 0]]
+
+    def is_paused(self) -> bool:
+        return self.cache.is_paused
+
+    def works(self) -> bool:
+        self.poll()
+        return self.cache._can_store
+
+    def has(self, *numbers: int) -> list[bool]:
+        self.poll()
+        return [self.cache.has(key(number)) for number in numbers]
+
+
+@contextmanager
+def tier(root: Path, chunks: int = 16, **place: float) -> Iterator[Tier]:
+    rows = np.zeros((ROWS, SIZE), np.uint8)
+    where = Place(
+        root=root,
+        fingerprint=PRINT,
+        chunk_bytes=SIZE,
+        most_chunks=chunks,
+        **{"first_pause": 0.01, "longest_pause": 0.02, **place},
+    )
+    cache = DiskCache(where, rows, tells_changes=True)
+    try:
+        yield Tier(cache, rows)
+    finally:
+        cache.close()
+
+
+@contextmanager
+def working(root: Path, chunks: int = 16, **place: float) -> Iterator[Tier]:
+    with tier(root, chunks, **place) as made:
+        until("the folder is open", made.works)
+        yield made
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(root.glob(f"{FOLDER}/*/*/*/??/*"))
+
+
+def pauses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "next try in" in text]
+
+
+@dataclass
+class Hold:
+    """Stops a call of the system for chunks, until it is released."""
+
+    released: threading.Event = field(default_factory=threading.Event)
+    reached: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self) -> None:
+        self.reached.set()
+        self.released.wait(60)
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Hold]:
+    """Holds os.preadv or os.writev of the threads of jobs."""
+    hold, real = Hold(), getattr(os, name)
+
+    def call(*args: object) -> int:
+        if threading.current_thread().name != "kv-disk-keeper":
+            hold()
+        return int(real(*args))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, call)
+        try:
+            yield hold
+        finally:
+            hold.released.set()
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> Iterator[list[str]]:
+    """Has a call of the system fail, in all threads; yields what names each failed call's thread."""
+    calls: list[str] = []
+
+    def call(*args: object) -> int:
+        calls.append(threading.current_thread().name)
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, call)
+        yield calls
+
+
+# --- as it should be --------------------------------------------------------------------------------------
+
+
+def test_chunks_come_back_into_other_rows(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        assert made.store(1, 2, 3, 4, 5, 6, 7).is_whole
+        assert made.has(1, 7, 8) == [True, True, False]
+        assert len(made.cache) == 7 and made.cache.used_bytes == 7 * file_bytes(SIZE)
+        done = made.load(5, 2, 7)
+        assert done.is_whole and set(done.loaded) == {key(5), key(2), key(7)}
+        assert made.values() == [5, 2, 7] + [255] * (ROWS - 3)
+
+
+def test_a_restarted_engine_finds_its_chunks(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2, 3)
+    with working(tmp_path) as made:
+        assert made.has(1, 2, 3, 4) == [True, True, True, False]
+        assert made.load(3, 1).is_whole and made.values()[:3] == [3, 1, 255]
+
+
+def test_nothing_is_stored_twice(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2)
+        before = [path.stat().st_ino for path in files(tmp_path)]
+        assert made.store(2, 1).is_whole
+        assert [path.stat().st_ino for path in files(tmp_path)] == before
+
+
+def test_before_the_folder_is_open_nothing_is_found_or_stored(tmp_path: Path) -> None:
+    with tier(tmp_path / "a" / "b") as made:
+        made.cache._can_load = made.cache._can_store = False
+        job = made.begin_store(moves(1))
+        other = made.begin_load(moves(1))
+        assert not made.cache.has(key(1))
+        assert not made.wait_for(job).is_whole and not made.wait_for(other).is_whole
+
+
+def test_a_load_of_what_is_gone_tells_which_part_came(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2)
+        done = made.load(1, 9, 2)
+        assert not done.is_whole and set(done.loaded) == {key(1), key(2)}
+        assert made.values()[:3] == [1, 255, 2]
+
+
+# --- limits -----------------------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
+    with working(tmp_path, chunks=4) as made:
+        made.store(1, 2, 3, 4)
+        made.cache.touch([key(1)])
+        made.load(2)
+        assert made.store(5, 6).is_whole
+        assert made.has(1, 2, 3, 4, 5, 6) == [True, True, False, False, True, True]
+        assert len(files(tmp_path)) == 4
+        assert made.cache.take_counts().evicted == 2
+
+
+def test_a_smaller_limit_removes_the_oldest(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        for number in range(1, 7):
+            made.store(number)
+            os.utime(files(tmp_path)[number - 1], (number, number))
+    with working(tmp_path, chunks=2) as made:
+        assert made.has(*range(1, 7)) == [False] * 4 + [True] * 2
+        assert len(files(tmp_path)) == 2
+
+
+def test_what_is_being_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with working(tmp_path, chunks=3) as made, held(monkeypatch, "preadv") as reading:
+        made.store(1, 2, 3)
+        load = made.begin_load(moves(1, 2, first=8))
+        assert reading.reached.wait(60)
+        done = made.store(4, 5, 6)
+        assert not done.is_whole and made.has(1, 2, 3) == [True, True, False]
+        assert made.cache.take_counts().dropped == 2
+        reading.released.set()
+        assert made.wait_for(load).is_whole and made.values()[8:10] == [1, 2]
+
+
+def test_a_slow_disk_holds_at_most_a_quarter_of_the_host_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with working(tmp_path, chunks=100) as made, held(monkeypatch, "writev") as writing:
+        jobs = [made.begin_store(moves(*range(first, first + 6), first=first)) for first in (1, 7, 13)]
+        assert writing.reached.wait(60)
+        made.poll()
+        assert set(made.ended) == {jobs[2]} and not made.ended[jobs[2]].is_whole
+        assert made.cache.take_counts().dropped == 3 * 6 - ROWS // 4
+        writing.released.set()
+        assert made.wait_for(jobs[0]).is_whole and not made.wait_for(jobs[1]).is_whole
+        assert len(made.cache) == ROWS // 4
+
+
+def test_stores_do_not_delay_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2, 3)
+        with held(monkeypatch, "writev") as writing:
+            job = made.begin_store(moves(4, 5, 6, 7))
+            assert writing.reached.wait(60)
+            assert made.wait_for(made.begin_load(moves(1, 2, 3, first=16))).is_whole
+            assert job not in made.ended
+
+
+def test_a_limit_for_less_than_one_chunk_is_refused() -> None:
+    assert most_chunks(10 * file_bytes(SIZE), SIZE) == 7
+    with pytest.raises(ValueError, match=r"--kv-offload-disk .* give at least .* GB"):
+        most_chunks(3 * file_bytes(SIZE), SIZE)
+
+
+def test_files_never_take_more_than_the_limit(tmp_path: Path) -> None:
+    limit = 8 * file_bytes(SIZE)
+    with working(tmp_path, chunks=most_chunks(limit, SIZE)) as made:
+        for number in range(1, 40, 3):
+            made.store(number, number + 1, number + 2)
+            assert sum(path.stat().st_blocks * 512 for path in files(tmp_path)) <= limit
+
+
+def test_waiting_requests_do_not_want_more_than_host_memory_holds(tmp_path: Path) -> None:
+    with working(tmp_path, chunks=100) as made:
+        cache, most = made.cache, ROWS * 2 // 3
+        for first in range(1, 41, 8):
+            made.store(*range(first, first + 8))
+        assert [cache.offers(key(number), "a") for number in range(1, 16)] == [True] * 15
+        told = [cache.offers(key(number), "b") for number in range(21, 31)]
+        assert told == [True] * (most - 15) + [False] * (25 - most)
+        assert cache.offers(key(1), "a") and cache.offers(key(21), "b")  # asked again
+        cache.load(99, moves(*range(1, 16)), "a")
+        cache.end_step()
+        assert not cache.offers(key(30), "b")  # a waits for its load
+        made.wait_for(99)
+        cache.end_step()  # neither has asked since: both have their blocks
+        assert cache.offers(key(30), "c") and not cache.offers(key(50), "c")
+
+
+def test_one_request_gets_only_what_fits(tmp_path: Path) -> None:
+    with working(tmp_path, chunks=100) as made:
+        for first in range(1, 41, 8):
+            made.store(*range(first, first + 8))
+        told = [made.cache.offers(key(number), "a") for number in range(1, 41)]
+        assert told == [True] * (ROWS * 2 // 3) + [False] * (40 - ROWS * 2 // 3)
+
+
+# --- damaged files ----------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2, 3)
+        for path in files(tmp_path)[:2]:
+            data = bytearray(path.read_bytes())
+            data[-5] ^= 4
+            path.write_bytes(data)
+        done = made.load(1, 2, 3)
+        assert not done.is_whole and done.loaded == [key(3)]
+        assert made.values()[:3] == [255, 255, 3]
+        assert made.has(1, 2, 3) == [False, False, True] and len(files(tmp_path)) == 1
+        assert made.cache.take_counts().failures == {"damaged": 2}
+        assert not made.is_paused() and made.store(1, 2).is_whole
+    assert [text for text in caplog.messages if "useless" in text and "checksum" in text] == caplog.messages
+
+
+def test_a_file_that_somebody_removed_is_a_miss(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2)
+        files(tmp_path)[0].unlink()
+        assert made.load(1, 2).loaded == [key(2)]
+        assert made.has(1) == [False] and not made.is_paused()
+
+
+# --- a disk that fails ------------------------------------------------------------------------------------
+
+
+def test_a_read_error_pauses_the_tier_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with working(tmp_path) as made:
+        made.store(1, 2, 3, 4, 5, 6, 7, 8)
+        caplog.clear()
+        with failing(monkeypatch, "preadv", errno.EIO), failing(monkeypatch, "writev", errno.EIO):
+            assert not made.load(1, 2, 3, 4, 5).is_whole
+            assert made.is_paused() and made.has(6, 7, 8) == [False] * 3
+            assert not made.store(9).is_whole and not made.load(6).is_whole
+            assert (made.cache.take_counts().failures, len(pauses(caplog))) == ({"error": 1}, 1)
+        until("it works again", made.works)
+        assert made.has(6, 7, 8) == [True] * 3 and made.load(6, 8).is_whole
+    assert len(caplog.messages) == 2 and "Input/output error" in caplog.messages[0]
+    assert str(tmp_path) in caplog.messages[0] and "works again" in caplog.messages[1]
+
+
+def test_a_full_disk_stops_stores_and_not_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with working(tmp_path) as made:
+        made.store(1, 2)
+        caplog.clear()
+        with failing(monkeypatch, "writev", errno.ENOSPC) as calls:
+            assert not made.store(3, 4).is_whole
+            assert made.is_paused() and made.load(1, 2).is_whole
+            until("some tries", lambda: calls.count("kv-disk-keeper") > 3)
+            assert not made.store(5).is_whole and made.has(1, 2, 3) == [True, True, False]
+            assert made.cache.take_counts().failures == {"full": 1}
+            assert len(files(tmp_path)) == 2 and not list(tmp_path.glob(f"{FOLDER}/*/*/parts/*"))
+        until("it works again", made.works)
+        assert not made.is_paused() and made.store(3, 4).is_whole and made.has(1, 3) == [True, True]
+    assert len(caplog.messages) == 2
+    assert "the disk is full" in caplog.messages[0] and "fewer GB" in caplog.messages[0]
+    assert "works again" in caplog.messages[1]
+
+
+def test_a_disk_that_is_full_at_the_start_still_gives_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2)
+    with failing(monkeypatch, "writev", errno.EDQUOT), tier(tmp_path) as made:
+        until("it is open", lambda: made.has(1) == [True])
+        assert made.is_paused() and made.load(1, 2).is_whole and not made.store(3).is_whole
+    assert len(pauses(caplog)) == 1
+
+
+def test_a_folder_that_cannot_be_used_does_not_keep_the_engine_from_working(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    place = tmp_path / "place"
+    place.touch()
+    with tier(place) as made:
+        until("it has told", lambda: bool(caplog.messages))
+        assert made.has(1) == [False] and not made.store(1).is_whole and made.is_paused()
+        assert made.cache.take_counts().failures == {"error": 1}
+        place.unlink()
+        until("it works", made.works)
+        assert made.store(1).is_whole and made.load(1).is_whole
+    assert len(caplog.messages) == 2 and "Not a directory" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("found_by", ["load", "store"])
+def test_a_folder_that_vanishes_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, found_by: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    with working(tmp_path) as made:
+        made.store(1, 2)
+        shutil.rmtree(tmp_path / FOLDER)
+        assert not (made.load(1) if found_by == "load" else made.store(3)).is_whole
+        until("it works again", made.works)
+        assert made.has(1, 2) == [False, False]
+        assert made.store(1, 2).is_whole and made.load(1, 2).is_whole and len(files(tmp_path)) == 2
+    assert len(pauses(caplog)) == 1
+
+
+def test_pauses_grow_while_it_fails_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with working(tmp_path, first_pause=1.0, longest_pause=4.0) as made:
+        cache = made.cache
+        monkeypatch.setattr(cache._keeper, "settle", lambda order: None)
+        said = []
+        for _ in range(4):
+            cache._can_load = cache._can_store = True
+            cache._works_since = float("inf")
+            cache._fail("error", "?")
+            said.append(cache._pause)
+        cache._can_load, cache._works_since = True, float("-inf")
+        cache._fail("error", "?")
+        assert [*said, cache._pause] == [1.0, 2.0, 4.0, 4.0, 1.0]
+
+
+# --- a disk that hangs ------------------------------------------------------------------------------------
+
+
+def test_a_hanging_read_is_given_up_and_never_reaches_the_host_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with working(tmp_path, slow_seconds=0.2) as made:
+        made.store(1, 2, 3)
+        caplog.clear()
+        with held(monkeypatch, "preadv") as reading:
+            done = made.load(1, 2, 3)
+            assert not done.is_whole and not done.loaded
+            assert made.is_paused() and made.has(1) == [False]
+            assert made.cache.take_counts().failures == {"slow": 1}
+            made.rows[:] = 77  # the host tier has given the rows to somebody else
+            reading.released.set()
+            until("it works again", made.works)
+        assert made.values() == [77] * ROWS
+        assert made.has(1, 2, 3) == [True] * 3 and made.load(3).is_whole
+    assert len(caplog.messages) == 2 and "no answer" in caplog.messages[0]
+
+
+def test_it_stays_paused_while_a_thread_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with working(tmp_path, slow_seconds=0.1) as made:
+        made.store(1)
+        tries: list[float] = []
+        busy = made.cache._threads.busy_seconds
+
+        def tried() -> float:
+            tries.append(busy())
+            return tries[-1]
+
+        with held(monkeypatch, "preadv") as reading:
+            made.load(1)
+            monkeypatch.setattr(made.cache._keeper, "_busy_seconds", tried)
+            until("some tries", lambda: len(tries) > 6)
+            assert not made.works() and made.is_paused()
+            reading.released.set()
+            until("it works again", made.works)
+    assert len(pauses(caplog)) == 1
+
+
+def test_a_fifo_in_place_of_a_chunk_hangs_no_prompt(tmp_path: Path) -> None:
+    with working(tmp_path, slow_seconds=0.2) as made:
+        made.store(1, 2)
+        path = files(tmp_path)[0]
+        path.unlink()
+        os.mkfifo(path)
+        assert not made.load(1).is_whole and made.is_paused()
+        with path.open("wb"):  # ends the wait of the thread
+            pass
+        until("it works again", made.works)
+        assert made.has(1, 2) == [False, True] and not path.exists()
+
+
+def test_a_hanging_write_lets_the_host_tier_have_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with working(tmp_path, slow_seconds=0.2) as made:
+        with held(monkeypatch, "writev") as writing:
+            done = made.store(1, 2, 3, 4)
+            assert not done.is_whole and made.is_paused()
+            made.rows[:] = 77
+            writing.released.set()
+            until("it works again", made.works)
+        assert made.has(1, 2, 3, 4) == [False] * 4 and files(tmp_path) == []
+        assert made.store(1).is_whole and made.load(1).is_whole and made.values()[0] == 1
+
+
+def test_closing_does_not_wait_for_a_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held(monkeypatch, "preadv") as reading:
+        with working(tmp_path) as made:
+            made.store(1)
+            made.begin_load(moves(1, first=3))
+            assert reading.reached.wait(60)
+        assert not reading.released.is_set()
+        Slot.take(tmp_path, PRINT, SIZE).close()
+        assert [path.name for path in tmp_path.glob(f"{FOLDER}/*/*")] == ["0"]
+
+
+# --- resets -----------------------------------------------------------------------------------------------
+
+
+def test_a_reset_forgets_and_removes_all(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2, 3)
+        made.cache.reset()
+        assert made.has(1, 2, 3) == [False] * 3 and len(made.cache) == 0
+        until("it works again", made.works)
+        assert files(tmp_path) == []
+        assert made.store(4).is_whole and made.load(4).is_whole and made.values()[0] == 4
+    with working(tmp_path) as made:
+        assert made.has(1, 4) == [False, False] and files(tmp_path) == []
+
+
+def test_a_reset_ends_jobs_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2)
+        with held(monkeypatch, "preadv") as reading, held(monkeypatch, "writev") as writing:
+            load, store = made.begin_load(moves(1, 2)), made.begin_store(moves(3, 4, first=4))
+            assert reading.reached.wait(60) and writing.reached.wait(60)
+            made.cache.reset()
+            made.poll()  # at once: vLLM asks once after a reset
+            assert not made.ended[load].is_whole and not made.ended[store].is_whole
+            made.rows[:] = 77
+        until("it works again", made.works)
+        made.store(5)
+        made.rows[:] = 77
+        assert made.load(5).is_whole and made.values()[1:] == [255] * (ROWS - 1)
+        assert made.has(1, 2, 3, 4) == [False] * 4
+        assert [path.name for path in files(tmp_path)] == [f"{key(5).hex()}.kv"]
+
+
+def test_a_reset_before_the_folder_is_open_counts(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        made.store(1)
+    with tier(tmp_path) as made:
+        made.cache.reset()
+        until("it works", made.works)
+        assert made.has(1) == [False] and files(tmp_path) == []
+
+
+def test_a_reset_while_it_is_paused_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2)
+        with failing(monkeypatch, "preadv", errno.EIO):
+            made.load(1)
+            made.cache.reset()
+        until("it works again", made.works)
+        assert made.has(1, 2) == [False] * 2 and files(tmp_path) == []
+        assert not made.is_paused()
+
+
+# --- what the router is told ------------------------------------------------------------------------------
+
+
+def test_changes_are_told_once(tmp_path: Path) -> None:
+    with working(tmp_path, chunks=2) as made:
+        made.store(1, 2)
+        made.store(1)
+        (stored,) = {change.is_removed for change in made.cache.changes()}
+        assert stored is False
+        made.store(3)
+        assert made.cache.changes() == [Change([key(2)], True), Change([key(3)], False)]
+        made.cache.reset()
+        (removed,) = made.cache.changes()
+        assert removed.is_removed and set(removed.keys) == {key(1), key(3)}
+
+
+def test_chunks_of_an_earlier_process_are_told_when_they_are_loaded(tmp_path: Path) -> None:
+    with working(tmp_path) as made:
+        made.store(1, 2, 3)
+    with working(tmp_path, chunks=3) as made:
+        assert made.cache.changes() == []
+        made.load(2)
+        made.load(2)
+        assert made.cache.changes() == [Change([key(2)], False)]
+        made.store(4, 5)
+        told = made.cache.changes()
+        assert not any(change.is_removed for change in told)
+
+
+def test_two_engines_on_one_path_do_not_meet(tmp_path: Path) -> None:
+    with working(tmp_path) as one, working(tmp_path) as other:
+        one.store(1, 2)
+        other.store(3)
+        assert one.has(1, 2, 3) == [True, True, False] and other.has(1, 2, 3) == [False, False, True]
+        one.cache.reset()
+        until("it works again", one.works)
+        assert other.load(3).is_whole
+
+
+def test_whatever_happens_no_wrong_chunk_is_ever_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stores, loads, resets, damage and errors at random; a chunk has other content after each reset."""
+    chance, fails = random.Random(3), threading.Event()
+    writev, preadv = os.writev, os.preadv
+
+    def sometimes(code: int) -> None:
+        if fails.is_set():
+            raise OSError(code, os.strerror(code))
+
+    def write(descriptor: int, parts: list[memoryview]) -> int:
+        sometimes(errno.ENOSPC)
+        return writev(descriptor, parts)
+
+    def read(descriptor: int, parts: list[memoryview], offset: int) -> int:
+        sometimes(errno.EIO)
+        return preadv(descriptor, parts, offset)
+
+    monkeypatch.setattr(os, "writev", write)
+    monkeypatch.setattr(os, "preadv", read)
+    resets = loaded = 0
+    with working(tmp_path, chunks=12, slow_seconds=30.0) as made:
+        for _ in range(400):
+            what = chance.random()
+            numbers = chance.sample(range(1, 21), chance.randrange(1, 7))
+            if what < 0.5:
+                made.store_as(numbers, resets)
+            elif what < 0.9:
+                found = [number for number in numbers if made.has(number) == [True]]
+                done = made.load(*found)
+                for row, number in enumerate(found):
+                    expected = number + 21 * (resets % 10) if key(number) in done.loaded else 255
+                    assert made.values()[row] == expected
+                loaded += len(done.loaded)
+            elif what < 0.93:
+                made.cache.reset()
+                resets += 1
+                until("it works again", lambda: fails.is_set() or made.works())
+            elif what < 0.96 and (there := files(tmp_path)):
+                data = bytearray(chance.choice(there).read_bytes())
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+                chance.choice(there).write_bytes(data)
+            elif fails.is_set():
+                fails.clear()
+                until("it works again", made.works)
+            else:
+                fails.set()
+        fails.clear()
+        until("it works again", made.works)
+        assert set(made.cache._index.values()) <= {0} and not made.cache._jobs and not made.cache._writing
+        assert len(made.cache) == len(files(tmp_path)) <= 12 and loaded > 100 and resets > 5
