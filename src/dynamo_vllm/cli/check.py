@@ -14,7 +14,7 @@ from dynamo_vllm import ports
 from dynamo_vllm.cli import versions
 from dynamo_vllm.config import build, checks, model_kind
 from dynamo_vllm.config.build import opt
-from dynamo_vllm.config.options import WorkerOptions
+from dynamo_vllm.config.options import FindOptions, WorkerOptions
 from dynamo_vllm.config.rules.worker import model_is_named
 from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.engine.patches import table
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 PROG = "dynamo-vllm check"
 DESCRIPTION = (
     "Show versions, a worker's resolved configuration, our engine defaults and patches, and its ports.\n"
-    "With --live URL: prove that a running system answers and that its KV events arrive."
+    "With --live URL: prove that a running system answers, that its KV events arrive and that its tiers\n"
+    "of KV caches give back what they got."
 )
 EPILOG = (
     "Every option of 'dynamo-vllm worker' and every engine flag of vLLM is accepted; nothing is started.\n"
-    "With --live, --model NAME says which served model to ask (default: the first)."
+    "With --live, --model NAME says which served model to ask (default: the first). Tiers are proven of the\n"
+    "workers that 'dynamo-vllm status' would find, with the same flags."
 )
 MAX_PORT = 65535
 
@@ -67,8 +69,8 @@ class CheckOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveOptions:
-    """The further options of `check --live`."""
+class LiveOptions(FindOptions):
+    """The further options of `check --live`: the model, and where its workers are."""
 
     model: str | None = opt(None, "check", "Served model to ask.", env="DYN_VLLM_CHECK_MODEL", metavar="NAME")
 
@@ -121,19 +123,29 @@ def main(argv: Sequence[str]) -> int:
 def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, str]) -> int:
     chosen, unknown = build.parse(LiveOptions, rest, environment, PROG, DESCRIPTION)
     if unknown:
-        raise ConfigError(f"{unknown[0]} cannot be combined with --live, which takes only --model")
-    from dynamo_vllm.cli.running.frontend_client import FrontendClient
+        raise ConfigError(
+            f"{unknown[0]} cannot be combined with --live, which takes --model and where the workers are"
+        )
+    checks.check_find(chosen)
+    from dynamo_vllm.cli.running import deployment, tier_proof
+    from dynamo_vllm.cli.running.frontend_client import FrontendClient, base
     from dynamo_vllm.cli.running.prove import OK, Proof, prove
 
+    chosen, _ = deployment.find(chosen, environment, base(str(options.live)))
     steps = []
     with contextlib.closing(FrontendClient(str(options.live), options.timeout)) as client:
         for step in prove(client, chosen.model):
             steps.append(step)
             if not options.json:
                 print(step, flush=True)
+    if all(step.outcome is not Proof.FAILED for step in steps):
+        more = tier_proof.prove(chosen, environment)
+        steps += more
+        if not options.json:
+            print(*more, sep="\n", flush=True)
     if options.json:
         print(json.dumps([dataclasses.asdict(step) for step in steps], indent=2))
-    accepted = {OK} if options.strict else {OK, Proof.NOT_PROVEN}
+    accepted = {OK, Proof.SKIPPED} if options.strict else {OK, Proof.SKIPPED, Proof.NOT_PROVEN}
     return 0 if all(step.outcome in accepted for step in steps) else 1
 
 

@@ -226,7 +226,7 @@ def fake_engine(number: int, workers: int, blocks: int, options: ScaleOptions) -
     spec: dict[str, object] = {"token_ms": options.token_ms}
     if blocks:
         spec["total_kv_blocks"] = blocks
-        spec["cached"] = {"count": blocks, "seed": f"{SEED}/0", "first": number, "step": workers}
+        spec["cached"] = [{"count": blocks, "seed": f"{SEED}/0", "first": number, "step": workers}]
     return spec
 
 

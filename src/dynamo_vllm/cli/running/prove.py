@@ -53,9 +53,11 @@ class Proof(enum.StrEnum):
     OK = "ok"
     FAILED = "FAILED"
     NOT_PROVEN = "not proven"
+    SKIPPED = "skipped"
+    """There is nothing to prove."""
 
 
-OK, FAILED, NOT_PROVEN = Proof.OK, Proof.FAILED, Proof.NOT_PROVEN
+OK, FAILED, NOT_PROVEN, SKIPPED = Proof.OK, Proof.FAILED, Proof.NOT_PROVEN, Proof.SKIPPED
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.running.frontend_client import table
+from dynamo_vllm.cli.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ WORKERS = (
     *("#", "INSTANCE", "ROLE", "STATE", "KV USE", "HIT RATE", "RUNNING", "WAITING", "TOK/S"),
     *("MODEL", "ADAPTERS", "LAST ERROR"),
 )
+TIERS = ("#", "TIER", "SIZE", "USED", "HIT TOKENS", "READ", "WRITTEN")
 NOTHING = "-"
 MESSAGE_LENGTH = 80
 USABLE = "loaded"
@@ -33,6 +35,8 @@ def text(found: SystemStatus) -> str:
         lines += [table(MODELS, [_model(model) for model in found.frontend.models]), ""]
     if found.workers:
         lines += [f"workers of {found.place}", "", table(WORKERS, list(_workers(found.workers)))]
+        if tiers := list(_tiers(found.workers)):
+            lines += ["", "KV caches behind those of the engines", "", table(TIERS, tiers)]
     else:
         lines += [*_instances(found.frontend), str(found.workers_problem)]
     return "\n".join(lines)
@@ -95,6 +99,26 @@ def _workers(workers: Iterable[Worker]) -> Iterator[Sequence[object]]:
         if len(ranks) > 1:
             for rank in ranks:
                 yield "", f"  rank {rank.get('rank')}", "", "", *_figures([rank]), "", "", ""
+
+
+def _tiers(workers: Iterable[Worker]) -> Iterator[Sequence[object]]:
+    for worker in workers:
+        for tier in worker.reply.get("tiers") or ():
+            total, used, hits = (tier.get(name) for name in ("bytes", "used_bytes", "hit_tokens"))
+            yield (
+                worker.number,
+                tier.get("tier"),
+                size(total or 0),
+                NOTHING if used is None or not total else _percent(used / total),
+                NOTHING if hits is None else hits,
+                _moved(tier, "read"),
+                _moved(tier, "written"),
+            )
+
+
+def _moved(tier: Mapping[str, Any], way: str) -> str:
+    moved, seconds = tier.get(f"{way}_bytes") or 0, tier.get(f"{way}_seconds") or 0.0
+    return f"{size(moved)} in {seconds:.1f} s"
 
 
 def _figures(ranks: Sequence[Mapping[str, Any]]) -> Sequence[object]:

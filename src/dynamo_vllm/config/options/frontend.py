@@ -130,6 +130,21 @@ class FrontendOptions(MediaReachOptions):
         env="DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
         flags=("--kv-overlap-credit", "--router-kv-overlap-score-credit"),
     )
+    router_host_cache_weight: float = opt(
+        0.75,
+        "router",
+        "How many tokens to compute a token makes up for that a worker has in host memory "
+        "(--kv-offload-gb), from 0 to 1.",
+        env="DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+        flags=("--router-host-cache-weight", "--router-host-cache-hit-weight"),
+    )
+    router_disk_cache_weight: float = opt(
+        0.25,
+        "router",
+        "The same for a token that a worker has on disk (--kv-offload-disk).",
+        env="DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
+        flags=("--router-disk-cache-weight", "--router-disk-cache-hit-weight"),
+    )
     router_request_blocks: float = opt(
         256.0,
         "router",

@@ -23,6 +23,12 @@ def thresholds_are_shares(o: FrontendOptions) -> None:
         raise ConfigError(f"--busy-blocks {o.busy_blocks} is not a share; use a number above 0 and up to 1")
 
 
+def tier_weights_are_shares(o: FrontendOptions) -> None:
+    for name, weight in bounds.values(o, ("router_host_cache_weight", "router_disk_cache_weight")):
+        if not 0 <= weight <= 1:
+            raise ConfigError(f"{name} {weight} is not a share; use a number from 0 to 1")
+
+
 def frontend_threads_are_a_count(o: FrontendOptions) -> None:
     flags.threads_are_a_count(o.runtime_threads)
 
@@ -91,6 +97,7 @@ RULES = (
     tls_needs_both_files,
     certificate_is_there,
     thresholds_are_shares,
+    tier_weights_are_shares,
     frontend_threads_are_a_count,
     frontend_migration_is_a_count,
     numbers_are_large_enough,

@@ -92,7 +92,7 @@ def test_clients_are_spread_evenly_over_every_number_of_frontends() -> None:
 def test_prompts_of_the_load_are_among_the_cached_sequences() -> None:
     """Worker 1 of 3 has announced prompts 1, 4, 7, …"""
     spec = parse_spec(json.dumps(scale.fake_engine(1, 3, 64, ScaleOptions(input_tokens=96))))
-    assert spec.cached is not None
+    (cached,) = spec.cached
     prompts = PromptSpec(
         kind="random",
         api="completions",
@@ -105,7 +105,7 @@ def test_prompts_of_the_load_are_among_the_cached_sequences() -> None:
     )
     for at, number in enumerate((1, 4)):
         body = json.loads(Conversation(prompts, number).next_body(()))
-        assert sequence(spec.cached, at, 2048)[:96] == body["prompt"]
+        assert sequence(cached, at, 2048)[:96] == body["prompt"]
 
 
 def test_figures_of_all_processes_are_added_and_failures_kept() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from dynamo_vllm.bench.http import target
 from dynamo_vllm.cli import main as cli
-from dynamo_vllm.cli.running import chat, frontend_client, prove, status_text
+from dynamo_vllm.cli.running import chat, frontend_client, prove, status_text, tier_proof
 from dynamo_vllm.cli.running.status_data import SystemStatus, Worker
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.serving.admin import client as admin_client
@@ -588,7 +588,8 @@ def test_working_system_is_proven_in_every_step(
 ) -> None:
     code, steps = proven(frontend, capsys, "--strict")
     assert code == 0
-    assert steps == dict.fromkeys(("health", "model", "answer", "kv event", "prefix cache"), "ok")
+    proofs = dict.fromkeys(("health", "model", "answer", "kv event", "prefix cache"), "ok")
+    assert steps == {**proofs, "tiers": "skipped"}, "no worker can be found here"
 
 
 def test_steps_are_printed_with_figures(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
@@ -736,3 +737,39 @@ def test_pictures_in_an_answer_are_named_and_its_words_kept() -> None:
         {"content": [{"type": "text", "text": "red "}, {"type": "image_url", "image_url": {"url": "x"}}]}
     )
     assert page.answer == "red [image_url]\n"
+
+
+LOADED = {"rank": 0, "prompt_tokens": 129, "tier_tokens": 128, "is_same": True}
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome", "figure"),
+    [
+        (
+            {"ranks": [LOADED, LOADED]},
+            "ok",
+            "5e7: 256 of 258 prompt tokens came from its tiers",
+        ),
+        ({"ranks": [LOADED, {**LOADED, "tier_tokens": 0}]}, "FAILED", "5e7: 128 of 258 prompt tokens"),
+        ({"ranks": [{**LOADED, "is_same": False}]}, "FAILED", "with another answer"),
+        ({"status": "error", "message": "no room"}, "FAILED", "5e7: no room"),
+    ],
+)
+def test_tiers_are_proven_if_every_rank_gives_the_same_answer(
+    reply: dict[str, Any], outcome: str, figure: str
+) -> None:
+    step = tier_proof.step("5e7", {"status": "success", **reply})
+    assert (step.outcome, figure in step.figure) == (outcome, True)
+
+
+def test_status_shows_tiers_of_workers_that_have_some() -> None:
+    moved = {"read_bytes": 2_000_000, "read_seconds": 0.25, "written_bytes": 0, "written_seconds": 0.0}
+    host = {"tier": "host", "bytes": 5_000_000_000, "used_bytes": 1_000_000_000, "hit_tokens": 64, **moved}
+    disk = {"tier": "disk", "bytes": 500_000_000_000, "used_bytes": None, "hit_tokens": None, **moved}
+    rows = [" ".join(line.split()) for line in shown(worker(1, tiers=[host, disk]))[-3:]]
+    assert rows == [
+        "# TIER SIZE USED HIT TOKENS READ WRITTEN",
+        "1 host 5.0 GB 20 % 64 2.0 MB in 0.2 s 0 B in 0.0 s",
+        "1 disk 500.0 GB - - 2.0 MB in 0.2 s 0 B in 0.0 s",
+    ]
+    assert not any("TIER" in line for line in shown(worker(1, tiers=[])))

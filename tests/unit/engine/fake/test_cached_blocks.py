@@ -23,7 +23,7 @@ def stored(batch: bytes) -> list[list[object]]:
 
 def test_every_block_is_announced_once_in_events_of_one_sequence() -> None:
     cached = CachedBlocks(count=20 * BLOCKS_PER_SEQUENCE + 3)
-    events = [event for batch in batches(cached, BLOCK) for event in stored(batch)]
+    events = [event for batch in batches([cached], BLOCK) for event in stored(batch)]
     assert len(events) == 21
     hashes = [block for event in events for block in event[1]]  # type: ignore[attr-defined]
     assert hashes == list(range(cached.count))
@@ -34,13 +34,25 @@ def test_every_block_is_announced_once_in_events_of_one_sequence() -> None:
 
 def test_engines_with_another_first_sequence_have_other_blocks() -> None:
     one, other = (
-        stored(next(batches(CachedBlocks(count=128, first=first, step=2), BLOCK))) for first in (0, 1)
+        stored(next(batches([CachedBlocks(count=128, first=first, step=2)], BLOCK))) for first in (0, 1)
     )
     assert all(event[3] != another[3] for event in one for another in other)
+    assert {tuple(event[1]) for event in one}.isdisjoint({tuple(event[1]) for event in other})  # type: ignore[arg-type]
+
+
+def test_block_has_the_same_hash_in_every_medium() -> None:
+    kept = CachedBlocks(count=3, medium="CPU")
+    gone = CachedBlocks(count=3, removed=True)
+    (batch,) = batches([CachedBlocks(count=3), kept, gone], BLOCK)
+    assert [(event[0], event[1], event[-1]) for event in stored(batch)] == [
+        ("BlockStored", [0, 1, 2], "GPU"),
+        ("BlockStored", [0, 1, 2], "CPU"),
+        ("BlockRemoved", [0, 1, 2], "GPU"),
+    ]
 
 
 async def test_a_subscriber_of_the_real_library_gets_all_batches() -> None:
-    spec = FakeSpec(cached=CachedBlocks(count=50 * BLOCKS_PER_SEQUENCE), block_size=BLOCK)
+    spec = FakeSpec(cached=(CachedBlocks(count=50 * BLOCKS_PER_SEQUENCE),), block_size=BLOCK)
     engine = await launch(spec, lambda figures: None, lambda phase: None)
     with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as reader:
         reader.connect(engine.facts.kv_event_endpoints[0])

@@ -211,7 +211,7 @@ async def test_nobody_finds_these_prompts_cached() -> None:
     engine = Recorder()
     jobs = await warmed(engine)
     assert all((job.cache_salt or "").startswith("warm-up ") for job in jobs)
-    assert engine.operations == [ResetCache(frozenset({"prefix"}))]
+    assert engine.operations == [ResetCache(frozenset({"prefix"}), with_tiers=False)]
     assert {job.cache_salt for job in jobs}.isdisjoint({job.cache_salt for job in await warmed(Recorder())})
 
 
@@ -231,7 +231,7 @@ async def test_picture_is_tried_where_media_are_taken(make: Callable[..., Role[A
     engine = Recorder(media=PICTURE)
     jobs = await warmed(engine, make, takes_media=True)
     assert sum(job.media is not None for job in jobs) == 2, "alone and together"
-    assert engine.operations == [ResetCache(frozenset({"prefix", "multimodal", "encoder"}))]
+    assert engine.operations == [ResetCache(frozenset({"prefix", "multimodal", "encoder"}), with_tiers=False)]
 
 
 async def test_no_picture_is_tried_where_they_are_not_taken() -> None:
