@@ -24,6 +24,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "docs/search.md": "Search: embeddings, reranking",
         "docs/routing.md": "Routing and migration",
         "docs/disaggregation.md": "Disaggregated prefill and decode",
+        "docs/kv-tiers.md": "KV caches in host memory and on disk",
         "docs/data-parallel.md": "Ranks and nodes",
         "docs/lora.md": "LoRA adapters",
         "docs/multimodal.md": "Images, video, audio",
