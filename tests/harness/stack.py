@@ -221,7 +221,8 @@ class Stack:
         return [i for i in every if i["endpoint"] == "generate" and i["namespace"] == mine]
 
     def models(self) -> list[str]:
-        return [model["id"] for model in self.get("/v1/models").json()["data"]]
+        found = self.get("/v1/models")  # a frontend that starts answers 404 for a moment
+        return [model["id"] for model in found.json()["data"]] if found.status_code == 200 else []
 
     def pids(self) -> list[int]:
         """Of every process, and of all below them."""
