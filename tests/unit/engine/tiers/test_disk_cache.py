@@ -453,7 +453,7 @@ def test_a_hanging_read_is_given_up_and_never_reaches_the_host_tier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with working(tmp_path, slow_seconds=0.2) as made:
+    with working(tmp_path, slow_seconds=1.5) as made:
         made.store(1, 2, 3)
         caplog.clear()
         with held(monkeypatch, "preadv") as reading:
@@ -472,7 +472,7 @@ def test_a_hanging_read_is_given_up_and_never_reaches_the_host_tier(
 def test_it_stays_paused_while_a_thread_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with working(tmp_path, slow_seconds=0.1) as made:
+    with working(tmp_path, slow_seconds=1.5) as made:
         made.store(1)
         tries: list[float] = []
         busy = made.cache._threads.busy_seconds
@@ -492,7 +492,7 @@ def test_it_stays_paused_while_a_thread_hangs(
 
 
 def test_a_fifo_in_place_of_a_chunk_hangs_no_prompt(tmp_path: Path) -> None:
-    with working(tmp_path, slow_seconds=0.2) as made:
+    with working(tmp_path, slow_seconds=1.5) as made:
         made.store(1, 2)
         path = files(tmp_path)[0]
         path.unlink()
@@ -507,7 +507,7 @@ def test_a_fifo_in_place_of_a_chunk_hangs_no_prompt(tmp_path: Path) -> None:
 def test_a_hanging_write_lets_the_host_tier_have_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with working(tmp_path, slow_seconds=0.2) as made:
+    with working(tmp_path, slow_seconds=1.5) as made:
         with held(monkeypatch, "writev") as writing:
             done = made.store(1, 2, 3, 4)
             assert not done.is_whole and made.is_paused()
