@@ -24,7 +24,7 @@ from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.engine.vllm import kv_compatibility, kv_events
 from dynamo_vllm.kv.compatibility import differences
-from dynamo_vllm.kv.connectors import CONNECTORS
+from dynamo_vllm.kv.connectors import CONNECTORS, offload
 from dynamo_vllm.kv.connectors.base import Connector, ConnectorPlace
 from dynamo_vllm.kv.connectors.multi import Multi
 from dynamo_vllm.models.tiny import make_tiny_model
@@ -72,7 +72,7 @@ def test_class_is_vllms_or_comes_with_the_package(connector: Connector, role: st
         if module is None:
             assert config["kv_connector"] in KVConnectorFactory._registry
         else:
-            assert module.split(".")[0] in packages(connector)
+            assert module.split(".")[0] in packages(connector) | {"dynamo_vllm"}
 
 
 @by_name
@@ -107,6 +107,19 @@ def test_prefill_and_decode_compare_their_vllm_before_its_handshake_would(model:
     assert here["vllm"] == vllm.__version__
     (found,) = differences(here, {**here, "vllm": "0.29.0"})
     assert found == f"vllm is {vllm.__version__} here and 0.29.0 there"
+
+
+def test_tiers_of_one_side_make_no_difference_to_a_latent_cache(model: str) -> None:
+    """It has one head; with several, both sides want the same order of heads and tokens."""
+    place = ConnectorPlace(role="prefill", device="cpu")
+    layouts = set()
+    for connector in (CONNECTORS["nixl"], Multi([CONNECTORS["offload"], CONNECTORS["nixl"]])):
+        settings = EngineSettings(model=model, kv_transfer=connector.engine_config(place))
+        config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+        latent = SimpleNamespace(model_config=SimpleNamespace(use_mla=True))
+        assert kv_compatibility._layout(cast("VllmConfig", latent)) == "default"
+        layouts.add(kv_compatibility.terms(config)["kv_layout"])
+    assert layouts == {"LBHNC"}
 
 
 def test_settings_of_vllms_own_tiers_reach_it_as_they_are(model: str) -> None:
@@ -204,7 +217,8 @@ def test_worker_gives_its_engine_its_part_of_the_tiers(model: str, tmp_path: Pat
 
 def test_who_brings_a_cache_only_when_asked() -> None:
     """Any other connector, alone or combined with one of these, may load a cache that nobody named."""
-    assert set(KVConnectorFactory._registry) >= kv_compatibility._ON_REQUEST | kv_compatibility._SKIPPING
+    named = kv_compatibility._ON_REQUEST | kv_compatibility._SKIPPING
+    assert set(KVConnectorFactory._registry) >= named - {offload.CLASS}, "that one is ours"
 
 
 @by_name

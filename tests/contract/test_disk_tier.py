@@ -32,6 +32,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
@@ -354,6 +355,18 @@ def test_a_limit_that_is_too_small_is_refused_at_the_start(tmp_path: Path) -> No
     spec = OffloadingSpecFactory.create_spec(config(tmp_path, disk_chunks=2))
     with pytest.raises(ValueError, match="--kv-offload-disk gives each engine"):
         spec.get_manager()
+
+
+def test_host_memory_does_not_outlive_an_engine_whose_disk_tier_did_not_start(tmp_path: Path) -> None:
+    """The worker has mapped it before, and left its name to the scheduler."""
+    spec = OffloadingSpecFactory.create_spec(config(tmp_path, disk_chunks=2))
+    sizes = {"kv_bytes_per_chunk": spec.kv_bytes_per_chunk, "cpu_page_size": spec.cpu_page_size_per_worker}
+    mapped = SharedOffloadRegion(engine_id=spec._engine_id, num_chunks=spec.num_chunks, rank=0, **sizes)
+    mapped._creator = False
+    with pytest.raises(ValueError):
+        spec.get_manager()
+    assert not Path(mapped.mmap_path).exists()
+    mapped.cleanup()
 
 
 def test_vllms_interfaces_are_those_that_the_tier_implements() -> None:

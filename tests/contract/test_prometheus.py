@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import http.server
 import os
 import subprocess
@@ -30,6 +31,17 @@ from prometheus_client import Counter
 from dynamo_vllm.engine.process import prometheus
 Counter("vllm:generation_tokens", "").inc(3)
 print(prometheus.series(), end="")
+"""
+
+
+TOTALS = """
+from prometheus_client import Counter, Gauge
+from dynamo_vllm.engine.process import prometheus
+counter = Counter("vllm:a", "", ["engine", "source"])
+for engine, source in (("0", "host"), ("1", "host"), ("1", "disk")):
+    counter.labels(engine, source).inc(3)
+Gauge("vllm:b", "", multiprocess_mode="sum").set(5)
+print(prometheus.totals(["vllm:a_total", "vllm:b", "vllm:none"], "source"))
 """
 
 
@@ -114,3 +126,13 @@ def test_a_proxy_of_the_machine_is_not_asked(server: str, monkeypatch: pytest.Mo
 def test_a_server_that_fails_or_is_gone_hides_no_other_series(server: str) -> None:
     assert prometheus.fetched(server + "/broken") == ""
     assert prometheus.fetched("http://127.0.0.1:1/metrics") == ""
+
+
+@pytest.mark.parametrize("processes", ["one", "several"])
+def test_series_are_added_up_over_other_labels(tmp_path: Path, processes: str) -> None:
+    found = python(TOTALS, folder=tmp_path if processes == "several" else None)
+    assert ast.literal_eval(found) == {
+        ("vllm:a_total", "host"): 6.0,
+        ("vllm:a_total", "disk"): 3.0,
+        ("vllm:b", ""): 5.0,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -47,7 +48,12 @@ def tiers(folder: Path, model: Path, **more: str) -> tuple[str, ...]:
         "self_describing_kv_events": True,
         "secondary_tiers": [tier],
     }
-    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    config = {
+        "kv_connector": "TierConnector",
+        "kv_connector_module_path": "dynamo_vllm.engine.tiers.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
     given = [word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", value)]
     return (*SMALL, "--kv-transfer-config", json.dumps(config), *given)
 
@@ -79,6 +85,10 @@ class Served:
 
     def files(self) -> list[Path]:
         return sorted(self.folder.glob(f"{FOLDER}/*/*/*/??/*"))
+
+    def wait_stored(self) -> None:
+        self.texts()
+        until("all is stored", lambda: len(self.files()) == PROMPTS * CHUNKS)
 
     def lines(self, words: str) -> list[str]:
         return [line for line in self.worker.log.read_text().splitlines() if words in line]
@@ -187,8 +197,7 @@ def faulty(
     with stack(tmp_path_factory.mktemp("faulty")) as made:
         made.start_frontend()
         served = started(made, warm, model, small_disk)
-        served.texts()
-        until("all is stored", lambda: len(served.files()) == PROMPTS * CHUNKS)
+        served.wait_stored()
         yield served
 
 
@@ -212,7 +221,7 @@ def test_damaged_files_are_computed(faulty: Served, cold: list[str]) -> None:
 
 
 def test_a_hanging_disk_delays_one_prompt(faulty: Served, cold: list[str]) -> None:
-    until("all is stored", lambda: len(faulty.files()) == PROMPTS * CHUNKS)
+    faulty.wait_stored()
     pipes = faulty.files()
     for path in pipes:
         path.unlink()
@@ -223,7 +232,7 @@ def test_a_hanging_disk_delays_one_prompt(faulty: Served, cold: list[str]) -> No
 
     def released() -> bool:
         for path in pipes:
-            if path.is_fifo():
+            with contextlib.suppress(FileNotFoundError):
                 os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
         return bool(faulty.lines("it works again"))
 
@@ -234,6 +243,7 @@ def test_a_hanging_disk_delays_one_prompt(faulty: Served, cold: list[str]) -> No
 def test_a_full_disk_only_stops_stores(faulty: Served, cold: list[str]) -> None:
     if not os.path.ismount(faulty.folder):
         pytest.skip("needs a file system of its own")
+    faulty.wait_stored()
     with (faulty.folder / "others").open("wb") as file, pytest.raises(OSError):
         while True:
             file.write(bytes(1 << 16))

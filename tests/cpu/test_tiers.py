@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,6 @@ SMALL = ("--num-gpu-blocks-override", "80", "--block-size", str(BLOCK_TOKENS), "
 LOADED, STORED = "vllm:kv_offload_load_bytes_total", "vllm:kv_offload_store_bytes_total"
 READ = "vllm:kv_offload_tiering_read_bytes_total"
 EVERY = [[start + token % 700 for token in range(TOKENS)] for start in range(20, 28)]
-
-on_disk = pytest.mark.skipif(
-    find_spec("dynamo_vllm.engine.tiers.disk_tier") is None, reason="there is no tier on disk yet"
-)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +124,6 @@ def test_engine_that_slept_finds_nothing_in_its_tier(keeping: Stack, level: int)
     assert [[answer.choices[0].text] for answer in found] == before
 
 
-@on_disk
 def test_restarted_worker_finds_its_caches_on_disk_unless_they_were_cleared(
     warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
 ) -> None:
@@ -150,7 +144,6 @@ def test_restarted_worker_finds_its_caches_on_disk_unless_they_were_cleared(
             end(made, worker)
 
 
-@on_disk
 def test_adapter_replaced_across_a_restart_is_not_answered_from_the_old_ones_disk(
     warm: Zygote, model: Path, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from dynamo_vllm.engine.tiers.disk_keeper import (
     tell_pause,
 )
 from dynamo_vllm.engine.tiers.disk_threads import LOADING_THREADS, STORING_THREADS, DiskThreads, Part
+from dynamo_vllm.engine.tiers.disk_waiting import DiskWaiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,9 +43,6 @@ logger = logging.getLogger(f"vllm.{__name__}")  # vLLM configures only loggers b
 
 MOST_STORES = 4
 """At most a quarter of the host tier waits for the disk; what waits cannot be replaced there."""
-WAITING_SHARE = 2 / 3
-"""Of the host tier, for what waiting requests want from disk. If it were more than there is, they would
-replace each other's chunks again and again; the others compute."""
 _SPARE_FILES = STORING_THREADS + 1
 """Files that are being written, and the one that proves that the disk works."""
 _CLOSING_SECONDS = 2.0
@@ -118,16 +116,12 @@ class DiskCache:
         self._leaving: set[bytes] = set()
         """Victims whose files may still be there: stored again now, they could be removed."""
         self._most_writing = max(1, rows.shape[0] // MOST_STORES)
-        self._most_wanted = max(1, int(rows.shape[0] * WAITING_SHARE))
-        self._wanted: dict[str, set[bytes]] = {}
-        """What each waiting request was told to be here."""
-        self._asked: set[str] = set()
-        """Requests that were told so in this step."""
+        self._waiting = DiskWaiting(rows.shape[0], place.chunk_bytes, place.slow_seconds / 2)
         self._jobs: dict[int, _Job] = {}
         self._finished: list[Finished] = []
         self._can_load = self._can_store = False
         self._is_paused = self._has_told_damage = False
-        self._generation, self._pause, self._works_since = 0, 0.0, -math.inf
+        self._generation, self._orders, self._pause, self._works_since = 0, 0, 0.0, -math.inf
         self._threads = DiskThreads(rows)
         self._keeper = DiskKeeper(place, self._threads.busy_seconds)
 
@@ -150,21 +144,10 @@ class DiskCache:
 
     def offers(self, key: bytes, asker: str) -> bool:
         """Returns whether a request may wait for a chunk from here."""
-        if not self.has(key):
-            return False
-        wanted = self._wanted.get(asker, ())
-        if key not in wanted and sum(map(len, self._wanted.values())) >= self._most_wanted:
-            return False
-        self._wanted.setdefault(asker, set()).add(key)
-        self._asked.add(asker)
-        return True
+        return self.has(key) and self._waiting.admits(key, asker)
 
     def end_step(self) -> None:
-        """Forgets requests that neither asked in this step nor wait for a load: they have their blocks."""
-        waiting = self._asked | {job.asker for job in self._jobs.values()}
-        for asker in self._wanted.keys() - waiting:
-            del self._wanted[asker]
-        self._asked.clear()
+        self._waiting.end_step(job.asker for job in self._jobs.values())
 
     def touch(self, keys: Iterable[bytes]) -> None:
         for key in keys:
@@ -207,7 +190,7 @@ class DiskCache:
         self._drop(list(self._index))
         self._generation += 1
         self._chunks, self._can_load, self._can_store = None, False, False
-        self._keeper.settle(Order(self._generation, is_told=self._is_paused))
+        self._settle(0.0, is_told=self._is_paused)
 
     def changes(self) -> list[Change]:
         done, self._changes = self._changes, []
@@ -307,7 +290,7 @@ class DiskCache:
 
     def _stop_reading(self, part: Part) -> None:
         for key, _ in part.moves:
-            if key in self._index:
+            if self._index.get(key):  # not if it was lost and stored again meanwhile
                 self._index[key] -= 1
 
     def _end(self, job_id: int) -> None:
@@ -315,6 +298,8 @@ class DiskCache:
         moved = [key for part in job.parts for key in part.moved]
         is_whole = job.is_whole and len(moved) == sum(len(part.moves) for part in job.parts)
         loaded = moved if job.parts[0].is_load else ()
+        if is_whole and len(job.parts) == LOADING_THREADS and job.parts[0].is_load:  # the others say little
+            self._waiting.learn(len(moved), max(part.seconds for part in job.parts))
         self._finished.append(Finished(job_id, is_whole, loaded, time.monotonic() - job.begun))
 
     def _give_up(self, *, loads: bool) -> None:
@@ -355,20 +340,27 @@ class DiskCache:
             self.place.longest_pause,
         )
         tell_pause(self.place.root, kind, what, self._pause)
-        self._keeper.settle(Order(self._generation, self._pause, is_told=True))
+        self._settle(self._pause, is_told=True)
+
+    def _settle(self, pause: float, *, is_told: bool) -> None:
+        self._orders += 1
+        self._keeper.settle(Order(self._orders, self._generation, pause, is_told))
 
     def _take_ready(self, ready: Ready | Failed) -> None:
+        if ready.number != self._orders:  # a reset or a failure came between, which has an order of its own
+            return
         if isinstance(ready, Failed):
             self.counts.failures[ready.kind] += 1
             self._is_paused = True
             return
-        if ready.generation != self._generation:  # a reset came between; the next message is for it
-            return
         if not self._can_load:
-            gone = self._index.keys() - set(ready.keys)
-            self._drop(list(gone))
+            self._drop(list(self._index.keys() - set(ready.keys)))
             self._index = OrderedDict.fromkeys(ready.keys, 0)
             self._chunks, self._can_load = ready.chunks, True
+        for key in reversed(ready.keys):  # victims of stores that a full disk ended
+            if key not in self._index:
+                self._index[key] = 0
+                self._index.move_to_end(key, last=False)
         self._can_store, self._is_paused = not ready.is_full, ready.is_full
         self._pause = max(self._pause, ready.pause)
         self._works_since = time.monotonic()

@@ -70,6 +70,7 @@ class Place:
 class Order:
     """What the scheduler asks for: the folder of a generation, ready for use."""
 
+    number: int = 0
     generation: int = 0
     pause: float = 0.0
     """How long to wait before the first try."""
@@ -81,7 +82,7 @@ class Order:
 class Ready:
     """Tells the scheduler that an order is done."""
 
-    generation: int
+    number: int
     chunks: Chunks
     keys: Sequence[bytes]
     """What is there, the least recently used first."""
@@ -93,8 +94,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Tells the scheduler that its order takes longer."""
+    """Tells the scheduler that an order takes longer."""
 
+    number: int
     kind: str
 
 
@@ -167,7 +169,7 @@ class DiskKeeper:
         pause = min(max(order.pause * 2, place.first_pause), place.longest_pause)
         if not order.is_told:
             tell_pause(place.root, kind, what, pause)
-            self.ready.put(Failed(kind))
+            self.ready.put(Failed(order.number, kind))
         return replace(order, pause=pause, is_told=True)
 
     def _settled(self, order: Order) -> Ready:
@@ -191,7 +193,7 @@ class DiskKeeper:
         else:
             if seconds > place.slow_seconds:
                 raise TimeoutError(f"a file of {place.chunk_bytes} bytes took {seconds:.0f} s")
-        return Ready(order.generation, chunks, keys[spare:], order.pause, is_full)
+        return Ready(order.number, chunks, keys[spare:], order.pause, is_full)
 
     def _take(self) -> Slot:
         place = self._place

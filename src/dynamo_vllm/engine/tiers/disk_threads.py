@@ -49,6 +49,8 @@ class Part:
     lost: list[tuple[bytes, str]] = field(default_factory=list)
     """Chunks whose file is gone or damaged, and why."""
     error: Exception | None = None
+    seconds: float = 0.0
+    """How long its thread took."""
     is_given_up: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -114,13 +116,14 @@ class DiskThreads:
     def _run(self, number: int, waiting: queue.SimpleQueue[Part | None]) -> None:
         buffer = np.empty(self._row_bytes, np.uint8)
         while (part := waiting.get()) is not None:
+            begun = time.monotonic()
             steps = self._load(part, buffer) if part.is_load else self._store(part, buffer)
             try:
                 for _ in steps:
                     self._busy_since[number] = time.monotonic()
             except Exception as exc:  # a thread must not end, and a job must not be lost
                 part.error = exc
-            self._busy_since[number] = math.inf
+            self._busy_since[number], part.seconds = math.inf, time.monotonic() - begun
             self.done.put(part)
 
     def _load(self, part: Part, buffer: npt.NDArray[np.uint8]) -> Iterator[None]:

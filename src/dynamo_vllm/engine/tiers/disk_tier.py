@@ -151,7 +151,7 @@ def _moves(job: TransferJob) -> list[tuple[bytes, int]]:
 def _in_order(job: TransferJob) -> list[tuple[bytes, int]]:
     """Returns the chunks as they stand in the prompt, whose end is of no use without its beginning.
 
-    vLLM 0.30 and 0.31 do not tell.
+    vLLM 0.30 does not tell.
     """
     position = getattr(job.req_context, "get_offload_key_position", lambda key: None)
     return sorted(_moves(job), key=lambda move: position(move[0]) or 0)

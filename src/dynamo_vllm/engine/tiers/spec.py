@@ -31,7 +31,12 @@ class Tiers(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM has no types
 
     def get_manager(self) -> OffloadingManager:
         table.apply(Where.TIERS)
-        made = super().get_manager()
+        try:
+            made = super().get_manager()
+        except Exception:  # such as a disk tier that does not start; the memory must not outlive the engine
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"/dev/shm/vllm_offload_{self._engine_id}.mmap")
+            raise
         if not isinstance(made, TierManager):
             self._manager = made = TierManager(made.primary_tier, made.secondary_tiers)
         if self._scheduler_mmap is not None:

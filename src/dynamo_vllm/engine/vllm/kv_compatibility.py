@@ -32,7 +32,7 @@ _ON_REQUEST = frozenset(
     {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"}
 )
 """Connectors that load only caches which the request names."""
-_SKIPPING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
+_SKIPPING = frozenset({"TierConnector", "OffloadingConnector", "SimpleCPUOffloadConnector"})
 """Connectors that look for no cache if the request's prompt must be computed. They keep caches for their own
 engine only, and forget them when it sleeps."""
 
@@ -101,7 +101,7 @@ def terms(config: Config) -> Terms:
         "dtype": str(model.dtype).removeprefix("torch."),
         "kv_cache_dtype": str(cache.cache_dtype),
         "block_size": cache.block_size,
-        "kv_layout": envs.VLLM_KV_CACHE_LAYOUT or get_kv_connector_cache_layout(config) or "default",
+        "kv_layout": envs.VLLM_KV_CACHE_LAYOUT or _layout(config),
         "kv_heads": model.get_total_num_kv_heads(),
         "head_size": model.get_head_size(),
         "layers": model.get_total_num_hidden_layers(),
@@ -109,6 +109,14 @@ def terms(config: Config) -> Terms:
         "hybrid_cache": "off" if config.scheduler_config.disable_hybrid_kv_cache_manager else "on",
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
     }
+
+
+def _layout(config: Config) -> str:
+    """Returns the order of heads and tokens in a block. A latent cache (MLA) has one head: what tiers want of
+    it makes no difference, and the other engine may have none."""
+    if config.model_config.use_mla:
+        return "default"
+    return get_kv_connector_cache_layout(config) or "default"
 
 
 def _moving_connector(transfer: KvTransferConfig) -> str:

@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,11 +69,6 @@ class Tier:
         """Stores chunks that contain their number."""
         for row, number in enumerate(numbers):
             self.rows[row] = number
-        return self.wait_for(self.begin_store(moves(*numbers)))
-
-    def store_as(self, numbers: list[int], generation: int) -> Finished:
-        for row, number in enumerate(numbers):
-            self.rows[row] = number + 21 * (generation % 10)
         return self.wait_for(self.begin_store(moves(*numbers)))
 
     def load(self, *numbers: int) -> Finished:
@@ -293,29 +288,21 @@ def test_files_never_take_more_than_the_limit(tmp_path: Path) -> None:
             assert sum(path.stat().st_blocks * 512 for path in files(tmp_path)) <= limit
 
 
-def test_waiting_requests_do_not_want_more_than_host_memory_holds(tmp_path: Path) -> None:
+def test_a_request_with_a_load_still_counts_as_waiting(tmp_path: Path) -> None:
     with working(tmp_path, chunks=100) as made:
-        cache, most = made.cache, ROWS * 2 // 3
         for first in range(1, 41, 8):
             made.store(*range(first, first + 8))
-        assert [cache.offers(key(number), "a") for number in range(1, 16)] == [True] * 15
-        told = [cache.offers(key(number), "b") for number in range(21, 31)]
-        assert told == [True] * (most - 15) + [False] * (25 - most)
-        assert cache.offers(key(1), "a") and cache.offers(key(21), "b")  # asked again
+        cache, most = made.cache, ROWS * 2 // 3
+        assert [cache.offers(key(number), "a") for number in range(1, 41)] == [True] * most + [False] * (
+            40 - most
+        )
         cache.load(99, moves(*range(1, 16)), "a")
         cache.end_step()
-        assert not cache.offers(key(30), "b")  # a waits for its load
+        assert cache.offers(key(1), "a") and not cache.offers(key(40), "b")
         made.wait_for(99)
-        cache.end_step()  # neither has asked since: both have their blocks
-        assert cache.offers(key(30), "c") and not cache.offers(key(50), "c")
-
-
-def test_one_request_gets_only_what_fits(tmp_path: Path) -> None:
-    with working(tmp_path, chunks=100) as made:
-        for first in range(1, 41, 8):
-            made.store(*range(first, first + 8))
-        told = [made.cache.offers(key(number), "a") for number in range(1, 41)]
-        assert told == [True] * (ROWS * 2 // 3) + [False] * (40 - ROWS * 2 // 3)
+        cache.end_step()
+        cache.end_step()
+        assert cache.offers(key(40), "b") and not cache.offers(key(50), "b")
 
 
 # --- damaged files ----------------------------------------------------------------------------------------
@@ -385,6 +372,23 @@ def test_a_full_disk_stops_stores_and_not_loads(
     assert len(caplog.messages) == 2
     assert "the disk is full" in caplog.messages[0] and "fewer GB" in caplog.messages[0]
     assert "works again" in caplog.messages[1]
+
+
+def test_victims_of_stores_that_a_full_disk_ended_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files are still there, and would take room beyond the limit."""
+    with working(tmp_path, chunks=8) as made:
+        made.store(1, 2, 3, 4, 5, 6, 7, 8)
+        with held(monkeypatch, "unlink") as removing, failing(monkeypatch, "writev", errno.ENOSPC):
+            waiting = [made.begin_store(moves(number)) for number in range(11, 15)]
+            assert removing.reached.wait(60)
+            removing.released.set()
+            assert not any(made.wait_for(job).is_whole for job in waiting)
+        until("it works again", made.works)
+        assert len(made.cache) == len(files(tmp_path)) <= 8
+        made.store(21, 22, 23, 24)
+        assert len(made.cache) == len(files(tmp_path)) <= 8
 
 
 def test_a_disk_that_is_full_at_the_start_still_gives_what_it_has(
@@ -621,54 +625,63 @@ def test_two_engines_on_one_path_do_not_meet(tmp_path: Path) -> None:
         assert other.load(3).is_whole
 
 
+def begin_some(made: Tier, chance: random.Random, extra: int) -> dict[int, list[Move]]:
+    """Begins one to four jobs at random rows; returns the loads."""
+    loads = {}
+    made.rows[:] = 255
+    for first in range(0, 8 * chance.randrange(1, 5), 8):
+        these = moves(*chance.sample(range(1, 21), chance.randrange(1, 7)), first=first)
+        if chance.random() < 0.5:
+            loads[made.begin_load(these)] = these
+            continue
+        for name, row in these:
+            made.rows[row] = name[0] + extra
+        made.begin_store(these)
+    return loads
+
+
+def damage_one(root: Path, chance: random.Random) -> None:
+    if there := files(root):
+        path = chance.choice(there)
+        data = bytearray(path.read_bytes())
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        chance.choice(there).write_bytes(data)
+
+
 def test_whatever_happens_no_wrong_chunk_is_ever_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stores, loads, resets, damage and errors at random; a chunk has other content after each reset."""
-    chance, fails = random.Random(3), threading.Event()
-    writev, preadv = os.writev, os.preadv
+    chance, fails = random.Random(7), threading.Event()
+    for name, code in (("writev", errno.ENOSPC), ("preadv", errno.EIO)):
+        real = getattr(os, name)
 
-    def sometimes(code: int) -> None:
-        if fails.is_set():
-            raise OSError(code, os.strerror(code))
+        def call(*args: object, real: Callable[..., int] = real, code: int = code) -> int:
+            if fails.is_set():
+                raise OSError(code, os.strerror(code))
+            return real(*args)
 
-    def write(descriptor: int, parts: list[memoryview]) -> int:
-        sometimes(errno.ENOSPC)
-        return writev(descriptor, parts)
-
-    def read(descriptor: int, parts: list[memoryview], offset: int) -> int:
-        sometimes(errno.EIO)
-        return preadv(descriptor, parts, offset)
-
-    monkeypatch.setattr(os, "writev", write)
-    monkeypatch.setattr(os, "preadv", read)
+        monkeypatch.setattr(os, name, call)
     resets = loaded = 0
     with working(tmp_path, chunks=12, slow_seconds=30.0) as made:
         for _ in range(400):
-            what = chance.random()
-            numbers = chance.sample(range(1, 21), chance.randrange(1, 7))
-            if what < 0.5:
-                made.store_as(numbers, resets)
-            elif what < 0.9:
-                found = [number for number in numbers if made.has(number) == [True]]
-                done = made.load(*found)
-                for row, number in enumerate(found):
-                    expected = number + 21 * (resets % 10) if key(number) in done.loaded else 255
-                    assert made.values()[row] == expected
-                loaded += len(done.loaded)
-            elif what < 0.93:
+            extra = 21 * (resets % 10)
+            loads = begin_some(made, chance, extra)
+            if chance.random() < 0.05:
                 made.cache.reset()
                 resets += 1
-                until("it works again", lambda: fails.is_set() or made.works())
-            elif what < 0.96 and (there := files(tmp_path)):
-                data = bytearray(chance.choice(there).read_bytes())
-                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-                chance.choice(there).write_bytes(data)
-            elif fails.is_set():
-                fails.clear()
+            for job in range(made.jobs - 3, made.jobs + 1):
+                loaded += len(made.wait_for(job).loaded) if job > 0 else 0
+            for job, these in loads.items():
+                for chunk, row in these:
+                    expected = chunk[0] + extra if chunk in made.ended[job].loaded else 255
+                    assert (made.rows[row] == expected).all()
+            if chance.random() < 0.05:
+                fails.clear() if fails.is_set() else fails.set()
+            if not fails.is_set():
                 until("it works again", made.works)
-            else:
-                fails.set()
+                if chance.random() < 0.1:
+                    damage_one(tmp_path, chance)
         fails.clear()
         until("it works again", made.works)
         assert set(made.cache._index.values()) <= {0} and not made.cache._jobs and not made.cache._writing

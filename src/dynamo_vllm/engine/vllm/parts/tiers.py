@@ -10,8 +10,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.base import TierFigures, TierProof
-from dynamo_vllm.engine.patches.tiers.only_tiers import ONLY_TIERS
 from dynamo_vllm.engine.process import prometheus
+from dynamo_vllm.engine.tiers import ONLY_TIERS
 from dynamo_vllm.engine.vllm import convert
 from dynamo_vllm.errors import WrongState
 from dynamo_vllm.job import SamplingSpec
@@ -30,6 +30,7 @@ _BLOCKS, _ANSWER_TOKENS = 4, 8
 _USED = {HOST: "vllm:kv_offload_host_bytes", DISK: "vllm:kv_offload_disk_bytes"}
 _READ = {HOST: "vllm:kv_offload_load", DISK: "vllm:kv_offload_tiering_read"}
 _WRITTEN = {HOST: "vllm:kv_offload_store", DISK: "vllm:kv_offload_tiering_write"}
+_MOVED = [f"{way}_{of}_total" for way in (*_READ.values(), *_WRITTEN.values()) for of in ("bytes", "time")]
 _BY_SOURCE, _OF_ALL = "vllm:prompt_tokens_cached_by_source_total", "vllm:external_prefix_cache_hits_total"
 
 
@@ -59,7 +60,7 @@ class VllmTiers:
         self.sizes = sizes
 
     def figures(self) -> list[TierFigures]:
-        counted = prometheus.totals("source")
+        counted = prometheus.totals([*_USED.values(), *_MOVED, _BY_SOURCE, _OF_ALL], "source")
         return [self._of(tier, counted) for tier in self.sizes]
 
     def _of(self, tier: str, counted: Mapping[tuple[str, str], float]) -> TierFigures:
