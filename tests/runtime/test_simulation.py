@@ -50,6 +50,16 @@ def test_prefill_and_decode_workers_are_simulated_and_no_decoder_starves() -> No
     assert min(kv.shares) > 0.1
 
 
+def test_tiers_find_what_small_caches_have_lost() -> None:
+    small: dict[str, Any] = {"workers": 2, "cache_blocks": 4096, "limit": 200, "mode": ("kv",)}
+    found = simulated(trace="agents", kv_offload_gb=400.0, **small)
+    [plain], [tiers] = found.replays["kv"], found.replays["kv + tiers"]
+    assert found.cache.blocks == 4096
+    assert tiers.hit_rate > 1.2 * plain.hit_rate
+    assert plain.hit_rate < found.ceilings.within_cache < tiers.hit_rate < found.ceilings.infinite
+    assert tiers.ttft_p99_ms < plain.ttft_p99_ms
+
+
 def test_answers_and_blocks_of_the_trace_can_be_changed() -> None:
     asked: dict[str, Any] = {"trace": "alone", "limit": 20, "mode": ("kv",)}
     [whole] = simulated(**asked).replays["kv"]

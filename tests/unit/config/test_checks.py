@@ -912,6 +912,8 @@ ROUTING = [
     (bench_local.routing_counts_are_counts, [*TRACE, "--workers", "0"], "--workers 0 must be 1 or more"),
     (bench_local.routing_counts_are_counts, [*TRACE, "--rate-scale", "0"], "--rate-scale 0.0 must be above"),
     (bench_local.routing_counts_are_counts, [*TRACE, "--rate", "-2"], "--rate -2.0 must be above 0"),
+    (bench_local.routing_counts_are_counts, [*TRACE, "--cache-blocks", "0"], "must be 1 or more"),
+    (bench_local.routing_counts_are_counts, [*TRACE, "--kv-offload-gb", "0"], "must be above 0"),
     (bench_local.routing_has_a_trace, [], "--trace FILE is needed"),
     (
         bench_local.only_a_simulation_has_its_options,

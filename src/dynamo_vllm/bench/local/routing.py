@@ -1,12 +1,13 @@
 """Runs `bench routing`: replays a trace over several workers, once per router, and compares the hit rates.
 
-All replays use the same workers. Each replay has its own frontend and its own prompts (another seed), so it
-finds only its own blocks in a cache. Blocks of earlier replays are older, so a full cache evicts them first:
-every replay can use the whole cache.
+All replays use the same workers, or one of two sets, without and with tiers of KV caches. Each replay has its
+own frontend and its own prompts (another seed), so it finds only its own blocks in a cache. Blocks of earlier
+replays are older, so a full cache evicts them first: every replay can use the whole cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -20,6 +21,7 @@ from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local.command import run_local
 from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX, Deployment, LocalProcess, deployment, get
 from dynamo_vllm.bench.local.routing_figures import (
+    TIERS,
     PrefixCache,
     Replay,
     RoutingOutcome,
@@ -28,6 +30,7 @@ from dynamo_vllm.bench.local.routing_figures import (
     report,
     summary_line,
     trace_block,
+    with_tiers,
 )
 from dynamo_vllm.bench.report.rounds import alternating, print_line
 from dynamo_vllm.config import build, checks, runtime_env
@@ -48,8 +51,9 @@ OUTPUT_TOKENS = 2
 # With these flags the tiny model's prefill takes one thread a steady time; the user's flags follow them.
 TINY_FLAGS = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096", "--block-size", "32")
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+TIER_HITS = "vllm:external_prefix_cache_hits_total"
 DONE, PREEMPTED = "vllm:request_success_total", "vllm:num_preemptions_total"
-COUNTERS = (QUERIES, HITS, DONE, PREEMPTED)
+COUNTERS = (QUERIES, HITS, TIER_HITS, DONE, PREEMPTED)
 
 
 def add_arguments(parser: build.Parser) -> None:
@@ -67,22 +71,27 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingO
 
         return simulation.measure(options)
     modes = bench_local.modes(options)
-    replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
-    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name:
-        folder = Path(name)
+    names = with_tiers(modes, options)
+    replays: dict[str, list[Replay]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as made, contextlib.ExitStack() as stack:
+        folder, limited = Path(made), with_thread_limit(options, environment)
         file = write_short_trace(options, folder)
-        with deployment(folder / "run", with_thread_limit(options, environment)) as here:
-            workers = start_workers(here, options, folder)
-            cache, context = None, None
-            for number, mode in alternating(tuple(modes), options.rounds):
-                frontend = here.start_frontend(f"{mode}-{number}", *modes[mode])
-                here.wait_for_workers(frontend, len(workers))
-                cache = cache or cache_size(workers[0])
-                seed = options.seed * 10_000 + number * len(modes) + list(modes).index(mode)
-                replay, context = replay_once(frontend, workers, file, seed, options)
-                replays[mode].append(replay)
-                here.stop(frontend)
-                print_line(f"round {number + 1} of {options.rounds}, {mode}: {summary_line(replay)}")
+        places: dict[bool, tuple[Deployment, list[LocalProcess]]] = {}
+        for tiers in {name.endswith(TIERS): None for name in names}:
+            here = stack.enter_context(deployment(folder / ("run-tiers" if tiers else "run"), limited))
+            places[tiers] = here, start_workers(here, options, folder, tiers=tiers)
+        cache, context = None, None
+        for number, name in alternating(tuple(names), options.rounds):
+            here, workers = places[name.endswith(TIERS)]
+            mode = name.removesuffix(TIERS)
+            frontend = here.start_frontend(f"{mode}-{number}", *modes[mode])
+            here.wait_for_workers(frontend, len(workers))
+            cache = cache or cache_size(workers[0])
+            seed = options.seed * 10_000 + number * len(names) + names.index(name)
+            replay, context = replay_once(frontend, workers, file, seed, options)
+            replays[name].append(replay)
+            here.stop(frontend)
+            print_line(f"round {number + 1} of {options.rounds}, {name}: {summary_line(replay)}")
         assert cache is not None
         return RoutingOutcome(
             cache, ceilings(trace.read(file), context, cache, options.workers, trace_block(options)), replays
@@ -92,8 +101,14 @@ def measure(options: RoutingOptions, environment: Mapping[str, str]) -> RoutingO
 # --- the workers ----------------------------------------------------------------------------------------
 
 
-def start_workers(here: Deployment, options: RoutingOptions, folder: Path) -> list[LocalProcess]:
+def start_workers(
+    here: Deployment, options: RoutingOptions, folder: Path, *, tiers: bool = False
+) -> list[LocalProcess]:
     flags = [] if options.model else list(TINY_FLAGS)
+    if options.cache_blocks is not None:
+        flags += ["--num-gpu-blocks-override", str(options.cache_blocks)]
+    if tiers:
+        flags += ["--kv-offload-gb", str(options.kv_offload_gb)]
     model = options.model or str(make_tiny_model(folder / "tiny"))
     flags = ["--model", model, "--served-model-name", MODEL, *flags, *bench_local.engine_args(options)]
     return [here.start_worker(f"worker-{number}", *flags) for number in range(options.workers)]
@@ -165,6 +180,8 @@ def replay_of(stage: StageReport, grown: Sequence[Mapping[str, float]]) -> Repla
         shares=[worker[DONE] / max(1.0, totals[DONE]) for worker in grown],
         preemptions=int(totals[PREEMPTED]),
         client_late_ms=stage.client.late_ms,
+        ttft_p99_ms=stage.ttft_ms.p99 or 0.0,
+        tier_hit_rate=totals[TIER_HITS] / max(1.0, totals[QUERIES]),
     )
 
 

@@ -13,11 +13,13 @@ from dynamo_vllm.bench.report.rounds import ratios, spread
 from dynamo_vllm.bench.report.run_report import table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dynamo_vllm.config.options import RoutingOptions
 
 TRACE_BLOCK = 32
+TIERS = " + tiers"
+"""Ends the name of a mode with workers that have tiers of KV caches."""
 
 
 class PrefixCache(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class Replay(msgspec.Struct, frozen=True):
     hit_rate: float
     """The cached share of all prompt tokens, from the usage of the answers."""
     engine_hit_rate: float
-    """The same share from vLLM's counters."""
+    """The same share from vLLM's counters, without tiers."""
     ttft_p50_ms: float
     ttft_p95_ms: float
     requests_per_second: float
@@ -52,12 +54,20 @@ class Replay(msgspec.Struct, frozen=True):
     """The share of the requests that each worker got."""
     preemptions: int
     client_late_ms: float
+    ttft_p99_ms: float = 0.0
+    tier_hit_rate: float | None = None
+    """The share of all prompt tokens that came from tiers, from vLLM's counters."""
 
 
 class RoutingOutcome(msgspec.Struct, frozen=True):
     cache: PrefixCache
     ceilings: Ceilings
     replays: dict[str, list[Replay]]
+
+
+def with_tiers(modes: Iterable[str], options: RoutingOptions) -> list[str]:
+    """Return what is measured in turn: each mode, and again with tiers if they are to be compared."""
+    return [mode + suffix for mode in modes for suffix in ("", TIERS) if not suffix or options.kv_offload_gb]
 
 
 # --- the trace ------------------------------------------------------------------------------------------
@@ -90,14 +100,14 @@ def summary_line(replay: Replay) -> str:
     shares = "/".join(f"{share:.0%}" for share in replay.shares)
     return (
         f"hit rate {replay.hit_rate:.1%}, TTFT p50 {replay.ttft_p50_ms:.0f} ms, "
-        f"p95 {replay.ttft_p95_ms:.0f} ms, requests by worker {shares}"
+        f"p95 {replay.ttft_p95_ms:.0f} ms, p99 {replay.ttft_p99_ms:.0f} ms, requests by worker {shares}"
     )
 
 
 def report(outcome: RoutingOutcome) -> str:
     cache, limit = outcome.cache, outcome.ceilings
     rows = [[mode, *cells(found, limit)] for mode, found in outcome.replays.items()]
-    head = ["ROUTER", "HIT RATE %", "OF CEILING %", "TTFT p50 ms", "p95", "PROMPT TOK/S", "BUSIEST %"]
+    head = ["ROUTER", "HIT RATE %", "OF CEILING %", "TTFT p50 ms", "p95", "p99", "PROMPT TOK/S", "BUSIEST %"]
     first, *others = outcome.replays.items()
     ceiling = (
         f"one worker that sees every request: {limit.infinite:.1%} with an infinite cache, "
@@ -114,6 +124,7 @@ def cells(found: Sequence[Replay], limit: Ceilings) -> list[str]:
         [100 * one.hit_rate / (limit.within_cache or 1.0) for one in found],
         [one.ttft_p50_ms for one in found],
         [one.ttft_p95_ms for one in found],
+        [one.ttft_p99_ms for one in found],
         [one.prompt_tokens_per_second for one in found],
         [100 * max(one.shares) for one in found],
     )
@@ -124,4 +135,5 @@ def compare(first: str, ours: Sequence[Replay], mode: str, theirs: Sequence[Repl
     """Compare the times to first token with those of the first mode, round by round."""
     p50 = ratios([one.ttft_p50_ms for one in theirs], [one.ttft_p50_ms for one in ours])
     p95 = ratios([one.ttft_p95_ms for one in theirs], [one.ttft_p95_ms for one in ours])
-    return f"{mode} against {first}: TTFT p50 × {p50}, p95 × {p95}"
+    p99 = ratios([one.ttft_p99_ms for one in theirs], [one.ttft_p99_ms for one in ours])
+    return f"{mode} against {first}: TTFT p50 × {p50}, p95 × {p95}, p99 × {p99}"

@@ -13,7 +13,7 @@ from dynamo._core import run_mocker_trace_replay
 from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local import routing_figures
 from dynamo_vllm.bench.local.deployment import FOLDER_PREFIX
-from dynamo_vllm.bench.local.routing_figures import PrefixCache, Replay, RoutingOutcome
+from dynamo_vllm.bench.local.routing_figures import TIERS, PrefixCache, Replay, RoutingOutcome
 from dynamo_vllm.bench.report.rounds import alternating, print_line
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import FrontendOptions
@@ -31,30 +31,51 @@ CACHE = PrefixCache(blocks=1 << 16, block_size=16)
 BATCH_TOKENS = 8192
 EVENT_LAG_MS = 5.0
 """From an engine to the router."""
-_ENGINE = {
-    "num_gpu_blocks": CACHE.blocks,
-    "block_size": CACHE.block_size,
-    "max_num_batched_tokens": BATCH_TOKENS,
-}
+TOKEN_BYTES = 128 * 1024
+"""The KV cache of a token: 32 layers, 8 heads of 128 values, keys and values of 2 bytes."""
+HOST_GB_PER_SECOND = 25.0
+"""Each way between a GPU and host memory: 16 lanes of PCIe 4."""
+_GB = 10**9
 
 
 def measure(options: RoutingOptions) -> RoutingOutcome:
     modes = {name: frontend_options(name, flags) for name, flags in bench_local.modes(options).items()}
+    names = routing_figures.with_tiers(modes, options)
     lines, block = routing_figures.lines(options), routing_figures.trace_block(options)
-    replays: dict[str, list[Replay]] = {mode: [] for mode in modes}
+    replays: dict[str, list[Replay]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         file = Path(folder, "trace.jsonl")
         file.write_bytes(
             b"".join(msgspec.json.encode(line) + b"\n" for line in resized(lines, block, options))
         )
-        for number, mode in alternating(tuple(modes), options.rounds):
-            replay = simulate(file, block, modes[mode], options)
-            replays[mode].append(replay)
+        for number, name in alternating(tuple(names), options.rounds):
+            mode = modes[name.removesuffix(TIERS)]
+            replay = simulate(file, block, mode, options, engine(options, tiers=name.endswith(TIERS)))
+            replays[name].append(replay)
             print_line(
-                f"round {number + 1} of {options.rounds}, {mode}: {routing_figures.summary_line(replay)}"
+                f"round {number + 1} of {options.rounds}, {name}: {routing_figures.summary_line(replay)}"
             )
-    computing = options.prefill_workers or options.workers
-    return RoutingOutcome(CACHE, routing_figures.ceilings(lines, None, CACHE, computing, block), replays)
+    computing, cache = options.prefill_workers or options.workers, cache_of(options)
+    return RoutingOutcome(cache, routing_figures.ceilings(lines, None, cache, computing, block), replays)
+
+
+def cache_of(options: RoutingOptions) -> PrefixCache:
+    return PrefixCache(options.cache_blocks or CACHE.blocks, CACHE.block_size)
+
+
+def engine(options: RoutingOptions | None = None, *, tiers: bool = False) -> dict[str, Any]:
+    cache = CACHE if options is None else cache_of(options)
+    made: dict[str, Any] = {
+        "num_gpu_blocks": cache.blocks,
+        "block_size": cache.block_size,
+        "max_num_batched_tokens": BATCH_TOKENS,
+    }
+    if options is not None and tiers:
+        room = int((options.kv_offload_gb or 0) * _GB) // (TOKEN_BYTES * cache.block_size)
+        speed = dict.fromkeys(("d2h_bandwidth_gbps", "h2d_bandwidth_gbps"), HOST_GB_PER_SECOND)
+        made["kv_cache_bytes_per_token"] = TOKEN_BYTES
+        made["native_host_offload"] = {"num_host_blocks": room, **speed}
+    return made
 
 
 def frontend_options(mode: str, flags: Sequence[str]) -> FrontendOptions:
@@ -79,7 +100,9 @@ def resized(lines: Sequence[trace.Line], block: int, options: RoutingOptions) ->
     ]
 
 
-def simulate(file: Path, block: int, front: FrontendOptions, options: RoutingOptions) -> Replay:
+def simulate(
+    file: Path, block: int, front: FrontendOptions, options: RoutingOptions, engine: Mapping[str, Any]
+) -> Replay:
     config = None
     if front.router == "kv":
         config = kv_router_config(front, queue_seconds(front) * tokens_per_second() / BATCH_TOKENS)
@@ -91,20 +114,20 @@ def simulate(file: Path, block: int, front: FrontendOptions, options: RoutingOpt
             trace_block_size=block,
             arrival_speedup_ratio=options.rate_scale,
             kv_event_lag_ms=None if config is None else EVENT_LAG_MS,
-            **_workers(options),
+            **_workers(options, engine),
         ),
         options.workers,
     )
 
 
-def _workers(options: RoutingOptions) -> dict[str, Any]:
+def _workers(options: RoutingOptions, engine: Mapping[str, Any]) -> dict[str, Any]:
     if not options.prefill_workers:
-        return {"num_workers": options.workers, "extra_engine_args": {"engine": _ENGINE}}
+        return {"num_workers": options.workers, "extra_engine_args": {"engine": engine}}
     return {
         "num_prefill_workers": options.prefill_workers,
         "num_decode_workers": options.workers,
-        "prefill_engine_args": {"engine": {**_ENGINE, "worker_type": "prefill"}},
-        "decode_engine_args": {"engine": {**_ENGINE, "worker_type": "decode"}},
+        "prefill_engine_args": {"engine": {**engine, "worker_type": "prefill"}},
+        "decode_engine_args": {"engine": {**engine, "worker_type": "decode"}},
     }
 
 
@@ -115,7 +138,7 @@ def tokens_per_second() -> float:
         file = Path(folder, "trace.jsonl")
         ids = list(range(BATCH_TOKENS // trace.BLOCK))
         file.write_bytes(msgspec.json.encode(trace.Line(0, BATCH_TOKENS, 1, ids)))
-        found = _run(file, trace_block_size=trace.BLOCK, extra_engine_args={"engine": _ENGINE})
+        found = _run(file, trace_block_size=trace.BLOCK, extra_engine_args={"engine": engine()})
     return float(BATCH_TOKENS / found.summary["median_ttft_ms"] * 1000)
 
 
@@ -140,4 +163,5 @@ def replay_of(found: Any, workers: int) -> Replay:
         shares=[count / sum(counts) for count in counts],
         preemptions=0,
         client_late_ms=0.0,
+        ttft_p99_ms=summary["p99_ttft_ms"],
     )

@@ -75,9 +75,9 @@ def plane_counts_are_counts(o: PlaneOptions) -> None:
 
 
 def routing_counts_are_counts(o: RoutingOptions) -> None:
-    bounds.at_least(o, 1, "workers", "rounds", "trace_block", "limit", "output_tokens")
+    bounds.at_least(o, 1, "workers", "rounds", "trace_block", "limit", "output_tokens", "cache_blocks")
     bounds.at_least(o, 0, "prefill_workers")
-    bounds.above_zero(o, "rate_scale", "rate")
+    bounds.above_zero(o, "rate_scale", "rate", "kv_offload_gb")
 
 
 def routing_has_a_trace(o: RoutingOptions) -> None:

@@ -12,7 +12,7 @@ from dynamo_vllm.bench.http import metrics
 from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local import routing
 from dynamo_vllm.bench.local.deployment import Deployment
-from dynamo_vllm.bench.local.routing import COUNTERS, DONE, HITS, QUERIES
+from dynamo_vllm.bench.local.routing import COUNTERS, DONE, HITS, QUERIES, TIER_HITS
 from dynamo_vllm.bench.local.routing_figures import (
     Ceilings,
     PrefixCache,
@@ -20,6 +20,7 @@ from dynamo_vllm.bench.local.routing_figures import (
     RoutingOutcome,
     ceilings,
     report,
+    with_tiers,
 )
 from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
 from dynamo_vllm.bench.report.run_report import ClientFigures, StageReport
@@ -63,6 +64,18 @@ def test_replay_takes_hits_from_the_answers_and_from_the_engines() -> None:
     assert (replay.hit_rate, replay.engine_hit_rate) == (0.4, 0.39)
     assert replay.shares == [0.75, 0.25]
     assert (replay.ttft_p50_ms, replay.ttft_p95_ms, replay.prompt_tokens_per_second) == (20.0, 50.0, 100.0)
+
+
+def test_hits_in_tiers_are_told_apart() -> None:
+    tiers = {**grown(300, 1000, 1), TIER_HITS: 250.0}
+    replay = routing.replay_of(stage(), [tiers])
+    assert (replay.engine_hit_rate, replay.tier_hit_rate, replay.ttft_p99_ms) == (0.3, 0.25, 60.0)
+
+
+def test_every_mode_is_measured_with_and_without_tiers() -> None:
+    assert with_tiers(["kv", "random"], RoutingOptions()) == ["kv", "random"]
+    both = with_tiers(["kv", "random"], RoutingOptions(kv_offload_gb=1.0))
+    assert both == ["kv", "kv + tiers", "random", "random + tiers"]
 
 
 def test_failed_requests_spoil_a_replay() -> None:

@@ -33,6 +33,21 @@ class RoutingOptions:
         env="DYN_VLLM_BENCH_ROUTING_PREFILL_WORKERS",
         metavar="N",
     )
+    cache_blocks: int | None = opt(
+        None,
+        "workers",
+        "KV blocks of each engine (default: what it has room for; with --simulate 65536 of 16 tokens).",
+        env="DYN_VLLM_BENCH_ROUTING_CACHE_BLOCKS",
+        metavar="N",
+    )
+    kv_offload_gb: float | None = opt(
+        None,
+        "workers",
+        "Measure every mode also with workers that have this much host memory each for KV caches, in turn "
+        "with those that have none.",
+        env="DYN_VLLM_BENCH_ROUTING_KV_OFFLOAD_GB",
+        metavar="GB",
+    )
     engine_args: str = opt(
         "",
         "workers",
