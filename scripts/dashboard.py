@@ -205,6 +205,30 @@ DISAGGREGATION = Row(
         increase("vllm:nixl_num_kv_expired_reqs_total", W, "process", "{{process}} not fetched in time"),
     ),
 )
+TIERS = Row(
+    "KV caches in host memory and on disk",
+    panel(
+        "In use",
+        "bytes",
+        total("vllm:kv_offload_host_bytes", W, "process", "{{process}} in host memory"),
+        total("vllm:kv_offload_disk_bytes", W, "process", "{{process}} on disk"),
+        total("dynamo_component_kv_tier_bytes", W, "process, tier", "{{process}} room ({{tier}})"),
+    ),
+    panel(
+        "Prompt tokens found",
+        "short",
+        rate("vllm:prompt_tokens_cached_by_source_total", W, "source"),
+        help="In the engines' own caches (device), in host memory and on disk. From vLLM 0.32 on.",
+    ),
+    panel(
+        "Bytes per second",
+        "Bps",
+        rate("vllm:kv_offload_load_bytes_total", W, name="host memory to engine"),
+        rate("vllm:kv_offload_store_bytes_total", W, name="engine to host memory"),
+        rate("vllm:kv_offload_tiering_read_bytes_total", W, name="disk to host memory"),
+        rate("vllm:kv_offload_tiering_write_bytes_total", W, name="host memory to disk"),
+    ),
+)
 ADAPTERS = Row(
     "Adapters",
     panel(
@@ -260,7 +284,7 @@ PROCESSES = Row(
     ),
     panel("Clients that left", "short", increase("dynamo_component_cancellation_total", W, "process")),
 )
-ROWS = (OVERVIEW, ROUTING, DISAGGREGATION, ADAPTERS, MEDIA, ENGINE, PROCESSES)
+ROWS = (OVERVIEW, ROUTING, TIERS, DISAGGREGATION, ADAPTERS, MEDIA, ENGINE, PROCESSES)
 
 
 def expressions() -> Iterator[tuple[str, str]]:
