@@ -1,7 +1,7 @@
 """What a KV tier is worth on this machine: reload against recompute, and what it costs without reuse.
 
-    python scripts/gpu/tiers.py [--shape 8b|1b|small] [--dtype bfloat16] [--rounds 3] [--out FOLDER]
-        [--host-gb 30] [--disk FOLDER:GB] [--lengths 8192,32768] [--device cpu]
+    python scripts/gpu/tiers.py [--shape 8b|1.5b|1b|small] [--dtype bfloat16] [--rounds 3] [--out FOLDER]
+        [--host-gb 30] [--disk FOLDER:GB] [--lengths 8192,32768] [--parts texts lengths] [--device cpu]
 
 Two workers are up at the same time and take turns: one without tiers, one with. Both have the same small
 engine cache. What is measured, and written to FOLDER/tiers-SHAPE-DTYPE.json after each part:
@@ -46,6 +46,14 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 24,
         "num_attention_heads": 16,
     },
+    "1.5b": {  # few KV heads, as Qwen 2.5 has
+        "max_position_embeddings": 40_960,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+    },
     "small": {
         "max_position_embeddings": 40_960,
         "head_dim": 64,
@@ -56,9 +64,11 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 4,
     },
 }
+PARTS = ("texts", "lengths", "throughput", "turns")
 LOADED, SECONDS = "vllm:kv_offload_load_bytes_total", "vllm:kv_offload_load_time_total"
 STORED, STORE_SECONDS = "vllm:kv_offload_store_bytes_total", "vllm:kv_offload_store_time_total"
-COUNTERS = (LOADED, SECONDS, STORED, STORE_SECONDS)
+READ, READ_SECONDS = "vllm:kv_offload_tiering_read_bytes_total", "vllm:kv_offload_tiering_read_time_total"
+COUNTERS = (LOADED, SECONDS, STORED, STORE_SECONDS, READ, READ_SECONDS)
 
 
 @dataclass
@@ -93,38 +103,46 @@ def main(argv: Sequence[str]) -> int:
         model = make_8b_shape(Path(temporary, options.shape), **SHAPES[options.shape])
         if options.device == "cuda":
             save("link bytes/s", link())
-        servers = start_all(options, folder, model)
+        stacks: dict[str, Stack] = {}
         try:
+            servers = start_all(stacks, options, folder, model)
             save("ready after s", round(time.monotonic() - options.begun, 1))
-            tiered = {name: server for name, server in servers.items() if name != "none"}
-            for name, server in tiered.items():
-                save(f"texts {name}", texts(server, options))
-            for length in options.lengths:
+            for name in servers if "texts" in options.parts else ():
+                if name != "none":
+                    save(f"texts {name}", texts(servers[name], options))
+            for length in options.lengths if "lengths" in options.parts else ():
                 save(f"length {length}", reloads(servers, length, options))
-            save("throughput", throughput(servers, options))
-            save("turns", turns(servers, options))
+            if "throughput" in options.parts:
+                save("throughput", throughput(servers, options))
+            if "turns" in options.parts:
+                save("turns", turns(servers, options))
         except Exception as exc:
             save("failed", f"{type(exc).__name__}: {exc}")
-            for server in servers.values():
-                print(f"--- {server.worker.name}", server.worker.last_lines(40), flush=True)
+            for process in (process for stack in stacks.values() for process in stack.processes):
+                print(f"--- {process.name}", process.last_lines(40), flush=True)
             return 1
         finally:
-            for server in servers.values():
-                save(f"end of {server.worker.name}", server.stack.stop())
+            for name, stack in stacks.items():
+                save(f"end of {name}", stack.stop())
     return 0
 
 
-def start_all(options: argparse.Namespace, folder: Path, model: Path) -> dict[str, Server]:
+def start_all(
+    stacks: dict[str, Stack], options: argparse.Namespace, folder: Path, model: Path
+) -> dict[str, Server]:
+    """Start all servers, and note their stacks before anything can fail."""
     kinds: dict[str, list[str]] = {"none": [], "host": ["--kv-offload-gb", str(options.host_gb)]}
     if options.disk:
-        small = max(0.1, options.host_gb / 20)
+        small = options.host_gb / 4  # a long prompt fits, a round does not
         kinds["disk"] = ["--kv-offload-gb", str(small), "--kv-offload-disk", options.disk]
     with ThreadPoolExecutor(len(kinds)) as pool:  # each has its own memory: nothing is measured at the start
-        made = pool.map(lambda kind: start(kind, kinds[kind], options, folder, model), kinds)
+        for kind in kinds:
+            stacks[kind] = stack_of(kind, options, folder, model)
+        made = pool.map(lambda kind: start(stacks[kind], kind, kinds[kind]), kinds)
         return dict(zip(kinds, made, strict=True))
 
 
-def start(kind: str, more: list[str], options: argparse.Namespace, folder: Path, model: Path) -> Server:
+def stack_of(kind: str, options: argparse.Namespace, folder: Path, model: Path) -> Stack:
     here = folder / kind
     here.mkdir(parents=True, exist_ok=True)
     flags = [
@@ -136,8 +154,11 @@ def start(kind: str, more: list[str], options: argparse.Namespace, folder: Path,
     if options.device == "cuda":
         flags += ["--gpu-memory-utilization", "0.3", "--kv-cache-memory-bytes", str(16 << 30)]
     else:
-        flags += ["--enforce-eager"]
-    stack = Stack(here, str(model), [*flags, *options.vllm])
+        flags += ["--enforce-eager", "--gpu-memory-utilization", "0.2"]
+    return Stack(here, str(model), [*flags, *options.vllm])
+
+
+def start(stack: Stack, kind: str, more: list[str]) -> Server:
     stack.start_frontend()
     worker = stack.start_worker(kind, *more)
     stack.wait_for_workers(1)
@@ -206,15 +227,21 @@ def reloads(servers: dict[str, Server], length: int, options: argparse.Namespace
 
 
 def summary(row: dict[str, Any]) -> dict[str, Any]:
-    loaded, seconds = (sum(one[key] for one in row["loads"]) for key in (LOADED, SECONDS))
+    total = {key: sum(one[key] for one in row["loads"]) for key in COUNTERS}
+
+    def speed(moved: str, seconds: str) -> float | None:
+        return total[moved] / total[seconds] if total[seconds] else None
+
     return {
         "new s": statistics.median(row["new"]),
         "again s": statistics.median(row["again"]),
         "again / new": statistics.median(row["again"]) / statistics.median(row["new"]),
         "slowest again s": max(row["again"]),
         "cached tokens": statistics.median(row["cached"]),
-        "loaded bytes/s": loaded / seconds if seconds else None,
-        "loaded bytes": loaded,
+        "loaded bytes": total[LOADED],
+        "loaded bytes/s": speed(LOADED, SECONDS),
+        "read from disk bytes": total[READ],
+        "read from disk bytes/s": speed(READ, READ_SECONDS),
     }
 
 
@@ -222,7 +249,7 @@ def throughput(servers: dict[str, Server], options: argparse.Namespace) -> dict[
     """Prompts that share nothing: the tier stores everything and gives nothing back."""
     words = ["--input-tokens", "512", "--output-tokens", "128", "--concurrency", str(options.concurrency)]
     words += ["--requests", str(options.concurrency * 6), "--warmup", str(options.concurrency)]
-    return in_turns(servers, words, options.rounds)
+    return in_turns(servers, words, options.rounds + 2)
 
 
 def turns(servers: dict[str, Server], options: argparse.Namespace) -> dict[str, Any]:
@@ -275,6 +302,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--lengths", type=numbers, default=[8192, 32768], metavar="N,N")
     parser.add_argument("--cache-tokens", type=int, default=73_728, help="what an engine cache holds")
     parser.add_argument("--block-size", type=int, default=16)

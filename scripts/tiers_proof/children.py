@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynamo_vllm.engine.process.environment import import_environment
 from harness.stack import environment
 from harness.waiting import NotInTime
 from harness.warm import FORKED, Zygote
 
-LIMIT_SECONDS = 150
+LIMIT_SECONDS = {"cpu": 150.0, "cuda": 120.0}
+"""For the start of an engine and all its answers."""
+_FORKING = threading.Lock()
+"""The zygote answers one call at a time."""
 
 
 @dataclass
@@ -28,17 +33,19 @@ class Failed(Exception):
         return self.reason
 
 
-def run(warm: Zygote, call: str, given: Mapping[str, Any], folder: Path, limit: float = LIMIT_SECONDS) -> Any:
+def run(warm: Zygote, call: str, given: Mapping[str, Any], folder: Path, limit: float) -> Any:
     """Calls `module:function` with `given` in a forked process and returns its result. Raises Failed."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "given.json").write_text(json.dumps(given))
-    env = environment(folder, **FORKED, VLLM_NO_USAGE_STATS="1")
-    child = warm.fork(
-        "tiers_proof.children:enter",
-        [call, str(folder / "given.json"), str(folder / "found.json")],
-        env,
-        folder / "log",
-    )
+    env = environment(folder, **FORKED, **_of_user())
+    env = import_environment(env) | env
+    with _FORKING:
+        child = warm.fork(
+            "tiers_proof.children:enter",
+            [call, str(folder / "given.json"), str(folder / "found.json")],
+            env,
+            folder / "log",
+        )
     try:
         code = child.wait(limit)
     except NotInTime as exc:
@@ -54,10 +61,20 @@ def run(warm: Zygote, call: str, given: Mapping[str, Any], folder: Path, limit: 
     return told["result"]
 
 
+def _of_user() -> dict[str, str]:
+    """Returns vLLM's variables that this process has; the sampler of FlashInfer would be compiled first."""
+    given = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    ours = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
+    return {**ours, **{n: v for n, v in given.items() if n not in FORKED}}
+
+
 def enter(call: str, given_file: str, found_file: str) -> int:
     """Is the first call in the forked process."""
     import importlib
 
+    import torch
+
+    torch.compiler.set_stance("force_eager")  # with enforce_eager vLLM still compiles small functions
     module, _, name = call.partition(":")
     try:
         result = getattr(importlib.import_module(module), name)(json.loads(Path(given_file).read_text()))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiers_proof.requests import Phase
+from tiers_proof.requests import Ask, Phase
 
 SOURCES = ("host", "disk", "peer", "external_unspecified")
 """vLLM's names of tiers; `device` is its own cache."""
@@ -23,6 +24,8 @@ class Outcome:
     preemptions: int = 0
     worst: float = 0.0
     """The largest difference of two log-probabilities."""
+    tolerance: float = 0.0
+    """The largest that counts as equal."""
     ties: int = 0
     """Answers that differ where two tokens were as good as equally probable; what follows is not compared."""
     wrong: list[str] = field(default_factory=list)
@@ -37,7 +40,7 @@ class Outcome:
 def compare(
     phases: Sequence[Phase], wanted: Mapping[str, Any], found: Mapping[str, Any], tolerance: float
 ) -> Outcome:
-    outcome = Outcome()
+    outcome = Outcome(tolerance=tolerance)
     for phase, right, given in zip(phases, wanted["phases"], found["phases"], strict=True):
         figures = given["figures"]
         loaded = {source: figures[source] for source in SOURCES if figures.get(source)}
@@ -57,6 +60,43 @@ def compare(
     return outcome
 
 
+def add(total: Outcome, more: Outcome) -> None:
+    """Adds the outcome of one more engine."""
+    total.worst, total.tolerance = max(total.worst, more.worst), max(total.tolerance, more.tolerance)
+    for source, count in more.sources.items():
+        total.sources[source] = total.sources.get(source, 0) + count
+    for name in ("requests", "loaded", "preemptions", "ties", "wrong", "empty"):
+        setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
+def contradiction(phases: Sequence[Phase], found: Mapping[str, Any], tolerance: float) -> str | None:
+    """Returns where an engine without tiers gives two answers to one question: it proves nothing then."""
+    known: dict[Ask, tuple[str, Any]] = {}
+    for phase, given in zip(phases, found["phases"], strict=True):
+        if phase.before is not None:
+            known.clear()
+        for ask in phase.asks:
+            answer = given["answers"].get(ask.name)
+            question = dataclasses.replace(ask, name="", max_tokens=0, prompt=tuple(ask.prompt))
+            if answer is None or ask.n > 1:
+                continue
+            before, first = known.setdefault(question, (phase.name, answer))
+            outcome = Outcome()
+            _compare_answers(ask.name, _shorter(first, answer), _shorter(answer, first), tolerance, outcome)
+            if outcome.wrong:
+                return f"{phase.name} and {before}: {outcome.wrong[0]}"
+    return None
+
+
+def _shorter(answer: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Cuts an answer to the length of the other."""
+    choices = [
+        {name: values[: len(their["tokens"])] for name, values in choice.items()}
+        for choice, their in zip(answer["choices"], other["choices"], strict=True)
+    ]
+    return {**answer, "choices": choices}
+
+
 def _compare_answers(
     name: str, right: Mapping[str, Any], given: Mapping[str, Any], tolerance: float, outcome: Outcome
 ) -> None:
@@ -73,22 +113,29 @@ def _compare_answers(
 def _compare_choices(
     name: str, right: Mapping[str, Any], given: Mapping[str, Any], tolerance: float, outcome: Outcome
 ) -> None:
-    if len(right["tokens"]) != len(given["tokens"]) and right["tokens"][:1] == given["tokens"][:1]:
-        shorter = min(len(right["tokens"]), len(given["tokens"]))
-        if right["tokens"][:shorter] == given["tokens"][:shorter]:
-            outcome.wrong.append(f"{name}: {len(given['tokens'])} tokens, not {len(right['tokens'])}")
     for at, (token, other) in enumerate(zip(right["tokens"], given["tokens"], strict=False)):
         if token != other:
-            gap = right["gaps"][at]
-            if gap is not None and gap <= 2 * tolerance:
+            if _is_tie(at, right, given, tolerance):
                 outcome.ties += 1
             else:
-                outcome.wrong.append(f"{name}: token {at} is {other}, not {token} (ahead by {gap})")
+                outcome.wrong.append(f"{name}: token {at} is {other}, not {token}")
             return
         if _difference(
             f"{name} token {at}", right["logprobs"][at], given["logprobs"][at], tolerance, outcome
         ):
             return
+    if len(right["tokens"]) != len(given["tokens"]):
+        outcome.wrong.append(f"{name}: {len(given['tokens'])} tokens, not {len(right['tokens'])}")
+
+
+def _is_tie(at: int, right: Mapping[str, Any], given: Mapping[str, Any], tolerance: float) -> bool:
+    """Returns whether the two tokens are equally probable, in both engines."""
+    wanted, found = dict(right["tops"][at]), dict(given["tops"][at])
+    both = right["tokens"][at], given["tokens"][at]
+    if not all(token in wanted and token in found for token in both):
+        return False
+    apart = [abs(wanted[token] - found[token]) for token in both]
+    return bool(max(apart) <= tolerance and abs(wanted[both[0]] - wanted[both[1]]) <= 2 * tolerance)
 
 
 def _difference(name: str, right: float, given: float, tolerance: float, outcome: Outcome) -> bool:

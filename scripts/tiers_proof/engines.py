@@ -7,18 +7,18 @@ from typing import Any
 
 from tiers_proof.requests import Ask, Phase, Plan
 
-TOPS = 3
+TOPS = 5
 """The number of most probable tokens whose log-probabilities are kept for each token."""
 
 
-def answers(plan: Plan, flags: Mapping[str, Any], adapters: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Returns what all phases gave, and the engine's sizes."""
+def answers(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what all phases gave, or the first `last` of them, and the engine's sizes."""
     from vllm import LLM
 
-    llm = LLM(disable_log_stats=False, **flags)
-    engine = Engine(llm, adapters)
+    llm = LLM(disable_log_stats=False, **given["flags"])
+    engine = Engine(llm, given["adapters"])
     block = llm.llm_engine.vllm_config.cache_config.block_size
-    phases = [engine.run(phase) for phase in plan(block)]
+    phases = [engine.run(phase) for phase in plan(block)[: given["last"]]]
     return {"block": block, "bytes_per_block": engine.bytes_per_block(), "phases": phases}
 
 
@@ -77,7 +77,6 @@ class Engine:
         params = SamplingParams(
             max_tokens=ask.max_tokens,
             temperature=0.0 if ask.n == 1 else 0.9,
-            seed=None if ask.n == 1 else 5,
             n=ask.n,
             logprobs=TOPS,
             prompt_logprobs=0 if ask.prompt_logprobs else None,
@@ -117,12 +116,9 @@ def _answer(output: Any) -> dict[str, Any]:
 
 
 def _choice(choice: Any) -> dict[str, Any]:
-    logprobs, gaps = [], []
-    for token, at in zip(choice.token_ids, choice.logprobs, strict=True):
-        logprobs.append(at[token].logprob)
-        best = sorted((entry.logprob for entry in at.values()), reverse=True)
-        gaps.append(best[0] - best[1] if len(best) > 1 else None)
-    return {"tokens": list(choice.token_ids), "logprobs": logprobs, "gaps": gaps}
+    logprobs = [at[token].logprob for token, at in zip(choice.token_ids, choice.logprobs, strict=True)]
+    tops = [[[token, entry.logprob] for token, entry in at.items()] for at in choice.logprobs]
+    return {"tokens": list(choice.token_ids), "logprobs": logprobs, "tops": tops}
 
 
 def run(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,4 +126,4 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
     from tiers_proof.cases import BY_NAME
 
     life = BY_NAME[given["case"]].lives[given["life"]]
-    return answers(life.plan, given["flags"], given["adapters"])
+    return answers(life.plan, given)

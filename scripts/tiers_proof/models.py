@@ -1,7 +1,8 @@
 """Makes small models with random weights, one for each way in which vLLM lays out its KV cache.
 
 Their weights are wide enough for attention to matter: one wrong block changes the log-probability of the next
-token by far more than any rounding.
+token by far more than any rounding. Where a model must have experts, each token goes to all of them: which
+ones are chosen would depend on rounding.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _sinks(vocab_size: int) -> Any:
         sliding_window=100,
         layer_types=layers,
         num_local_experts=4,
-        num_experts_per_tok=2,
+        num_experts_per_tok=4,
     )
 
 
@@ -145,12 +146,12 @@ def _granite(vocab_size: int) -> Any:
         num_local_experts=0,
         num_experts_per_tok=0,
         position_embedding_type="rope",
-        mamba_n_heads=8,
+        mamba_n_heads=4,
         mamba_d_head=64,
         mamba_n_groups=1,
         mamba_d_state=16,
         mamba_d_conv=4,
-        mamba_expand=2,
+        mamba_expand=1,
         mamba_chunk_size=32,
     )
 
@@ -161,13 +162,13 @@ def _falcon_h1(vocab_size: int) -> Any:
     return FalconH1Config(
         **_SIZES,
         **_tokens(vocab_size),
-        mamba_n_heads=8,
+        mamba_n_heads=4,
         mamba_d_head=64,
-        mamba_d_ssm=512,
+        mamba_d_ssm=256,
         mamba_n_groups=1,
         mamba_d_state=16,
         mamba_d_conv=4,
-        mamba_expand=2,
+        mamba_expand=1,
         mamba_chunk_size=32,
     )
 
@@ -199,13 +200,15 @@ def _qwen3_next(vocab_size: int) -> Any:
         **_SIZES,
         **_tokens(vocab_size),
         layer_types=["linear_attention", "full_attention"] * 2,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
         linear_conv_kernel_dim=4,
-        num_experts=0,
-        mlp_only_layers=[0, 1, 2, 3],
+        num_experts=4,
+        num_experts_per_tok=4,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
     )
 
 
@@ -219,6 +222,12 @@ def _lfm2(vocab_size: int) -> Any:
         norm_eps=1e-6,
         layer_types=["conv", "full_attention"] * 2,
         conv_L_cache=3,
+        conv_dim=256,
+        conv_dim_out=256,
+        block_dim=256,
+        block_ff_dim=512,
+        block_multiple_of=64,
+        block_ffn_dim_multiplier=1.0,
         block_auto_adjust_ff_dim=False,
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tiers_proof.requests import Ask, Phase, everyday, lengths, short, tokens
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tiers_proof.requests import Ask, Phase, everyday, lengths, quick, short, tokens
 
 
 def repetitive(block: int) -> list[Phase]:
@@ -31,61 +34,62 @@ def prompt_logprobs(block: int) -> list[Phase]:
 
 def salts(block: int) -> list[Phase]:
     """A prompt is found only with its own salt."""
-    given = [("none", None), ("one", "one"), ("other", "other")]
-    asks = {
-        name: [
-            Ask(name=f"{name}{number}", prompt=tokens(number, 6 * block + 3), salt=salt)
-            for number in range(4)
-        ]
-        for name, salt in given
-    }
-    return [
-        *(Phase(name=f"cold, {name}", asks=found, loads=False) for name, found in asks.items()),
-        *(Phase(name=f"again, {name}", asks=found, loads=True) for name, found in asks.items()),
-    ]
+    return _kinds(
+        {
+            name: [
+                Ask(name=f"{name}{number}", prompt=tokens(number, 6 * block + 3), salt=salt)
+                for number in range(3)
+            ]
+            for name, salt in (("none", None), ("one", "one"), ("other", "other"))
+        }
+    )
 
 
 def adapters(block: int) -> list[Phase]:
-    """A prompt is found only with its own adapter."""
-    asks = {
-        name: [
-            Ask(name=f"{name}{number}", prompt=tokens(number, 6 * block + 3), adapter=adapter)
-            for number in range(4)
-        ]
-        for name, adapter in (("model", None), ("a", "a"), ("b", "b"))
-    }
+    """A prompt is found only with its own adapter.
+
+    The model itself is not in the crowd: there vLLM 0.32 mixes it up with adapters on CPU, without tiers too.
+    """
+    return _kinds(
+        {
+            name: [
+                Ask(name=f"{name}{number}", prompt=tokens(number, 6 * block + 3), adapter=adapter)
+                for number in range(3)
+            ]
+            for name, adapter in (("model", None), ("a", "a"), ("b", "b"))
+        },
+        alone=("model",),
+    )
+
+
+def _kinds(asks: Mapping[str, Sequence[Ask]], alone: Sequence[str] = ()) -> list[Phase]:
+    crowd = [ask for name, found in asks.items() if name not in alone for ask in found]
     return [
         *(Phase(name=f"cold, {name}", asks=found, loads=False) for name, found in asks.items()),
         *(Phase(name=f"again, {name}", asks=found, loads=True) for name, found in asks.items()),
-        Phase(
-            name="crowd", asks=[ask for found in asks.values() for ask in found], together=True, loads=True
-        ),
+        Phase(name="crowd", asks=crowd, together=True, loads=True),
     ]
 
 
 def images(block: int) -> list[Phase]:
     asks = [
         Ask(name=f"{number}-{seed}", prompt=tokens(number, 5 * block + 3), image=seed)
-        for number in range(3)
+        for number in range(4)
         for seed in (1, 2)
     ]
     return [
         Phase(name="cold", asks=asks[0::2], loads=False),
         Phase(name="cold, other images", asks=asks[1::2], loads=False),
-        Phase(name="again", asks=asks[1::2], loads=True),
         Phase(name="again", asks=asks[0::2], loads=True),
+        Phase(name="again, other images", asks=asks[1::2], loads=True),
         Phase(name="crowd", asks=asks, together=True, loads=True),
     ]
 
 
 def embeds(block: int) -> list[Phase]:
-    asks = [
-        Ask(name=f"e{seed}", prompt=[0] * length, embeds=seed) for seed, length in enumerate(lengths(block))
-    ]
-    others = [
-        Ask(name=f"o{seed}", prompt=[0] * length, embeds=50 + seed)
-        for seed, length in enumerate(lengths(block))
-    ]
+    sizes = lengths(block)[:4]
+    asks = [Ask(name=f"e{seed}", prompt=[0] * size, embeds=seed) for seed, size in enumerate(sizes)]
+    others = [Ask(name=f"o{seed}", prompt=[0] * size, embeds=50 + seed) for seed, size in enumerate(sizes)]
     return [
         Phase(name="cold", asks=asks, loads=False),
         Phase(name="cold, others", asks=others, loads=False),
@@ -141,6 +145,12 @@ def after(operation: str, block: int, *, loads: bool = False) -> list[Phase]:
         Phase(name="again", asks=asks, loads=True),
         Phase(name="crowd", asks=everyday(block)[4].asks, together=True, loads=True),
     ]
+
+
+def quickly_after(operation: str, block: int) -> list[Phase]:
+    """The same in a few seconds."""
+    cold, again, *_ = quick(block)
+    return [cold, again, dataclasses.replace(cold, name=f"after {operation}", before=operation), again]
 
 
 def other_adapter(block: int) -> list[Phase]:

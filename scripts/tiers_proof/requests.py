@@ -99,6 +99,14 @@ def everyday(block: int, **more: Any) -> list[Phase]:
     ]
 
 
+def sparse(block: int, **more: Any) -> list[Phase]:
+    """The same for models with states, of which vLLM keeps some: a branch may find none."""
+    return [
+        dataclasses.replace(phase, loads=None) if phase.name == "branching" else phase
+        for phase in everyday(block, **more)
+    ]
+
+
 def short(block: int, **more: Any) -> list[Phase]:
     """The first two phases and the crowd, with fewer prompts."""
     phases = {phase.name: phase for phase in everyday(block, **more)}
@@ -115,4 +123,22 @@ def brief(block: int, **more: Any) -> list[Phase]:
             ],
         )
         for phase in short(block, **more)
+    ]
+
+
+def quick(block: int, **more: Any) -> list[Phase]:
+    """A few seconds' worth."""
+    sizes = (6 * block, 4 * block + 1, 5 * block - 1, 3 * block + 7)
+    alone = [
+        Ask(name=f"p{at}", prompt=tokens(at, size), max_tokens=4, **more) for at, size in enumerate(sizes)
+    ]
+    crowd = [
+        Ask(name=f"c{at}", prompt=[*ask.prompt, *tokens(9 - at, at)], max_tokens=block // 4, **more)
+        for at, ask in enumerate([*alone, *alone[:2]])
+    ]
+    return [
+        Phase(name="cold", asks=alone, loads=False),
+        Phase(name="again", asks=alone, loads=True),
+        Phase(name="crowd", asks=crowd, together=True, aborts={"c1": 2}, loads=True),
+        Phase(name="after all", asks=alone, loads=True),
     ]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_MANY, _FEW = 60, 2.3
-"""The size of a host tier that keeps everything, and of one that keeps some requests: as multiples of the
-engine's own cache."""
+_MANY, _FEW, _FEWER = 8, 2.3, 1.25
+"""The size of a host tier that keeps everything, of one that keeps some requests, and of one that leaves most
+to the disk: as multiples of the engine's own cache."""
 
 
 def config(
@@ -31,7 +31,8 @@ def config(
     if broken:
         extra["broken"] = broken
     return {
-        "kv_connector": "OffloadingConnector",
+        "kv_connector": "TierConnector",
+        "kv_connector_module_path": "dynamo_vllm.engine.tiers.connector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }
@@ -82,9 +83,9 @@ TIERS = {
     "host": (_MANY, _host),
     "small-host": (_FEW, _host),
     "late-host": (_FEW, _late),
-    "disk": (_FEW, _disk),
-    "late-disk": (_FEW, _late_disk),
-    "fs": (_FEW, _fs),
+    "disk": (_FEWER, _disk),
+    "late-disk": (_FEWER, _late_disk),
+    "fs": (_FEWER, _fs),
     "broken": (_MANY, _broken),
 }
 """By name: the size of host memory, and what else vLLM gets. `fs` is vLLM's own tier on disk."""

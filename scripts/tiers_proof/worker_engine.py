@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm import forking
 from dynamo_vllm.engine import base
 from dynamo_vllm.engine.settings import EngineSettings
 from dynamo_vllm.engine.vllm.launch import launch
@@ -31,10 +32,11 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
     from tiers_proof.cases import BY_NAME
 
     life = BY_NAME[given["case"]].lives[given["life"]]
-    return asyncio.run(_answers(life.plan, given))
+    zygote = forking.make_zygote()  # of the engine core, before there are threads
+    return asyncio.run(_answers(life.plan, given, zygote))
 
 
-async def _answers(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
+async def _answers(plan: Plan, given: Mapping[str, Any], zygote: forking.Zygote) -> dict[str, Any]:
     flags = dict(given["flags"])
     model, transfer = flags.pop("model"), flags.pop("kv_transfer_config", None)
     settings = EngineSettings(
@@ -45,12 +47,13 @@ async def _answers(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
         takes_embeds=bool(flags.get("enable_prompt_embeds")),
         lora=bool(flags.get("enable_lora")),
         kv_transfer=transfer,
+        zygote=zygote,
     )
     engine = await launch(settings, lambda load: None, lambda phase: None)
     try:
         asking = Asking(engine, given)
         block = engine.llm.vllm_config.cache_config.block_size
-        phases = [await asking.run(phase) for phase in plan(block)]
+        phases = [await asking.run(phase) for phase in plan(block)[: given["last"]]]
         return {"block": block, "phases": phases}
     finally:
         await engine.close()
@@ -134,7 +137,6 @@ class Asking:
         sampling = SamplingSpec(
             max_tokens=ask.max_tokens,
             temperature=0.0 if ask.n == 1 else 0.9,
-            seed=None if ask.n == 1 else 5,
             n=ask.n,
             logprobs=TOPS,
             prompt_logprobs=0 if ask.prompt_logprobs else None,
@@ -192,15 +194,15 @@ class _NoSteps:
 
 
 def _answer(outputs: list[Output], n: int) -> dict[str, Any]:
-    choices: list[dict[str, Any]] = [{"tokens": [], "logprobs": [], "gaps": []} for _ in range(n)]
+    choices: list[dict[str, Any]] = [{"tokens": [], "logprobs": [], "tops": []} for _ in range(n)]
     prompt_logprobs = cached = None
     for output in outputs:
         choice = choices[output.index]
         choice["tokens"] += list(output.token_ids)
         for position in output.logprobs or ():
             choice["logprobs"].append(position.chosen.logprob)
-            best = sorted((found.logprob for found in position.candidates), reverse=True)
-            choice["gaps"].append(best[0] - best[1] if len(best) > 1 else None)
+            found = (position.chosen, *position.candidates)
+            choice["tops"].append([[each.token_id, each.logprob] for each in found])
         cached = output.cached_tokens if output.cached_tokens is not None else cached
         if output.prompt_logprobs is not None:
             prompt_logprobs = [at.chosen.logprob if at else None for at in output.prompt_logprobs]

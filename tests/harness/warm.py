@@ -140,7 +140,7 @@ class Zygote:
 
 @contextmanager
 def zygote(folder: Path) -> Iterator[Zygote]:
-    modules = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    modules = [str(TESTS), str(TESTS.parent / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]
     ours, theirs = socket.socketpair()
     env = environment(folder, PYTHONPATH=os.pathsep.join(modules))
     with (folder / "zygote.log").open("wb") as log, theirs:
@@ -154,7 +154,7 @@ def zygote(folder: Path) -> Iterator[Zygote]:
             stderr=subprocess.STDOUT,
         )
     try:
-        ours.settimeout(120)
+        ours.settimeout(300)
         said = json.loads(ours.recv(4096))
         assert said == {"refusal": None}, said
         yield Zygote(forking.Zygote(ours, process.pid))

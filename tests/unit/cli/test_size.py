@@ -39,7 +39,7 @@ def test_tiers_get_their_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     # 144 KiB are 147456 bytes.
     assert line == (
         "tiers     64 GB of host memory hold 434,027 tokens, 500 GB of disk hold 3,390,842 tokens: "
-        "144.0 KiB per token"
+        "144.0 KiB per token, 0.6 GB to load for a prompt of 4,096"
     )
     plain = said(capsys, str(QWEN), "--kv-offload-disk", "500", "--brief")
     assert plain.splitlines()[-1].startswith("tiers     500 GB of disk hold 3,390,842 tokens")
