@@ -108,9 +108,11 @@ def request_capacity(request: SizeRequest, need: Need) -> str:
 
 def tier_line(result: SizeResult) -> str:
     held = [f"{gb:,g} GB of {name} hold {count:,} tokens" for name, gb, count in _tiers(result)]
-    per_token = f"{kib(_tier_token_bytes(result))} per token"
+    per_token = _tier_token_bytes(result)
     where = "" if result.need is None or result.need.layout.gpus == 1 else " of all shards"
-    return f"tiers     {', '.join(held)}: {per_token}{where}"
+    length = result.request.load.average(result.request.model)
+    prompt = f"{length * per_token / tiers.GB:,.2g} GB to load for a prompt of {length:,}"
+    return f"tiers     {', '.join(held)}: {kib(per_token)} per token{where}, {prompt}"
 
 
 def _tiers(result: SizeResult) -> list[tuple[str, float, int]]:
