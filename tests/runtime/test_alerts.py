@@ -26,6 +26,8 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "observability" / "prometheus"
 STALLS, FAILS, GOES_ON = 600, 601, 300
 """First tokens of prompts: one that the engine never answers, one that it fails on, and any other."""
 WAITING = 12
+NOT_HERE = ("vllm:", "dynamo_component_kv_tier_bytes")
+"""Series of vLLM (tests/contract) and of tiers (tests/cpu/test_tier_routing.py)."""
 
 
 def rules() -> list[dict[str, Any]]:
@@ -177,7 +179,7 @@ def test_queue_that_grows_fires_and_ends_when_it_is_gone(watched: Watched) -> No
 
 
 def test_every_series_and_label_that_is_asked_for_is_there(watched: Watched, killed: Killed) -> None:
-    """Of the engine's own (vllm:) tests/contract knows; no worker of this deployment has such a one."""
+    """Others know of series that no worker of this deployment has."""
     assert watched.ask(max_tokens=2).status_code == 200
     assert watched.ask(prompt=[FAILS]).status_code == 500
     until("the newest figure", lambda: watched.server.query("dynamo_vllm:errors:ratio1h"))
@@ -185,7 +187,7 @@ def test_every_series_and_label_that_is_asked_for_is_there(watched: Watched, kil
     missing: list[tuple[str, object]] = []
     for where, expression in expressions().items():
         parts = selected(expression)
-        asked = [part for part in parts if not part.name.startswith("vllm:")]
+        asked = [part for part in parts if not part.name.startswith(NOT_HERE)]
         missing += [(where, part) for part in asked if not is_there(part, known)]
         if asked == parts:
             labels = {label for part in parts for series in known.get(part.name, ()) for label in series}
