@@ -31,8 +31,7 @@ def config(
     if broken:
         extra["broken"] = broken
     return {
-        "kv_connector": "TierConnector",
-        "kv_connector_module_path": "dynamo_vllm.engine.tiers.connector",
+        "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }

@@ -50,8 +50,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     connectors = [
         {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
         {
-            "kv_connector": "TierConnector",
-            "kv_connector_module_path": "dynamo_vllm.engine.tiers.connector",
+            "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
             "kv_connector_extra_config": tiers,
         },

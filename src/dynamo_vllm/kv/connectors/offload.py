@@ -8,7 +8,7 @@ from typing import Any
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.kv.connectors.base import ConnectorPlace, Needs
 
-CLASS, MODULE = "TierConnector", "dynamo_vllm.engine.tiers.connector"
+CLASS = "OffloadingConnector"
 FROM_HOST_MEMORY = {"kv_load_tiers": [{"medium": "CPU"}]}
 """Parameters of a request that is not to wait for a disk."""
 _GB = 10**9
@@ -35,12 +35,7 @@ class Offload:
                 "identity": place.identity,
             }
             extra["secondary_tiers"] = [disk]
-        return {
-            "kv_connector": CLASS,
-            "kv_connector_module_path": MODULE,
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-        }
+        return {"kv_connector": CLASS, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
     def needs(self, place: ConnectorPlace) -> Needs:
         if place.card.hands_over_kv and not place.has_handover:
