@@ -107,9 +107,10 @@ def main(argv: Sequence[str]) -> int:
         try:
             servers = start_all(stacks, options, folder, model)
             save("ready after s", round(time.monotonic() - options.begun, 1))
-            for name in servers if "texts" in options.parts else ():
-                if name != "none":
-                    save(f"texts {name}", texts(servers[name], options))
+            if "texts" in options.parts:
+                plain = answers(servers["none"], options)
+                for name in set(servers) - {"none"}:
+                    save(f"texts {name}", texts(servers[name], plain, options))
             for length in options.lengths if "lengths" in options.parts else ():
                 save(f"length {length}", reloads(servers, length, options))
             if "throughput" in options.parts:
@@ -189,20 +190,28 @@ def prompt(seed: str, tokens: int) -> list[int]:
     return random.Random(seed).choices(range(*VOCABULARY), k=tokens)
 
 
-def texts(server: Server, options: argparse.Namespace) -> dict[str, int]:
-    """Prompts one after the other, more than the engine cache holds; then the same again."""
+def answers(server: Server, options: argparse.Namespace) -> list[Answer]:
+    """Prompts one after the other, more than the engine cache holds."""
     length = options.cache_tokens // 8
-    asked = [prompt(f"text {number}", length) for number in range(12)]
-    new = [server.stack.ask(one, 16) for one in asked]
-    again = [server.stack.ask(one, 16) for one in asked]
-    same = sum(a.text == b.text for a, b in zip(new, again, strict=True))
+    return [server.stack.ask(prompt(f"text {number}", length), 16) for number in range(12)]
+
+
+def texts(server: Server, plain: list[Answer], options: argparse.Namespace) -> dict[str, int]:
+    """The same prompts twice, and what the server without tiers said."""
+    length = options.cache_tokens // 8
+    new, again = answers(server, options), answers(server, options)
+
+    def equal(others: list[Answer]) -> int:
+        return sum(one.text == other.text for one, other in zip(again, others, strict=True))
+
     return {
-        "prompts": len(asked),
-        "equal": same,
+        "prompts": len(new),
+        "equal": equal(new),
+        "as without tiers": equal(plain),
         "different texts": len({answer.text for answer in new}),
         "cached when new": sum(answer.cached for answer in new),
         "cached again": sum(answer.cached for answer in again),
-        "tokens": length * len(asked),
+        "tokens": length * len(new),
     }
 
 

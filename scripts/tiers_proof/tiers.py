@@ -26,12 +26,13 @@ def config(
         "spec_module_path": "dynamo_vllm.engine.tiers.spec",
         "cpu_bytes_to_use": int(times * blocks) * chunk,
         "self_describing_kv_events": True,
+        "packs_blocks": True,
         **more(folder, _model_identity(model, flags) if tier in ON_DISK else ""),
     }
     if broken:
         extra["broken"] = broken
     return {
-        "kv_connector": "OffloadingConnector",
+        "kv_connector": "TierConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }

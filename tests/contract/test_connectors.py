@@ -13,16 +13,20 @@ import pytest
 import vllm
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import get_kv_connector_cache_layout
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from dynamo_vllm.config import worker_plan
 from dynamo_vllm.engine import machine
+from dynamo_vllm.engine.patches import plugin
 from dynamo_vllm.engine.process import environment as vllm_environment
 from dynamo_vllm.engine.settings import EngineSettings
+from dynamo_vllm.engine.tiers import connector as tier_connector
 from dynamo_vllm.engine.vllm import arguments as vllm_arguments
 from dynamo_vllm.engine.vllm import kv_compatibility, kv_events
+from dynamo_vllm.engine.vllm.names import Config
 from dynamo_vllm.kv.compatibility import differences
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import Connector, ConnectorPlace
@@ -52,6 +56,21 @@ def packages(connector: Connector) -> set[str]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny_model(tmp_path_factory.mktemp("m") / "tiny"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def names() -> None:
+    """vLLM knows our connector by name, as in each of its processes."""
+    plugin.register_tiers()
+    plugin.register_tiers()  # some processes load plugins twice
+
+
+def test_beside_nixl_vllm_finds_the_statistics_of_tiers() -> None:
+    both = Multi([CONNECTORS["offload"], CONNECTORS["nixl"]])
+    parts = both.engine_config(ConnectorPlace(role="agg", device="cuda"))["kv_connector_extra_config"]
+    for part in parts["connectors"]:
+        found = KVConnectorFactory.get_connector_class(KVTransferConfig(**part))
+        assert KVConnectorFactory.get_connector_class_by_name(found.__name__) is found
 
 
 @by_name
@@ -120,6 +139,51 @@ def test_tiers_of_one_side_make_no_difference_to_a_latent_cache(model: str) -> N
         assert kv_compatibility._layout(cast("VllmConfig", latent)) == "default"
         layouts.add(kv_compatibility.terms(config)["kv_layout"])
     assert layouts == {"LBHNC"}
+
+
+def layout(model: str, connector: Connector, *words: str) -> str | None:
+    """Return the layout that vLLM is asked for on a GPU."""
+    given = connector.engine_config(ConnectorPlace(role="agg", device="cuda"))
+    settings = EngineSettings(model=model, kv_transfer=given, argv=words)
+    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+    return cast("str | None", get_kv_connector_cache_layout(config))
+
+
+def test_tiers_alone_keep_the_layers_of_a_block_together(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert layout(model, CONNECTORS["offload"]) == "LBHNC", "a CPU has no other"
+    monkeypatch.setattr(tier_connector, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    assert layout(model, CONNECTORS["offload"]) == "BLHNC"
+    assert layout(model, Multi([CONNECTORS["offload"], CONNECTORS["nixl"]])) == "LBHNC"
+    drafts = '{"method": "ngram", "num_speculative_tokens": 2}'
+    assert layout(model, CONNECTORS["offload"], "--speculative-config", drafts) == "LBHNC"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"use_mla": True},
+        {"is_hybrid": True},
+        {"get_sliding_window": lambda: 4096},
+        {"hf_text_config": SimpleNamespace(layer_types=["sliding_attention", "full_attention"])},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_kinds_of_layers_stay_apart(other: dict[str, object]) -> None:
+    plain = {
+        "use_mla": False,
+        "is_hybrid": False,
+        "get_sliding_window": lambda: None,
+        "hf_text_config": SimpleNamespace(layer_types=["full_attention"]),
+    }
+    cache = SimpleNamespace(cache_dtype="auto")
+    dense = SimpleNamespace(
+        model_config=SimpleNamespace(**plain), cache_config=cache, speculative_config=None
+    )
+    mixed = SimpleNamespace(
+        model_config=SimpleNamespace(**plain | other), cache_config=cache, speculative_config=None
+    )
+    assert tier_connector._has_one_kind_of_layer(cast("Config", dense))
+    assert not tier_connector._has_one_kind_of_layer(cast("Config", mixed))
 
 
 def test_settings_of_vllms_own_tiers_reach_it_as_they_are(model: str) -> None:
@@ -217,7 +281,8 @@ def test_worker_gives_its_engine_its_part_of_the_tiers(model: str, tmp_path: Pat
 
 def test_who_brings_a_cache_only_when_asked() -> None:
     """Any other connector, alone or combined with one of these, may load a cache that nobody named."""
-    assert set(KVConnectorFactory._registry) >= kv_compatibility._ON_REQUEST | kv_compatibility._SKIPPING
+    named = kv_compatibility._ON_REQUEST | kv_compatibility._SKIPPING
+    assert set(KVConnectorFactory._registry) >= named
 
 
 @by_name

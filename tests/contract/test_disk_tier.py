@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import os
 import threading
 import time
@@ -37,6 +39,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
+from dynamo_vllm.engine.tiers import full_host
 from dynamo_vllm.engine.tiers.disk_files import FOLDER
 from dynamo_vllm.engine.tiers.disk_tier import DiskTier, fingerprint
 from dynamo_vllm.engine.tiers.spec import Tiers
@@ -397,3 +400,9 @@ def test_shutdown_ends_with_a_hanging_disk(tmp_path: Path, monkeypatch: pytest.M
         assert time.monotonic() - begun < 60 and not released.is_set()
         released.set()
     assert files(tmp_path) == []
+
+
+def test_vllm_says_that_the_host_memory_is_full_in_the_words_that_we_look_for() -> None:
+    module = importlib.import_module(full_host.LOGGER)
+    assert module.logger.name == full_host.LOGGER
+    assert f'logger.warning("{full_host.VLLM_SAYS}"' in inspect.getsource(module)

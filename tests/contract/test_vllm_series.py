@@ -50,7 +50,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     connectors = [
         {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
         {
-            "kv_connector": "OffloadingConnector",
+            "kv_connector": "TierConnector",
             "kv_role": "kv_both",
             "kv_connector_extra_config": tiers,
         },

@@ -49,7 +49,7 @@ def tiers(folder: Path, model: Path, **more: str) -> tuple[str, ...]:
         "secondary_tiers": [tier],
     }
     config = {
-        "kv_connector": "OffloadingConnector",
+        "kv_connector": "TierConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }

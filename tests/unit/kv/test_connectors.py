@@ -285,6 +285,7 @@ def test_tiers_are_shared_out_over_the_ranks_of_a_worker() -> None:
         "spec_module_path": "dynamo_vllm.engine.tiers.spec",
         "cpu_bytes_to_use": 2_000_000_000,
         "self_describing_kv_events": True,
+        "packs_blocks": True,
         "secondary_tiers": [
             {
                 "type": "DiskTier",
@@ -353,7 +354,7 @@ def test_decode_worker_of_a_pair_only_fetches(names: tuple[str, ...]) -> None:
 def test_tiers_come_after_nixl_which_has_the_whole_prompt(names: tuple[str, ...], role: str) -> None:
     config = composed(*names).engine_config(gpu(role))
     parts = [part["kv_connector"] for part in config["kv_connector_extra_config"]["connectors"]]
-    assert (config["kv_connector"], parts) == ("MultiConnector", ["NixlConnector", "OffloadingConnector"])
+    assert (config["kv_connector"], parts) == ("MultiConnector", ["NixlConnector", "TierConnector"])
     assert config["kv_load_failure_policy"] == "recompute"
     composed(*names).needs(gpu(role))
 

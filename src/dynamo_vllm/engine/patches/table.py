@@ -31,7 +31,6 @@ from dynamo_vllm.engine.patches.cpu import (
     topology,
 )
 from dynamo_vllm.engine.patches.patch import VLLM_VERSIONS, State, installed, is_within
-from dynamo_vllm.engine.patches.tiers import only_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +48,6 @@ PATCHES: tuple[Patch, ...] = (
     *grammar_steps.PATCHES,
     *grammar_threads.PATCHES,
     *kv_events.PATCHES,
-    *only_tiers.PATCHES,
     *decode_steps.PATCHES,
     *seeds.PATCHES,
     *nixl_cores.PATCHES,

@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from dynamo_vllm.engine.patches import table
 from dynamo_vllm.engine.patches.patch import Where
+from dynamo_vllm.engine.tiers import full_host
 from dynamo_vllm.engine.tiers.host_copies import HostCopies
 from dynamo_vllm.engine.tiers.manager import HOST_BYTES, TierManager
 from dynamo_vllm.engine.tiers.refusals import refuse_engines_without_prefix_caching, refuse_several_machines
@@ -31,6 +32,7 @@ class Tiers(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM has no types
 
     def get_manager(self) -> OffloadingManager:
         table.apply(Where.TIERS)
+        full_host.install()
         try:
             made = super().get_manager()
         except Exception:  # such as a disk tier that does not start; the memory must not outlive the engine

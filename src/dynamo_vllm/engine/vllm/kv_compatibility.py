@@ -32,7 +32,7 @@ _ON_REQUEST = frozenset(
     {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"}
 )
 """Connectors that load only caches which the request names."""
-_SKIPPING = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector"})
+_SKIPPING = frozenset({"TierConnector", "OffloadingConnector", "SimpleCPUOffloadConnector"})
 """Connectors that look for no cache if the request's prompt must be computed. They keep caches for their own
 engine only, and forget them when it sleeps."""
 

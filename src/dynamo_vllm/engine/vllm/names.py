@@ -47,6 +47,8 @@ class ModelConfig(Protocol):
     quantization: str | None
     hf_config: Any
     """A configuration of transformers; each model family has its own fields."""
+    hf_text_config: Any
+    """The part of it for the language model."""
     hf_overrides: object
     max_model_len: int
     enable_prompt_embeds: bool
@@ -70,6 +72,11 @@ class ModelConfig(Protocol):
 
     @property
     def use_mla(self) -> bool: ...
+
+    @property
+    def is_hybrid(self) -> bool: ...
+
+    def get_sliding_window(self) -> int | None: ...
 
     def get_pooling_task(self, supported_tasks: Sequence[str]) -> str | None: ...
 

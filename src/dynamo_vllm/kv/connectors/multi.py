@@ -30,6 +30,7 @@ class Multi:
         return any(part.has_plain_blocks for part in self.parts)
 
     def engine_config(self, place: ConnectorPlace) -> dict[str, Any]:
+        place = self._place(place)
         parts = [part.engine_config(place) for part in self._at(place)]
         if len(parts) == 1:
             return parts[0]
@@ -46,7 +47,7 @@ class Multi:
         return config
 
     def needs(self, place: ConnectorPlace) -> Needs:
-        place = dataclasses.replace(place, has_handover=self._hands_over() is not None)
+        place = self._place(place)
         found = Needs()
         for part in self._at(place):
             found = found.and_those(part.needs(place))
@@ -61,6 +62,9 @@ class Multi:
         found = speaker.decode_params(handed, prompt_tokens, block_size) if speaker else None
         # vLLM asks each connector for the prompt, also those whose answer it does not need, and waits for it.
         return {**found, **offload.FROM_HOST_MEMORY} if found and self._has_tiers else found
+
+    def _place(self, place: ConnectorPlace) -> ConnectorPlace:
+        return dataclasses.replace(place, has_handover=self._hands_over() is not None)
 
     @property
     def _has_tiers(self) -> bool:

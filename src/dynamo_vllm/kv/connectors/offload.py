@@ -8,7 +8,8 @@ from typing import Any
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.kv.connectors.base import ConnectorPlace, Needs
 
-CLASS = "OffloadingConnector"
+CLASS = "TierConnector"
+"""vLLM's connector with small changes; our plugin names it to vLLM."""
 FROM_HOST_MEMORY = {"kv_load_tiers": [{"medium": "CPU"}]}
 """Parameters of a request that is not to wait for a disk."""
 _GB = 10**9
@@ -25,6 +26,8 @@ class Offload:
             "cpu_bytes_to_use": _share(place.offload_gb, place),
             # So that the router finds caches which are in host memory only.
             "self_describing_kv_events": True,
+            # Other engines must find the blocks of a cache that is handed over as they expect them.
+            "packs_blocks": not place.has_handover,
         }
         if place.disk is not None:
             disk = {
@@ -35,7 +38,11 @@ class Offload:
                 "identity": place.identity,
             }
             extra["secondary_tiers"] = [disk]
-        return {"kv_connector": CLASS, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        return {
+            "kv_connector": CLASS,
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
 
     def needs(self, place: ConnectorPlace) -> Needs:
         if place.card.hands_over_kv and not place.has_handover:

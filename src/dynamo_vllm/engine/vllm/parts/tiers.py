@@ -10,8 +10,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.engine.base import TierFigures, TierProof
-from dynamo_vllm.engine.patches.tiers.only_tiers import ONLY_TIERS
 from dynamo_vllm.engine.process import prometheus
+from dynamo_vllm.engine.tiers import ONLY_TIERS
 from dynamo_vllm.engine.vllm import convert
 from dynamo_vllm.errors import WrongState
 from dynamo_vllm.job import SamplingSpec
