@@ -137,13 +137,15 @@ def second_adapter_life(block: int) -> list[Phase]:
 
 def after(operation: str, block: int, *, loads: bool = False) -> list[Phase]:
     """After an operation of the worker."""
-    asks = everyday(block)[0].asks
+    asks, crowd = everyday(block)[0].asks, everyday(block)[4].asks
     return [
         Phase(name="cold", asks=asks, loads=False),
         Phase(name="again", asks=asks, loads=True),
         Phase(name=f"after {operation}", asks=asks, loads=loads, before=operation),
         Phase(name="again", asks=asks, loads=True),
-        Phase(name="crowd", asks=everyday(block)[4].asks, together=True, loads=True),
+        Phase(name="crowd", asks=crowd, together=True, loads=True),
+        # So that an engine without tiers shows how far its answers in a crowd are from those to one.
+        Phase(name="one by one", asks=crowd),
     ]
 
 
