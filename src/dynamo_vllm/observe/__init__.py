@@ -1,0 +1,1 @@
+"""Finds out the state of a running deployment: its frontends, its workers, their figures."""
