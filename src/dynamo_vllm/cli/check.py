@@ -128,8 +128,8 @@ def live(options: CheckOptions, rest: Sequence[str], environment: Mapping[str, s
         )
     checks.check_find(chosen)
     from dynamo_vllm.cli.running import deployment, tier_proof
-    from dynamo_vllm.cli.running.frontend_client import FrontendClient, base
     from dynamo_vllm.cli.running.prove import OK, Proof, prove
+    from dynamo_vllm.observe.frontend_client import FrontendClient, base
 
     chosen, _ = deployment.find(chosen, environment, base(str(options.live)))
     steps = []

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ADMIN = "dynamo_vllm.cli.running.admin"
-"""The module of several commands; it gets the command's name as its first argument."""
+PROCESSES = "dynamo_vllm.cli.running.processes"
+SEVERAL = (ADMIN, PROCESSES)
+"""Modules of several commands; they get the command's name as their first argument."""
 COMMANDS = {
     "serve": ("dynamo_vllm.cli.start.serve", "serve a model on this machine: frontend, router and workers"),
     "worker": ("dynamo_vllm.cli.start.worker", "run one worker of a deployment"),
     "frontend": ("dynamo_vllm.cli.start.frontend", "run the OpenAI server and router of a deployment"),
     "gateway": ("dynamo_vllm.cli.start.gateway", "run a gateway: API keys, limits, usage, TLS"),
+    "console": ("dynamo_vllm.cli.start.console", "show, try and operate a deployment in a browser"),
     "export": ("dynamo_vllm.cli.export", "turn a serve file into Kubernetes manifests or a compose file"),
     "check": (
         "dynamo_vllm.cli.check",
@@ -28,6 +31,10 @@ COMMANDS = {
     ),
     "size": ("dynamo_vllm.cli.size", "compute what a model needs in GPU memory, and what fits"),
     "status": ("dynamo_vllm.cli.running.status", "show what a running system serves and how its workers are"),
+    "processes": (PROCESSES, "show the processes of a serve on this machine"),
+    "restart": (PROCESSES, "stop a process of a serve and start it again"),
+    "drain": (PROCESSES, "stop a worker of a serve until it is restarted"),
+    "scale": (PROCESSES, "change the number of workers of a serve"),
     "lora": (ADMIN, "load, unload and list LoRA adapters of running workers"),
     "sleep": (ADMIN, "take workers out of service and free their memory"),
     "wake": (ADMIN, "wake sleeping workers"),
@@ -88,7 +95,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"dynamo-vllm: {argv[0]!r} is not a command\n\n{usage()}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[argv[0]]
-    return run_command(module, argv if module == ADMIN else argv[1:])
+    return run_command(module, argv if module in SEVERAL else argv[1:])
 
 
 def run_command(module: str, argv: Sequence[str]) -> int:

@@ -31,7 +31,14 @@ def run_to_exit(life: Coroutine[object, object, int]) -> int:
 
 
 def ask_quietly(life: Coroutine[object, object, int], environment: Mapping[str, str]) -> int:
-    """Run a command that calls workers through the runtime, without the runtime's log on the terminal.
+    """Run a command that calls workers through the runtime, without the runtime's log on the terminal."""
+    silence_runtime(environment)
+    clean_up_at_termination()
+    return asyncio.run(life)
+
+
+def silence_runtime(environment: Mapping[str, str]) -> None:
+    """Keep the runtime's log off the terminal: our own lines go to a copy of the error output.
 
     Runtime 1.6.1 writes a line for every call to file descriptor 2, and no filter in DYN_LOG stops it. If
     the user sets DYN_LOG, the log is shown.
@@ -42,8 +49,6 @@ def ask_quietly(life: Coroutine[object, object, int], environment: Mapping[str, 
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
             sys.stderr = os.fdopen(ours, "w", buffering=1, errors="backslashreplace")
-    clean_up_at_termination()
-    return asyncio.run(life)
 
 
 def clean_up_at_termination() -> None:

@@ -32,6 +32,8 @@ from dynamo_vllm.errors import ConfigError
 if TYPE_CHECKING:
     from dynamo_vllm.config.options import (
         AdminOptions,
+        ConsoleOptions,
+        ConsoleSettings,
         ExportOptions,
         FindOptions,
         FrontendOptions,
@@ -84,6 +86,7 @@ FIND_RULES = admin.FIND_RULES
 ADMIN_RULES = admin.RULES
 KEYS_RULES = keys.RULES
 SERVE_RULES = serve.RULES
+CONSOLE_RULES = admin.CONSOLE_RULES
 EXPORT_RULES = export.RULES
 LOAD_RULES = bench.RULES
 PLANE_RULES = bench_local.PLANE_RULES
@@ -162,6 +165,17 @@ def check_find(options: FindOptions) -> None:
     check_reach(options)
     for rule in FIND_RULES:
         rule(options)
+
+
+def check_console_settings(settings: ConsoleSettings, token: str | None) -> None:
+    """Check what `serve` says of its console; `token` is that of the workers."""
+    for rule in CONSOLE_RULES:
+        rule(settings, token)
+
+
+def check_console(options: ConsoleOptions) -> None:
+    check_find(options)
+    check_console_settings(options, options.admin_token)
 
 
 def check_admin(options: AdminOptions) -> None:

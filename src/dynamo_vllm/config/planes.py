@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import ReachOptions
 
 REACH_SECONDS = 3.0
+BUSY_FOLDER = "FileStore mutation lock"
+"""The runtime (1.6.1) says this when it could not lock the folder of file discovery in about a second."""
 _CONNECT_SECONDS = 2.0
 _PORTS = {"http": 2379, "https": 2379, "nats": 4222, "tls": 4222}
 

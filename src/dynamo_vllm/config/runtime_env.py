@@ -40,14 +40,19 @@ def export(
             os.environ[name] = value
 
 
-def export_caller(options: ReachOptions, environment: Mapping[str, str]) -> None:
+def export_caller(options: ReachOptions, environment: Mapping[str, str], threads: int = 1) -> None:
     """For a process that only calls others. It may run in a worker's container, whose ports are taken."""
     make_discovery_folder(options)
     quiet = {"DYN_HEALTH_CHECK_ENABLED": "false", "OTEL_EXPORT_ENABLED": "0"}
     os.environ.update({**reach(options), _SYSTEM_PORT: "-1", **quiet})
-    for name, value in {**hosts(options), "DYN_LOG": "off", _THREADS: "1"}.items():
+    for name, value in {**hosts(options), "DYN_LOG": "off", _THREADS: str(threads)}.items():
         if name not in environment:
             os.environ[name] = value
+
+
+def export_reach(options: ReachOptions) -> None:
+    """For a process whose next runtime is to look elsewhere."""
+    os.environ.update(reach(options))
 
 
 def export_quiet(environment: Mapping[str, str]) -> None:
@@ -94,6 +99,13 @@ def traces(options: RuntimeOptions) -> dict[str, str]:
         "OTEL_EXPORTER_OTLP_PROTOCOL": options.otlp_protocol,
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": options.otlp_protocol,
     }
+
+
+def http_exports(options: RuntimeOptions) -> list[str]:
+    """Return where spans and log lines go with HTTP; gRPC knows no proxy."""
+    if options.otlp_endpoint is None or options.otlp_protocol == "grpc":
+        return []
+    return [f"{options.otlp_endpoint.rstrip('/')}/v1/{signal}" for signal in ("traces", "logs")]
 
 
 def reach(options: ReachOptions) -> dict[str, str]:

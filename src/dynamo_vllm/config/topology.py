@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ TIERS = ("kv_offload_gb", "kv_offload_disk")
 """Options of workers that `serve` shares out over all of them, if they do not stand in a group."""
 _SECTIONS = ("model", "frontend", "gateway", "workers", *TIERS)
 _SHORT_NAMES = {"role": "disaggregation_mode"}
+_GROUP_KEYS = ("name", "count", "env", "args")
+"""Keys of a group that are no options of its workers."""
+_GROUP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class WorkerGroup:
     env: Mapping[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
     """Flags of vLLM, untouched."""
+    name: str | None = None
+    """For commands such as `scale`; None lets the plan choose one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +83,13 @@ def read(data: object, source: str) -> Topology:
     groups = top.get("workers", [{}])
     if not isinstance(groups, list) or not groups:
         raise ConfigError(f"{source}: workers must be a list of groups, such as '- count: 2'")
+    made = tuple(_group(group, f"{source}: workers[{index}]") for index, group in enumerate(groups))
+    _refuse_repeated_names(made, source)
     return Topology(
         model=_text(top["model"], f"{source}: model") if "model" in top else None,
         frontend=_options(FrontendOptions, top.get("frontend", {}), f"{source}: frontend"),
         gateway=_options(GatewaySettings, top["gateway"], f"{source}: gateway") if "gateway" in top else None,
-        workers=tuple(_group(group, f"{source}: workers[{index}]") for index, group in enumerate(groups)),
+        workers=made,
         tiers=_options(WorkerOptions, {name: top[name] for name in TIERS if name in top}, source),
     )
 
@@ -91,16 +99,30 @@ def _group(data: object, where: str) -> WorkerGroup:
     count = values.pop("count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"{where}: count {count!r} is not a number of workers; use 1 or more")
+    name = values.pop("name", None)
+    if name is not None and not (isinstance(name, str) and _GROUP_NAME.fullmatch(name)):
+        raise ConfigError(
+            f"{where}: name {name!r} is no name of a group; use a letter, then letters, digits, '.', '_' or "
+            "'-', 63 at most"
+        )
     env = _mapping(values.pop("env", {}), f"{where}: env")
     args = values.pop("args", [])
     if not isinstance(args, list):
         raise ConfigError(f"{where}: args must be a list of vLLM flags, such as [--max-model-len, 4096]")
     return WorkerGroup(
         count=count,
-        options=_options(WorkerOptions, values, where, ("count", "env", "args")),
+        options=_options(WorkerOptions, values, where, _GROUP_KEYS),
         env={name: _text(value, f"{where}: env: {name}") for name, value in env.items()},
         args=tuple(_word(word, f"{where}: args") for word in args),
+        name=name,
     )
+
+
+def _refuse_repeated_names(groups: Sequence[WorkerGroup], source: str) -> None:
+    names = [group.name for group in groups if group.name is not None]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{source}: two groups of workers have the name {name!r}; rename one")
 
 
 def _word(value: object, where: str) -> str:

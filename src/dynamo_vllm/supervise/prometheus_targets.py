@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GATEWAY = "dynamo-vllm-gateway"
 JOBS = {"frontend": "dynamo-vllm-frontend", "gateway": GATEWAY, "envoy": GATEWAY}
-"""Job names of the rules in deploy/observability, by process; all others are workers."""
+"""Job names of the rules in deploy/observability, by process; others are workers, or have no metrics."""
 WORKER = "dynamo-vllm-worker"
 
 
@@ -27,10 +27,17 @@ class Targets:
         self._groups: dict[str, dict[str, object]] = {}
 
     def started(self, process: Process, port: int) -> None:
+        if not process.is_worker and process.name not in JOBS:
+            return
         url = urlsplit(process.health_url(port))
         labels = {"job": JOBS.get(process.name, WORKER), "process": process.name, "__scheme__": url.scheme}
         self._groups[process.name] = {"targets": [url.netloc], "labels": labels}
         self._write()
+
+    def removed(self, process: Process) -> None:
+        """The process is gone for good, so nobody should miss it."""
+        if self._groups.pop(process.name, None) is not None:
+            self._write()
 
     def _write(self) -> None:
         """Write atomically: Prometheus reads the file as soon as it changes. A full disk must not

@@ -128,9 +128,21 @@ class RunFolder:
             return False
         return False
 
-    def note(self, url: str, reach: Mapping[str, str | None] | None = None) -> None:
-        """Tell the other commands of this machine where the frontend will be, and how to find the workers."""
-        self._write_note({"url": url, "reach": dict(reach or {})})
+    def note(
+        self,
+        url: str,
+        reach: Mapping[str, str | None] | None = None,
+        control: Path | None = None,
+        console: str | None = None,
+    ) -> None:
+        """Tell the other commands of this machine where the frontend will be, and how to find the workers.
+
+        `control` is the socket on which serve takes orders, `console` the URL of the web console.
+        """
+        told = {} if control is None else {"control": str(control)}
+        if console is not None:
+            told["console"] = console
+        self._write_note({"url": url, "reach": dict(reach or {}), **told})
 
     def _write_note(self, content: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):
@@ -147,6 +159,18 @@ class RunFolder:
         """Return what `note` wrote; empty for a serve that has not come so far."""
         found = self._noted().get("reach")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def control(self) -> Path | None:
+        """Return what `note` wrote; the socket may not be there yet."""
+        found = self._noted().get("control")
+        return Path(found) if isinstance(found, str) else None
+
+    @property
+    def console(self) -> str | None:
+        """Return what `note` wrote: the URL of the web console."""
+        found = self._noted().get("console")
+        return found if isinstance(found, str) else None
 
     def _noted(self) -> dict[str, object]:
         try:

@@ -52,6 +52,10 @@ class Screen:
         else:
             self._line(f"{name}: {phase} ({now - row.started_at:.1f} s)")
 
+    def remove(self, name: str) -> None:
+        """Forget a process that is gone for good."""
+        self._rows.pop(name, None)
+
     def say(self, text: str) -> None:
         """Write one line, above the rows if there are any."""
         self._erase()

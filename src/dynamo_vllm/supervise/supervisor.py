@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-import traceback
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.lifecycle.shutdown import end_signals, is_repeated_hangup
-from dynamo_vllm.supervise import discovery, hints
-from dynamo_vllm.supervise.limits import Pulse, Restarts, SupervisorLimits
+from dynamo_vllm.supervise import hints
+from dynamo_vllm.supervise.control import server
+from dynamo_vllm.supervise.keeper import Surroundings
+from dynamo_vllm.supervise.kept_processes import KeptProcesses
+from dynamo_vllm.supervise.operations import Operations
 from dynamo_vllm.supervise.probe import Probe
-from dynamo_vllm.supervise.process import child as children
-from dynamo_vllm.supervise.process.ended import EndedProcess, describe
 from dynamo_vllm.supervise.process.log_files import LogFiles
 from dynamo_vllm.supervise.process.zygote import WorkerZygote
 from dynamo_vllm.supervise.prometheus_targets import Targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from dynamo_vllm.supervise.keeper import Keeper
+    from dynamo_vllm.supervise.limits import SupervisorLimits
     from dynamo_vllm.supervise.planning.process import Plan, Process
     from dynamo_vllm.supervise.process.child import Child
     from dynamo_vllm.supervise.run_folder import RunFolder
@@ -43,26 +45,44 @@ class Ending:
 class Supervisor:
     """One `run`, from the first start until the last process is gone."""
 
-    def __init__(self, plan: Plan, limits: SupervisorLimits, folder: RunFolder, screen: Screen) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        limits: SupervisorLimits,
+        folder: RunFolder,
+        screen: Screen,
+        control: Path | None = None,
+    ) -> None:
+        """`control` is where the socket for other commands will be; None for none."""
         self._plan = plan
         self._limits = limits
         self._log_folder = folder.logs
         self._log_files = LogFiles(folder.logs, limits.log_bytes, limits.log_parts)
-        self._targets = Targets(folder.targets)
         self._screen = screen
         self._probe = Probe(limits.answer_seconds)
-        self._children: dict[str, Child] = {}
         self._changed = asyncio.Event()
         self._is_serving = False
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._killed_by: int | None = None
-        self._given_up: set[str] = set()
+        self._control = control
         forking = [process for process in plan.workers if process.forks]
         self._zygote = (
             WorkerZygote(forking[0].env, plan.models, folder.logs / "zygote.log", screen.say)
             if forking
             else None
         )
+        around = Surroundings(
+            limits,
+            folder.logs,
+            Targets(folder.targets),
+            screen,
+            self._probe,
+            self._zygote,
+            changed=self._changed.set,
+            end=self._end,
+            answers_without=self._answers_without,
+        )
+        self._kept = KeptProcesses(plan, around)
 
     async def run(self) -> int:
         """Serve until a signal or a fatal failure; return the exit code."""
@@ -78,13 +98,29 @@ class Supervisor:
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._keep(process)) for process in self._plan.processes]
-            running += map(tasks.create_task, (self._announce(), self._redraw(), self._rotate_logs()))
+            self._kept.start(tasks)
+            more = (self._announce(), self._redraw(), self._rotate_logs(), self._listen())
+            running = [tasks.create_task(work) for work in more]
             ending = await self._ending
             self._screen.say(ending.text)
             self._screen.settle()
+            self._kept.cancel()
             for task in running:
                 task.cancel()
+
+    async def _listen(self) -> None:
+        """Do what other commands ask for; without a socket for them serve continues."""
+        if self._control is None:
+            return
+        operations = Operations(self._plan, self._kept, lambda: self._is_serving, self._screen.say)
+        try:
+            await server.listen(self._control, operations.perform)
+        except OSError as exc:
+            self._screen.say(
+                f"the control socket {self._control} cannot be opened: {exc.strerror or exc}; 'processes', "
+                "'restart', 'drain' and 'scale' do not work with this serve (set TMPDIR to a folder with a "
+                "short name)"
+            )
 
     def _end(self, code: int, text: str) -> None:
         if not self._ending.done():
@@ -116,138 +152,24 @@ class Supervisor:
             return
         self._killed_by = number
         self._screen.say("ending at once")
-        for child in self._children.values():
+        for child in self._kept.children:
             child.kill_group()
-
-    # --- one process ------------------------------------------------------------------------------------
-
-    async def _keep(self, process: Process) -> None:
-        """Start the process, and start it again whenever it ends."""
-        restarts = Restarts(self._limits)
-        while True:
-            try:
-                ended = await self._run_once(process)
-            except Exception as exc:  # whatever it is, the other processes continue
-                ended = self._abandon(process, exc)
-            if not ended.was_ready and restarts.in_a_row == 0:
-                self._end(
-                    ended.code if ended.code in (1, 2, 3) else 1, self._describe_failure(process, ended)
-                )
-                return
-            pause = restarts.pause_after(ended.ready_seconds)
-            if pause is not None:
-                self._screen.say(f"{process.name} {ended.reason}; starting it again in {pause:.0f} s")
-            elif self._answers_without(process):
-                pause = self._give_up(process, ended)
-            else:
-                limit = self._limits.restarts
-                self._end(
-                    1,
-                    f"{self._describe_failure(process, ended)}\n  giving up after {limit} restarts in a row",
-                )
-                return
-            await asyncio.sleep(pause)
-
-    def _give_up(self, process: Process, ended: EndedProcess) -> float:
-        """Pause before the next try of a process that keeps failing, without affecting the others."""
-        self._given_up.add(process.name)
-        pause = self._limits.retry_seconds
-        self._screen.say(
-            f"{self._describe_failure(process, ended)}\n  giving up on {process.name} after "
-            f"{self._limits.restarts} "
-            f"restarts in a row; the others keep serving, and it is started again in {pause:.0f} s"
-        )
-        return pause
 
     def _answers_without(self, process: Process) -> bool:
         """Return whether anything is served while this process pauses."""
         return process.is_worker and any(
-            other.name not in self._given_up or self._is_ready(other)
-            for other in self._plan.workers
-            if other is not process and not (other.card and other.card.helps_others)
+            not other.is_drained and (not other.is_given_up or other.is_ready)
+            for other in self._kept.workers
+            if other.process is not process and not (other.process.card and other.process.card.helps_others)
         )
-
-    async def _run_once(self, process: Process) -> EndedProcess:
-        self._screen.phase(process.name, "starting")
-        try:
-            child = await children.start(
-                process, self._log(process), self._status, self._start_method(process)
-            )
-        except (OSError, StartError) as exc:
-            return EndedProcess(f"could not be started: {exc}", False, 0.0, None, "")
-        self._children[process.name] = child
-        self._targets.started(process, child.port)
-        reason = await self._wait_for_end(child)
-        if child.instance is not None:
-            await discovery.forget(child.instance, process.env)
-        ready_seconds = child.ready_seconds
-        await self._destroy(child)
-        del self._children[process.name]
-        return EndedProcess(reason, child.ready.is_set(), ready_seconds, child.exit_code, child.written())
-
-    def _start_method(self, process: Process) -> children.Start:
-        if self._zygote is None or not process.forks or not self._zygote.fits(process.env):
-            return children.start_from_scratch
-        self._screen.phase(process.name, "importing")
-        return self._zygote.start
-
-    def _abandon(self, process: Process, exc: Exception) -> EndedProcess:
-        """Kill a process after an error of ours: nothing watches it any more."""
-        self._screen.say("".join(traceback.format_exception(exc)).rstrip())
-        reason = f"could not be watched ({exc!r})"
-        child = self._children.pop(process.name, None)
-        if child is None:
-            return EndedProcess(reason, False, 0.0, None, "")
-        child.abandon()
-        return EndedProcess(reason, child.ready.is_set(), child.ready_seconds, child.exit_code, "")
-
-    def _log(self, process: Process) -> Path:
-        return self._log_folder / f"{process.name}.log"
-
-    def _describe_failure(self, process: Process, ended: EndedProcess) -> str:
-        return ended.describe_failure(process.name, self._log(process))
-
-    def _status(self, child: Child, status: children.Status) -> None:
-        child.note(status)
-        self._screen.phase(child.name, str(status.get("phase")))
-        self._changed.set()
-
-    async def _wait_for_end(self, child: Child) -> str:
-        """Wait until the process has ended or must be ended; return why."""
-        exited = asyncio.create_task(child.wait())
-        hung = asyncio.create_task(self._watch_health(child))
-        try:
-            await asyncio.wait({exited, hung}, return_when=asyncio.FIRST_COMPLETED)
-            return describe(exited.result()) if exited.done() else hung.result()
-        finally:
-            exited.cancel()
-            hung.cancel()
-
-    async def _watch_health(self, child: Child) -> str:
-        """Return when the process does not become ready, or stops answering."""
-        try:
-            async with asyncio.timeout(self._limits.start_seconds):
-                await child.ready.wait()
-        except TimeoutError:
-            return f"was not ready after {self._limits.start_seconds:.0f} s (--start-seconds)"
-        pulse = Pulse(self._limits, time.monotonic())
-        url = child.plan.health_url(child.port)
-        while True:
-            await asyncio.sleep(self._limits.look_seconds)
-            verdict = pulse.verdict(await self._probe.status(url), time.monotonic())
-            if verdict is not None:
-                return verdict
 
     # --- all of them ------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        """Say that it serves once a real request was answered."""
-        while not self._all_ready():
-            self._changed.clear()
-            await self._changed.wait()
-        found = self._children.values()
+        """Say that it serves once a real request was answered; then where the other processes are."""
+        await self._until(self._all_ready)
         models = self._models()
-        prefill = (child for child in found if child.plan.card and child.plan.card.gives_kv)
+        prefill = (child for child in self._kept.children if child.plan.card and child.plan.card.gives_kv)
         split = {name for child in prefill for name in child.models[:1]}
         try:
             await self._probe.first_answer(
@@ -259,22 +181,34 @@ class Supervisor:
         self._is_serving = True
         workers = len(self._plan.workers)
         self._screen.announce(f"ready: {self._plan.url}/v1 model={hints.named(models)} workers={workers}")
+        extra = [keeper for keeper in self._kept if not keeper.process.is_essential]
+        late = [keeper for keeper in extra if not self._show_url(keeper)]
         self._screen.hint(hints.for_all(self._plan.url, models, self._plan.needs_key, self._plan.has_gateway))
+        for keeper in late:
+            await self._until(functools.partial(self._show_url, keeper))
+
+    def _show_url(self, keeper: Keeper) -> bool:
+        """Say where a process is that is not essential; return whether that is done."""
+        if keeper.process.url is not None and keeper.is_ready:
+            self._screen.announce(f"{keeper.name}: {keeper.process.url}")
+        return keeper.process.url is None or keeper.is_ready
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that depends on the phases of processes."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
 
     def _models(self) -> dict[str, tuple[str, ...]]:
         """Return the name of each model, and the types of endpoints on which it answers."""
         models: dict[str, tuple[str, ...]] = {}
-        for child in self._children.values():
+        for child in self._kept.children:
             for name in child.models[:1]:
                 models[name] = models.get(name) or child.endpoint_types  # a helper of others has none
         return models
 
     def _all_ready(self) -> bool:
-        return all(map(self._is_ready, self._plan.processes))
-
-    def _is_ready(self, process: Process) -> bool:
-        child = self._children.get(process.name)
-        return child is not None and child.ready.is_set()
+        return all(keeper.is_ready for keeper in self._kept if keeper.process.is_essential)
 
     async def _redraw(self) -> None:
         while not self._is_serving:
@@ -285,32 +219,30 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._limits.look_seconds)
             for log in await self._log_files.look():
-                for child in self._children.values():
+                for child in self._kept.children:
                     child.log_was_rotated(log)
 
     def _drain_seconds(self) -> float:
         """The time for running requests; before the first answer there are none."""
-        return max(process.drain_seconds for process in self._plan.workers) if self._is_serving else 0.0
+        times = (keeper.process.drain_seconds for keeper in self._kept.workers)
+        return max(times, default=0.0) if self._is_serving else 0.0
 
     async def _stop(self) -> None:
         """Stop workers first, so that the frontend can deliver their last output; then the rest."""
-        workers = [child for child in self._children.values() if child.plan.is_worker]
-        others = [child for child in self._children.values() if not child.plan.is_worker]
+        workers = [child for child in self._kept.children if child.plan.is_worker]
+        others = [child for child in self._kept.children if not child.plan.is_worker]
         await self._terminate_all(workers, self._drain_seconds() + self._limits.stop_seconds)
         await self._terminate_all(others, self._limits.stop_seconds)
-        for child in self._children.values():
-            await self._destroy(child)
+        for keeper in self._kept:
+            if keeper.child is not None:
+                await keeper.destroy(keeper.child)
         self._screen.say("stopped")
-
-    async def _destroy(self, child: Child) -> None:
-        """Kill what a process leaves behind too: vLLM's engine core outlives a killed worker."""
-        if left := await child.destroy():
-            self._screen.say(f"error: processes {left} of {child.name} do not end")
 
     async def _terminate_all(self, leaving: Sequence[Child], limit_seconds: float) -> None:
         waiting = [asyncio.create_task(child.wait()) for child in leaving]
         for child in leaving:
-            child.terminate()
+            if not child.is_leaving:  # a second signal would cut its requests short
+                child.terminate()
         if not waiting:
             return
         _, late = await asyncio.wait(waiting, timeout=limit_seconds)

@@ -12,6 +12,7 @@ from dynamo_vllm.config import build, checks, worker_plan
 from dynamo_vllm.config.encoders import EncoderFolder, OtherConnector
 from dynamo_vllm.config.options import (
     AdminOptions,
+    ConsoleOptions,
     ExportOptions,
     FrontendOptions,
     GatewayOptions,
@@ -1224,6 +1225,14 @@ ADMIN: list[tuple[object, type[AdminOptions], list[str], str]] = [
 ]
 
 
+CONSOLE = [
+    (admin.console_has_a_port, ["--console-port", "70000"], "--console-port 70000 is not a port"),
+    (admin.others_log_in, ["--console-host", "0.0.0.0"], "give --admin-token, with which one logs in"),
+    (admin.console_hosts_are_names, ["--console-hosts", "http://c.example"], "give the name of a host"),
+    (admin.grafana_is_an_address, ["--console-grafana", "javascript:x"], "is not the address of a page"),
+]
+
+
 KEYS: list[tuple[object, type[DatabaseOptions], list[str], str]] = [
     (keys_rules.database_has_an_address, DatabaseOptions, ["--database", "gateway.db"], "use sqlite:///FILE"),
     (keys_rules.database_has_an_address, UsageOptions, ["--database", "sqlite:///"], "is not an address"),
@@ -1267,6 +1276,22 @@ def test_find_rule_refuses_and_no_other_rule_would(
     assert refusal(lambda: checks.check_admin(options)) is None
 
 
+@pytest.mark.parametrize(("rule", "argv", "message"), CONSOLE, ids=named)
+def test_console_rule_refuses_and_no_other_rule_would(
+    rule: object, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, _ = build.parse(ConsoleOptions, argv, {}, "prog", "about")
+    assert message in (refusal(lambda: checks.check_console(options)) or "")
+    monkeypatch.setattr(checks, "CONSOLE_RULES", tuple(r for r in checks.CONSOLE_RULES if r is not rule))
+    assert refusal(lambda: checks.check_console(options)) is None
+
+
+def test_console_for_others_needs_the_token() -> None:
+    argv = ["--console-host", "0.0.0.0", "--admin-token", "t", "--console-hosts", "c.example"]
+    options, _ = build.parse(ConsoleOptions, argv, {}, "prog", "about")
+    assert refusal(lambda: checks.check_console(options)) is None
+
+
 @pytest.mark.parametrize(("rule", "cls", "argv", "message"), ADMIN, ids=named)
 def test_admin_rule_refuses_and_no_other_rule_would(
     rule: object, cls: type[AdminOptions], argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch
@@ -1291,6 +1316,7 @@ def test_every_rule_has_a_case() -> None:
     assert {rule for rule, _, _ in FIND} == set(checks.FIND_RULES)
     assert {rule for rule, *_ in ADMIN} == set(checks.ADMIN_RULES)
     assert {rule for rule, *_ in KEYS} == set(checks.KEYS_RULES)
+    assert {rule for rule, *_ in CONSOLE} == set(checks.CONSOLE_RULES)
     assert {rule for rule, *_ in GATEWAY} == set(checks.GATEWAY_RULES)
     assert {rule for rule, _, _ in PLANE} == set(checks.PLANE_RULES)
     assert {rule for rule, _, _ in SCALE} == set(checks.SCALE_RULES)

@@ -187,3 +187,22 @@ def test_an_option_that_is_given_several_times_is_given_once_per_value() -> None
     assert words == ["--cors-origin=https://a.example", "--cors-origin=https://b.example"]
     options, rest = build.parse(GatewayOptions, words, {}, "gateway", "")
     assert (options.cors_origin, rest) == (("https://a.example", "https://b.example"), [])
+
+
+# --- names of groups ------------------------------------------------------------------------------------
+
+
+def test_group_may_have_a_name() -> None:
+    found = topology.read({"workers": [{"name": "small.1", "count": 2}, {}]}, "s.yaml")
+    assert found.workers == (WorkerGroup(2, name="small.1"), WorkerGroup())
+
+
+@pytest.mark.parametrize("name", ["", "two words", "1st", 7, "a/b", "x" * 64])
+def test_what_is_no_name_of_a_group_is_refused(name: object) -> None:
+    with pytest.raises(ConfigError, match=r"s.yaml: workers\[0\]: name .* is no name of a group"):
+        topology.read({"workers": [{"name": name}]}, "s.yaml")
+
+
+def test_two_groups_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two groups of workers have the name 'a'; rename one"):
+        topology.read({"workers": [{"name": "a"}, {"name": "a"}]}, "s.yaml")

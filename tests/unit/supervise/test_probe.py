@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.cli.running import prove
-from dynamo_vllm.cli.running.frontend_client import FrontendClient
 from dynamo_vllm.errors import StartError
+from dynamo_vllm.observe.frontend_client import FrontendClient
 from dynamo_vllm.supervise.probe import Probe
 
 ALONE = {"prefill_worker_id": 1, "decode_worker_id": 1}

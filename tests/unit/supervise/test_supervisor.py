@@ -3,104 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import io
 import os
 import shutil
 import signal
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
-from dynamo_vllm.config.options import FrontendOptions
 from dynamo_vllm.supervise import discovery
-from dynamo_vllm.supervise.limits import SupervisorLimits
-from dynamo_vllm.supervise.planning.process import Plan, Process
-from dynamo_vllm.supervise.run_folder import RunFolder
-from dynamo_vllm.supervise.screen import Screen
-from dynamo_vllm.supervise.supervisor import Supervisor
+from harness.kept import FAILS, LIMITS, SLOW, kept, worker
 from harness.waiting import until
-
-LIMITS = SupervisorLimits(max_pause_seconds=0.01, stop_seconds=5.0)
-# Ready at once, and nothing else.
-SCRIPT = """
-import os, signal, sys
-os.write(int(sys.argv[-1]), b'{"phase": "ready", "models": ["m"], "instance": 10}\\n')
-signal.pause()
-"""
-
-
-def worker(name: str) -> Process:
-    return Process(
-        name=name,
-        argv=(sys.executable, "-IS", "-c", SCRIPT, name),
-        env={"DYN_DISCOVERY_BACKEND": "file"},
-        health="http://127.0.0.1:{port}/live",
-        port=None,
-        drain_seconds=0.0,
-        role="agg",
-    )
-
-
-class Kept:
-    """Two workers that are kept."""
-
-    def __init__(self, folder: RunFolder, err: io.StringIO, life: asyncio.Task[int]) -> None:
-        self.logs = folder.logs
-        self._err = err
-        self._life = life
-
-    @property
-    def said(self) -> str:
-        return self._err.getvalue()
-
-    def pid(self, name: str) -> int:
-        return self._process(name).pid
-
-    def ports(self, name: str) -> list[str]:
-        words = self._process(name).cmdline()
-        return [words[words.index(flag) + 1] for flag in ("--system-port", "--card-port")]
-
-    def _process(self, name: str) -> psutil.Process:
-        found = []
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # one that has just ended
-                found += [child] if name in child.cmdline() else []
-        (process,) = found
-        return process
-
-    async def ended(self) -> None:
-        await asyncio.wait([self._life])
-
-    async def ready(self, name: str, times: int = 1) -> None:
-        text = f"{name}: ready"
-        await asyncio.to_thread(
-            until, f"{text} {times} times", lambda: self._life.done() or self.said.count(text) >= times
-        )
-        assert not self._life.done(), f"{self._life}\n{self.said}"
-
-
-@contextlib.asynccontextmanager
-async def kept(path: Path, limits: SupervisorLimits = LIMITS, code: int = 0) -> AsyncIterator[Kept]:
-    folder, err = RunFolder(path), io.StringIO()
-    workers = (worker("worker-1"), worker("worker-2"))
-    plan = Plan("http://127.0.0.1:1", "127.0.0.1", 1, ("m",), workers, FrontendOptions())
-    with folder.opened():
-        life = asyncio.create_task(Supervisor(plan, limits, folder, Screen(io.StringIO(), err)).run())
-        made = Kept(folder, err, life)
-        try:
-            await made.ready("worker-1")
-            await made.ready("worker-2")
-            yield made
-        finally:
-            if not life.done():
-                os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait([life])
-        assert life.result() == code
 
 
 async def test_killed_worker_whose_logs_are_gone_is_replaced(tmp_path: Path) -> None:
@@ -189,3 +103,51 @@ def test_folder_that_vanishes_does_not_keep_a_worker_in_discovery(
         asyncio.run(discovery.forget(10, {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(tmp_path)}))
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*%2F*"))
     assert left == ["a/v1%2Fworker%2Fb", "c/v1%2Fworker%2Fb"]
+
+
+# --- what is not essential ------------------------------------------------------------------------------
+
+CONSOLE: dict[str, Any] = {"role": None, "group": "", "is_essential": False, "url": "http://127.0.0.1:9/"}
+
+
+async def test_extra_process_that_always_fails_is_said_once_and_keeps_nothing_from_serving(
+    tmp_path: Path,
+) -> None:
+    limits = dataclasses.replace(LIMITS, restarts=2, retry_seconds=0.01)
+    async with kept(tmp_path, limits, beside=[worker("console", FAILS, **CONSOLE)]) as found:
+        await found.prints("ready: ")
+        for _ in range(5):
+            before = (await found.processes())["console"]["restarts"]
+            while (await found.processes())["console"]["restarts"] == before:
+                await asyncio.sleep(0)
+        about = (await found.processes())["console"]
+    assert (about["kind"], about["essential"], about["last_exit"]["code"]) == ("console", False, 1)
+    told = [line for line in found.said.splitlines() if "console" in line]
+    assert [line.partition(" ")[2].partition(" (log")[0] for line in told] == [
+        "console: starting (0.0 s)",
+        "console exited with code 1: no such thing; everything else goes on, and it is tried again",
+    ]
+    assert "console" not in found.out
+
+
+async def test_extra_process_that_is_late_is_shown_when_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with kept(tmp_path, beside=[worker("console", SLOW, **CONSOLE)]) as found:
+        await found.prints("ready: ")
+        assert len(found.out.splitlines()) == 1
+        tmp_path.joinpath("go").touch()
+        await found.prints("console: http://127.0.0.1:9/\n")
+        assert "console" not in found.targets.read_text()
+        os.kill(found.pid("console"), signal.SIGKILL)
+        await found.tells("console is ready again")
+    assert [line.split()[0] for line in found.out.splitlines()] == ["ready:", "console:"]
+
+
+async def test_extra_process_that_cannot_even_be_started_is_tried_again(tmp_path: Path) -> None:
+    console = dataclasses.replace(worker("console", **CONSOLE), argv=("/no/such/program",))
+    async with kept(tmp_path, beside=[console]) as found:
+        await found.tells("console could not be started: ")
+        await found.prints("ready: ")
+    assert found.said.count("could not be started") == 1

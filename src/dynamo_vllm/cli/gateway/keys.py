@@ -56,7 +56,7 @@ def create(database: Database, options: CreateKeyOptions, words: Sequence[str]) 
 
 
 def list_all(database: Database, options: ListKeysOptions, words: Sequence[str]) -> None:
-    from dynamo_vllm.cli.running.frontend_client import table
+    from dynamo_vllm.cli.tables import table
     from dynamo_vllm.gateway.store import keys
 
     now = time.time()
@@ -98,7 +98,7 @@ def rotate(database: Database, options: RotateKeyOptions, words: Sequence[str]) 
 
 
 def tenant(database: Database, options: TenantOptions, words: Sequence[str]) -> None:
-    from dynamo_vllm.cli.running.frontend_client import table
+    from dynamo_vllm.cli.tables import table
     from dynamo_vllm.gateway.store import keys
 
     def changed(before: Tenant) -> Tenant:

@@ -67,7 +67,7 @@ def line(one: Usage, groups: Sequence[str], names: Names) -> dict[str, object]:
 
 
 def report(options: UsageOptions, groups: Sequence[str], lines: Sequence[dict[str, object]]) -> None:
-    from dynamo_vllm.cli.running.frontend_client import table
+    from dynamo_vllm.cli.tables import table
 
     columns = [
         column for group in groups for column in (group, *(("key_id", "key_name") if group == "key" else ()))

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dynamo_vllm.cli.units import size
+from dynamo_vllm.observe.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

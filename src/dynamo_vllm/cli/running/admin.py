@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.process import ask_quietly
-from dynamo_vllm.cli.running import deployment, worker_names
-from dynamo_vllm.cli.units import size
+from dynamo_vllm.cli.running import deployment
 from dynamo_vllm.config import build, checks, runtime_env
 from dynamo_vllm.config.options import (
     AdminOptions,
@@ -22,6 +21,7 @@ from dynamo_vllm.config.options import (
     SleepOptions,
 )
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.observe import verbs, worker_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,51 +35,25 @@ PROG = "dynamo-vllm"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: the admin verb that it calls, its arguments, and how its replies are printed."""
+    """One command: the admin verb that it calls, and its arguments."""
 
     verb: str
     about: str
-    describe: Callable[[Reply], str]
-    """Describes what a worker did, from its reply."""
     options: type[AdminOptions] = AdminOptions
     words: tuple[str, ...] = ()
     """Names of the command's positional arguments."""
     body: Callable[[Any, Sequence[str]], dict[str, Any]] = lambda options, words: {}
-    everywhere: bool = False
-    """Whether it calls every worker unless one is named."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Return whether it calls every worker unless one is named."""
+        return self.verb in verbs.EVERYWHERE
 
     @property
     def target(self) -> str:
         if self.everywhere:
             return "It applies to every worker, unless --worker names one."
         return "With several workers, give --all or --worker ID."
-
-
-def _loaded(reply: Reply) -> str:
-    if reply.get("already_loaded"):
-        return "already loaded"
-    rank, count = reply.get("rank"), reply.get("bytes")
-    facts = [f"rank {rank}"] * bool(rank) + [size(count)] * bool(count)
-    return ", ".join([f"loaded in {_seconds(reply)}", *facts])
-
-
-def _asleep(reply: Reply) -> str:
-    if reply.get("already"):
-        return "already asleep"
-    freed = f", {size(reply['freed_bytes'])} freed" if reply.get("freed_bytes") else ""
-    return f"asleep after {_seconds(reply)}{freed}"
-
-
-def _awake(reply: Reply) -> str:
-    return "already awake" if reply.get("already") else f"awake after {_seconds(reply)}"
-
-
-def _seconds(reply: Reply) -> str:
-    return f"{float(reply.get('seconds') or 0):.1f} s"
-
-
-def _or_already(done: str, already: str) -> Callable[[Reply], str]:
-    return lambda reply: already if reply.get("already") else done
 
 
 def source(uri: str) -> str:
@@ -96,60 +70,49 @@ COMMANDS: dict[str, Command] = {
         "load_lora",
         "Load a LoRA adapter. URI is a folder that the workers see too, file://…, hf://owner/name or "
         "s3://bucket/prefix.",
-        _loaded,
         words=("NAME", "URI"),
         body=lambda options, words: {"lora_name": words[0], "source": {"uri": source(words[1])}},
-        everywhere=True,
     ),
     "lora unload": Command(
         "unload_lora",
         "Unload an adapter once no request uses it any more.",
-        lambda reply: "unloaded",
         words=("NAME",),
         body=lambda options, words: {"lora_name": words[0]},
-        everywhere=True,
     ),
     "lora list": Command(
         "list_loras",
         "Show the adapters of the workers.",
-        lambda reply: f"{reply.get('count', 0)} of {reply.get('capacity', '?')} adapters",
-        everywhere=True,
     ),
     "sleep": Command(
         "sleep",
         "Take workers out of service and free the memory of their engines.",
-        _asleep,
         options=SleepOptions,
         body=lambda options, words: _drain(options, {"level": options.level}),
     ),
-    "wake": Command("wake_up", "Wake sleeping workers and put them back into service.", _awake),
+    "wake": Command("wake_up", "Wake sleeping workers and put them back into service."),
     "pause": Command(
         "pause",
         "Pause workers; everything stays in memory.",
-        _or_already("paused", "already paused"),
         options=PauseOptions,
         body=lambda options, words: _drain(options, {"mode": "keep" if options.keep else "wait"}),
     ),
-    "resume": Command("resume", "Resume paused workers.", _or_already("resumed", "was not paused")),
-    "clear-kv": Command("clear_kv_blocks", "Clear every cached KV block.", lambda reply: "KV blocks cleared"),
+    "resume": Command("resume", "Resume paused workers."),
+    "clear-kv": Command("clear_kv_blocks", "Clear every cached KV block."),
     "reset-caches": Command(
         "reset_caches",
         "Clear caches: KV blocks, processed media, encoder outputs.",
-        lambda reply: "caches cleared",
         options=ResetOptions,
         body=lambda options, words: {"kinds": list(dict.fromkeys(options.kind))},
     ),
     "profile start": Command(
         "start_profile",
         "Start a profile of the engine; the worker must have been started with vLLM's --profiler-config.",
-        lambda reply: "profiling",
         options=ProfileOptions,
         body=lambda options, words: {} if options.prefix is None else {"prefix": options.prefix},
     ),
     "profile stop": Command(
         "stop_profile",
         "Stop the profile and write it.",
-        lambda reply: f"profile in {reply['folder']}" if reply.get("folder") else "profile written",
         options=ProfileOptions,
     ),
 }
@@ -260,11 +223,8 @@ async def ask(
     words: Sequence[str],
     names: Mapping[int, str],
 ) -> dict[int, Reply]:
-    body, seconds = command.body(options, words), options.timeout
-    if seconds is None and body.get("drain_seconds"):
-        from dynamo_vllm.serving.admin.client import SECONDS
-
-        seconds = SECONDS[command.verb] + body["drain_seconds"]
+    body = command.body(options, words)
+    seconds = verbs.seconds_for(command.verb, body, options.timeout)
     asked = {i: asyncio.ensure_future(workers.ask(i, command.verb, body, seconds)) for i in names}
     if command.verb == "load_lora":
         from dynamo_vllm.cli.running.adapter_progress import show
@@ -291,22 +251,14 @@ def report(
         print(adapters(replies, names))
     for instance, reply in replies.items():
         if reply.get("status") != "success":
-            print(f"{names[instance]}: {refusal(reply)}", file=sys.stderr)
+            print(f"{names[instance]}: {verbs.refusal(reply)}", file=sys.stderr)
         elif command.verb != "list_loras":
-            print(f"{names[instance]}: {command.describe(reply)}")
-
-
-def refusal(reply: Reply) -> str:
-    """Say why a worker refused."""
-    message = str(reply.get("message") or "no reason given")
-    if reply.get("error") in ("unreachable", "no_answer"):
-        return message
-    return f"refused ({reply.get('code', '?')} {reply.get('error', 'error')}): {message}"
+            print(f"{names[instance]}: {verbs.said(command.verb, reply)}")
 
 
 def adapters(replies: Mapping[int, Reply], names: Mapping[int, str]) -> str:
     from dynamo_vllm.cli.running.adapter_progress import progress
-    from dynamo_vllm.cli.running.frontend_client import table
+    from dynamo_vllm.cli.tables import table
 
     rows: list[Sequence[object]] = []
     answered = [(i, reply) for i, reply in replies.items() if reply.get("status") == "success"]

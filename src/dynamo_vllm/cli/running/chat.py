@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dynamo_vllm.cli.running import deployment
-from dynamo_vllm.cli.running.frontend_client import (
+from dynamo_vllm.config import build
+from dynamo_vllm.config.build import opt
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.observe.frontend_client import (
     DEFAULT_URL,
     FrontendClient,
     Unanswered,
     harmless,
-    with_url_flag,
 )
-from dynamo_vllm.config import build
-from dynamo_vllm.config.build import opt
-from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,7 +84,7 @@ class ChatOptions:
 
 def main(argv: Sequence[str]) -> int:
     environment = build.environment()
-    options, rest = build.parse(ChatOptions, with_url_flag(argv), environment, PROG, DESCRIPTION)
+    options, rest = build.parse(ChatOptions, deployment.with_url_flag(argv), environment, PROG, DESCRIPTION)
     if rest:
         raise ConfigError(f"{rest[0]} is not an option of chat; see '{PROG} --help'")
     message = options.message

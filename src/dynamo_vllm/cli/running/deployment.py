@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from dynamo_vllm.config.options import FindOptions
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
-from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.run_folder import RunFolder
 
@@ -50,6 +50,28 @@ def frontend(environment: Mapping[str, str]) -> str | None:
             f"several serve processes run on this machine; give the URL of one:\n{_list(running)}"
         )
     return running[0].url if running else None
+
+
+def with_url_flag(argv: Sequence[str]) -> list[str]:
+    """Insert --url before the first argument if that is not a flag."""
+    return ["--url", *argv] if argv and not argv[0].startswith("-") else list(argv)
+
+
+def serve_folder(run_dir: str | None, environment: Mapping[str, str]) -> RunFolder:
+    """Return the folder of a running serve: the one named, or the only one on this machine."""
+    if run_dir is not None:
+        folder = RunFolder(Path(run_dir).absolute())
+        if not folder.is_held:
+            raise ConfigError(f"--run-dir {folder.path}: no serve runs there")
+        return folder
+    running = run_folder.running(environment)
+    if not running:
+        raise StartError("no serve of this user runs on this machine; name its folder with --run-dir")
+    if len(running) > 1:
+        raise ConfigError(
+            f"several serve processes run on this machine; name one with --run-dir:\n{_list(running)}"
+        )
+    return running[0]
 
 
 def _is_same(one: str, other: str) -> bool:

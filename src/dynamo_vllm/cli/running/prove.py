@@ -11,7 +11,7 @@ import wave
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.running.frontend_client import (
+from dynamo_vllm.observe.frontend_client import (
     FrontendClient,
     Unanswered,
     answered,

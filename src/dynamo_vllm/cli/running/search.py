@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo_vllm.cli.running import deployment, search_passages, search_vectors
 from dynamo_vllm.cli.running.chat import text_of
-from dynamo_vllm.cli.running.frontend_client import (
+from dynamo_vllm.config import build, folders
+from dynamo_vllm.config.options.search import SearchOptions
+from dynamo_vllm.config.rules import bounds
+from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.models import demo
+from dynamo_vllm.observe.frontend_client import (
     DEFAULT_URL,
     FrontendClient,
     Unanswered,
     answered,
     harmless,
 )
-from dynamo_vllm.config import build, folders
-from dynamo_vllm.config.options.search import SearchOptions
-from dynamo_vllm.config.rules import bounds
-from dynamo_vllm.errors import ConfigError
-from dynamo_vllm.models import demo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -9,8 +9,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.running.frontend_client import FrontendClient, Unanswered, answered
 from dynamo_vllm.config import private
+from dynamo_vllm.observe.frontend_client import FrontendClient, Unanswered, answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

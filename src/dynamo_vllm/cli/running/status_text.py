@@ -5,13 +5,13 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from dynamo_vllm.cli.running.frontend_client import table
-from dynamo_vllm.cli.units import size
+from dynamo_vllm.cli.tables import table
+from dynamo_vllm.observe.units import ago, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dynamo_vllm.cli.running.status_data import Frontend, Instance, ListedModel, SystemStatus, Worker
+    from dynamo_vllm.observe.status_data import Frontend, Instance, ListedModel, SystemStatus, Worker
 
 MODELS = ("MODEL", "READY", "CONTEXT", "REQUESTS", "IN FLIGHT", "ERRORS")
 INSTANCES = ("INSTANCE", "ROLE", "ENDPOINT", "REACHED BY", "DEVICE", "KV INDEX")
@@ -156,11 +156,3 @@ def _last_error(error: Mapping[str, Any] | None) -> str:
 def _cut(message: object) -> str:
     line = " ".join(str(message).split())
     return line if len(line) <= MESSAGE_LENGTH else line[: MESSAGE_LENGTH - 1] + "…"
-
-
-def ago(seconds: float) -> str:
-    """Format a duration in the largest unit that gives at least 2."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.process import ask_quietly
-from dynamo_vllm.cli.running import worker_names
 from dynamo_vllm.cli.running.prove import FAILED, OK, SKIPPED, ProofStep
 from dynamo_vllm.config import runtime_env
+from dynamo_vllm.observe import worker_names
 from dynamo_vllm.serving.admin import client as admin_client
 
 if TYPE_CHECKING:

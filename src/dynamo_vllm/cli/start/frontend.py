@@ -19,6 +19,7 @@ from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.fetch.proxy import Proxy
+from dynamo_vllm.serving.watch import request_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +57,9 @@ def main(argv: Sequence[str]) -> int:
     folders.refuse_full_disk(folders.frontend_cache(environment), "set HOME to another folder")
     planes.refuse_unreachable(planes.servers(options, options.event_plane))
     threads = runtime_env.frontend_threads(usable_cores())
-    proxy = Proxy(Reach.of(options))
-    more = variables(options) | proxy.variables(environment)
+    records_url = request_trace.endpoint(options, environment)
+    proxy = Proxy(Reach.of(options), [*runtime_env.http_exports(options), *filter(None, [records_url])])
+    more = variables(options) | request_trace.variables(records_url) | proxy.variables(environment)
     runtime_env.export(options, environment, threads, "dynamo-vllm-frontend", **more)
     from dynamo_vllm.serving import descriptors
 
@@ -73,13 +75,14 @@ async def run(options: FrontendOptions, etcd: EtcdAccess | None, proxy: Proxy) -
     from dynamo_vllm.serving.lifecycle.shutdown import end_signals, is_repeated_hangup
     from dynamo_vllm.serving.logging import set_up
     from dynamo_vllm.serving.plane import etcd_lease, inotify, runtime, socket_options
+    from dynamo_vllm.serving.plane.failures import when_not_busy
 
     set_up(options.log_level)
     load_nixl()
     progress = Progress(options.status_fd)
     drt = runtime.create(options, inotify.FRONTEND)
     # Workers connect to a socket of ours for their answers; the runtime creates it with the first client.
-    await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
+    await when_not_busy(drt.endpoint(f"{options.namespace}.{ENDPOINT}").client)
     folder = options.discovery_folder
     lease = drt.endpoint(f"{options.namespace}.frontend.lease").connection_id() if etcd or folder else 0
     keeping = asyncio.ensure_future(etcd_lease.keep(etcd, folder, lease))

@@ -109,6 +109,7 @@ async def control(
     from dynamo_vllm.gateway.database import Database
     from dynamo_vllm.serving.calls.directory import Directory
     from dynamo_vllm.serving.plane import etcd_lease, inotify, runtime
+    from dynamo_vllm.serving.plane.failures import when_not_busy
     from dynamo_vllm.serving.usage import endpoint
     from dynamo_vllm.serving.usage.record import ENDPOINT
 
@@ -121,7 +122,7 @@ async def control(
     data = Path(options.data_dir or folders.data(environment) / "files")
     private.make(data)
     made = Control(options, database, folder, data)
-    others = await drt.endpoint(f"{options.namespace}.{ENDPOINT}").client()
+    others = await when_not_busy(drt.endpoint(f"{options.namespace}.{ENDPOINT}").client)
     task = asyncio.create_task(
         made.run(
             serve_records, Directory(options.namespace, drt.endpoint), lambda: len(others.instances()), ready
@@ -163,6 +164,7 @@ def envoy_settings(options: GatewayOptions, folder: Path) -> EnvoySettings:
         frontends=options.frontend,
         control_socket=str(folder / SOCKET),
         admin_socket=str(folder / ADMIN_SOCKET),
+        console_socket=options.console_socket,
         ended_pipe=str(folder / PIPE),
         status_host=options.system_host,
         status_port=options.status_port,

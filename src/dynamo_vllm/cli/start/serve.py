@@ -12,18 +12,27 @@ from typing import TYPE_CHECKING
 from dynamo_vllm import ports
 from dynamo_vllm.cli.start import gateway
 from dynamo_vllm.config import build, checks, folders, planes, topology
-from dynamo_vllm.config.options import FrontendOptions, GatewaySettings, ServeOptions, WorkerOptions
+from dynamo_vllm.config.options import (
+    ConsoleSettings,
+    FrontendOptions,
+    GatewaySettings,
+    ServeOptions,
+    WorkerOptions,
+)
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.config.topology import CommandLine, Topology
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.vllm.compat import versions
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.serving import scratch
+from dynamo_vllm.serving.watch import request_trace
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import SupervisorLimits
-from dynamo_vllm.supervise.planning import demos, shared_gpus
+from dynamo_vllm.supervise.planning import console as consoles
+from dynamo_vllm.supervise.planning import demos, group_names, shared_gpus
 from dynamo_vllm.supervise.planning import gateway as gateways
 from dynamo_vllm.supervise.planning import plan as plans
+from dynamo_vllm.supervise.planning.console import ConsolePlace
 from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 
 if TYPE_CHECKING:
@@ -48,6 +57,10 @@ EPILOG = """\
 Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
 and passed on to each worker, for example --served-model-name, --max-model-len or --enforce-eager."""
 
+CONSOLE_BEHIND_GATEWAY = (
+    "the console is also at {}/console/: log in with a key that has --admin (dynamo-vllm keys create NAME "
+    "--admin), or with --admin-token"
+)
 CRASH_NOTES = "DYN_VLLM_CRASH_NOTES"
 NOTED = (
     *("namespace", "discovery_backend", "file_kv", "etcd_endpoints"),
@@ -67,7 +80,17 @@ def main(argv: Sequence[str]) -> int:
         environment = {CRASH_NOTES: shared, **environment}
         wanted = with_gateway(wanted, options, environment)
         may_add = options.gateway is None and not options.open
-        plan = prepare(wanted, environment, folder, options.demo, Path(shared, "gateway"), may_add)
+        console = consoles_settings(argv, options, environment)
+        plan = prepare(
+            wanted,
+            environment,
+            folder,
+            options.demo,
+            Path(shared, "gateway"),
+            may_add,
+            console,
+            options.gateway_console,
+        )
         limits = SupervisorLimits(
             start_seconds=options.start_seconds,
             hang_seconds=options.hang_seconds,
@@ -83,8 +106,10 @@ def main(argv: Sequence[str]) -> int:
             folder.note(
                 plan.frontend_url if plan.needs_key else plan.url,
                 {name: getattr(plan.front, name) for name in NOTED},
+                control := Path(shared, "control"),
+                next((one.url for one in plan.processes if one.name == consoles.NAME), None),
             )
-            code = supervise(plan, limits, folder)
+            code = supervise(plan, limits, folder, control)
             if code == 0:
                 folder.forget()
     return code
@@ -96,6 +121,7 @@ def parser() -> build.Parser:
     made.usage = f"{PROG} [MODEL] [options] [worker options] [vLLM flags]"
     build.add_options(made, FrontendOptions)
     build.add_options(made, GatewaySettings)
+    build.add_options(made, ConsoleSettings)
     return made
 
 
@@ -199,6 +225,8 @@ def prepare(
     demo: str | None = None,
     gateway_folder: Path | None = None,
     may_add_gateway: bool = False,
+    console: ConsoleSettings | None = None,
+    gateway_console: bool = False,
 ) -> Plan:
     """Return the plan, after every check that does not need a running process."""
     device = "none"
@@ -214,19 +242,24 @@ def prepare(
         wanted = demos.put_in(wanted, found, environment, device, gpus)
         for why in left_out:
             print(why, file=sys.stderr)
+    wanted = group_names.named(wanted, environment)  # before a group is split over GPUs
     wanted, sharing = shared_gpus.put_in(wanted, environment, gpus, gpu_bytes() if gpus else None)
     if sharing:
         print(sharing, file=sys.stderr)
+    place = None
     if gateway_folder is not None:
         if may_add_gateway and wanted.gateway is None:
             wanted = with_open_gateway(wanted, environment)
-        if wanted.gateway is not None and wanted.gateway.get("open"):
-            settings = gateways.open_for_all(environment, gateway_folder, folder.path / "files")
-            wanted = dataclasses.replace(wanted, gateway={**settings, **wanted.gateway})
-    place = None if wanted.gateway is None or gateway_folder is None else gateway_place(gateway_folder)
-    plan = plans.make(with_port(wanted, environment), environment, folder.discovery, gpus, gateway=place)
+        if gateway_console:
+            refuse_console_behind_nothing(wanted, console)
+        wanted, place = gateway_place(wanted, environment, folder, gateway_folder, gateway_console)
+    wanted = with_port(wanted, environment)
+    beside = None if console is None else console_place(console, wanted, environment, folder, place)
+    plan = plans.make(wanted, environment, folder.discovery, gpus, gateway=place, console=beside)
     if plan.said:
         print(plan.said, file=sys.stderr)
+    if gateway_console:
+        print(CONSOLE_BEHIND_GATEWAY.format(plan.url), file=sys.stderr)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
     ports.leave_out(plan.named_ports)
@@ -284,9 +317,74 @@ def with_open_gateway(wanted: Topology, environment: Mapping[str, str]) -> Topol
     return dataclasses.replace(wanted, gateway={"open": True})
 
 
-def gateway_place(folder: Path) -> GatewayPlace:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return GatewayPlace(str(folder), *(ports.reserve_for_life() for _ in range(3)))
+def gateway_place(
+    wanted: Topology,
+    environment: Mapping[str, str],
+    folder: RunFolder,
+    gateway_folder: Path,
+    has_console: bool,
+) -> tuple[Topology, GatewayPlace | None]:
+    """Return the topology with all settings of its gateway, and where that is; None if there is none."""
+    if wanted.gateway is None:
+        return wanted, None
+    if wanted.gateway.get("open"):
+        settings = gateways.open_for_all(environment, gateway_folder, folder.path / "files")
+        wanted = dataclasses.replace(wanted, gateway={**settings, **wanted.gateway})
+    gateway_folder.mkdir(mode=0o700, exist_ok=True)
+    socket = str(gateway_folder / "console") if has_console else None
+    first, second, third = (ports.reserve_for_life() for _ in range(3))
+    return wanted, GatewayPlace(str(gateway_folder), first, second, third, socket)
+
+
+def refuse_console_behind_nothing(wanted: Topology, console: ConsoleSettings | None) -> None:
+    """A gateway without keys knows no operators; and what it serves to everybody has the console's origin."""
+    if console is None:
+        raise ConfigError("--gateway-console and --no-console contradict each other; leave one of them out")
+    if wanted.gateway is None or wanted.gateway.get("open"):
+        raise ConfigError(
+            "--gateway-console needs a gateway with keys: give --gateway, without --open; or reach the "
+            "console at its own address with --console-host and --admin-token"
+        )
+
+
+def consoles_settings(
+    argv: Sequence[str], options: ServeOptions, environment: Mapping[str, str]
+) -> ConsoleSettings | None:
+    """Return what was said of the console; None if there is to be none."""
+    if not options.console:
+        return None
+    given, _ = parser().parse_known_args(with_model_flag(argv))
+    return build.from_values(ConsoleSettings, vars(given), environment)
+
+
+def console_place(
+    settings: ConsoleSettings,
+    wanted: Topology,
+    environment: Mapping[str, str],
+    folder: RunFolder,
+    behind: GatewayPlace | None = None,
+) -> ConsolePlace:
+    """Return where the console listens: on the port that the user named, or near that of the deployment."""
+    host = settings.console_host
+    front = build.from_values(FrontendOptions, wanted.frontend, environment)
+    after = front.port + 1
+    if settings.console_port:
+        port = settings.console_port
+        ports.refuse_taken("--console-port", host, port)
+    elif settings.console_port is None and after <= 65535 and not ports.is_taken(host, after):
+        port = after
+        ports.leave_out([port])
+    else:
+        port = ports.reserve_for_life()
+    database = None
+    if wanted.gateway is not None and not wanted.gateway.get("open"):
+        given = build.from_values(GatewaySettings, wanted.gateway, environment)
+        database = gateway.database_url(given, environment)
+    trace_url = request_trace.new_url(ports.reserve_for_life())
+    made = ConsolePlace(settings, port, folder.path, trace_url, database)
+    if behind is None or behind.console_socket is None:
+        return made
+    return dataclasses.replace(made, gateway_socket=behind.console_socket, gateway_host=front.host)
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
@@ -340,7 +438,7 @@ def refuse_taken_ports(plan: Plan) -> None:
 # --- the run --------------------------------------------------------------------------------------------
 
 
-def supervise(plan: Plan, limits: SupervisorLimits, folder: RunFolder) -> int:
+def supervise(plan: Plan, limits: SupervisorLimits, folder: RunFolder, control: Path) -> int:
     from dynamo_vllm.supervise.process.child import watch_without_threads
     from dynamo_vllm.supervise.screen import Screen
     from dynamo_vllm.supervise.supervisor import Supervisor
@@ -349,7 +447,7 @@ def supervise(plan: Plan, limits: SupervisorLimits, folder: RunFolder) -> int:
     screen.say(f"serving {', '.join(dict.fromkeys(plan.models))}; logs in {folder.logs}")
 
     async def run() -> int:
-        return await Supervisor(plan, limits, folder, screen).run()
+        return await Supervisor(plan, limits, folder, screen, control).run()
 
     watch_without_threads()
     return asyncio.run(run())

@@ -14,6 +14,7 @@ from dynamo_vllm.config.options.bench.plane import PlaneOptions
 from dynamo_vllm.config.options.bench.pooling import PoolingBenchOptions
 from dynamo_vllm.config.options.bench.routing import RoutingOptions
 from dynamo_vllm.config.options.bench.scale import ScaleOptions
+from dynamo_vllm.config.options.console import ConsoleOptions, ConsoleSettings
 from dynamo_vllm.config.options.export import ExportOptions
 from dynamo_vllm.config.options.frontend import ROUTERS, FrontendOptions
 from dynamo_vllm.config.options.gateway.serving import GatewayOptions, GatewaySettings
@@ -26,6 +27,8 @@ __all__ = [
     "DISCOVERY_BACKENDS",
     "ROUTERS",
     "AdminOptions",
+    "ConsoleOptions",
+    "ConsoleSettings",
     "DrainOptions",
     "ExportOptions",
     "FindOptions",

@@ -218,6 +218,16 @@ class FrontendOptions(MediaReachOptions):
         env="DYN_RUNTIME_INHIBITED_DURATION_SECS",
         metavar="SECONDS",
     )
+    request_trace_url: str | None = opt(
+        None,
+        "traces",
+        "Send the console a record of each ended request here: times, numbers of tokens, workers, hashes of "
+        "blocks, no text. serve sets it. Not with --otlp-endpoint: the runtime sends its log lines to the "
+        "same receiver.",
+        env="DYN_VLLM_REQUEST_TRACE_URL",
+        metavar="URL",
+        secret=True,
+    )
     migration_limit: int = opt(
         3,
         "migration",

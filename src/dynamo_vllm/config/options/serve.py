@@ -44,6 +44,19 @@ class ServeOptions:
         "--gateway is given too.",
         env="DYN_VLLM_OPEN",
     )
+    console: bool = opt(
+        True,
+        "console",
+        "Start a web console beside it: a page on loopback that shows, tries and operates the deployment.",
+        env="DYN_VLLM_CONSOLE",
+    )
+    gateway_console: bool = opt(
+        False,
+        "console",
+        "Let the web console be reached through the gateway too, at /console/. One logs in, also on "
+        "loopback: with a key that has --admin, or with --admin-token.",
+        env="DYN_VLLM_GATEWAY_CONSOLE",
+    )
     config: str | None = opt(
         None,
         "what to serve",

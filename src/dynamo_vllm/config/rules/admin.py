@@ -1,16 +1,22 @@
-"""Rules for the options of the commands that call workers."""
+"""Rules for the options of the commands that call workers, and of the web console."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from dynamo_vllm.config.options.admin import CACHES, SLEEP_LEVELS, DrainOptions, ResetOptions, SleepOptions
+from dynamo_vllm.config.rules import flags
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynamo_vllm.config.options import AdminOptions, FindOptions, WorkerOptions
+    from dynamo_vllm.config.options import AdminOptions, ConsoleSettings, FindOptions, WorkerOptions
     from dynamo_vllm.config.rules.flags import EngineFlags
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 
 
 def token_can_be_sent(o: WorkerOptions | FindOptions, _: EngineFlags | None = None) -> None:
@@ -74,6 +80,41 @@ def caches_are_known(o: AdminOptions) -> None:
             raise ConfigError(f"--kind {kind} is unknown; choose from {', '.join(CACHES)}")
 
 
+# --- the web console ---------------------------------------------------------------------------------------
+
+
+def console_has_a_port(o: ConsoleSettings, _: str | None) -> None:
+    if o.console_port is not None:
+        flags.port_is_a_port("--console-port", o.console_port)
+
+
+def others_log_in(o: ConsoleSettings, token: str | None) -> None:
+    if o.console_host not in LOOPBACK_HOSTS and not token:
+        raise ConfigError(
+            f"--console-host {o.console_host} lets other machines operate this deployment; give "
+            "--admin-token, with which one logs in, or leave out --console-host"
+        )
+
+
+def console_hosts_are_names(o: ConsoleSettings, _: str | None) -> None:
+    for name in o.console_hosts:
+        if not _HOST_NAME.fullmatch(name):
+            raise ConfigError(
+                f"--console-hosts {name}: give the name of a host, without http://, port or path"
+            )
+
+
+def grafana_is_an_address(o: ConsoleSettings, _: str | None) -> None:
+    if o.console_grafana is None:
+        return
+    parts = urlsplit(o.console_grafana)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"--console-grafana {o.console_grafana} is not the address of a page; write http://host:port/path"
+        )
+
+
 FIND_RULES = (deployment_is_named_once, run_folders_have_files, others_can_be_found, token_can_be_sent)
 WORKER_RULES = (token_can_be_sent,)
 RULES = (one_worker_or_all, wait_has_time, sleep_has_a_level, drain_is_not_negative, caches_are_known)
+CONSOLE_RULES = (console_has_a_port, others_log_in, console_hosts_are_names, grafana_is_an_address)

@@ -36,6 +36,8 @@ class GatewayPlace:
     frontend_port: int
     envoy_status_port: int
     control_status_port: int
+    console_socket: str | None = None
+    """Where Envoy reaches the web console; None if it must not."""
 
 
 def needing(wanted: Topology, environment: Mapping[str, str]) -> list[str]:
@@ -101,6 +103,8 @@ def processes(
         "drain_seconds": public.drain_seconds,
         "namespace": public.namespace,
     }
+    if place.console_socket is not None:
+        given["console_socket"] = place.console_socket
     for name in ("tls_cert_path", "tls_key_path"):
         if (path := getattr(public, name)) is not None:
             given[name] = path

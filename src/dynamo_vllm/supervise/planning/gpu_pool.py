@@ -22,10 +22,13 @@ class GpuPool:
     """Each worker gets its own GPUs; workers that name theirs may share if the memory suffices."""
 
     def __init__(self, there: Sequence[str]) -> None:
+        self._there = list(there)
         self._free = list(there)
         self._count = len(there)
         self._shares: defaultdict[str, dict[str, float]] = defaultdict(dict)
         """The share of each GPU's memory, by worker."""
+        self._taken: dict[str, list[str]] = {}
+        """The GPUs that were taken out of the free ones, by worker."""
 
     def assign(self, name: str, named: str | None, engines: int, share: float) -> dict[str, str]:
         """Return what a worker's environment needs besides what the user `named` there."""
@@ -33,7 +36,6 @@ class GpuPool:
             return {}
         if named is not None:
             mine = named.split(",")
-            self._free = [gpu for gpu in self._free if gpu not in mine]
         elif len(self._free) < engines:
             raise ConfigError(
                 f"there are not enough GPUs: {name} needs {engines}, {len(self._free)} of {self._count} are "
@@ -41,11 +43,33 @@ class GpuPool:
                 '"0"}\' and a lower --gpu-memory-utilization'
             )
         else:
-            mine, self._free = self._free[:engines], self._free[engines:]
+            mine = self._free[:engines]
+        self._take(name, mine)
         for gpu in mine[:engines]:  # vLLM uses the first of those it sees
             self._shares[gpu][name] = share
             self._refuse_too_much(gpu)
         return {} if named is not None else {VARIABLE: ",".join(mine)}
+
+    def occupy(self, name: str, named: str | None, engines: int, share: float) -> None:
+        """Note the GPUs of a worker that is not told which to use: the first ones, or those `named`."""
+        if self._count and engines:
+            mine = self._free[:engines] if named is None else named.split(",")
+            self._take(name, mine)
+            for gpu in mine[:engines]:
+                self._shares[gpu][name] = share
+
+    def release(self, name: str) -> None:
+        """Take back the GPUs of a worker, unless others have named them too."""
+        for shares in self._shares.values():
+            shares.pop(name, None)
+        returned = self._taken.pop(name, [])
+        still = {gpu for taken in self._taken.values() for gpu in taken}
+        free = {*self._free, *returned} - still
+        self._free = [gpu for gpu in self._there if gpu in free]
+
+    def _take(self, name: str, mine: Sequence[str]) -> None:
+        self._taken[name] = list(mine)
+        self._free = [gpu for gpu in self._free if gpu not in mine]
 
     def _refuse_too_much(self, gpu: str) -> None:
         """vLLM would notice worker by worker, at the end of a long start."""

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import build, checks, planes, runtime_env, topology, worker_plan
 from dynamo_vllm.config.options import FrontendOptions
+from dynamo_vllm.supervise.planning import console as consoles
 from dynamo_vllm.supervise.planning import gateway as gateways
+from dynamo_vllm.supervise.planning import group_names, tiers
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
-from dynamo_vllm.supervise.planning import tiers
+from dynamo_vllm.supervise.planning.pool import Pool
 from dynamo_vllm.supervise.planning.process import COMMAND, LOOPBACK, Plan, Process, reachable
-from dynamo_vllm.supervise.planning.workers import WorkerProcesses, parse_group
+from dynamo_vllm.supervise.planning.workers import WorkerProcesses, parse_group, with_engine_count
 from dynamo_vllm.supervise.run_folder import EMBEDDINGS
 
 if TYPE_CHECKING:
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.topology import Topology, WorkerGroup
     from dynamo_vllm.config.worker_plan import WorkerPlan
+    from dynamo_vllm.supervise.planning.console import ConsolePlace
     from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 
-ENGINES_HERE = "DYN_VLLM_ENGINES_HERE"
 _PUBLIC = ("DYN_HTTP_HOST", "DYN_HTTP_PORT", "DYN_TLS_CERT_PATH", "DYN_TLS_KEY_PATH")
 """Variables of the frontend that a gateway in front of it takes."""
 
@@ -37,12 +39,15 @@ def make(
     *,
     elsewhere: bool = False,
     gateway: GatewayPlace | None = None,
+    console: ConsolePlace | None = None,
 ) -> Plan:
     """Return the processes of a topology; settings that cannot work are rejected here.
 
     `gpus` are assigned to several workers; without any, each sees what the environment shows. Processes that
-    will run `elsewhere` are not checked against this machine. A topology with a gateway needs a place for it.
+    will run `elsewhere` are not checked against this machine. A topology with a gateway needs a place for it,
+    and only one with a place for a console has one.
     """
+    wanted = group_names.named(wanted, environment)
     wanted, said = tiers.share_out(wanted, environment)
     environment = tiers.without_variables(environment)
     everything = shared_environment(environment, discovery)
@@ -72,7 +77,7 @@ def make(
     frontend = Process(
         name="frontend",
         argv=(*COMMAND, "frontend", *words),
-        env={**shared, **secrets},
+        env={**shared, **consoles.for_frontend(console), **secrets},
         health=f"{frontend_url}/live",
         port=front.port,
         drain_seconds=front.drain_seconds,
@@ -82,7 +87,7 @@ def make(
     has_encoders = any(_is_encoder(group, shared) for group in wanted.workers)
     embeddings = discovery.with_name(EMBEDDINGS) if has_encoders else None
     workers = WorkerProcesses(
-        wanted.model, shared, environment, gpus if several else (), front, embeddings, elsewhere
+        wanted.model, shared, environment, gpus, front, embeddings, elsewhere, not several
     )
     for group in wanted.workers:
         workers.add(group)
@@ -90,6 +95,10 @@ def make(
     if not elsewhere:
         tiers.refuse_more_than_here(workers.plans)
     processes = (frontend, *beside, *with_engine_count(workers.made))
+    if console is not None:
+        token = consoles.token_of(wanted, shared)
+        checks.check_console_settings(console.settings, token)
+        processes += (consoles.process(console, front, shared, url, frontend_url, token),)
     named = workers.named_ports | {public.port}
     return Plan(
         url,
@@ -102,6 +111,7 @@ def make(
         frontend_url,
         needs_key=bool(beside) and not (wanted.gateway or {}).get("open"),
         said=said,
+        pool=Pool(workers),
     )
 
 
@@ -138,13 +148,6 @@ def with_planes(
     if is_shared and "DYN_VLLM_BIND_HOST" not in environment:
         del found["DYN_VLLM_BIND_HOST"]
     return found
-
-
-def with_engine_count(workers: Sequence[Process]) -> list[Process]:
-    """Tell every worker the number of engines: on a CPU they share memory and cores."""
-    engines = sum(worker.engines for worker in workers)
-    env = {ENGINES_HERE: str(engines)} if engines > 1 else {}
-    return [dataclasses.replace(worker, env={**env, **worker.env}) for worker in workers]
 
 
 def _is_encoder(group: WorkerGroup, env: Mapping[str, str]) -> bool:

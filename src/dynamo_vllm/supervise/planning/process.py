@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from dynamo_vllm.config.role_cards import CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dynamo_vllm.config.options import FrontendOptions
     from dynamo_vllm.config.role_cards import RoleCard
@@ -42,6 +42,12 @@ class Process:
     """Port of the runtime's server behind a worker's `port`; None takes a free one at each start."""
     forks: bool = False
     """Whether it may be forked from a process that has imported vLLM."""
+    is_essential: bool = True
+    """Whether `serve` waits for it and ends when it cannot live; if not, it is only tried again."""
+    url: str | None = None
+    """Where people reach a process that is not essential; shown once it is ready."""
+    group: str = field(default="", compare=False)
+    """Name of the group of a worker."""
 
     @property
     def is_worker(self) -> bool:
@@ -65,6 +71,35 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """What the workers of a group have in common."""
+
+    name: str
+    model: str
+    """Name of the model that they serve."""
+    role: str
+    is_headless: bool = False
+    """They run engines for a worker on another node, which takes the requests."""
+
+
+class WorkerPool(Protocol):
+    """Plans workers of the groups of a running `serve`."""
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """The groups by their names."""
+
+    def more(self, group: str, running: Sequence[Process], count: int) -> list[Process]:
+        """Return `count` more workers of a group beside all `running` ones.
+
+        Raises ConfigError or StartError where the machine has no room for them.
+        """
+
+    def release(self, worker: Process) -> None:
+        """Take back the name, ports and GPUs of a worker that has ended for good."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that `serve` starts, and where it will answer."""
 
@@ -85,6 +120,8 @@ class Plan:
     """Whether clients must send a key of the gateway."""
     said: str | None = None
     """What was shared out among the workers."""
+    pool: WorkerPool | None = field(default=None, compare=False, repr=False)
+    """Plans more workers of its groups while `serve` runs."""
 
     @property
     def has_gateway(self) -> bool:

@@ -95,8 +95,11 @@ def _takes_part(
     )
 
 
-def refuse_more_than_here(workers: Iterable[tuple[WorkerPlan, int]]) -> None:
-    """Refuse what fits for each worker alone, but not for all of them; each comes with its number."""
+def refuse_more_than_here(workers: Iterable[tuple[WorkerPlan, int]], new_gb: float | None = None) -> None:
+    """Refuse what fits for each worker alone, but not for all of them; each comes with its number.
+
+    `new_gb` is what is not in shared memory yet; None if no worker runs.
+    """
     kept = [
         (plan.options, count)
         for plan, count in workers
@@ -106,9 +109,17 @@ def refuse_more_than_here(workers: Iterable[tuple[WorkerPlan, int]]) -> None:
     if sum(count for _, count in kept) > 1:
         asked = f"{gb:g} GB of host memory for the KV caches of all workers (--kv-offload-gb)"
         kv_tiers.refuse_more_than_memory(gb, asked)
-        kv_tiers.refuse_more_than_shared_memory(gb, asked)
+        kv_tiers.refuse_more_than_shared_memory(gb if new_gb is None else new_gb, asked)
     for disk in _together([(options.kv_disk, count) for options, count in kept]):
         kv_tiers.refuse_unusable_folder(disk)
+
+
+def refuse_more_beside(worker: WorkerPlan, count: int, running: Iterable[tuple[WorkerPlan, int]]) -> None:
+    """Refuse tiers of `count` more workers that do not fit beside those of the running ones."""
+    options = worker.options
+    if "offload" not in options.connector or options.engine == "fake":
+        return
+    refuse_more_than_here([*running, (worker, count)], count * (options.kv_offload_gb or OFFLOAD_GB))
 
 
 def _together(disks: Sequence[tuple[DiskSpace | None, int]]) -> list[DiskSpace]:

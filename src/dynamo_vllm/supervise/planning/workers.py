@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.config import checks, forks, runtime_env, topology, worker_plan
@@ -15,7 +15,7 @@ from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.planning import secrets as planning_secrets
 from dynamo_vllm.supervise.planning.assigned_ports import AssignedPorts
 from dynamo_vllm.supervise.planning.gpu_pool import VARIABLE, GpuPool, share_of
-from dynamo_vllm.supervise.planning.process import COMMAND, Process, reachable
+from dynamo_vllm.supervise.planning.process import COMMAND, Group, Process, reachable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,23 @@ if TYPE_CHECKING:
     from dynamo_vllm.config.options import FrontendOptions
     from dynamo_vllm.config.topology import WorkerGroup
     from dynamo_vllm.config.worker_plan import WorkerPlan
+
+
+ENGINES_HERE = "DYN_VLLM_ENGINES_HERE"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTemplate:
+    """What every worker of a group is made of."""
+
+    group: Group
+    worker: WorkerPlan
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    named_gpus: str | None
+    engines: int
+    share: float
+    """Of the memory of each GPU."""
 
 
 class WorkerProcesses:
@@ -38,8 +55,11 @@ class WorkerProcesses:
         front: FrontendOptions,
         embeddings: Path | None,
         elsewhere: bool,
+        is_alone: bool,
     ) -> None:
         self._elsewhere = elsewhere
+        self._is_alone = is_alone
+        """There is one worker, which sees every GPU that the environment shows."""
         self._embeddings = embeddings
         """The folder of encode workers, if there are some."""
         self.made: list[Process] = []
@@ -50,7 +70,8 @@ class WorkerProcesses:
         self._shared = shared
         self._system_port = environment.get("DYN_SYSTEM_PORT")
         self._front = front
-        self._names: Counter[str] = Counter()
+        self._names: set[str] = set()
+        self.templates: dict[str, GroupTemplate] = {}
         self._ports = AssignedPorts(front)
         self._roles: dict[tuple[str, str], str] = {}
         """By address and name of the model."""
@@ -86,10 +107,31 @@ class WorkerProcesses:
         if not self._elsewhere:
             argv, secrets = planning_secrets.by_environment(WorkerOptions, argv)
             env |= secrets
-        for _ in range(group.count):
-            name = self._name(options)
-            gpus = self._gpus.assign(name, group.env.get(VARIABLE), engines, share)
-            self._one(name, options, argv, env | gpus, node.local_ranks, engines)
+        name = group.name or options.card.process_name
+        kind = Group(name, _served_name(options), options.role, node.is_headless)
+        template = GroupTemplate(kind, worker, tuple(argv), env, group.env.get(VARIABLE), engines, share)
+        # Groups of one name are parts of one that was split over GPUs.
+        self.templates.setdefault(kind.name, template)
+        self.made += (self.one_more(template, is_first=True) for _ in range(group.count))
+
+    def one_more(self, template: GroupTemplate, *, is_first: bool = False) -> Process:
+        """Return a process with a name, ports and GPUs that no other has; `is_first`: when serve starts."""
+        name = self._name(template.worker.options)
+        asked = (name, template.named_gpus, template.engines, template.share)
+        try:
+            if is_first and self._is_alone:
+                self._gpus.occupy(*asked)
+                return self._one(name, template, {})
+            return self._one(name, template, self._gpus.assign(*asked))
+        except ConfigError:
+            self.release(name)
+            raise
+
+    def release(self, name: str) -> None:
+        """Take back what `one_more` gave."""
+        self._names.discard(name)
+        self._gpus.release(name)
+        self._ports.release(name)
 
     def check_roles(self) -> None:
         """Check when all groups are known."""
@@ -156,7 +198,7 @@ class WorkerProcesses:
                 "leave --component and --endpoint out, or give each model its own"
             )
         self._folders[options.address] = str(options.model)
-        name = (options.served_model_name or (str(options.model),))[0]
+        name = _served_name(options)
         other = self._roles.setdefault((options.address, name), options.role)
         if other != options.role and (CARDS[other].helps_others or options.card.helps_others):
             raise ConfigError(
@@ -177,18 +219,14 @@ class WorkerProcesses:
 
     def _name(self, options: WorkerOptions) -> str:
         kind = options.card.process_name
-        self._names[kind] += 1
-        return f"{kind}-{self._names[kind]}"
+        names = (f"{kind}-{number}" for number in itertools.count(1))
+        name = next(name for name in names if name not in self._names)
+        self._names.add(name)
+        return name
 
-    def _one(
-        self,
-        name: str,
-        options: WorkerOptions,
-        argv: list[str],
-        env: Mapping[str, str],
-        ranks: int,
-        engines: int,
-    ) -> None:
+    def _one(self, name: str, template: GroupTemplate, gpus: Mapping[str, str]) -> Process:
+        options, ranks = template.worker.options, template.worker.node.local_ranks
+        env = {**template.env, **gpus}
         ports = {
             "kv_event_port": self._ports.next(name, "kv_event_port", options.kv_event_port, ranks),
             # vLLM 0.30: a data-parallel rank adds its number; the shards of one rank share its port.
@@ -198,20 +236,30 @@ class WorkerProcesses:
         }
         more = [f"{flag(option)}={port}" for option, port in ports.items() if port]
         host = options.system_host or env.get("DYN_SYSTEM_HOST") or options.bind_host or "0.0.0.0"
-        self.made.append(
-            Process(
-                name=name,
-                argv=(*COMMAND, "worker", *argv, *more),
-                env=env,
-                health=f"http://{reachable(host)}:{{port}}/live",  # also for one that sleeps
-                port=self._ports.next(name, "system_port", options.system_port),
-                card_port=self._ports.next(name, "card_port", options.card_port),
-                drain_seconds=options.drain_seconds,
-                role=options.role,
-                engines=engines,
-                forks=forks.why_not_forked(options, env) is None,
-            )
+        return Process(
+            name=name,
+            argv=(*COMMAND, "worker", *template.argv, *more),
+            env=env,
+            health=f"http://{reachable(host)}:{{port}}/live",  # also for one that sleeps
+            port=self._ports.next(name, "system_port", options.system_port),
+            card_port=self._ports.next(name, "card_port", options.card_port),
+            drain_seconds=options.drain_seconds,
+            role=options.role,
+            engines=template.engines,
+            forks=forks.why_not_forked(options, env) is None,
+            group=template.group.name,
         )
+
+
+def with_engine_count(workers: Sequence[Process], beside: Sequence[Process] = ()) -> list[Process]:
+    """Tell every worker the number of engines: on a CPU they share memory and cores."""
+    engines = sum(worker.engines for worker in (*workers, *beside))
+    env = {ENGINES_HERE: str(engines)} if engines > 1 else {}
+    return [dataclasses.replace(worker, env={**env, **worker.env}) for worker in workers]
+
+
+def _served_name(options: WorkerOptions) -> str:
+    return (options.served_model_name or (str(options.model),))[0]
 
 
 def _argv(values: topology.Values, group: WorkerGroup) -> list[str]:

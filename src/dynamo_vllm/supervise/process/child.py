@@ -71,6 +71,8 @@ class Child:
         self._ready_at: float | None = None
         self._running = running
         self._is_released = False
+        self.is_leaving = False
+        """Whether it was asked to stop; asked twice, it does not finish its requests."""
 
     @property
     def name(self) -> str:
@@ -112,8 +114,18 @@ class Child:
     async def wait(self) -> int:
         return await self._running.wait()
 
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait for its end, this long at most; return whether it came."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def terminate(self) -> None:
         """Ask the process to stop; it ends its own children."""
+        self.is_leaving = True
         with contextlib.suppress(ProcessLookupError):
             self._running.terminate()
 

@@ -6,11 +6,14 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config.planes import BUSY_FOLDER
 from dynamo_vllm.supervise.process import logs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+ON_ORDER = "was stopped"
+"""The reason of an end that an operator asked for."""
 _CODES = {2: " (bad settings)", 3: " (the engine died)"}
 
 
@@ -25,9 +28,19 @@ class EndedProcess:
     log: str
     """What this run wrote to its log."""
 
+    @property
+    def error(self) -> str | None:
+        """The reason that it gave itself in its log."""
+        return logs.error_line(self.log)
+
+    @property
+    def found_discovery_busy(self) -> bool:
+        """Whether too many processes read and wrote the discovery folder at once, which passes."""
+        return BUSY_FOLDER in self.log
+
     def describe_failure(self, name: str, log: Path) -> str:
         """Describe a failure; bad settings need only their one line, others also the end of the log."""
-        error = logs.error_line(self.log)
+        error = self.error
         lines = [f"error: {name} {self.reason}" + (f": {error}" if error else "")]
         if error is None or self.code != 2:
             lines += [f"  | {line}" for line in logs.last_lines(self.log)]

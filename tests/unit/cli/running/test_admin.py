@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.cli import main as cli
-from dynamo_vllm.cli.running import adapter_progress, admin, worker_names
-from dynamo_vllm.cli.units import size
+from dynamo_vllm.cli.running import adapter_progress, admin
 from dynamo_vllm.config.options import AdminOptions
-from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.observe.units import size
 from dynamo_vllm.serving.admin import client as admin_client
 
-ONE, TWO, ALIKE = 0xA1B2C3D4E5F60718, 0x1122334455667788, 0xA1B2C3FFE5F60718
+ONE, TWO = 0xA1B2C3D4E5F60718, 0x1122334455667788
 NAMES = {ONE: "a1b2c3", TWO: "112233"}
 
 
@@ -115,75 +114,7 @@ def test_every_verb_has_its_time() -> None:
     assert {command.verb for command in admin.COMMANDS.values()} | others == set(admin_client.SECONDS)
 
 
-# --- whom -------------------------------------------------------------------------------------------------
-
-
-def test_short_names_are_as_long_as_needed() -> None:
-    assert worker_names.short([ONE, TWO]) == NAMES
-    assert worker_names.short([ONE, ALIKE]) == {ONE: "a1b2c3d", ALIKE: "a1b2c3f"}
-    assert worker_names.short([]) == {}
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("1", TWO), ("2", ONE), ("a1b2c3d", ONE), ("A1B2C3F", ALIKE), ("11", TWO), (str(ONE), ONE)],
-)
-def test_worker_is_a_number_of_the_table_or_letters_of_its_instance(word: str, meant: int) -> None:
-    assert worker_names.pick([TWO, ONE, ALIKE], word) == meant
-
-
-def test_whole_instance_may_lack_its_zeros() -> None:
-    small = 0xA1B2C3D4E5F607
-    assert worker_names.short([small]) == {small: "00a1b2"}
-    assert worker_names.pick([small, small << 8], "a1b2c3d4e5f607") == small
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("4", "--worker 4 is not a worker; 'dynamo-vllm status' shows them: 1122334, a1b2c3d, a1b2c3f"),
-        ("0", "--worker 0 is not a worker"),
-        ("a1b", "--worker a1b matches several workers; 'dynamo-vllm status' shows them: a1b2c3d, a1b2c3f"),
-        ("zz", "--worker zz is not a worker"),
-    ],
-)
-def test_worker_that_is_not_there_or_not_one_is_refused(word: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        worker_names.pick([TWO, ONE, ALIKE], word)
-    assert str(refused.value).startswith(message)
-
-
-def test_one_worker_needs_no_name_and_several_do() -> None:
-    assert worker_names.choose([ONE], None, wants_all=False) == [ONE]
-    assert worker_names.choose([ONE, TWO], None, wants_all=True) == [ONE, TWO]
-    assert worker_names.choose([ONE, TWO], "2", wants_all=True) == [TWO]
-    with pytest.raises(ConfigError, match="there are 2 workers; give --all or --worker ID; .*112233"):
-        worker_names.choose([ONE, TWO], None, wants_all=False)
-
-
 # --- what is printed --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "reply", "text"),
-    [
-        ("lora load", {"seconds": 1.24, "rank": 8, "bytes": 1234567}, "loaded in 1.2 s, rank 8, 1.2 MB"),
-        ("lora load", {"already_loaded": True}, "already loaded"),
-        ("sleep", {"seconds": 0.31, "freed_bytes": 41.7e9}, "asleep after 0.3 s, 41.7 GB freed"),
-        ("sleep", {"seconds": 0.31, "freed_bytes": None}, "asleep after 0.3 s"),
-        ("sleep", {"already": True}, "already asleep"),
-        ("wake", {"seconds": 2, "already": False}, "awake after 2.0 s"),
-        ("wake", {"already": True}, "already awake"),
-        ("pause", {}, "paused"),
-        ("pause", {"already": True}, "already paused"),
-        ("resume", {}, "resumed"),
-        ("resume", {"already": True}, "was not paused"),
-        ("profile stop", {"folder": "/p"}, "profile in /p"),
-        ("profile stop", {}, "profile written"),
-    ],
-)
-def test_reply_in_words(command: str, reply: dict[str, Any], text: str) -> None:
-    assert admin.COMMANDS[command].describe(reply) == text
 
 
 def test_refusals_go_to_stderr_each_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,11 +126,6 @@ def test_refusals_go_to_stderr_each_with_its_reason(capsys: pytest.CaptureFixtur
     said = capsys.readouterr()
     assert said.out == "a1b2c3: already awake\n"
     assert said.err == "112233: refused (409 wrong_state): it is draining\n"
-
-
-def test_worker_without_an_answer_is_not_said_to_refuse() -> None:
-    reply = admin_client.failure("no_answer", "no answer within 5 s", 504)
-    assert admin.refusal(reply) == "no answer within 5 s"
 
 
 def test_json_has_every_reply(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dynamo_vllm.bench.http import target
 from dynamo_vllm.cli import main as cli
-from dynamo_vllm.cli.running import chat, frontend_client, prove, status_text, tier_proof
-from dynamo_vllm.cli.running.status_data import SystemStatus, Worker
-from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.cli.running import chat, prove, status_text, tier_proof
+from dynamo_vllm.observe import frontend_client, units
+from dynamo_vllm.observe.status_data import SystemStatus, Worker
 from dynamo_vllm.serving.admin import client as admin_client
 from dynamo_vllm.supervise import run_folder
-from harness.bad_server import make_certificate
-from harness.live import live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -242,26 +239,6 @@ def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
     assert "must be above 0" in capsys.readouterr().err
 
 
-def test_certificate_of_a_frontend_on_this_machine_is_its_own_affair(tmp_path: Path) -> None:
-    with live(certificate=make_certificate(tmp_path, "models.example")) as port:
-        asked = frontend_client.FrontendClient(f"https://127.0.0.1:{port}", 60)
-        assert asked.get("/live").status_code == 200
-        asked.close()
-        assert target.get(f"https://127.0.0.1:{port}/live", 5) == b""
-
-
-def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None:
-    with live(certificate=make_certificate(tmp_path, "models.example"), host="127.0.0.2") as port:
-        asked = frontend_client.FrontendClient(f"https://127.0.0.2:{port}", 60)
-        with pytest.raises(
-            frontend_client.Unanswered, match="TLS failed: .*certificate verify failed.*SSL_CERT_FILE"
-        ):
-            asked.get("/live")
-        asked.close()
-        with pytest.raises(target.BenchError, match="certificate verify failed"):
-            target.get(f"https://127.0.0.2:{port}/live", 5)
-
-
 def test_status_of_something_else_than_our_frontend_says_so(
     frontend: Frontend, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,7 +368,7 @@ def test_status_json_has_both_parts_and_the_instance_of_discovery() -> None:
     ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200000, "2 d")]
 )
 def test_time_since_is_said_in_one_unit(seconds: float, text: str) -> None:
-    assert status_text.ago(seconds) == text
+    assert units.ago(seconds) == text
 
 
 # --- chat -------------------------------------------------------------------------------------------------
@@ -713,22 +690,6 @@ def test_prompt_fits_into_the_context_at_one_token_per_letter(context_length: in
     text = prove.unique_prompt(context_length)
     assert len(text) < (context_length or 4096)
     assert text.isascii()
-
-
-# --- the client -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1/"]
-)
-def test_every_spelling_names_the_same_frontend(url: str) -> None:
-    assert frontend_client.base(url) == "http://127.0.0.1:8000"
-
-
-@pytest.mark.parametrize("url", ["ftp://host", "http://", ""])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is not the URL of a frontend"):
-        frontend_client.base(url)
 
 
 def test_pictures_in_an_answer_are_named_and_its_words_kept() -> None:

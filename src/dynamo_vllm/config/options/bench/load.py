@@ -9,6 +9,7 @@ from dynamo_vllm.config.build import opt
 APIS = ("completions", "chat")
 PROMPT_SETS = ("random", "prefix", "turns", "trace")
 ARRIVALS = ("poisson", "even")
+PROGRESS = ("line", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,3 +225,18 @@ class LoadOptions:
         metavar="FOLDER",
     )
     quiet: bool = opt(False, "report", "No progress and no table.", env="DYN_VLLM_BENCH_QUIET")
+    progress: str = opt(
+        "line",
+        "report",
+        "How to tell the progress on the standard error: a line for people, or a JSON object per second for "
+        "programs, also with --quiet.",
+        env="DYN_VLLM_BENCH_PROGRESS",
+        choices=PROGRESS,
+    )
+    progress_fd: int = opt(
+        2,
+        "report",
+        "With --progress json: file descriptor to write to.",
+        env="DYN_VLLM_BENCH_PROGRESS_FD",
+        metavar="FD",
+    )

@@ -178,6 +178,14 @@ class GatewayOptions(GatewaySettings, RuntimeOptions):
         env="DYN_VLLM_GATEWAY_DIR",
         metavar="FOLDER",
     )
+    console_socket: str | None = opt(
+        None,
+        "http",
+        "Unix socket of a web console, which is then reached at /console/; serve sets it.",
+        env="DYN_VLLM_GATEWAY_CONSOLE_SOCKET",
+        metavar="FILE",
+        hidden=True,
+    )
     status_port: int | None = opt(
         None,
         "http",
